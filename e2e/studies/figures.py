@@ -59,7 +59,7 @@ def _point(
 ) -> dict[str, Any]:  # fmt: skip
     low, high = (y - error, y + error) if error is not None and form.error else (y, y)
     return {
-        "x": x, "y": y, "low": low, "high": high, "line": " ".join(words),
+        "x": x, "y": y, "low": low, "high": high, "line": " ".join(words), "machine": words[0],
         "recipe": str(recipe), "source": source,
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ def figure(
         "source:N", scale=alt.Scale(domain=[PUBLISHED, MEASURED], range=[[4, 4], [1, 0]]),
         legend=alt.Legend(title=None, orient="top", symbolStrokeColor="#222222"),
     )  # fmt: skip
-    shape = alt.Shape("line:N", legend=alt.Legend(title=None, orient="right", labelLimit=220))
+    shape = alt.Shape("machine:N", legend=alt.Legend(title=None, orient="top", labelLimit=220))
     shared = base.encode(x=x, y=y, color=colour, detail="line:N")
     chart = alt.layer(
         base.mark_rule(strokeWidth=4, opacity=0.35).encode(
@@ -102,5 +102,6 @@ def figure(
         shared.mark_line(strokeWidth=2).encode(strokeDash=dash),
         shared.mark_point(size=50, opacity=1).encode(shape=shape),
     ).properties(width=SIZE[0], height=SIZE[1])
-    below = [f"dashed: published; solid: {HERE}, {device}"]
+    drawn = any(row["source"] == PUBLISHED for row in rows)
+    below = ["dashed: published; " * drawn + f"solid: {HERE}, {device}"]
     return styled(chart.properties(title=main_title(form.title, below)))

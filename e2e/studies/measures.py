@@ -9,6 +9,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from e2e.results.types import Repeat, Training
+from microbench.fmt import number
 from microbench.results.values import Ratio
 
 MB = 1e6
@@ -26,7 +27,7 @@ class Column:
     title: str
     read: Read
     each: Callable[[Repeat], float | None] | None = None
-    text: Callable[[Any], str] = lambda value: f"{value:.4g}"
+    text: Callable[[Any], str] = lambda value: f"{value:,.0f}" if value >= 1000 else number(value)
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,11 @@ def _per_s(step_s: float | None, training: Training) -> float | None:
     return training.step_units / step_s if step_s else None
 
 
-def _limits(training: Training) -> Sequence[float]:
-    return (training.steps.wall_times_s or training.steps.times_s) if training.steps else ()
+def _single_steps(training: Training) -> Sequence[float]:
+    """Seconds of single steps; those of a case that is fed by the host's clock."""
+    if training.steps is None:
+        return ()
+    return training.steps.wall_times_s if training.case.fed else training.steps.times_s
 
 
 def _mean(name: str) -> Read:
@@ -124,14 +128,19 @@ COLUMNS: dict[str, Column] = {
     "limit": Column("bottleneck", lambda t: t.limit, text=str),
     "why": Column("why", lambda t: t.why, text=str),
     "wait_ms": Column("waits for data, ms", lambda t: t.data_wait_s and 1e3 * t.data_wait_s),
-    "slowest_per_s": Column("min", lambda t: _per_s(max(_limits(t), default=None), t)),
-    "fastest_per_s": Column("max", lambda t: _per_s(min(_limits(t), default=None), t)),
+    "slowest_per_s": Column("min", lambda t: _per_s(max(_single_steps(t), default=None), t)),
+    "fastest_per_s": Column("max", lambda t: _per_s(min(_single_steps(t), default=None), t)),
     "iterations_s": Column(
         "training s", lambda t: _mean("iterations_s")(t), lambda r: r.train_s, text=fixed(2)
     ),
     "iterations_std": Column(
-        "±", _deviation("iterations_s", lambda v: pstdev(v), 1), text=fixed(2)
+        "±", _deviation("iterations_s", pstdev, 2), text=fixed(2)
     ),
+    "hundred_s": Column(
+        "s of 100 steps", lambda t: _mean("hundred_s")(t),
+        lambda r: 100 * r.train_s / r.steps if r.steps else None, text=fixed(2),
+    ),
+    "hundred_std": Column("±", _deviation("hundred_s", pstdev, 2), text=fixed(2)),
     "accuracy_pct": Column(
         "accuracy, %", lambda t: _mean("accuracy_pct")(t),
         lambda r: None if r.accuracy is None else 100 * r.accuracy, text=fixed(2),
@@ -140,10 +149,10 @@ COLUMNS: dict[str, Column] = {
         "accuracy", lambda t: _mean("accuracy")(t), lambda r: r.accuracy, text=fixed(3)
     ),
     "accuracy_std": Column(
-        "±", _deviation("accuracy_pct", lambda v: pstdev(v), 1), text=fixed(2)
+        "±", _deviation("accuracy_pct", pstdev, 2), text=fixed(2)
     ),
     "accuracy_sample_std": Column(
-        "± (sample)", _deviation("accuracy_pct", lambda v: stdev(v), 2), text=fixed(2)
+        "± (sample)", _deviation("accuracy_pct", stdev, 2), text=fixed(2)
     ),
     "converged": Column("converged", lambda t: t.converged, text=lambda v: "yes" if v else "no"),
     "skipped_steps": Column(
@@ -188,10 +197,9 @@ MEASURES: dict[str, Measure] = {
     "speed": Measure(("per_s", "step_ms", "limit", "wait_ms", "why")),
     "step-range": Measure(("slowest_per_s", "fastest_per_s")),
     "train": Measure(
-        ("iterations_s", "iterations_std", "accuracy", "accuracy_pct", "accuracy_std",
-         "accuracy_sample_std",
-         "converged", "skipped_steps", "last_loss", "mean_loss", "losses",
-         "projected_s"),
+        ("iterations_s", "iterations_std", "hundred_s", "hundred_std", "accuracy", "accuracy_pct",
+         "accuracy_std", "accuracy_sample_std", "converged", "skipped_steps", "last_loss",
+         "mean_loss", "losses", "projected_s"),
         trains=True,
     ),
     "memory3": Measure(("allocated_mb", "reserved_mb", "nvml_mb")),

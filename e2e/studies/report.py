@@ -31,6 +31,8 @@ VERDICTS = {  # (what the test found, what the claim holds if so) -> verdict
     (answers.YES, "contradicted"): "contradicted", (answers.NO, "contradicted"): "confirmed",
 }  # fmt: skip
 
+SHOWN = {answers.YES: "shown", answers.NO: "not so"}  # of a hypothesis
+
 
 @dataclass(frozen=True)
 class Found:
@@ -221,7 +223,7 @@ def _puzzle(puzzle: Puzzle, cells: Sequence[Cell]) -> Part:
     below += [f"The published numbers: {puzzle.numbers}"] if puzzle.numbers else []
     if puzzle.test:
         said = answer(puzzle.test, cells)
-        verdict = {answers.YES: "shown", answers.NO: "not so"}.get(said.answer, said.answer)
+        verdict = SHOWN.get(said.answer, said.answer).capitalize()
         more = f" ({said.reason})" if said.reason else ""
         number = f", {said.number} in {said.cell}" if said.number else ""
         below.append(f"Hypothesis: {puzzle.answer}. {verdict}{number}{more}.")

@@ -314,7 +314,7 @@ def _check_table(name: str, table: Json, where: str) -> None:
             raise UserError(f"{where}{name} has no {factor.fields[0]}")
     for field_name, value in table.items():
         wanted = (str,) if field_name in TEXTS or name in TEXTS else (int, float)
-        values: list[Value] = value if isinstance(value, list) else [value]
+        values = cast("list[Value]", value) if isinstance(value, list) else [value]
         if not all(isinstance(one, wanted) and not isinstance(one, bool) for one in values):
             raise UserError(f"{where}{name}: {field_name} cannot be {value!r}")
 

@@ -10,6 +10,7 @@ from typing import Any
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
 from e2e.studies.measures import COLUMNS, MEASURES, NOT_YET, clock
 from e2e.studies.schema import Published, TableForm
+from microbench import fmt
 from microbench.report.table import Column, Row, Table
 
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
@@ -97,7 +98,8 @@ def table_of(
         titles, lines = _pivoted(form, published, ours)
     else:
         titles, lines = _flat(form, published, ours)
-    return _table(titles, lines, len(form.rows)), _notes(form, published, ours, device)
+    keys = len(form.rows) + ("Metric" in titles)
+    return _table(titles, lines, keys), _notes(form, published, ours, device)
 
 
 def _table(titles: Sequence[str], lines: Sequence[Line], keys: int) -> Table[Line]:
@@ -122,12 +124,13 @@ def _flat(
         if form.ratio:
             line.append(Text(_times(published_ratio(published, record, form.ratio))))
         lines.append([*line, Text("published")])
+    several = len({cell.factors["network"] for cell in ours}) > 1 and "network" not in form.rows
     for cell in ours:
         line = [Text(own_word(published, key, cell)) for key in form.rows]
         line += [_value(published, name, cell) for name in form.columns]
         if form.ratio:
             line.append(_own_ratio(form, cell, ours))
-        lines.append([*line, Text(cell.id)])
+        lines.append([*line, Text(cell.id + f", {cell.factors['network']}" * several)])
     return titles, lines
 
 
@@ -273,6 +276,9 @@ def _compares(published: Published, column: str, cell: Cell) -> bool:
 def _notes(form: TableForm, published: Published, ours: Sequence[Cell], device: str) -> list[str]:
     """Sentences below a table: who is here, and why columns or cells are grey."""
     found = [f"{HERE}: {device}. Grey: cannot be compared with the published cell."]
+    steps = {repeat.steps for c in ours if c.training for repeat in c.training.repeats}
+    if steps:
+        found.append(f"A training here has {fmt.listed([f'{n:,}' for n in sorted(steps)])} steps.")
     if published.note:
         found.append(published.note)
     for column, title in form.columns.items():
