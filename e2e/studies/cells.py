@@ -12,7 +12,7 @@ from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.studies.expand import Arm, Plan, Task
 from e2e.studies.factors import Factors
-from e2e.studies.measures import COLUMNS, MEASURES, gain_of
+from e2e.studies.measures import COLUMNS, MEASURES, gain_of, seconds_to
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -117,6 +117,9 @@ def _cell(id: str, task: Task, arm: Arm, run: Run | None, why: str) -> Cell:
         for measure in task.measure
         for name in MEASURES[measure].columns
     }
+    if "time-to-accuracy" in task.measure:
+        for target in task.targets:
+            values[f"s_to_{100 * target:g}_pct"] = seconds_to(training, target)
     speedup = gain_of(training)
     if speedup:
         values["speedup"] = speedup.ratio

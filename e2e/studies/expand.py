@@ -76,6 +76,7 @@ class Task:
     workers: tuple[int, ...] = ()
     scales: Mapping[str, float] | float | None = None
     bn32: bool = False
+    targets: tuple[float, ...] = ()
     words: Mapping[str, Any] = field(default_factory=dict[str, Any])
     named: Factors = field(default_factory=dict[str, Value])
     file: str = ""
@@ -259,7 +260,7 @@ def _task(
     task = Task(
         part.id, number, part.measure, factors["networks"], recipes, tuple(batches),
         tuple(listed(factors.get("layout"))), counts, factors.get("loss_scale"),
-        factors.get("keep_batchnorm_fp32") is True, words,
+        factors.get("keep_batchnorm_fp32") is True, tuple(listed(factors.get("targets"))), words,
         {
             "network": factors["networks"], "gpus": gpus, "data": words["data"].partition(":")[0],
             **{name: words[name] for name in shown},

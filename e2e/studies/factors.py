@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.case import SCHEMAS
+from e2e.results.types import Repeat
 from microbench.command_line import options_of
 
 Value = Any  # of a factor, as TOML has it: a number, a text, true or false, a table, or a list
@@ -22,7 +23,7 @@ class Factor:
     """One factor: the types of a single value, and what makes it an option of a training.
 
     `option` is the training's option ("" where the engine deals with it itself), `write` makes the
-    option's value. `neutral` is the value that a training has anyway. `vital`: without the option
+    option's value; `result` is a field of a training's results that has it without an option. `neutral` is the value that a training has anyway. `vital`: without the option
     there is no such cell; else the cell runs as usual, and the report says so.
     """
 
@@ -34,13 +35,14 @@ class Factor:
     vital: bool = False
     write: Callable[[Value], Value] = lambda value: value
     crossed: bool = True  # a list is crossed: a cell a value
+    result: str = ""
     fields: tuple[str, ...] = ()  # of a table, where one is fixed
 
     @property
     def missing(self) -> str:
         """Why training cannot vary it; "" where it can."""
-        there = not self.lacking or (self.option and self.option in options_of(*SCHEMAS))
-        return "" if there else self.lacking
+        there = self.option in options_of(*SCHEMAS) or self.result in Repeat.__dataclass_fields__
+        return "" if there or not self.lacking else self.lacking
 
 
 def _schedule(value: Mapping[str, Value]) -> str:
@@ -111,8 +113,8 @@ FACTORS: dict[str, Factor] = {
         "all held-out samples are evaluated",
     ),
     "evaluate": Factor(
-        'when to evaluate: "epoch"', (str,), "evaluate",
-        "training evaluates at its end only", "end",
+        'when to evaluate: "epoch"', (str,),
+        lacking="training evaluates at its end only", neutral="end", result="evaluations",
     ),
     "targets": Factor("accuracies, 0 to 1, whose time is asked", NUMBER, crossed=False),
     "pretrained": Factor(

@@ -252,9 +252,10 @@ def _explained(cell: Cell) -> list[str]:
 def cells_table(cells: Sequence[Cell]) -> Table[Cell]:
     """Every cell with its factors and columns; a column that nothing has is left out."""
     factors = list(dict.fromkeys(name for cell in cells for name in cell.factors))
+    others = dict.fromkeys(n for c in cells for n in c.values if n not in COLUMNS)
     names = [
         name
-        for name in ["speedup", *COLUMNS]
+        for name in [*COLUMNS, *others]
         if any(cell.values.get(name) is not None for cell in cells)
     ]
 
@@ -264,7 +265,7 @@ def cells_table(cells: Sequence[Cell]) -> Table[Cell]:
     def text(name: str, cell: Cell) -> str:
         found = cell.values.get(name)
         return "" if found is None else COLUMNS[name].text(found) if name in COLUMNS else (
-            f"{found:.3f}"
+            fmt.number(found)
         )  # fmt: skip
 
     def factor(name: str, cell: Cell) -> str:
