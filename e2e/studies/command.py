@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -55,6 +55,8 @@ def run_study(
         machine = machine_of(device)
         folders = _folders(data)
         budget_s = seconds(budget) if budget else _profile_budget_s(study, profile)
+        if device != "auto":
+            study = replace(study, defaults={**study.defaults, "device": device})
         plan = scaled(layers(study, profile, given), budget_s, machine, folders, weights)
         if dry_run:
             show_plan(study, profile, plan, machine, budget_s, console)
@@ -77,7 +79,9 @@ def _run(
 ) -> None:  # fmt: skip
     from e2e.studies.run import State, begun, run_tasks
 
-    state = State(study.name, study.sha256, machine=asdict(machine), **asked)
+    state = State(
+        study.name, study.sha256, machine=asdict(machine), lacking=plan.lacking, **asked
+    )  # fmt: skip
     state = begun(out, state, content)
     todo = sum(not task.skipped for task in plan.tasks)
     console.print(
@@ -102,6 +106,7 @@ def report(out: Path, console: Console) -> int:
     machine = Machine(**cast("Any", dict(state.machine)))
     laid = layers(study, state.profile, state.sets)
     plan = scaled(laid, state.budget_s, machine, data, None)
+    plan = replace(plan, lacking=state.lacking)
     cells = cells_of(plan, out / RUNS, state.failed, kind)
     found = reports.Found(study, plan, state, cells, run)
     parts = reports.write_report(found, out)

@@ -23,8 +23,9 @@ class Factor:
     """One factor: the types of a single value, and what makes it an option of a training.
 
     `option` is the training's option ("" where the engine deals with it itself), `write` makes the
-    option's value; `result` is a field of a training's results that has it without an option. `neutral` is the value that a training has anyway. `vital`: without the option
-    there is no such cell; else the cell runs as usual, and the report says so.
+    option's value; `result` is a field of a training's results that has it without an option.
+    `neutral` is the value that a training has anyway. `vital`: without the option there is no such
+    cell; else the cell runs as usual, and the report says so.
     """
 
     says: str

@@ -32,7 +32,8 @@ class State:
     """What a folder of a study holds beside its run files.
 
     `machine` are the kind, cores and GPUs that the plan was made for. `data` are the names of the
-    user's data, without folders. `done` are ids of tasks, `failed` why a task broke off.
+    user's data, without folders. `lacking` is the plan's. `done` are ids of tasks, `failed` why a
+    task broke off.
     """
 
     study: str
@@ -42,6 +43,7 @@ class State:
     sets: Factors
     data: tuple[str, ...]
     machine: Mapping[str, Any]
+    lacking: Mapping[str, str] = field(default_factory=dict[str, str])
     done: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -58,7 +60,7 @@ def begun(out: Path, state: State, content: bytes) -> State:
                     f"{out} holds {before.study} with {name} {then}, not {now}; give the same, or "
                     "another --out"
                 )
-        return replace(before, machine=state.machine)
+        return replace(before, machine=state.machine, lacking=state.lacking)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty, and holds no study; choose another folder")
     try:

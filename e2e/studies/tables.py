@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.results.types import Training
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
 from e2e.studies.measures import COLUMNS, MEASURES, NOT_YET, clock
 from e2e.studies.schema import Published, TableForm
@@ -16,6 +17,11 @@ from microbench.report.table import Column, Row, Table
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 UNIT = re.compile(r"[\d.]+( ?[A-Za-z%]+)$")
+# Columns that a CPU has not, and the field of a training that has each.
+OF_GPU = {
+    "gpu_util_pct": "state", "nvml_mb": "memory_process_bytes", "reserved_mb":
+    "memory_reserved_bytes", "allocated_mb": "memory_peak_bytes",
+}  # fmt: skip
 HERE = "here"
 
 
@@ -261,8 +267,8 @@ def lacks(name: str, cell: Cell) -> str:
         return "this part does not measure it"
     if name == "projected_s":
         return "no epochs were run to project from"
-    if name in ("gpu_util_pct", "nvml_mb", "reserved_mb", "allocated_mb"):
-        return f"{NOT_YET}, or there is no GPU"
+    if name in OF_GPU and OF_GPU[name] in Training.__dataclass_fields__:
+        return "there is no GPU to read it from"
     return MEASURES[measures[0]].lacking or NOT_YET
 
 
