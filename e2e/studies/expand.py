@@ -324,7 +324,7 @@ def _words(
         path = weights / file if weights and file else None
         del words["weights"]
         if path and path.exists():
-            words["weights"] = str(path)
+            words["weights"] = path
         else:
             lacking["pretrained"] = "no --weights DIR with its file: accuracy is not of fine-tuning"
     return words, skipped
