@@ -7,10 +7,11 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from e2e.studies.expand import Cut, Machine, Plan, Task, expand, listed, parse_recipe
+from e2e.studies.expand import expand, listed
 from e2e.studies.factors import Value
 from e2e.studies.measures import MEASURES
-from e2e.studies.schema import Part
+from e2e.studies.tasks import Cut, Machine, Plan, Task, parse_recipe
+from e2e.studies.types import Part
 
 # Multiply-adds of a forward pass of one sample, in units of 1e9, counted by torch's flop counter.
 GMACS = {

@@ -10,9 +10,9 @@ from typing import Any
 from e2e.case import TrainCase
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
-from e2e.studies.expand import Arm, Plan, Task
 from e2e.studies.factors import Factors
 from e2e.studies.measures import COLUMNS, MEASURES, gain_of, seconds_to
+from e2e.studies.tasks import Arm, Plan, Task
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 

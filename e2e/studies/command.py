@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from e2e.studies.budget import estimate_s, scaled, task_s
-from e2e.studies.expand import Machine, Plan, layers
+from e2e.studies.expand import layers
 from e2e.studies.factors import FACTORS
-from e2e.studies.schema import Study, check_factor, read_study, seconds, shipped
+from e2e.studies.schema import check_factor, read_study, seconds, shipped
+from e2e.studies.tasks import Machine, Plan
+from e2e.studies.types import Study
 from kernels.error_words import suggest
 from microbench import fmt
 from microbench.device.host import usable_cores
@@ -220,7 +222,8 @@ def _show(study: Study, console: Console) -> None:
     console.print(f"\ndefaults: {own}", style="dim")
     for claim in study.claims:
         console.print(f"\nclaim {claim.id}: {claim.text}")
-        console.print(f"  test: {claim.test.text}", style="dim")
+        how = f"test: {claim.test.text}" if claim.test else f"not testable: {claim.untestable}"
+        console.print(f"  {how}", style="dim")
     for puzzle in study.puzzles:
         console.print(f"\npuzzle {puzzle.id}: {puzzle.text}")
     if study.differences:

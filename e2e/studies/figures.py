@@ -7,8 +7,8 @@ from typing import Any
 
 from e2e.report.plot_style import recipe_colour
 from e2e.studies.cells import Cell
-from e2e.studies.schema import FigureForm, Published
 from e2e.studies.tables import HERE, measured_as, number_of, own_word
+from e2e.studies.types import FigureForm, Published
 from microbench.report.drawing_style import library, main_title, styled
 
 SIZE = (620, 380)

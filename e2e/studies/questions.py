@@ -10,6 +10,10 @@ from kernels.error_words import suggest
 from microbench.errors import UserError
 
 FUNCTIONS = ("speedup", "ratio", "difference", "accuracy", "converged", "efficiency")
+# What picks a cell, and what a function takes beside it.
+WHERE = ("part", "network", "recipe", "batch", "layout", "workers", "loader", "gpus", "cpus", "lr",
+         "data", "epochs", "device", "optimizer", "clip", "memory_gb", "cudnn_search", "compress",
+         "to", "column")  # fmt: skip
 FORM = re.compile(r"\s*([a-z_]+)\(([^()]*)\)\s*(>=|<=)\s*(-?[\d.]+)\s*$")
 
 
@@ -37,6 +41,10 @@ def parse_test(text: str, where: str) -> Test:
     if any(not sign or not value.strip() for _, sign, value in pairs):
         raise UserError(f"{where}: test {text!r}: write NAME=VALUE within the brackets")
     named = {name.strip(): value.strip() for name, _, value in pairs}
+    unknown = next((name for name in named if name not in WHERE), None)
+    if unknown is not None:
+        near = suggest(unknown, WHERE) or f"; choose from {', '.join(WHERE)}"
+        raise UserError(f"{where}: test has no {unknown!r}{near}")
     try:
         return Test(text, function, named, sign, float(number))
     except ValueError:

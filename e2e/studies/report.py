@@ -11,12 +11,12 @@ from typing import Any
 from e2e.studies import answers
 from e2e.studies.answers import Answer, answer
 from e2e.studies.cells import RAN, UNTESTABLE, Cell
-from e2e.studies.expand import Plan
 from e2e.studies.figures import figure
 from e2e.studies.measures import COLUMNS
 from e2e.studies.run import RUNS, STATE, State
-from e2e.studies.schema import Claim, Puzzle, Study
 from e2e.studies.tables import table_of
+from e2e.studies.tasks import Plan
+from e2e.studies.types import Claim, Puzzle, Study
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.page import report_page, write_page
@@ -64,7 +64,9 @@ def judged(study: Study, cells: Sequence[Cell]) -> list[Judged]:
     """The verdict on each claim: confirmed, contradicted, cannot tell, or not testable here."""
     found: list[Judged] = []
     for claim in study.claims:
-        said = answer(claim.test, cells)
+        said = (
+            answer(claim.test, cells) if claim.test else Answer(UNTESTABLE, reason=claim.untestable)
+        )
         verdict = VERDICTS.get((said.answer, claim.holds), said.answer)
         why = said.reason
         if claim.cause and said.answer in (answers.YES, answers.NO):
@@ -210,7 +212,7 @@ def claims_table(found: Sequence[Judged]) -> Table[Judged]:
         column("verdict", lambda row: row.verdict, bold=True),
         column("measured", lambda row: row.answer.number),
         column("cell", lambda row: row.answer.cell, drop=3),
-        column("test", lambda row: row.claim.test.text, drop=2),
+        column("test", lambda row: row.claim.test.text if row.claim.test else "", drop=2),
         column("why", lambda row: row.why, drop=4),
         column("the author's words", lambda row: row.claim.text, drop=1),
     ]

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from e2e.studies.expand import Plan, Task
 from e2e.studies.factors import Factors
-from e2e.studies.schema import Study
+from e2e.studies.tasks import Plan, Task
+from e2e.studies.types import Study
 from microbench.errors import UserError
 from microbench.results.claim import claimed
 from microbench.results.runfile import read_json, read_run, write_text

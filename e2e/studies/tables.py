@@ -10,7 +10,7 @@ from typing import Any
 from e2e.results.types import Training
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
 from e2e.studies.measures import COLUMNS, MEASURES, NOT_YET, clock
-from e2e.studies.schema import Published, TableForm
+from e2e.studies.types import Published, TableForm
 from microbench import fmt
 from microbench.report.table import Column, Row, Table
 
@@ -228,6 +228,8 @@ def _own_ratio(form: TableForm, cell: Cell, ours: Sequence[Cell]) -> Text:
 
 def _value(published: Published, column: str, cell: Cell) -> Text:
     """A measured value as the author writes it, faint where it cannot be held against theirs."""
+    if cell.status != RAN and cell.training and cell.training.fits_batch:
+        return Text(f"out of memory; batch {cell.training.fits_batch} fits", True)
     if cell.status != RAN:
         return Text(UNTESTABLE if cell.status == UNTESTABLE else cell.status, True)
     name = measured_as(published, column)

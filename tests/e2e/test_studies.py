@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,13 +18,19 @@ from hypothesis import strategies as st
 
 from e2e.studies.answers import NO, UNKNOWN, UNTESTABLE, YES, answer
 from e2e.studies.budget import estimate_s, scaled
-from e2e.studies.cells import Cell
-from e2e.studies.expand import Machine, expand, layers, listed, parse_recipe
+from e2e.studies.cells import Cell, cells_of
+from e2e.studies.command import report
+from e2e.studies.expand import expand, layers, listed
 from e2e.studies.factors import FACTORS
 from e2e.studies.questions import parse_test
-from e2e.studies.schema import Study, parse_study, read_study, seconds, shipped
+from e2e.studies.report import Judged, judged
+from e2e.studies.run import RUNS, State, begun
+from e2e.studies.schema import parse_study, read_study, seconds, shipped
 from e2e.studies.tables import number_of, published_ratio
+from e2e.studies.tasks import Machine, parse_recipe
+from e2e.studies.types import Study
 from microbench.errors import UserError
+from microbench.report.screen import make_console
 
 ROOT = Path(__file__).parents[2]
 SEEDS: dict[str, list[str]] = json.loads(
@@ -334,6 +341,7 @@ def cell(recipe: str, **values: Any) -> Cell:
         ("speedup(part=p) > 1", "is not FUNC"),
         ("__import__('os').system('x') >= 1", "is not FUNC"),
         ("speedup(part) >= 1", "write NAME=VALUE"),
+        ("speedup(recpie=O2) >= 1", "test has no 'recpie'; did you mean recipe?"),
         ("speedup(part=p) >= 1.2.3", "is no number"),
     ],
 )
@@ -363,3 +371,47 @@ def test_a_cell_that_is_not_there_is_not_testable_with_the_reason() -> None:
     found = answer(parse_test("speedup(recipe=amp) >= 1", ""), [skipped])
     assert (found.answer, found.reason) == (UNTESTABLE, "no Tensor Cores")
     assert answer(parse_test("speedup(recipe=O9) >= 1", ""), [skipped]).answer == UNTESTABLE
+
+
+# ---------------------------------------------------------------- of runs on an H200
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Judged]]:
+    """A folder of wrn-levels whose run files are published ones, and its verdicts."""
+    out = tmp_path_factory.mktemp("recorded") / "out"
+    study = read_study("wrn-levels")
+    machine = {"kind": "cuda", "cores": 16, "gpus": 1}
+    state = State(study.name, study.sha256, "quick", 1e9, {}, (), machine)
+    begun(out, state, (ROOT / "e2e/studies/files/wrn-levels.toml").read_bytes())
+    for part, name in (("levels", "wrn-generated"), ("two-cores", "stalls-two-cpus")):
+        shutil.copy(ROOT / f"results/nvidia-h200/{name}.json", out / RUNS / f"{part}.json")
+    plan = expand(layers(study, "quick", {}), Machine(**machine), {}, None)
+    return out, judged(study, cells_of(plan, out / RUNS, {}, "cuda"))
+
+
+def test_verdicts_on_runs_of_an_h200_are_by_their_intervals(
+    recorded: tuple[Path, list[Judged]],
+) -> None:
+    """wrn-16-4: O2 1.70 times as fast, with an interval of 1.51 to 1.95, at 0.40 of the memory."""
+    _, found = recorded
+    verdicts = {one.claim.id: one.verdict for one in found}
+    assert verdicts == {
+        "C1-speed": "cannot tell", "C1-memory": "confirmed", "O3": "not testable here",
+        "two-cpus": "cannot tell",
+    }  # fmt: skip
+    speed = found[0].answer
+    assert speed.value == pytest.approx(1.702, abs=1e-3)
+    assert speed.interval
+    assert speed.interval[0] < 1.8 < speed.interval[1]
+
+
+def test_the_report_of_recorded_runs_has_the_authors_rows_and_ours(
+    recorded: tuple[Path, list[Judged]],
+) -> None:
+    out, _ = recorded
+    assert report(out, make_console(quiet=True)) == 6
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert "| O1 | T4 | 31min 14s | 4433 MB | 85.25% | 1.834 | published |" in text
+    assert re.search(r"\| O1 \| here \| .* \| 1\.670 ±0\.284 \| levels-2 \|", text)
+    assert "bottleneck data" in text
