@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WORDS = ("list", "show", "report")
 DEVICES = Path("/dev")
+SLOW = 3  # times the budget: a profile that is for another machine
 MOST_ROWS = 16  # of a table on the screen
 
 
@@ -90,6 +91,8 @@ def _run(
         f"{study.title}: profile {state.profile}, {fmt.count(todo, 'task')}, about "
         f"{fmt.rough_duration(estimate_s(plan, machine))} (an estimate); into {out}"
     )
+    if machine.kind == "cpu" and estimate_s(plan, machine) > SLOW * state.budget_s:
+        console.print("There is no GPU here: --profile smoke is made for a CPU.")
     run_tasks(study, plan, out, state, console, quiet=quiet)
     if not report(out, console):
         raise NothingMeasured

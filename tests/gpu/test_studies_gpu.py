@@ -1,0 +1,47 @@
+"""A study on a GPU: all kinds of parts, in small."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from samples.commands import run_here
+
+from e2e.__main__ import main
+
+pytestmark = pytest.mark.gpu
+
+SMALL = ("--profile", "quick", "--budget", "1h", "--set", "networks=cnn-cifar", "--set",
+         "batch=128", "--set", "timing_s=1", "--set", "iterations=20")  # fmt: skip
+
+
+def measured(name: str, folder: Path, *more: str) -> list[dict[str, str]]:
+    done = run_here(main, "e2e", "study", name, "--out", "out", *SMALL, *more, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    with (folder / "out/cells.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["wrn-levels", "vgg16-batch", "resnet-precisions"])
+def test_a_study_in_small_measures_every_cell_that_one_gpu_can_have(
+    name: str, tmp_path: Path
+) -> None:
+    found = measured(name, tmp_path)
+    assert {row["status"] for row in found} <= {"ok", "not testable here"}
+    ran = [row for row in found if row["status"] == "ok"]
+    assert all(float(row["per_s"]) > 0 for row in ran)
+    assert any(row["speedup"] for row in ran)
+    assert all(float(row["allocated_mb"] or 1) > 0 for row in ran if "allocated_mb" in row)
+
+
+def test_a_static_scale_of_the_study_is_that_of_the_run(tmp_path: Path) -> None:
+    """O2 has 256, fp32 none; the loader alone and the resident batch are measured beside them."""
+    found = measured(
+        "resnet-static256", tmp_path, "--set", "data=generated", "--set", "input=3x32x32"
+    )  # fmt: skip
+    assert {row["cell"].rsplit("-", 1)[0] for row in found if row["status"] == "ok"} == {
+        "fed", "resident", "loader",
+    }  # fmt: skip
+    text = (tmp_path / "out/runs/fed.json").read_text()
+    assert '"loss_scale":256' in text
