@@ -13,7 +13,8 @@ from e2e.studies.measures import MEASURES
 from e2e.studies.tasks import Cut, Machine, Plan, Task, parse_recipe
 from e2e.studies.types import Part
 
-# Multiply-adds of a forward pass of one sample, in units of 1e9, rounded from known figures: an estimate of time needs no more.
+# Multiply-adds of a forward pass of one sample, in units of 1e9, rounded from known figures: an
+# estimate of time needs no more.
 GMACS = {
     "cnn-cifar": 0.013, "resnet18-cifar": 0.56, "resnet34-cifar": 1.16, "resnet50-cifar": 1.3,
     "vgg16-cifar": 0.31, "wrn-16-4": 0.39, "wrn-28-10": 5.25,
