@@ -138,9 +138,9 @@ def trained(path: Path, network: str, *more: str) -> dict[str, Training]:
 
 def losses(recipe: str, steps: int = 12) -> list[float]:
     """Of a small GPT that learns one batch by heart."""
-    case = TrainCase("gpt-tiny", recipe, 2, "64", "nchw", "adamw", fused=False)
+    case = TrainCase("gpt-tiny", recipe, 2, "64", "nchw", "adamw", fused=False, lr=1e-3)
     network = find("gpt-tiny", input=(64,))
-    trainer = Trainer(network, case, recipe_of(case), torch.device("cpu"), seed=3, lr=1e-3)
+    trainer = Trainer(network, case, recipe_of(case), torch.device("cpu"), seed=3)
     if recipe != "amp-bf16":
         kinds = [type(module) for module in trainer.module.modules()]
         assert kinds.count(Float8Linear) > 4
