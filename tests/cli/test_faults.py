@@ -222,7 +222,7 @@ def test_a_fault_planted_in_the_reading_of_run_files_is_found(
 @pytest.mark.slow
 def test_a_short_run_finds_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--minutes", "0.7", "--seed", "29", "--jobs", "2"],
+        [sys.executable, "-m", "tests.faults", "--minutes", "0.5", "--seed", "29", "--jobs", "2"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
