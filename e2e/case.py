@@ -9,15 +9,22 @@ the case's key, of its object in the run file, and a CSV column.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from e2e.schedule import CONSTANT, parse_schedule
+from e2e.case_checks import (
+    check_cpus,
+    check_death,
+    check_memory,
+    check_positive,
+    check_scale,
+    check_schedule,
+    check_smoothing,
+)
+from e2e.schedule import CONSTANT
 from microbench.command_line import (
     AS_FIELD,
     Check,
@@ -29,15 +36,13 @@ from microbench.command_line import (
     one_of,
     option,
 )
-from microbench.errors import UserError
 
 OP = "train"
+ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
 LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 BODY = "body"
-ON_DEATH = ("stop", "restart")
 FULL, SHORT = SEARCHES = ("full", "short")
-MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
 
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
 # usually loaded by.
@@ -55,54 +60,7 @@ DATA_ALIASES = {"synthetic-jpeg": "made"}
 Label = Callable[["TrainCase"], str]
 
 
-# ---------------------------------------------------------------- checks and names of values
-
-
-def _check_smoothing(name: str, share: float) -> None:
-    if not 0 <= share < 1:
-        raise UserError(f"{name} takes a number from 0 to below 1, not {share}")
-
-
-def _check_scale(name: str, scale: float) -> None:
-    if not 0 < scale <= MAX_SCALE:
-        raise UserError(f"{name} takes a number above 0, at most {MAX_SCALE:.0f}, not {scale:g}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UserError(f"{name} takes a number above 0, not {value:g}")
-
-
-def _check_schedule(_: str, text: str) -> None:
-    parse_schedule(text)
-
-
-def _check_memory(_: str, text: str) -> None:
-    parse_memory(text)
-
-
-def parse_memory(text: str) -> int:
-    """Bytes of such as "16GB" or "15.9 GiB". UserError for what is no size above 0."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([MG])(i?)B", text.strip(), re.IGNORECASE)
-    size = 0
-    if found:
-        number, prefix, binary = found.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** (2 if prefix in "mM" else 3))
-    if not size:
-        raise UserError(f"--memory-limit: cannot read {text!r}; write 16GB or 800MB")
-    return size
-
-
-def _check_death(name: str, choice: str) -> None:
-    if choice not in ON_DEATH:
-        raise UserError(f"{name} takes {' or '.join(ON_DEATH)}, not {choice!r}")
-
-
-def _check_cpus(name: str, cores: int) -> None:
-    from microbench.device.host import usable_cores
-
-    if not 1 <= cores <= usable_cores():
-        raise UserError(f"{name} {cores}: this process may use 1 to {usable_cores()} cores")
+# ---------------------------------------------------------------- names of values
 
 
 def _count(number: int, noun: str) -> str:
@@ -210,7 +168,7 @@ class TrainCase:
     )  # fmt: skip
     accumulate: int = setting(1, "Batches per step (gradient accumulation)", least=1)
     loss_scale: float | None = setting(
-        None, "Static loss scale, in place of the recipe's", varied=True, check=_check_scale,
+        None, "Static loss scale, in place of the recipe's", varied=True, check=check_scale,
         label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
     )  # fmt: skip
     keep_batchnorm_fp32: bool = setting(
@@ -218,7 +176,7 @@ class TrainCase:
         label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
     )  # fmt: skip
     label_smoothing: float = setting(
-        0.0, "Label smoothing, 0 to below 1", check=_check_smoothing,
+        0.0, "Label smoothing, 0 to below 1", check=check_smoothing,
         label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else "",
     )  # fmt: skip
     data: str = setting(
@@ -239,7 +197,7 @@ class TrainCase:
         check=at_least(1),
     )  # fmt: skip
     cpus: int = setting(
-        0, "Cores the run may use  [default: all]", asked=None, least=0, check=_check_cpus,
+        0, "Cores the run may use  [default: all]", asked=None, least=0, check=check_cpus,
         label=lambda case: _count(case.cpus, "core") if case.cpus else "",
     )  # fmt: skip
     gpus: int = setting(
@@ -251,17 +209,17 @@ class TrainCase:
         label=lambda case: "short search" if case.search == SHORT else "",
     )  # fmt: skip
     lr: float | None = setting(
-        None, "Learning rate  [default: the network's usual]", check=_check_positive, later=True,
+        None, "Learning rate  [default: the network's usual]", check=check_positive, later=True,
         label=lambda case: "" if case.lr is None else f"lr {case.lr:g}",
     )  # fmt: skip
     warmup: int = setting(0, "Steps of learning-rate warm-up", least=0, later=True)
     schedule: str = setting(
         CONSTANT, "constant, cosine, triangle or step, over the whole training",
-        check=_check_schedule, later=True,
+        check=check_schedule, later=True,
         label=lambda case: "" if case.schedule == CONSTANT else case.schedule,
     )  # fmt: skip
     clip: float | None = setting(
-        None, "Largest norm of the gradients  [default: no limit]", check=_check_positive,
+        None, "Largest norm of the gradients  [default: no limit]", check=check_positive,
         later=True, label=lambda case: "" if case.clip is None else f"clip {case.clip:g}",
     )  # fmt: skip
     held_out: int = setting(
@@ -271,7 +229,7 @@ class TrainCase:
     )  # fmt: skip
     memory_limit: int = setting(
         0, "Memory that torch may use of the GPU: 16GB  [default: all]", asked=None, least=0,
-        check=_check_memory, type=str, later=True,
+        check=check_memory, type=str, later=True,
         label=lambda case: f"limit {case.memory_limit / 1e9:g} GB" if case.memory_limit else "",
     )  # fmt: skip
     deterministic: bool = setting(
@@ -383,7 +341,7 @@ class TrainSettings:
     )
     strict: bool = choice(False, "Stop at the first broken image")
     on_worker_death: str = choice(
-        "stop", "When a loader process dies: stop or restart", check=_check_death
+        "stop", "When a loader process dies: stop or restart", check=check_death
     )
     allow_run: bool = choice(False, "Run real steps where an operation cannot be timed alone")
     case: TrainCase = TrainCase("", "", 1, "")

@@ -99,7 +99,6 @@ _ALL = (
     ),
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in _ALL}
-ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
 
 
 def parse_recipes(text: str) -> list[str]:

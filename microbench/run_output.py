@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
-STUDY = "study"  # a command that goes on without being told of a file
+STUDY = "study"  # a command that goes on without --resume FILE
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html", "--out")

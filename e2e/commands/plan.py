@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.case import FULL, LAYOUTS, ArmOptions, TrainCase, TrainRequest
+from e2e.case import FULL, LAYOUTS, ON_CPU, ArmOptions, TrainCase, TrainRequest
 from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
-from e2e.recipes import ON_CPU, RECIPES, parse_recipes
+from e2e.recipes import RECIPES, parse_recipes
 from microbench.errors import UserError
 from microbench.sweep import parse_names, parse_numbers
 from microbench.worker import Greeting

@@ -19,8 +19,8 @@ from e2e.case import (
     TrainCase,
     TrainRequest,
     TrainSettings,
-    parse_memory,
 )
+from e2e.case_checks import parse_memory
 from e2e.schedule import CONSTANT
 from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual

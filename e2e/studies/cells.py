@@ -18,7 +18,7 @@ from microbench.results.types import Run
 
 RAN, UNTESTABLE = "ok", "not testable here"
 BASES = ("fp32", "O0")
-GENERATED = ("generated", "made")  # data whose accuracy is nobody's
+GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
@@ -160,10 +160,7 @@ def machine_of(device: str) -> Machine:
 def parse_sets(words: Sequence[str]) -> dict[str, Any]:
     """Factors of "batch=128,512". UserError for an unknown factor or a value that cannot be."""
     found: dict[str, Any] = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        if not sign or not text:
-            raise UserError(f"--set {word}: write FACTOR=VALUE, or FACTOR=A,B")
+    for name, text in _pairs(words, "--set", "FACTOR=VALUE, or FACTOR=A,B"):
         if name not in FACTORS:
             near = suggest(name, FACTORS) or "; docs/studies.md has the list"
             raise UserError(f"--set: unknown factor {name!r}{near}")
@@ -182,14 +179,19 @@ def _parsed(text: str) -> Any:
 
 def _folders(words: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for word in words:
-        name, sign, folder = word.partition("=")
-        if not sign or not folder:
-            raise UserError(f"--data {word}: write NAME=DIR, for example cifar10=/data/cifar10")
+    for name, folder in _pairs(words, "--data", "NAME=DIR, for example cifar10=/data/cifar10"):
         found[name] = Path(folder).expanduser()
         if not found[name].is_dir():
-            raise UserError(f"--data {word}: no such folder")
+            raise UserError(f"--data {name}={folder}: no such folder")
     return found
+
+
+def _pairs(words: Sequence[str], option: str, form: str) -> Iterator[tuple[str, str]]:
+    for word in words:
+        name, _, value = word.partition("=")
+        if not value:
+            raise UserError(f"{option} {word}: write {form}")
+        yield name, value
 
 
 def _content(name: str) -> bytes:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from e2e.case import ON_CPU
 from e2e.studies.factors import Factors, Value
 from e2e.studies.measures import MEASURES
 from microbench.errors import UserError
 
-ON_CPU = {"amp": "amp-bf16"}  # as e2e.recipes has it, which loads torch
 RECIPE = re.compile(r"(?P<name>[^+@]+)(?P<more>(?:\+bn32|\+scale[\d.]+|@dynamic)*)$")
 
 

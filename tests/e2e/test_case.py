@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.case import FULL, MAX_SCALE, SHORT, ArmOptions, TrainCase
+from e2e.case import FULL, SHORT, ArmOptions, TrainCase
+from e2e.case_checks import MAX_SCALE
 from e2e.commands.plan import SMALL_CARD_BYTES, Planned, notes, plan
 from e2e.commands.requests import parse_shape, request_of
 from e2e.networks import Network, find

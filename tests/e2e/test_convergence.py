@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from e2e.case import MAX_SCALE, TrainCase
+from e2e.case import TrainCase
+from e2e.case_checks import MAX_SCALE
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted

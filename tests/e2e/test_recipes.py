@@ -11,10 +11,9 @@ import torch
 from samples.feeding import Batches, Census, convolutions
 from torch import Tensor, nn
 
-from e2e.case import FULL, SHORT, TrainCase
+from e2e.case import FULL, ON_CPU, SHORT, TrainCase
 from e2e.networks import Network, find
 from e2e.recipes import (
-    ON_CPU,
     RECIPES,
     Recipe,
     adapted,

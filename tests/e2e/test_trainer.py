@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
-from e2e.case import MAX_SCALE, TrainCase
+from e2e.case import TrainCase
+from e2e.case_checks import MAX_SCALE
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
