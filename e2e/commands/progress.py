@@ -82,7 +82,7 @@ class TrainProgress(LiveLine):
 
     def timed(self, trainings: list[Training]) -> None:
         """A comparison, timed or only predicted, was saved."""
-        found = ((t, fmt.number(t.per_s) if t.per_s else t.status) for t in trainings)
+        found = ((t, fmt.throughput(t.per_s) if t.per_s else t.status) for t in trainings)
         parts = [f"{arm_name(training.case)} {what}" for training, what in found]
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
@@ -95,7 +95,7 @@ class TrainProgress(LiveLine):
 
     def loaded(self, loading: Loading) -> None:
         """A loader's measurement was saved."""
-        per_s = f"{fmt.number(loading.per_s)} img/s" if loading.per_s else loading.status
+        per_s = f"{fmt.throughput(loading.per_s)} img/s" if loading.per_s else loading.status
         self._advance(f"{loader_name(loading.case)}: {per_s}")
 
     def trained(self, case: TrainCase, repeat: Repeat) -> None:

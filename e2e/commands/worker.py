@@ -277,7 +277,7 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
         raise
     except Exception as error:
         raise UserError(f"--data {settings.data}: {one_line(error)}") from None
-    if data.train_samples is not None:
+    if data.train_samples is not None and network.tokens is None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, Protocol
 
 import torch
@@ -62,11 +63,13 @@ class Normal:
 IMAGENET = Normal((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def evenly(total: int, count: int) -> list[int]:
-    """`count` of the numbers below `total`, evenly spaced; all of them for 0 or more than all."""
+def some_of(total: int, count: int) -> list[int]:
+    """`count` of the numbers below `total`, in order, drawn once and for all; all of them for 0 or
+    more than all. Not every Nth: classes may repeat with a period that N shares.
+    """
     if not 0 < count < total:
         return list(range(total))
-    return [i * total // count for i in range(count)]
+    return sorted(Random(total).sample(range(total), count))
 
 
 def laid_out(images: Tensor, channels_last: bool) -> Tensor:

@@ -47,6 +47,10 @@ GPTS: dict[str, Form] = {
     # embedding is the largest of the step, and an odd size keeps half-precision Tensor Core
     # kernels from aligned loads. No token has the ids added.
     "gpt": Form(Shape(12, 768, 12, 1024, 50304), 50257, lr=6e-4, batch=16, cpu_batch=1),
+    # GPT-2's 355M.
+    "gpt-medium": Form(Shape(24, 1024, 16, 1024, 50304), 50257, lr=3e-4, batch=16, cpu_batch=1),
+    # GPT-3's 1.3B (Brown et al., 2020, table 2.1), with as many heads of 128 as its width has.
+    "gpt-xl": Form(Shape(24, 2048, 16, 1024, 50304), 50257, lr=2e-4, batch=8, cpu_batch=1),
     # For tests and for trying things on a laptop.
     "gpt-tiny": Form(Shape(2, 64, 2, 64, 256), 256, lr=3e-3, batch=16, cpu_batch=16),
 }

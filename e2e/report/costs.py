@@ -113,6 +113,17 @@ def setups(view: View) -> list[Text]:
     return [Text(f"not included above: {text}", "dim")]
 
 
+def float8_layers(view: View) -> list[Text]:
+    """How many linear layers multiply in FP8, a line a recipe: "fp8: 48 of 49 linear layers"."""
+    found = dict.fromkeys(
+        f"{view.label(arm)}: {arm.float8_layers} of {arm.linear_layers} linear layers "
+        "multiply in FP8"
+        for arm in view.arms
+        if arm.float8_layers and arm.linear_layers
+    )
+    return [Text(line, "dim") for line in found]
+
+
 def _setup(arm: Training, view: View) -> str:
     text = f"{view.label(arm)} {fmt.duration(arm.setup_s or 0.0)}"
     if not arm.compile_s:

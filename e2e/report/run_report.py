@@ -141,7 +141,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         return _validation_sections(run, view, width)
     (_, lines), reasons = _speed(view, width, "")
     return [
-        ("", [*lines, *costs.setups(view)] if lines else []),
+        ("", [*lines, *costs.setups(view), *costs.float8_layers(view)] if lines else []),
         reasons,
         (predictions.ALONE_TITLE, predictions.alone_lines(view, width, details=details)),
         (learning.learning_title(run), learning.learning_lines(view, width)),

@@ -47,7 +47,7 @@ PLAIN = (
 # Which older files do not have; written where they are known.
 LATER = (
     "memory_reserved_bytes", "memory_process_bytes", "model_bytes", "checkpoint_bytes",
-    "first_step_s",
+    "first_step_s", "float8_layers", "linear_layers",
 )  # fmt: skip
 SHARES = ("zero_gradients", "infinite_gradients")
 LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations", *SHARES)

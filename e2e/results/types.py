@@ -239,6 +239,7 @@ class Training:
     process uses `memory_process_bytes` with all its cases and its CUDA context. `model_bytes` are
     parameters and buffers, `checkpoint_bytes` a file of them with the optimizer's state.
     `first_step_s` is from the beginning of the set-up to the end of the first step.
+    `float8_layers` of its `linear_layers` multiply in FP8; None for other recipes.
 
     `traced` are some of its steps in the profiler, None where none were recorded. A status
     of PREDICTED has `predicted` and no `steps`.
@@ -278,6 +279,8 @@ class Training:
     model_bytes: int | None = None
     checkpoint_bytes: int | None = None
     first_step_s: float | None = None
+    float8_layers: int | None = None
+    linear_layers: int | None = None
 
     @property
     def timed(self) -> TimedStep | None:

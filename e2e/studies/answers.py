@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Any
 
@@ -16,6 +16,7 @@ from e2e.studies.questions import Test
 
 YES, NO, UNKNOWN, UNTESTABLE = "yes", "no", "cannot tell", "not testable here"
 BETWEEN = ("to", "column")  # what a function takes beside the factors of a cell
+UNLEARNT = "neither learnt anything: train longer"
 EXACT = ("allocated_mb", "model_mb", "checkpoint_mb")  # the same in every run: no error
 Interval = tuple[float, float]
 
@@ -50,8 +51,20 @@ def answer(test: Test, cells: Sequence[Cell]) -> Answer:
     for cell in fitting:
         found = ANSWERS[test.function](cell, cells, test.where)
         if found is not None:
-            return judged(test, cell, *found)
+            said = judged(test, cell, *found)
+            if _unlearnt(test, cell, cells):
+                return replace(said, answer=UNKNOWN, reason=UNLEARNT)
+            return said
     return Answer(UNTESTABLE, reason=reason)
+
+
+def _unlearnt(test: Test, cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Whether a test compares accuracies of two recipes that both learnt nothing."""
+    if test.function != "difference" or not test.where.get("column", "accuracy").startswith("acc"):
+        return False
+    pair = (cell, baseline_of(cell, cells, test.where.get("to")))
+    trainings = [one.training for one in pair if one and one.training]
+    return bool(trainings) and all(t.convergence and not t.converged for t in trainings)
 
 
 def judged(test: Test, cell: Cell, value: float, ends: Interval | None) -> Answer:

@@ -186,13 +186,13 @@ def _left_out(found: Found) -> list[Part]:
     differences = [*found.study.differences, *lacking]
     if differences:
         parts.append(Part("What differs from the original", None, differences))
-    reasons = dict.fromkeys(
-        f"{cell.id} ({_named(cell)}): {cell.status}: {cell.reason}."
-        for cell in found.cells
-        if cell.status != RAN
-    )
+    reasons: dict[str, list[str]] = {}
+    for cell in found.cells:
+        if cell.status != RAN:
+            reasons.setdefault(f"{cell.status}: {cell.reason}", []).append(cell.id)
     if reasons:
-        parts.append(Part("Cells without a measurement", None, list(reasons)))
+        lines = [f"{reason}: {', '.join(ids)}." for reason, ids in reasons.items()]
+        parts.append(Part("Cells without a measurement", None, lines))
     return parts
 
 

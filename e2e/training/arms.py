@@ -179,10 +179,13 @@ class Arms:
             first_step_s=built_s + first_s,
         )
         size = model_bytes(trainer.module)
+        float8, linear = trainer.float8_layers or (None, None)
         held.training = replace(
             held.training,
             memory_reserved_bytes=self._reserved_since(reserved_bytes, held.training),
             model_bytes=size,
+            float8_layers=float8,
+            linear_layers=linear,
             checkpoint_bytes=saved_bytes(trainer.checkpoint()) if size <= MOST_SAVED else None,
         )
         held.arm = Arm(case.key, held.step, estimate_s)

@@ -47,14 +47,15 @@ class Float8Linear(nn.Linear):
         return output if bias is None else output + bias.to(HIGH)
 
 
-def convert(module: nn.Module, scaling: str) -> int:
-    """Make the linear layers of a network multiply in FP8, in place; how many there are.
+def convert(module: nn.Module, scaling: str) -> tuple[int, int]:
+    """Make the linear layers of a network multiply in FP8, in place: (how many do, of how many).
 
     Left as they are: layers whose sizes are no multiples of 16, and subclasses of nn.Linear, whose
     weights others may read (attention's in torch.nn.MultiheadAttention). NothingToConvert where no
     layer is left.
     """
-    chosen = [child for child in module.modules() if type(child) is nn.Linear and _fits(child)]
+    linear = [child for child in module.modules() if isinstance(child, nn.Linear)]
+    chosen = [child for child in linear if type(child) is nn.Linear and _fits(child)]
     if not chosen:
         raise NothingToConvert(
             f"FP8 is for linear layers with sizes that are multiples of {MULTIPLE}: it has none"
@@ -62,7 +63,7 @@ def convert(module: nn.Module, scaling: str) -> int:
     for child in chosen:
         child.__class__ = Float8Linear
         cast(Float8Linear, child).scaling = scaling
-    return len(chosen)
+    return len(chosen), len(linear)
 
 
 def _fits(layer: nn.Linear) -> bool:

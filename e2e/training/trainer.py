@@ -66,13 +66,14 @@ class Trainer:
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done = 0
+        self.float8_layers: tuple[int, int] | None = None  # in FP8, and linear ones
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
             if recipe.float8:
-                convert(module, recipe.float8)
+                self.float8_layers = convert(module, recipe.float8)
         self.module = module
         if case.freeze:
             freeze_body(module)

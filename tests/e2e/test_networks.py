@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks import Network, find, names
 from e2e.networks.cifar import CIFAR
+from e2e.networks.gpt import GPTS
 from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS, BATCHES, FAMILIES, torchvision_names
 from microbench.errors import UserError
 from microbench.network.networks import BuildMode
@@ -37,7 +38,11 @@ def message(name: str, **options: object) -> str:
 
 def test_names_are_grouped_and_every_one_is_found() -> None:
     groups = names()
-    assert [len(group) for group in groups.values()] == [len(torchvision_names()), len(CIFAR), 2]
+    assert [len(group) for group in groups.values()] == [
+        len(torchvision_names()),
+        len(CIFAR),
+        len(GPTS),
+    ]
     assert {"resnet50", "vit_b_16", "inception_v3"} <= set(torchvision_names())
     for group in groups.values():
         for name in group:

@@ -114,11 +114,11 @@ def test_synthetic_tokens_are_their_own_target() -> None:
 HALF = Normal((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def numbered(count: int, side: int = 8) -> InMemory:
-    """Images that are their own number in every pixel."""
+def numbered(count: int, side: int = 8, classes: int = 10) -> InMemory:
+    """Images that are their own number in every pixel; classes follow one another."""
     pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, side, side)
-    labelled = Arrays(pixels.contiguous(), torch.arange(count) % 10)
-    return InMemory("numbered", labelled, labelled, HALF, 10)
+    labelled = Arrays(pixels.contiguous(), torch.arange(count) % classes)
+    return InMemory("numbered", labelled, labelled, HALF, classes)
 
 
 def bytes_of(images: Tensor) -> Tensor:
@@ -183,6 +183,16 @@ def test_held_out_images_come_once_in_order_as_they_are() -> None:
     images = torch.cat([images for images, _ in drawn])
     torch.testing.assert_close(images, (data.kept.images / 255 - 0.5) / 0.25)
     assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 10])
+def test_some_of_the_held_out_images_have_every_class_however_the_classes_lie(classes: int) -> None:
+    data = numbered(4000, classes=classes)
+    found = torch.cat([some for _, some in data.held_out(64, CPU, count=400)])
+    assert len(found) == 400
+    assert torch.bincount(found, minlength=classes).min() > 400 / classes / 2
+    again = torch.cat([some for _, some in data.held_out(64, CPU, count=400)])
+    assert torch.equal(found, again)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.case import TrainCase
+from e2e.results.types import Repeat, Training
 from e2e.studies.answers import NO, UNKNOWN, UNTESTABLE, YES, answer
 from e2e.studies.budget import estimate_s, scaled
 from e2e.studies.cells import Cell, cells_of
@@ -362,6 +364,25 @@ def test_one_reading_cannot_tell() -> None:
     cells = [cell("O0", mean_loss=5.0), cell("O2", mean_loss=6.0)]
     found = answer(parse_test("difference(recipe=O2, to=O0, column=mean_loss) >= 0.1", ""), cells)
     assert (found.answer, found.value) == (UNKNOWN, 1.0)
+
+
+@pytest.mark.parametrize(("learnt", "says"), [(False, UNKNOWN), (True, YES)])
+def test_accuracies_of_trainings_that_learnt_nothing_settle_nothing(
+    learnt: bool, says: str
+) -> None:
+    def trained(recipe: str) -> Cell:
+        repeats = tuple(
+            Repeat(seed=seed, steps=30, train_s=1.0, first_loss=2.3, train_loss=2.3, loss=2.3,
+                   accuracy=0.1, skipped_steps=0) for seed in (1, 2)
+        )  # fmt: skip
+        training = Training(
+            TrainCase("cnn-cifar", recipe, 8, "3x32x32", "nchw", "sgd"), "ok", repeats=repeats,
+            converged=learnt, convergence=None if learnt else "accuracy as by guessing",
+        )  # fmt: skip
+        return replace(cell(recipe, accuracy_pct=10.0), training=training)
+
+    test = parse_test("difference(recipe=O2, to=O0, column=accuracy_pct) <= 5", "")
+    assert answer(test, [trained("O0"), trained("O2")]).answer == says
 
 
 def test_a_cell_that_is_not_there_is_not_testable_with_the_reason() -> None:

@@ -137,6 +137,7 @@ ran = st.builds(
     setup_s=maybe, compile_s=maybe, memory_peak_bytes=st.none() | counts,
     memory_reserved_bytes=st.none() | counts, memory_process_bytes=st.none() | counts,
     model_bytes=st.none() | counts, checkpoint_bytes=st.none() | counts, first_step_s=maybe,
+    float8_layers=st.none() | counts, linear_layers=st.none() | counts,
     fits_batch=st.none() | counts, skipped_steps=st.none() | counts,
     speedup=st.dictionaries(
         st.sampled_from(["fp32", "tf32", "previous", "first"]) | words, ratios, max_size=3

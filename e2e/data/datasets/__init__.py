@@ -12,6 +12,7 @@ from pathlib import Path
 
 from e2e.data.datasets.images import Folder, InMemory, Options
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
+from e2e.data.datasets.tokens import GeneratedTokens
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
@@ -21,11 +22,15 @@ from microbench.errors import UserError
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: what opens it, whether it needs a folder, and its sample shape if fixed."""
+    """A kind of data: what opens it, whether it needs a folder, and its images' shape if fixed.
+
+    `tokens`: it has text for networks of tokens.
+    """
 
     open: Callable[[Options, Path], Data]
     folder: bool = False
     sample: tuple[int, ...] | None = None
+    tokens: bool = False
 
 
 def open_data(spec: str, options: Options) -> Data:
@@ -36,9 +41,12 @@ def open_data(spec: str, options: Options) -> Data:
     """
     sample = options.sample
     name, kind, folder = _parsed(spec)
-    if options.tokens is not None and name != "synthetic":
-        raise UserError(f"a network of tokens needs --data synthetic; {name} has images")
-    if kind.sample is not None and sample != kind.sample:
+    if options.tokens is not None:
+        if not kind.tokens:
+            raise UserError(
+                f"a network of tokens needs --data synthetic or generated; {name} has images"
+            )
+    elif kind.sample is not None and sample != kind.sample:
         raise UserError(
             f"{name} has images of {_written(kind.sample)}, the network takes {_written(sample)}; "
             "use a network with 32x32 input, for example resnet18-cifar, or --input 3x32x32"
@@ -76,6 +84,8 @@ def _synthetic(options: Options, folder: Path) -> Data:
 
 
 def _generated(options: Options, folder: Path) -> Data:
+    if options.tokens is not None:
+        return GeneratedTokens(options.sample, options.tokens, options.loader)
     return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
                     options)  # fmt: skip
 
@@ -103,8 +113,8 @@ def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
 
 
 KINDS: dict[str, Kind] = {
-    "synthetic": Kind(_synthetic),
-    "generated": Kind(_generated, sample=generated.SAMPLE),
+    "synthetic": Kind(_synthetic, tokens=True),
+    "generated": Kind(_generated, sample=generated.SAMPLE, tokens=True),
     "cifar10": Kind(_cifar10, folder=True, sample=cifar10.SAMPLE),
     "folder": Kind(_folder, folder=True),
     "made": Kind(_made),

@@ -25,7 +25,7 @@ from e2e.data.types import (
     Source,
     Tell,
     Wanted,
-    evenly,
+    some_of,
 )
 from microbench.errors import UserError
 
@@ -37,7 +37,7 @@ class Options:
     """What the network takes, and how data is read unless a feed asks otherwise.
 
     `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
-    `tokens` is the vocabulary of a network of tokens, which synthetic data only can feed. `strict`:
+    `tokens` is the vocabulary of a network of tokens. `strict`:
     a broken image is an error. `workers` processes decode images (0: none). `loader` is a name of
     e2e.data.loaders (None: the usual one for the data; synthetic data heeds only "pinned").
     `on_death`: "stop" or "restart" when a worker dies. `device`: check now that the loader runs for
@@ -147,7 +147,7 @@ class InMemory(Images):
         scale, shift = self._normal.scale_and_shift(device)
         kept = self._kept_on[device]
         if 0 < count < len(kept[0]):
-            some = torch.tensor(evenly(len(kept[0]), count), device=device)
+            some = torch.tensor(some_of(len(kept[0]), count), device=device)
             kept = (kept[0][some], kept[1][some])
         parts = (torch.split(part, batch) for part in kept)
         for some, target in zip(*parts, strict=True):
@@ -211,7 +211,7 @@ class Folder(Images):
         workers, on_death = self._options.workers, self._options.on_death
         wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
         kept = self._listing.held_out
-        kept = [kept[i] for i in evenly(len(kept), count)]
+        kept = [kept[i] for i in some_of(len(kept), count)]
         for some in once(kept, wanted):
             self.tell(some.broken)
             seen += len(some.images)

@@ -1,0 +1,136 @@
+"""Generated text: rows of tokens in which a language model has something to learn.
+
+Each token is followed by one of SUCCESSORS others, the kth with a probability proportional to
+1 / k: a Markov chain of order one. Nothing foresees it better than its entropy, so the best
+possible loss is known: `entropy`, 2.36 nats a token. The numbers are NumPy's PCG64's raw stream,
+the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import LoaderFeed, ReadyFeed, some_of
+from microbench.errors import UserError
+
+SEED = 20_261_125  # of the data set, independent of a run's seed
+CHAIN_STREAM, TRAIN_STREAM, HELD_OUT_STREAM = 0, 1, 2  # of random numbers
+SUCCESSORS = 16
+USED = 4096  # of the vocabulary at most: a short training meets each token often
+TRAIN_TOKENS, HELD_OUT_TOKENS = 1 << 23, 1 << 17  # at least one row each
+
+_ODDS = 1 / np.arange(1, SUCCESSORS + 1)
+ODDS = _ODDS / _ODDS.sum()
+
+
+def entropy() -> float:
+    """The mean surprise of a token that follows another, in nats: the least possible loss."""
+    return float(-(ODDS * np.log(ODDS)).sum())
+
+
+def rows_of_tokens(rows: int, length: int, vocabulary: int, stream: int) -> NDArray[np.int64]:
+    """Tokens [rows, length], each row a walk through the chain from anywhere.
+
+    A stream has other rows than another; both walk through the same chain.
+    """
+    used = min(vocabulary, USED)
+    chain = _numbers(CHAIN_STREAM).integers(used, size=(used, SUCCESSORS))
+    drawn = _numbers(stream)
+    found = np.empty((length, rows), dtype=np.int64)
+    found[0] = drawn.integers(used, size=rows)
+    limits = np.cumsum(ODDS)[:-1]
+    for place in range(1, length):
+        which = np.searchsorted(limits, drawn.random(rows), side="right")
+        found[place] = chain[found[place - 1], which]
+    return np.ascontiguousarray(found.T)
+
+
+def _numbers(stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((SEED, stream))))
+
+
+@lru_cache(maxsize=2)
+def _parts(length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """(Training, held-out) tokens, int64 [N, length]."""
+    train, kept = (max(1, tokens // length) for tokens in (TRAIN_TOKENS, HELD_OUT_TOKENS))
+    return (
+        torch.as_tensor(rows_of_tokens(train, length, vocabulary, TRAIN_STREAM)),
+        torch.as_tensor(rows_of_tokens(kept, length, vocabulary, HELD_OUT_STREAM)),
+    )
+
+
+class GeneratedTokens:
+    """Generated text of a vocabulary as a `Data`: `sample` is (T,), the tokens of a row.
+
+    UserError for a loader, which text does not need, other than those of one fixed batch.
+    """
+
+    name = "generated"
+    generated = True
+
+    def __init__(self, sample: tuple[int, ...], vocabulary: int, loader: str | None = None) -> None:
+        self.sample, self.classes = sample, vocabulary
+        self._loader = loader
+        self._noise = Synthetic(sample, vocabulary, vocabulary)
+        self._check(loader)
+        self._train, self._kept = _parts(sample[0], vocabulary)
+        self.train_samples, self.held_out_samples = len(self._train), len(self._kept)
+        self.notes = (
+            f"generated text: no loss is below {entropy():.3f}, the entropy of its chain",
+        )
+
+    def feed(
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
+    ) -> LoaderFeed:  # fmt: skip
+        """As `Data.feed`: int64 [batch, T] that stay on the device, in shuffled epochs."""
+        self._check(loader)
+        if (loader or self._loader) in ("synthetic", "pinned"):
+            return self._noise.feed(batch, device, seed, loader=loader or self._loader)
+        return TokenFeed(self._train.to(device), batch, seed)
+
+    def held_out(
+        self, batch: int, device: torch.device, count: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `Data.held_out`: the inputs are the targets too."""
+        for some in torch.split(self._kept[some_of(len(self._kept), count)], batch):
+            tokens = some.to(device)
+            yield tokens, tokens
+
+    def _check(self, loader: str | None) -> None:
+        if loader not in (None, "resident", "synthetic", "pinned"):
+            raise UserError(f"--loader {loader} reads images; generated text is on the device")
+
+
+class TokenFeed(ReadyFeed):
+    """A `LoaderFeed` of rows that are on the device: each batch is gathered there."""
+
+    def __init__(self, rows: Tensor, batch: int, seed: int) -> None:
+        self._rows: Tensor | None = rows
+        self._batch = batch
+        self._generator = torch.Generator(rows.device).manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.int64, device=rows.device)
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """The next rows of the epoch, int64 [batch, T], twice; a batch may span two epochs."""
+        assert self._rows is not None, "closed"
+        while len(self._order) < self._batch:
+            order = torch.randperm(
+                len(self._rows), generator=self._generator, device=self._rows.device
+            )
+            self._order = torch.cat([self._order, order])
+        which, self._order = self._order[: self._batch], self._order[self._batch :]
+        tokens = self._rows[which]
+        return tokens, tokens
+
+    def close(self) -> None:
+        """Release the rows."""
+        self._rows = None
