@@ -108,13 +108,13 @@ def _launching(steps: _Steps) -> _Finding | None:
     step = steps.present.predicted
     if step.limit != "host":
         return None
-    if all(op.waits for op in steps.present.ops):  # a CPU's
+    known = steps.present.launches
+    if known == 0 or all(op.waits for op in steps.present.ops):  # a CPU's
         why = (
             f"no operation runs for {_share(step.idle_s, step.step_s)}: Python, autograd and the "
             f"optimizer take that time around operations of {as_ms(1e3 * step.gpu_s)} ms"
         )
         return step.idle_s, Cause("framework overhead between operations", why)
-    known = steps.present.launches
     launches = sum(op.kind != "view" for op in steps.present.ops) if known is None else known
     what = "ops" if known is None else "kernels"
     waits = sum(op.waits for op in steps.present.ops)
