@@ -38,6 +38,7 @@ from microbench.requests import (
     GemmRequest,
     LayersRequest,
     PayoffRequest,
+    PeakRequest,
     request_of,
 )
 from microbench.resumed_command import Command, Named
@@ -144,6 +145,23 @@ def layers(**options: Any) -> None:
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
+
+
+@app.command()
+@measuring(
+    PeakRequest,
+    "cublas,cublaslt,cupy,triton,cpu  [default: cublaslt,triton; on CPU cpu]",
+    said("dtype", default="fp16,bf16,tf32,fp8,int8"),
+    said("vs", default="none"),
+    said("budget", help="Seconds of searching in all  [default: 100]"),
+)
+def peak(**options: Any) -> None:
+    """Find the highest rate of each precision on this card.
+
+    Searches shapes, layouts and back ends of GEMM for two minutes. The rate is at the settled
+    clock; --regime burst finds that of a cool card.
+    """
+    _measure(PeakRequest, options)
 
 
 @app.command()

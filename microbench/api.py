@@ -25,6 +25,7 @@ from microbench.requests import (
     GemmRequest,
     LayersRequest,
     PayoffRequest,
+    PeakRequest,
     request_of,
 )
 from microbench.results import types
@@ -32,7 +33,8 @@ from microbench.results.types import Ratio
 from microbench.run_output import Done
 
 KINDS: Mapping[str, type[Any]] = {
-    "gemm": GemmRequest, "conv": ConvRequest, "payoff": PayoffRequest, "layers": LayersRequest,
+    "gemm": GemmRequest, "conv": ConvRequest, "payoff": PayoffRequest, "peak": PeakRequest,
+    "layers": LayersRequest,
 }  # fmt: skip
 Words = str | int | Iterable[str | int | tuple[int, ...]]
 
@@ -177,6 +179,14 @@ def payoff(channels: Words | None = None, dtypes: Words | None = None, **options
     UserError for an invalid value.
     """
     return _measured("payoff", channels=channels, dtypes=dtypes, **options)
+
+
+def peak(dtypes: Words | None = None, **options: Any) -> Run:
+    """Find the highest rate of each precision on this card, over shapes, layouts and back ends.
+
+    UserError for an invalid value.
+    """
+    return _measured("peak", dtypes=dtypes, **options)
 
 
 def layers(network: str | None = None, dtypes: Words | None = None, **options: Any) -> Run:

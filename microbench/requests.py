@@ -162,6 +162,34 @@ class PayoffRequest(ConvRequest):
 
 
 @dataclass(frozen=True)
+class PeakRequest(Request):
+    """The options of `microbench peak`: the sides that M, N and K may have."""
+
+    conditions: Conditions
+    sizes: str = field(
+        default="2048,4096,6144,8192,10240,12288,16384",
+        metadata=option("Sides that M, N and K may have"),
+    )
+    name: str = "peak"
+
+    def plan(self, kind: str) -> list[Group]:
+        """The middle and the largest shape of each precision and layout. UserError: bad value."""
+        from microbench.peak import plan_peak
+
+        return plan_peak(self.conditions, kind, self.sizes)
+
+    def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
+        """All: the search passes by what the run has."""
+        return groups
+
+    def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
+        """A climb over shapes and layouts; --budget is seconds of it in all."""
+        from microbench.peak import PEAK_S, Climb, sides_of
+
+        return Climb(groups, sides_of(self.sizes), self.conditions.budget or PEAK_S)
+
+
+@dataclass(frozen=True)
 class LayersRequest(Request):
     """The options of `microbench layers`; `image` is pixels a side."""
 

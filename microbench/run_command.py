@@ -29,7 +29,7 @@ from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
-COMMANDS = ("gemm", "conv", "payoff", "layers")
+COMMANDS = ("gemm", "conv", "payoff", "peak", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
 # Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
 # holds bands of three tensors in float64, and torch keeps an output of its own.

@@ -79,6 +79,16 @@ def test_a_step_of_nothing_has_no_causes() -> None:
     assert found(step(), step(), [Counterfactual("graph", {"graph": True}, step(), 1)]) == []
 
 
+def test_a_step_that_launches_no_kernel_has_no_gpu_that_idles() -> None:
+    """A step of a CPU, of which a trace says where operations begin and end."""
+    slow = Simulated(20 * MS, 17 * MS, 20 * MS, 3 * MS, "host")
+    on_cpu, on_gpu = (Step(AMP.ops, slow, launches=launches) for launches in (0, 30))
+    assert LAUNCHING in titles(found(on_gpu))
+    listed = found(on_cpu)
+    assert LAUNCHING not in titles(listed)
+    assert "GPU" not in titled("framework overhead between operations", listed).why
+
+
 # ---------------------------------------------------------------- fixes
 
 

@@ -154,6 +154,9 @@ def test_a_compiled_model_is_not_compiled_again_to_record_it(folder: Path) -> No
     alone = run(folder, "compiled.py")
     watched = run(folder, RECORDER.name, *STEPS, "--out", "a.json", "compiled.py")
     assert watched.stdout == alone.stdout
+    if run(folder, "-c", "import torch; print(torch.__version__)").stdout.startswith("2.0."):
+        assert "0 steps were seen" in watched.stderr  # there torch.compile turns off step hooks
+        return
     assert json.loads((folder / "a.json").read_text())["halfway"]["compiled"] is True
 
 
