@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from microbench.command_line import (
@@ -31,6 +32,7 @@ GEMM_PROCESSES = 3
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
+SHAPES = option("CSV file of problems, in place of sizes: see docs/kernels.md")
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 
 
@@ -77,13 +79,17 @@ class GemmRequest(Request):
         default="nt",
         metadata=option("nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear"),
     )
+    shapes: Path | None = field(default=None, metadata=SHAPES)
     name: str = "gemm"
     usual_processes: int = GEMM_PROCESSES
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
         from microbench.plans import plan_gemm
+        from microbench.shapes_file import plan_shapes
 
+        if self.shapes:
+            return plan_shapes("gemm", self.conditions, kind, self.shapes)
         return plan_gemm(self.conditions, kind, sizes=self.sizes, layouts=self.layout)
 
 
@@ -114,13 +120,17 @@ class ConvRequest(Request):
     padding: str = field(default="same", metadata=option("Padding: a number, or same"))
     dilation: int = field(default=1, metadata=option("Dilation along both axes", check=at_least(1)))
     groups: str = field(default="1", metadata=option("Groups: a number, or depthwise"))
+    shapes: Path | None = field(default=None, metadata=SHAPES)
     name: str = "conv"
     most_s: float = CONV_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per width, pass, layout, image, batch, kernel. UserError: bad value."""
         from microbench.plans import plan_conv
+        from microbench.shapes_file import plan_shapes
 
+        if self.shapes:
+            return plan_shapes("conv", self.conditions, kind, self.shapes)
         return plan_conv(
             self.conditions, kind, channels=self.channels, passes=self.passes, layouts=self.layout,
             image=self.image, batch=self.batch, kernel=self.kernel, stride=self.stride,
@@ -140,6 +150,8 @@ class PayoffRequest(ConvRequest):
         from microbench.errors import UserError
         from microbench.sweep import parse_precisions
 
+        if self.shapes:
+            raise UserError("payoff takes no --shapes: it searches along widths")
         for name in parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
