@@ -12,6 +12,7 @@ from dataclasses import replace
 from kernels import OPS, size_of
 from kernels.case import Case
 from kernels.gemm import ALIGNMENT_BYTES
+from kernels.op import TUNED
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits
@@ -33,6 +34,8 @@ PADDING_GAINS = 1.1
 CONVERSION_SHARE = 0.2  # of the kernels' time
 FULL_WAVES = 0.85
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
+OF_A_KERNEL = ("alignment", "waves")  # another kernel may not have these bottlenecks
+OURS_GAINS = 1.05  # times faster: from here on our own kernel shows that the card can do more
 SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
 
 
@@ -46,11 +49,25 @@ def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
     for cause in (_no_hardware, _launch, _conversion, _memory, _alignment, _ceiling, _waves):
         why = cause(result, limits, run)
         if why:
-            return why
+            return why[0], why[1] + (_ours(result, run) if why[0] in OF_A_KERNEL else "")
     return _nothing(result, limits, run)
 
 
 Cause = tuple[str, str] | None
+
+
+def _ours(result: Result, run: Run) -> str:
+    """What our own kernel reaches on that very shape: is the library the limit, or the card?"""
+    ours = _same_but(result, replace(result.case, backend=TUNED), run)
+    if result.case.backend not in OPS[result.case.op].libraries or not ours:
+        return ""
+    gain = (result.median_s or 0.0) / (ours.median_s or 1.0)
+    if gain < OURS_GAINS:
+        return "; our own kernel is no faster on this shape"
+    return (
+        f"; our own kernel is {gain:.2f} times faster on this shape: the library's kernel is the "
+        "limit, not the card"
+    )
 
 
 def _launch(result: Result, limits: Limits, run: Run) -> Cause:

@@ -146,6 +146,28 @@ def test_a_padded_twin_decides_from_a_tenth_on() -> None:
         assert bound(found, padded) == named
 
 
+@pytest.mark.parametrize(("gain", "limit"), [(1.3, "not the card"), (1.04, "is no faster")])
+@pytest.mark.parametrize("size", [4095, 1280])
+def test_our_own_kernel_tells_the_librarys_limit_from_the_cards(
+    gain: float, limit: str, size: int
+) -> None:
+    found = result(0.35, size=size, tile=(128, 128, 64))
+    assert found.measurement
+    times = replace(found.measurement, median_s=TIME_S / gain)
+    ours = replace(found, case=replace(found.case, backend="triton"), measurement=times)
+    named, why = explain(found, MIDDLE, run_of(found, ours))
+    assert named in ("alignment", "waves")
+    assert limit in why
+    assert explain(found, MIDDLE, run_of(found))[1] in why
+    assert "our own" not in explain(ours, MIDDLE, run_of(found, ours))[1]
+
+
+def test_what_is_no_fault_of_a_kernel_is_not_held_against_ours() -> None:
+    found = result(0.9)
+    ours = replace(found, case=replace(found.case, backend="triton"))
+    assert "our own" not in explain(found, MIDDLE, run_of(found, ours))[1]
+
+
 @given(st.lists(st.floats(1e-6, 1e-3), min_size=1), st.lists(st.floats(1e-6, 1e-3), min_size=1))
 def test_the_share_of_conversions_is_of_all_kernels(
     converting: list[float], working: list[float]
