@@ -8,19 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from math import ceil
 
+from kernels import gluon
 from kernels.case import Case
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import PRECISIONS, Capability, Precision
-from kernels.triton_config import TMA_ALIGNMENT, Grammar
+from kernels.triton_config import TMA_ALIGNMENT, Grammar, power_of_two
 
-POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
-KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
-LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub",), "direct")
+POINTER, TMA, PERSISTENT = "pointer", "tma", "tma_persistent"
+GLUON, SKINNY, SPLIT_K = "gluon", "skinny", "split_k"
+KERNELS = (POINTER, TMA, PERSISTENT, GLUON, SKINNY, SPLIT_K)
+REPLACED = "tma_192"  # tables of earlier versions name it: 128x192 tiles without a loading warp
+LABELS = Grammar(
+    "Triton GEMM", (*KERNELS, REPLACED), 3, ("s", "w", "g"), ("sub", "k"), "direct"
+)  # fmt: skip
 
 PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
 LARGE_ACCUMULATORS = 128
+WGMMA_ROWS = 64  # of the first operand; narrower tiles use mma.sync
+SLICED = (SKINNY, SPLIT_K)  # several programs may share the K of a tile
+WGMMA_CAPABILITY: Capability = (9, 0)
+# float16 sums in two accumulators make ptxas serialize wgmma; precise fp8 sums need registers of
+# their own; float32 is rounded to TF32.
+GLUON_PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3", "fp8-e5m2", "int8")
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,8 @@ class Config:
     warps, with `stages` tiles of the operands buffered.
 
     `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
-    stored in; `direct` stores registers to memory without TMA.
+    stored in; `direct` stores registers to memory without TMA. `slices` programs share the K of a
+    tile of SKINNY or SPLIT_K. `warps` of GLUON are those that multiply; one more loads.
     """
 
     kernel: str
@@ -41,11 +54,12 @@ class Config:
     group: int = 8
     split: int = 1
     direct: bool = False
+    slices: int = 1
 
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
-        numbers = (self.stages, self.warps, self.group, self.split)
+        numbers = (self.stages, self.warps, self.group, self.split, self.slices)
         return LABELS.write(self.kernel, self.tile, numbers, self.direct)
 
     @property
@@ -58,11 +72,21 @@ class Config:
         """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
         return self.bm * self.bn // (32 * self.warps)
 
+    @property
+    def parts(self) -> tuple[int, int]:
+        """(head, tail): columns of the two accumulators of a GLUON tile, powers of two; the tail
+        is 0 where one is enough.
+        """
+        head = power_of_two(self.bn + 1) // 2
+        return head, self.bn - head
+
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError for any other text."""
-    kernel, (bm, bn, bk), (stages, warps, group, split), direct = LABELS.read(label)
-    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct)
+    kernel, (bm, bn, bk), (stages, warps, group, split, slices), direct = LABELS.read(label)
+    if kernel == REPLACED:  # the same tile, with what fits beside a loading warp
+        return Config(GLUON, bm, bn, bk, min(stages, 4), 8, group, 2, direct)
+    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct, slices)
 
 
 @dataclass(frozen=True)
@@ -86,21 +110,24 @@ class Problem:
 
     @property
     def pack_a(self) -> bool:
-        """Whether TMA needs a K-major copy of A, with rows on 16 bytes."""
+        """Whether TMA needs a copy of A: rows on 16 bytes, or K-major."""
         return self._pack(self.a_k_major, self.m)
 
     @property
     def pack_b(self) -> bool:
-        """Whether TMA needs a K-major copy of B, with rows on 16 bytes."""
+        """Whether TMA needs a copy of B: rows on 16 bytes, or K-major."""
         return self._pack(self.b_k_major, self.n)
 
     def _pack(self, k_major: bool, rows: int) -> bool:
-        # wgmma reads only 16-bit types with K outermost; PTX ISA, "Strides", wgmma descriptors.
-        if not k_major and self.precision.bytes_per_element != 2:
-            return True
-        return bool(
+        return self.turned(k_major) or bool(
             (self.k if k_major else rows) * self.precision.bytes_per_element % TMA_ALIGNMENT
         )
+
+    def turned(self, k_major: bool) -> bool:
+        """Whether the copy for TMA is transposed: wgmma reads only 16-bit types with K outermost
+        (PTX ISA, "Strides", wgmma descriptors).
+        """
+        return not k_major and self.precision.bytes_per_element != 2
 
     @property
     def c_misaligned(self) -> bool:
@@ -126,18 +153,45 @@ def shared_memory(config: Config, kind: Precision) -> int:
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
+    if config.kernel == GLUON:
+        head, tail = config.parts
+        return buffers + config.bm * (head // config.split + tail) * kind.output_bytes + barriers
+    if config.kernel in SLICED:
+        return max(buffers, config.bm * config.bn * kind.accumulator_bytes) + barriers
     if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
 
 
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether a GPU of this capability can run it: TMA, alignment of C, shared memory."""
-    if config.kernel != POINTER and (
-        not has_tma(capability) or config.direct < problem.c_misaligned
-    ):
-        return False
-    return shared_memory(config, problem.precision) <= architecture(capability).block_shared_bytes
+    """Whether a GPU of this capability can run it; `why_not` says what is in the way."""
+    return why_not(config, problem, capability) is None
+
+
+def why_not(config: Config, problem: Problem, capability: Capability) -> str | None:
+    """Why a GPU of this capability cannot run it, or None: TMA, alignment of C, shared memory, and
+    for GLUON a Triton that has it, Hopper, and a precision that it multiplies.
+    """
+    if config.kernel != POINTER and not has_tma(capability):
+        return "this GPU has no TMA"
+    if config.kernel not in (POINTER, *SLICED) and config.direct < problem.c_misaligned:
+        return "the rows of C do not start on 16 bytes"
+    if config.slices > ceil(problem.k / config.bk):
+        return "it has more slices than steps over K"
+    if config.kernel == GLUON and (reason := _no_gluon(problem.precision, capability)):
+        return reason
+    needed = shared_memory(config, problem.precision)
+    if needed > (there := architecture(capability).block_shared_bytes):
+        return f"it needs {needed} bytes of shared memory, a block has {there}"
+    return None
+
+
+def _no_gluon(kind: Precision, capability: Capability) -> str | None:
+    if capability != WGMMA_CAPABILITY:
+        return "this GPU has no wgmma"
+    if kind.name not in GLUON_PRECISIONS:
+        return f"it does not multiply {kind.name}"
+    return gluon.missing()
 
 
 # (M, N, K, stages, warps). No Tensor Core: operands go through registers, so tiles stay small in K.
@@ -157,6 +211,19 @@ _TMA_TILES = (
     (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
     (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
 )  # fmt: skip
+# (M, N, warps that multiply)
+_GLUON_TILES = (
+    (64, 96, 4), (64, 128, 4), (64, 160, 4), (64, 192, 4), (64, 256, 4),
+    (128, 80, 8), (128, 96, 8), (128, 128, 8), (128, 144, 8), (128, 160, 8), (128, 192, 8),
+    (128, 256, 8), (256, 128, 8),
+)  # fmt: skip
+LEAST_STAGES, MOST_STAGES = 4, 7
+# (rows of the long matrix, 128-byte lines of K, stages)
+_LONG_SIDES = ((32, 4, 4), (64, 2, 5), (64, 1, 8), (128, 2, 4))
+NARROWEST = 16  # rows of a tile's narrow side
+LEAST_STEPS = 2  # over K, of a program
+# (M, N, 128-byte lines of K, stages, warps)
+_SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
 
 
 @cache
@@ -174,13 +241,45 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
         for bm, bn, lines, stages, warps in tiles
     ]
     found += _persistent(line, kind.output_bytes)
-    found.append(Config(WIDE, 128, 192, line, 4, 8, split=2))
+    found += _sliced(line)
     if kind.is_float8 and not kind.fast_accumulate:
         found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
-    return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
+    if precision_name in GLUON_PRECISIONS:
+        found += _gluon(kind)
+    stored_by_tma = [config for config in found if config.kernel not in (POINTER, *SLICED)]
+    return (*found, *(_direct(config) for config in stored_by_tma))
+
+
+def _gluon(kind: Precision) -> Iterator[Config]:
+    """Each tile with as many stages as fit, storing C in the fewest parts that leave room."""
+    line = 128 // kind.bytes_per_element
+    room = architecture(WGMMA_CAPABILITY).block_shared_bytes
+    for bm, bn, warps in _GLUON_TILES:
+        if bn == 256 and kind.accumulate == "int32":
+            continue  # Triton 3.6 has no wgmma so wide
+        for split in (1, 2, 4):
+            config = Config(GLUON, bm, bn, line, 1, warps, split=split)
+            stage = (bm + bn) * line * kind.bytes_per_element
+            stages = 1 + (room - shared_memory(config, kind)) // stage
+            if stages >= LEAST_STAGES:
+                yield replace(config, stages=min(stages, MOST_STAGES))
+                break
+
+
+def _sliced(line: int) -> Iterator[Config]:
+    kinds = product((16, 32, 64), _LONG_SIDES, (1, 2, 4, 8))
+    for narrow, (long, lines, stages), slices in kinds:
+        if long < narrow:
+            continue
+        yield Config(SKINNY, narrow, long, lines * line, stages, 4, slices=slices)
+        yield Config(SPLIT_K, long, narrow, lines * line, stages, 4, slices=slices)
+    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, (2, 4, 8)):
+        yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
 
 
 def _direct(config: Config) -> Config:
+    if config.kernel == GLUON:  # it stores through shared memory as with TMA
+        return replace(config, direct=True)
     # Addresses take registers too: a large tile stored in one part spills.
     parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
     return replace(config, direct=True, split=max(config.split, parts))
@@ -202,9 +301,21 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
         config
         for config in catalogue(kind.name)
         if valid(config, problem, capability)
-        and (config.direct == problem.c_misaligned or config.kernel == POINTER)
+        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, *SLICED))
+        and _suits(config, problem)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
+
+
+def _suits(config: Config, problem: Problem) -> bool:
+    """Whether a sliced kernel is made for the problem: one side so narrow, K so long."""
+    if config.kernel not in SLICED:
+        return True
+    narrow, rows = (config.bm, problem.m) if config.kernel == SKINNY else (config.bn, problem.n)
+    if config.slices * LEAST_STEPS > ceil(problem.k / config.bk):
+        return False
+    general = config.kernel == SPLIT_K and narrow >= WGMMA_ROWS
+    return general or narrow == max(NARROWEST, power_of_two(rows))
 
 
 L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
@@ -212,6 +323,7 @@ START_CLOCKS = 3000  # launch, first loads
 POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
 PACK_CLOCKS = 4000  # another launch
 NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
+REDUCE_CLOCKS = 2500  # of the last program of a tile, before it adds the slices up
 MOST_SHARED = 2  # blocks of an SM that count: more hide no more
 HIDDEN_STORE = 0.3  # of a store that the next tile's multiply-adds hide
 
@@ -226,16 +338,22 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     shared_blocks = min(MOST_SHARED, HOPPER.blocks_per_sm(
         32 * config.warps, config.accumulators, shared_memory(config, kind)
     ))  # fmt: skip
-    waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
-    if problem.tiles(config) <= sm_count:
+    if config.kernel == GLUON:
+        shared_blocks = 1
+    programs = problem.tiles(config) * config.slices
+    waves = ceil(programs / (sm_count * shared_blocks)) * shared_blocks
+    if programs <= sm_count:
         waves = 1
     area, edge = config.bm * config.bn, config.bm + config.bn
     narrow = 1.0 if min(config.bm, config.bn) >= 128 else NARROW_SLOWDOWN
-    products = 2 * area * problem.k / rate * narrow
-    loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
+    depth = ceil(problem.k / config.slices)
+    products = 2 * area * depth / rate * narrow
+    loads = edge * depth * kind.bytes_per_element / L2_BYTES_PER_CLOCK
     store = area * kind.output_bytes / L2_BYTES_PER_CLOCK
-    store *= HIDDEN_STORE if config.kernel == PERSISTENT else 1
+    store *= HIDDEN_STORE if config.kernel in (PERSISTENT, GLUON) else 1
+    if config.slices > 1:
+        store += REDUCE_CLOCKS + config.slices * area * 4 / L2_BYTES_PER_CLOCK
     clocks = START_CLOCKS + waves * (max(products, loads) + store)
     if config.kernel == POINTER:
         return clocks * POINTER_SLOWDOWN
-    return clocks + (problem.pack_a + problem.pack_b) * PACK_CLOCKS
+    return clocks + max(problem.pack_a, problem.pack_b) * PACK_CLOCKS
