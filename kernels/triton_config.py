@@ -16,6 +16,7 @@ from kernels.precision import Precision
 
 # CUDA driver API, cuTensorMapEncodeTiled
 TMA_ALIGNMENT = 16  # bytes, of every row and of every stride but the last
+LINE_BYTES = 128  # of a cache line, and of a swizzled row
 MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 

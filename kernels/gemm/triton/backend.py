@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from kernels.case import Candidate, Case, Target
+from kernels.choosing import Choice, Options
 from kernels.gemm import OP
 from kernels.gemm.operands import Operands
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gemm.triton.launch import Launcher
+from kernels.tile_model import agree
 from kernels.triton_config import candidate, some
-from kernels.tuned import Size, nearest, tables_for
+from kernels.tuned import NEAR, Size, apart, nearest, tables_for
 
 SEARCHED = 14  # configurations that --autotune times
 
@@ -28,14 +31,20 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """The tuned configuration; where no tuned size is near, the rules' first choice. Raises
-    CannotRun where no configuration fits the GPU.
-    """
+    """What `chosen` says. Raises CannotRun where no configuration fits the GPU."""
     return (_candidate(configuration(case, target), _launcher(case, operands, target)),)
 
 
+def quick_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+    """What a quick tune times; one where the tables or the user's cache know the case already.
+    Raises CannotRun where no configuration fits the GPU.
+    """
+    launcher = _launcher(case, operands, target)
+    return tuple(_candidate(config, launcher) for config in options_of(case, target).short_list())
+
+
 def tuning_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """What a search times: the present choice, then the SEARCHED most promising others. Raises
+    """What a wide search times: the present choice, then the SEARCHED most promising others. Raises
     CannotRun where no configuration fits the GPU.
     """
     launcher = _launcher(case, operands, target)
@@ -52,19 +61,60 @@ def save_tuned(case: Case, target: Target, label: str) -> Path:
 
 
 def configuration(case: Case, target: Target) -> Config:
-    """The configuration that a default run uses. Raises CannotRun where none fits the GPU,
-    ValueError for a damaged entry of a tuned table.
+    """The configuration that runs untimed. Raises CannotRun where none fits the GPU."""
+    return chosen(case, target)[0]
+
+
+def chosen(case: Case, target: Target) -> tuple[Config, Choice]:
+    """The configuration that runs untimed, and how it was chosen: tuned, quick-tuned before, lent
+    by a near size that agrees with it in waves, or first by the model. Raises CannotRun where none
+    fits the GPU.
     """
+    return options_of(case, target).chosen()
+
+
+def options_of(case: Case, target: Target) -> Options[Config]:
+    """The configurations that a case may run, by where they come from."""
     problem, capability = Problem.of(case), target.capability or (0, 0)
 
     def usable(size: Size, label: str) -> bool:
-        lender = replace(case, dims=dict(zip("mnk", size, strict=True)))
-        alike = Problem.of(lender).storage_class == problem.storage_class
+        alike = _sized(problem, size).storage_class == problem.storage_class
         return alike and cfg.valid(parse(label), problem, capability)
 
     listed = OP.tables.section(tables_for(target), case.precision_name, case.layout)
-    label = nearest(listed, OP.gemm(case), usable)
-    return parse(label) if label else _choices(case, target)[0]
+    size, label = nearest(listed, OP.gemm(case), usable, inf) or (OP.gemm(case), None)
+    config = parse(label) if label else None
+    exact = size == OP.gemm(case)
+    near = config is not None and agree(
+        cfg.fit(config, _sized(problem, size)), cfg.fit(config, problem), target.sm_count
+    )
+    return Options(
+        case=case,
+        target=target,
+        tuned=config if exact else None,
+        lent=None if exact else config,
+        agrees=near and apart(size, OP.gemm(case)) <= NEAR,
+        settled=False,
+        rank=lambda: _ranked(config, case, target),
+        tile=cfg.tile_kind,
+        parse=parse,
+        valid=lambda config: cfg.valid(config, problem, capability),
+    )
+
+
+def _sized(problem: Problem, size: Size) -> Problem:
+    return replace(problem, **dict(zip("mnk", size, strict=True)))
+
+
+def _ranked(lent: Config | None, case: Case, target: Target) -> Sequence[Config]:
+    """The catalogue and the one that is lent, in the order of the model."""
+    found = _choices(case, target)
+    if lent is None or lent in found:
+        return found
+    problem = Problem.of(case)
+    return sorted(
+        (*found, lent), key=lambda config: cfg.estimated_clocks(config, problem, target.sm_count)
+    )
 
 
 def _choices(case: Case, target: Target) -> Sequence[Config]:

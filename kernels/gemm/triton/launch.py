@@ -19,7 +19,7 @@ from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem
 from kernels.gemm.triton.pack_kernel import pack_k_major, pack_rows
 from kernels.gemm.triton.skinny_kernel import gemm_sliced
-from kernels.triton_config import TMA_ALIGNMENT, Step, input_precision, options
+from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, Step, input_precision, options
 
 TURN_ROWS, TURN_COLUMNS = 64, 64  # of a block that is transposed
 PACK_ROWS, PACK_BYTES = 16, 512  # of a block that is copied
@@ -203,10 +203,12 @@ def packed(
 
 
 def _place(matrix: Matrix, turned: bool) -> Matrix:
-    """Memory for a copy, K-major if `turned`."""
+    """Memory for a copy, K-major if `turned`. Its rows start on cache lines: TMA asks for 16 bytes,
+    but a row that straddles lines costs an L2 sector more for every 128 bytes.
+    """
     outer, inner = (matrix.rows, matrix.k) if turned else matrix.sizes
-    align = TMA_ALIGNMENT // matrix.base.element_size()
-    ld = ceil(inner / align) * align
+    line = LINE_BYTES // matrix.base.element_size()
+    ld = ceil(inner / line) * line
     base = torch.empty((outer, ld), dtype=matrix.base.dtype, device=matrix.base.device)
     return Matrix(base, matrix.rows, matrix.k, turned or matrix.k_major, ld)
 
