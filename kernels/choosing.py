@@ -18,7 +18,7 @@ from kernels.tile_model import short_list
 Config = TypeVar("Config")
 
 NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few candidates, many
-TUNED, QUICK_TUNED, LENT, MODELLED = "tuned", "quick-tuned", "lent", "modelled"
+HOW = TUNED, QUICK_TUNED, LENT, MODELLED = "tuned", "quick-tuned", "lent", "modelled"
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def path(case: Case, target: Target) -> Path | None:
     if folder is None:
         return None
     device = f"{slug(target.name)}-{target.sm_count}sm"
-    return folder / f"{case.op}-{device}-triton{_triton_version()}-{source_hash()}.json"
+    return folder / f"{case.op}-{device}-triton{triton_version()}-{source_hash()}.json"
 
 
 def find(case: Case, target: Target) -> Found | None:
@@ -65,6 +65,12 @@ def save(case: Case, target: Target, label: str, candidates: int) -> None:
     _read.cache_clear()
 
 
+def forget() -> None:
+    """Know only what is on disk: as a process that starts now."""
+    _found_here.clear()
+    _read.cache_clear()
+
+
 def _here(case: Case, target: Target) -> tuple[str, Target, str]:
     return case.op, target, key(case)
 
@@ -81,7 +87,8 @@ def source_hash() -> str:
 
 
 @cache
-def _triton_version() -> str:
+def triton_version() -> str:
+    """The installed Triton's version; "unknown" where it is not installed as a package."""
     try:
         return version("triton")
     except PackageNotFoundError:

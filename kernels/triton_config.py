@@ -119,6 +119,18 @@ def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> 
     return Candidate(label, call, tile, names)
 
 
+def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Sequence[Candidate]:
+    """The configurations that can be bound, as candidates; the last one's error where none can."""
+    candidates: list[Candidate] = []
+    for config in found:
+        try:
+            candidates.append(bind(config))
+        except Exception:
+            if config is found[-1] and not candidates:
+                raise
+    return tuple(candidates)
+
+
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
     """The configurations that were found. Raises CannotRun where there are none."""
     if not found:

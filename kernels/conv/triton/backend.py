@@ -9,10 +9,10 @@ from pathlib import Path
 from kernels.case import Candidate, Case, Target
 from kernels.choosing import Choice, Options
 from kernels.conv import OP
-from kernels.conv.operands import ConvOperands
+from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, data_config, data_launch, wgrad_config, wgrad_launch
-from kernels.triton_config import candidate, some
+from kernels.triton_config import Step, bound, candidate, some
 from kernels.tuned import apart, sizes_of, tables_for
 
 Config = data_config.Config | wgrad_config.Config
@@ -42,7 +42,7 @@ def quick_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequ
     Raises CannotRun where no configuration fits the GPU.
     """
     tried = options_of(case, target).short_list()
-    return tuple(_candidate(config, case, operands, target) for config in tried)
+    return bound(tried, lambda config: _candidate(config, case, operands, target))
 
 
 def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
@@ -94,6 +94,15 @@ def options_of(case: Case, target: Target) -> Options[Config]:
     )
 
 
+def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
+    """The kernels of a configuration, compiled for the driver's target on tensors without memory.
+
+    ValueError for a label that is no configuration; what Triton raises is passed on.
+    """
+    operands = without_memory(case)
+    return [step.compile() for step in _steps(parse(label), case, operands, target)]
+
+
 def _listed(case: Case, target: Target, precision: str, which: str) -> dict[str, Config]:
     """What the tables have for a pass in a precision, of what can run the case."""
     listed = OP.tables.section(tables_for(target), precision, which)
@@ -139,8 +148,10 @@ def ranked(case: Case, target: Target) -> Sequence[Config]:
 
 
 def _candidate(config: Config, case: Case, operands: ConvOperands, target: Target) -> Candidate:
+    return candidate(config.label, config.tile, _steps(config, case, operands, target))
+
+
+def _steps(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
     if isinstance(config, wgrad_config.Config):
-        steps = wgrad_launch.bind(config, operands, case.precision, target.sm_count)
-    else:
-        steps = data_launch.bind(config, operands, case.precision, target.sm_count)
-    return candidate(config.label, config.tile, steps)
+        return wgrad_launch.bind(config, operands, case.precision, target.sm_count)
+    return data_launch.bind(config, operands, case.precision, target.sm_count)

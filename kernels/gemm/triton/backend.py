@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import torch
+
 from kernels.case import Candidate, Case, Target
 from kernels.choosing import Choice, Options
 from kernels.gemm import OP
@@ -15,7 +17,7 @@ from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gemm.triton.launch import Launcher
 from kernels.tile_model import agree
-from kernels.triton_config import candidate, some
+from kernels.triton_config import bound, candidate, some
 from kernels.tuned import NEAR, Size, apart, nearest, tables_for
 
 SEARCHED = 14  # configurations that --autotune times
@@ -32,7 +34,12 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
     """What `chosen` says. Raises CannotRun where no configuration fits the GPU."""
-    return (_candidate(configuration(case, target), _launcher(case, operands, target)),)
+    return (bind(configuration(case, target), case, operands, target),)
+
+
+def bind(config: Config, case: Case, operands: Operands, target: Target) -> Candidate:
+    """A configuration, ready to launch. torch.OutOfMemoryError if a copy for TMA does not fit."""
+    return _candidate(config, _launcher(case, operands, target))
 
 
 def quick_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
@@ -40,7 +47,8 @@ def quick_candidates(case: Case, operands: Operands, target: Target) -> Sequence
     Raises CannotRun where no configuration fits the GPU.
     """
     launcher = _launcher(case, operands, target)
-    return tuple(_candidate(config, launcher) for config in options_of(case, target).short_list())
+    tried = options_of(case, target).short_list()
+    return bound(tried, lambda config: _candidate(config, launcher))
 
 
 def tuning_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
@@ -100,6 +108,19 @@ def options_of(case: Case, target: Target) -> Options[Config]:
         parse=parse,
         valid=lambda config: cfg.valid(config, problem, capability),
     )
+
+
+def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
+    """The kernels of a configuration, compiled for the driver's target on tensors without memory.
+
+    ValueError for a label that is no configuration; what Triton raises is passed on.
+    """
+    kinds = ("storage", "storage_b", "output")
+    a, b, c = (
+        torch.empty(1, dtype=case.precision.torch_dtype(kind), device="meta") for kind in kinds
+    )
+    steps = Launcher(Problem.of(case), a, b, c, target.sm_count).bind(parse(label))
+    return [step.compile() for step in steps]
 
 
 def _sized(problem: Problem, size: Size) -> Problem:
