@@ -108,8 +108,10 @@ def input_precision(kind: Precision) -> str:
     return "tf32" if kind.multiply == "tf32" else "ieee"
 
 
-def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> Candidate:
-    """The launches, in order, as one candidate; `tile` is (M, N, K)."""
+def candidate(label: str, tile: tuple[int, int, int] | None, steps: Sequence[Step]) -> Candidate:
+    """The launches, in order, as one candidate; `tile` is (M, N, K), or None where programs share
+    one.
+    """
 
     def call() -> None:
         for step in steps:

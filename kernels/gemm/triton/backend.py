@@ -148,4 +148,5 @@ def _launcher(case: Case, operands: Operands, target: Target) -> Launcher:
 
 
 def _candidate(config: Config, launcher: Launcher) -> Candidate:
-    return candidate(config.label, config.tile, launcher.bind(config))
+    tile = config.tile if config.slices == 1 else None  # else there are more programs than tiles
+    return candidate(config.label, tile, launcher.bind(config))
