@@ -101,15 +101,13 @@ class Problem:
         """Whether rows of A or B do not start on 16 bytes."""
         return any(row % TMA_ALIGNMENT for row in self._row_bytes)
 
-    @property
-    def straddles(self) -> bool:
-        """Whether rows of A or B do not start on the 128 bytes of a cache line, as those of a copy
-        for TMA do.
+    def straddles(self, packed: bool) -> bool:
+        """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
+        reads them, from copies that do.
         """
-        packed = (self.pack_a, self.pack_b)
-        return any(
-            row % LINE_BYTES and not copy for row, copy in zip(self._row_bytes, packed, strict=True)
-        )
+        copied = (packed and self.pack_a, packed and self.pack_b)
+        rows = zip(self._row_bytes, copied, strict=True)
+        return any(row % LINE_BYTES and not copy for row, copy in rows)
 
     @property
     def _row_bytes(self) -> tuple[int, int]:
@@ -231,7 +229,7 @@ def _work(config: Config, problem: Problem) -> Work:
         resident=1
         if config.kernel in WALKING
         else HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared),
-        straddles=p.straddles,
+        straddles=p.straddles(packed=config.kernel != POINTER),
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
         extra_moved=2 * packed * kind.bytes_per_element,
