@@ -22,6 +22,7 @@ from kernels.gemm.triton import backend
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem
 from kernels.gemm.triton.launch import Launcher
+from kernels.op import WIDE
 from kernels.triton_config import candidate
 from microbench.device.device import DeviceInfo, describe
 
@@ -151,7 +152,7 @@ def test_integers_are_exact(pool: OperandPool, gpu: DeviceInfo) -> None:
 def test_the_back_end_runs_them(gpu: DeviceInfo) -> None:
     """Through the op, as a command does, with a search over the catalogue."""
     session = OPS["gemm"].session(gpu.target(), 0)
-    prepared = session.prepare(case((17, 1096, 2056), "fp16", "nt"), tune=True)
+    prepared = session.prepare(case((17, 1096, 2056), "fp16", "nt"), search=WIDE)
     for each in prepared.candidates:
         assert prepared.rel_error(each) <= 1e-3, each.label
     assert {each.label.split("/")[0] for each in prepared.candidates} & set(cfg.SLICED)
