@@ -107,7 +107,7 @@ class Measurer:
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
             prepared = self.session(case.op).prepare(case, search=self.search)
-            candidate, choice = self.tuner.choose(case, prepared, announce)
+            candidate, choice = self.tuner.choose(case, prepared, announce, checked=checked)
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if not checked:
                 blank = self._checked(candidate, prepared, blank, announce)
