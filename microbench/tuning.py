@@ -140,19 +140,22 @@ class Tuner:
                 self.precompiler.start()
 
     def choose(
-        self, case: Case, prepared: Prepared, announce: Announce, *, checked: bool = False
+        self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None
     ) -> tuple[Candidate, Choice | None]:
         """The fastest candidate that works and is right, and how it was chosen; the only one,
-        untimed. The choice is None where the back end has no configurations. `checked`: another
-        process has found the results right.
+        untimed. The choice is None where the back end has no configurations, and for the candidate
+        called `known`, which another process has chosen.
 
         CannotRun, or the last candidate's error, where none works.
         """
+        for candidate in prepared.candidates:
+            if candidate.label == known:
+                return candidate, None
         if self._tunes(case) and len(prepared.candidates) > 1:
             return self._quick(case, prepared, announce)
         if len(prepared.candidates) == 1:
             return prepared.candidates[0], self._untimed(case)
-        chosen = self._wide(case, prepared, announce, checked)
+        chosen = self._wide(case, prepared, announce)
         if case.backend != TUNED_BACKEND:
             return chosen, None
         return chosen, Choice(TUNED, len(prepared.candidates))
@@ -178,10 +181,10 @@ class Tuner:
 
     # ------------------------------------------------------------ many candidates
 
-    def _wide(self, case: Case, prepared: Prepared, announce: Announce, checked: bool) -> Candidate:
+    def _wide(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
         """All are timed once; the fastest are checked, and timed again in turns."""
         candidates = prepared.candidates
-        checks = _Checks(lambda i: checked or self._right(case, prepared, candidates[i]))
+        checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
         seen: set[int] = set()
         errors: list[Exception] = []
 
