@@ -89,6 +89,7 @@ def shared_memory(config: Config, kind: Precision) -> int:
         return buffers + config.bm * (head // config.split + tail) * kind.output_bytes + barriers
     if config.kernel in SLICED:
         return max(buffers, config.bm * config.bn * kind.accumulator_bytes) + barriers
-    if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
+    narrowed = kind.output_bytes == 2 and kind.accumulate != "float16"  # C is made after the loop
+    if config.kernel == TMA and (narrowed or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
