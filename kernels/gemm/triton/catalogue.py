@@ -102,13 +102,13 @@ def _gluon(kind: Precision) -> Iterator[Config]:
 
 
 def _sliced(line: int) -> Iterator[Config]:
-    kinds = product((16, 32, 64), _LONG_SIDES, (1, 2, 4, 8))
+    kinds = product((16, 32, 64), _LONG_SIDES, (1, 2, 4, 8, 16))
     for narrow, (long, lines, stages), slices in kinds:
         if long < narrow:
             continue
         yield Config(SKINNY, narrow, long, lines * line, stages, 4, slices=slices)
         yield Config(SPLIT_K, long, narrow, lines * line, stages, 4, slices=slices)
-    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, (2, 4, 8)):
+    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, (2, 4, 8, 16)):
         yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
 
 
