@@ -46,7 +46,7 @@ def case(precision: str, size: int, layout: str = "nt") -> Case:
 
 
 def build(config: Config, what: Case, tmp_path: Path) -> list[Built]:
-    from kernels.gemm.triton.backend import Launcher
+    from kernels.gemm.triton.launch import Launcher
 
     kinds = (what.precision.torch_dtype(w) for w in ("storage", "storage_b", "output"))
     a, b, c = (torch.empty(256, dtype=kind) for kind in kinds)
@@ -66,12 +66,13 @@ def check(built: Built, config: Config, what: Case) -> None:
     # Precise fp8 reads the accumulator between products: that is what makes it precise.
     assert what.precision_name == "fp8-e4m3-precise" or "serialized" not in built.log
     assert ("cp.async.bulk.tensor" in built.ptx) == (config.kernel != cfg.POINTER)
+    assert ("setmaxnreg" in built.ptx) == (config.kernel == cfg.GLUON)
     if what.precision_name == "fp32":
         assert not built.wgmma
         assert "mma.sync" not in built.ptx
         assert "tf32" not in built.ptx
         return
-    if config.bm < WGMMA_ROWS:
+    if (config.bn if config.kernel == cfg.SKINNY else config.bm) < WGMMA_ROWS:
         assert "mma.sync" in built.ptx
         return
     assert built.wgmma, "no wgmma"
@@ -110,19 +111,79 @@ def test_operands_with_k_outermost_are_packed(precision: str, tmp_path: Path):
     assert built[-1].wgmma
 
 
-def test_odd_sizes_are_packed_and_keep_wgmma(tmp_path: Path):
+def test_odd_sizes_are_packed_in_one_launch_and_keep_wgmma(tmp_path: Path):
     what = case("fp16", 4095)
     config = backend.configuration(what, H200)
     built = build(config, what, tmp_path)
-    assert len(built) == 3
+    assert len(built) == 2
     check(built[-1], config, what)
 
 
-def test_tile_of_192_columns_is_two_products(tmp_path: Path):
-    config = parse("tma_192/128x192x64/s4/w8/g8/sub2")
-    built = build(config, case("fp16", 3072), tmp_path)[-1]
-    check(built, config, case("fp16", 3072))
-    assert {name.split("k")[0] for name in built.wgmma} == {"m64n128", "m64n64"}
+@pytest.mark.parametrize(
+    ("precision", "size", "layout", "load"),
+    [
+        ("fp16", 4099, "nt", "b16"), ("fp16", 4098, "nt", "b32"), ("fp16", 4100, "tn", "b64"),
+        ("fp8-e4m3", 7000, "nt", "b64"), ("tf32", 4099, "nt", "b32"),
+    ],
+)  # fmt: skip
+def test_copies_load_the_widest_word_and_store_16_bytes(
+    precision: str, size: int, layout: str, load: str, tmp_path: Path
+):
+    what = case(precision, size, layout)
+    copy, _ = build(cfg.choices(Problem.of(what), (9, 0), 132)[0], what, tmp_path)
+    assert set(re.findall(r"ld\.global\.(\S+)", copy.ptx)) == {load}
+    stores = set(re.findall(r"st\.global\.(\S+)", copy.ptx))
+    assert stores
+    assert stores <= {"v4.b32", "v2.b64"}
+    assert copy.spilled == 0
+
+
+GLUON = [
+    ("gluon/64x160x64/s6/w4/g8", "fp16", "nt"), ("gluon/128x80x64/s7/w8/g8", "fp16", "nn"),
+    ("gluon/128x144x64/s5/w8/g8", "bf16", "tn"), ("gluon/128x192x64/s4/w8/g8", "fp16", "tt"),
+    ("gluon/128x256x64/s4/w8/g8/sub2", "fp16", "nt"),
+    ("gluon/128x256x64/s4/w8/g8/sub2/direct", "bf16", "nt"),
+    ("gluon/256x128x64/s4/w8/g8/sub2", "bf16", "tn"),
+    ("gluon/128x192x32/s4/w8/g8/sub2", "tf32", "nt"),
+    ("gluon/128x160x128/s4/w8/g8", "fp8-e4m3", "nt"),
+    ("gluon/128x96x128/s6/w8/g8/direct", "fp8-e5m2", "nt"),
+    ("gluon/128x192x128/s4/w8/g8/sub2", "int8", "nt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("label", "precision", "layout"), GLUON)
+def test_a_gluon_tile_is_as_wide_as_it_says(
+    label: str, precision: str, layout: str, tmp_path: Path
+):
+    config, what = parse(label), case(precision, 3072, layout)
+    built = build(config, what, tmp_path)[-1]
+    check(built, config, what)
+    assert built.shared <= cfg.shared_memory(config, what.precision)
+    widths = {int(name) for name in re.findall(r"m64n(\d+)k", " ".join(built.wgmma))}
+    assert sum(widths) == config.bn
+    assert widths == {n for n in config.parts if n}
+
+
+@pytest.mark.parametrize(
+    ("label", "precision", "layout"),
+    [
+        ("skinny/32x64x128/s5/w4/g8/k4", "fp16", "nt"),
+        ("skinny/16x32x256/s4/w4/g8/k2", "bf16", "tn"),
+        ("split_k/64x16x128/s5/w4/g8", "fp16", "nn"),
+        ("split_k/128x128x128/s4/w8/g8/k8", "fp8-e4m3", "nt"),
+        ("split_k/64x64x64/s4/w4/g8/k4", "tf32", "nt"),
+    ],
+)
+def test_slices_are_added_in_the_same_launch(
+    label: str, precision: str, layout: str, tmp_path: Path
+):
+    config, what = parse(label), case(precision, 4096, layout)
+    (built,) = build(config, what, tmp_path)
+    check(built, config, what)
+    assert built.shared <= cfg.shared_memory(config, what.precision)
+    # Slices are counted, and their values never added atomically: the order is always the same.
+    atomics = re.findall(r"(?:atom|red)\.global\S+", built.ptx)
+    assert atomics == (["atom.global.gpu.acq_rel.add.u32"] if config.slices > 1 else [])
 
 
 def reachable() -> list[tuple[str, str, int, str]]:

@@ -18,6 +18,7 @@ from kernels.conv.shape import ConvShape
 from kernels.conv.triton import data_config, wgrad_config
 from kernels.gemm import cublaslt_api
 from kernels.gemm.triton import config as gemm_config
+from kernels.gemm.triton.catalogue import PRECISE_ACCUMULATORS
 from kernels.gpu_cards import CARDS
 from kernels.precision import PRECISIONS, Precision
 from kernels.tuned import tables_for
@@ -106,7 +107,7 @@ def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.Monkey
     assert cublaslt_api.arithmetic(new) == cublaslt_api.arithmetic(PRECISIONS["fp8-e5m2"])
     found = gemm_config.choices(gemm_config.Problem.of(what), (9, 0), 132)
     assert found
-    assert max(config.accumulators for config in found) <= gemm_config.PRECISE_ACCUMULATORS
+    assert max(config.accumulators for config in found) <= PRECISE_ACCUMULATORS
     run = run_of([measured(case(4096, p, "cublas"), 600) for p in ("fp16", name)])
     read = run_from_json(json.loads(json.dumps(run_to_json(run))))
     assert read.results[1].case.precision is new

@@ -1,68 +1,45 @@
-"""Configurations of the Triton GEMM: their labels, what a problem allows, and which to prefer.
+"""What the Triton GEMM can run for a problem, and which configuration to prefer.
 
 Nothing here imports torch or triton: tables and rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import ceil
 
+from kernels import gluon, tile_model
 from kernels.case import Case
+from kernels.gemm.triton.catalogue import GLUON_PRECISIONS, WGMMA_CAPABILITY, catalogue
+from kernels.gemm.triton.tiles import (
+    GLUON,
+    PERSISTENT,
+    POINTER,
+    SKINNY,
+    SLICED,
+    SPLIT_K,
+    TMA,
+    WALKING,
+    Config,
+    parse,
+    shared_memory,
+)
 from kernels.gpus import HOPPER, architecture, has_tma
-from kernels.precision import PRECISIONS, Capability, Precision
-from kernels.triton_config import TMA_ALIGNMENT, Grammar
+from kernels.precision import Capability, Precision
+from kernels.tile_model import Fit, Kernel, Work, pieces
+from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, power_of_two
 
-POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
-KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
-LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub",), "direct")
+__all__ = (
+    "GLUON", "PERSISTENT", "POINTER", "SKINNY", "SLICED", "SPLIT_K", "TMA", "WGMMA_CAPABILITY",
+    "Config", "Problem", "catalogue", "choices", "estimated_clocks", "fit", "parse",
+    "shared_memory", "tile_kind", "valid", "why_not",
+)  # fmt: skip
 
-PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
-LARGE_ACCUMULATORS = 128
-
-
-@dataclass(frozen=True)
-class Config:
-    """One way to run a kernel. A tile is `bm` x `bn` of C, added up `bk` of K at a time, by `warps`
-    warps, with `stages` tiles of the operands buffered.
-
-    `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
-    stored in; `direct` stores registers to memory without TMA.
-    """
-
-    kernel: str
-    bm: int
-    bn: int
-    bk: int
-    stages: int
-    warps: int
-    group: int = 8
-    split: int = 1
-    direct: bool = False
-
-    @property
-    def label(self) -> str:
-        """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
-        numbers = (self.stages, self.warps, self.group, self.split)
-        return LABELS.write(self.kernel, self.tile, numbers, self.direct)
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """(M, N, K) of the tile: (bm, bn, bk)."""
-        return self.bm, self.bn, self.bk
-
-    @property
-    def accumulators(self) -> int:
-        """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
-        return self.bm * self.bn // (32 * self.warps)
-
-
-def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError for any other text."""
-    kernel, (bm, bn, bk), (stages, warps, group, split), direct = LABELS.read(label)
-    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct)
+MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
+WGMMA_ROWS = 64  # of the first operand; narrower tiles use mma.sync
+NARROWEST = 16  # rows of the narrow side of a tile
+LEAST_STEPS = 2  # over K, of one slice
 
 
 @dataclass(frozen=True)
@@ -86,26 +63,57 @@ class Problem:
 
     @property
     def pack_a(self) -> bool:
-        """Whether TMA needs a K-major copy of A, with rows on 16 bytes."""
+        """Whether TMA needs a copy of A: rows on 16 bytes, or K-major."""
         return self._pack(self.a_k_major, self.m)
 
     @property
     def pack_b(self) -> bool:
-        """Whether TMA needs a K-major copy of B, with rows on 16 bytes."""
+        """Whether TMA needs a copy of B: rows on 16 bytes, or K-major."""
         return self._pack(self.b_k_major, self.n)
 
     def _pack(self, k_major: bool, rows: int) -> bool:
-        # wgmma reads only 16-bit types with K outermost; PTX ISA, "Strides", wgmma descriptors.
-        if not k_major and self.precision.bytes_per_element != 2:
-            return True
-        return bool(
+        return self.turned(k_major) or bool(
             (self.k if k_major else rows) * self.precision.bytes_per_element % TMA_ALIGNMENT
         )
+
+    @property
+    def copies(self) -> int:
+        """Launches that pack: one for each operand that is transposed, one for the others."""
+        turned = [
+            self.turned(k_major) if pack else None
+            for pack, k_major in ((self.pack_a, self.a_k_major), (self.pack_b, self.b_k_major))
+        ]
+        return turned.count(True) + (False in turned)
+
+    def turned(self, k_major: bool) -> bool:
+        """Whether the copy for TMA is transposed: wgmma reads only 16-bit types with K outermost
+        (PTX ISA, "Strides", wgmma descriptors).
+        """
+        return not k_major and self.precision.bytes_per_element != 2
 
     @property
     def c_misaligned(self) -> bool:
         """Whether the rows of C do not start on 16 bytes, which TMA cannot store."""
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
+
+    @property
+    def misaligned(self) -> bool:
+        """Whether rows of A or B do not start on 16 bytes."""
+        return any(row % TMA_ALIGNMENT for row in self._row_bytes)
+
+    def straddles(self, packed: bool) -> bool:
+        """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
+        reads them, from copies that do.
+        """
+        copied = (packed and self.pack_a, packed and self.pack_b)
+        rows = zip(self._row_bytes, copied, strict=True)
+        return any(row % LINE_BYTES and not copy for row, copy in rows)
+
+    @property
+    def _row_bytes(self) -> tuple[int, int]:
+        a = self.k if self.a_k_major else self.m
+        b = self.k if self.b_k_major else self.n
+        return a * self.precision.bytes_per_element, b * self.precision.bytes_per_element
 
     @property
     def storage_class(self) -> tuple[bool, bool, bool]:
@@ -117,82 +125,35 @@ class Problem:
         return ceil(self.m / config.bm) * ceil(self.n / config.bn)
 
 
-def shared_memory(config: Config, kind: Precision) -> int:
-    """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
-    the tile on its way to C. Only the compiler knows the exact number.
-    """
-    buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
-    staged = config.bm * config.bn * kind.output_bytes // config.split
-    if config.kernel == POINTER:
-        return max(buffers, staged)
-    barriers = 1024
-    if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
-        return max(buffers, staged) + barriers
-    return buffers + staged + barriers
-
-
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether a GPU of this capability can run it: TMA, alignment of C, shared memory."""
-    if config.kernel != POINTER and (
-        not has_tma(capability) or config.direct < problem.c_misaligned
-    ):
-        return False
-    return shared_memory(config, problem.precision) <= architecture(capability).block_shared_bytes
+    """Whether a GPU of this capability can run it; `why_not` says what is in the way."""
+    return why_not(config, problem, capability) is None
 
 
-# (M, N, K, stages, warps). No Tensor Core: operands go through registers, so tiles stay small in K.
-_FP32_TILES = (
-    (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 64, 16, 3, 4), (128, 64, 16, 3, 4),
-    (64, 128, 16, 3, 4), (128, 128, 16, 3, 8), (128, 128, 16, 2, 8),
-)  # fmt: skip
-# (M, N, 128-byte lines of K, stages, warps)
-_POINTER_TILES = (
-    (32, 32, 1, 4, 4), (32, 64, 1, 4, 4), (64, 64, 1, 4, 4), (64, 128, 1, 4, 4),
-    (128, 64, 1, 4, 4), (128, 128, 1, 3, 8), (128, 256, 1, 3, 8),
-)  # fmt: skip
-_TMA_TILES = (
-    (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
-    (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
-    (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
-    (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
-    (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
-)  # fmt: skip
-
-
-@cache
-def catalogue(precision_name: str) -> tuple[Config, ...]:
-    """Every configuration that the rules choose from, for one precision. KeyError for no
-    precision.
+def why_not(config: Config, problem: Problem, capability: Capability) -> str | None:
+    """Why a GPU of this capability cannot run it, or None: TMA, alignment of C, shared memory, and
+    for GLUON a Triton that has it, Hopper, and a precision that it multiplies.
     """
-    kind = PRECISIONS[precision_name]
-    if precision_name == "fp32":
-        return tuple(Config(POINTER, *tile) for tile in _FP32_TILES)
-    line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
-    found = [
-        Config(kernel, bm, bn, lines * line, stages, warps)
-        for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
-        for bm, bn, lines, stages, warps in tiles
-    ]
-    found += _persistent(line, kind.output_bytes)
-    found.append(Config(WIDE, 128, 192, line, 4, 8, split=2))
-    if kind.is_float8 and not kind.fast_accumulate:
-        found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
-    return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
+    if config.kernel != POINTER and not has_tma(capability):
+        return "this GPU has no TMA"
+    if config.kernel not in (POINTER, *SLICED) and config.direct < problem.c_misaligned:
+        return "the rows of C do not start on 16 bytes"
+    if config.slices > ceil(problem.k / config.bk):
+        return "it has more slices than steps over K"
+    if config.kernel == GLUON and (reason := _no_gluon(problem.precision, capability)):
+        return reason
+    needed = shared_memory(config, problem.precision)
+    if needed > (there := architecture(capability).block_shared_bytes):
+        return f"it needs {needed} bytes of shared memory, a block has {there}"
+    return None
 
 
-def _direct(config: Config) -> Config:
-    # Addresses take registers too: a large tile stored in one part spills.
-    parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
-    return replace(config, direct=True, split=max(config.split, parts))
-
-
-def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
-    wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
-    for warps in (4, 8):
-        yield Config(PERSISTENT, 128, 128, line, 4, warps, split=wide)
-    for bm, bn in ((128, 256), (256, 128)):
-        yield Config(PERSISTENT, bm, bn, line, 3, 8, split=wide)
-        yield Config(PERSISTENT, bm, bn, line, 4, 8, split=2 * wide)
+def _no_gluon(kind: Precision, capability: Capability) -> str | None:
+    if capability != WGMMA_CAPABILITY:
+        return "this GPU has no wgmma"
+    if kind.name not in GLUON_PRECISIONS:
+        return f"it does not multiply {kind.name}"
+    return gluon.missing()
 
 
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
@@ -202,40 +163,74 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
         config
         for config in catalogue(kind.name)
         if valid(config, problem, capability)
-        and (config.direct == problem.c_misaligned or config.kernel == POINTER)
+        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, *SLICED))
+        and _suits(config, problem)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
 
 
-L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
-START_CLOCKS = 3000  # launch, first loads
-POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
-PACK_CLOCKS = 4000  # another launch
-NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
-MOST_SHARED = 2  # blocks of an SM that count: more hide no more
-HIDDEN_STORE = 0.3  # of a store that the next tile's multiply-adds hide
+def _suits(config: Config, problem: Problem) -> bool:
+    """Whether a sliced kernel is made for the problem: one side so narrow, K so long."""
+    if config.kernel not in SLICED:
+        return True
+    narrow, rows = (config.bm, problem.m) if config.kernel == SKINNY else (config.bn, problem.n)
+    if config.slices * LEAST_STEPS > ceil(problem.k / config.bk):
+        return False
+    general = config.kernel == SPLIT_K and narrow >= WGMMA_ROWS
+    return general or narrow == max(NARROWEST, power_of_two(rows))
+
+
+FACTS: Mapping[str, Kernel] = {
+    POINTER: Kernel(slowdown=1.3),  # address arithmetic and register pressure
+    TMA: Kernel(),
+    PERSISTENT: Kernel(stored=0.5),  # the next tile's loads are under way
+    GLUON: Kernel(stored=0.3),  # and its own products, of the other warpgroup
+    SKINNY: Kernel(rows_first=False),
+}
+REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
+MISALIGNED_SLOWDOWN = 2.0  # of POINTER, where elements are loaded one by one
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
-    """A model's SM clocks for one launch: waves x (multiply-adds or loads), and the ends of a tile.
+    """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
+    kernel = FACTS.get(config.kernel, Kernel())
+    if config.kernel == POINTER and problem.misaligned:
+        kernel = replace(kernel, slowdown=MISALIGNED_SLOWDOWN * kernel.slowdown)
+    return tile_model.estimated_clocks(_work(config, problem), kernel, sm_count)
 
-    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
-    """
-    kind = problem.precision
-    rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
-    shared_blocks = min(MOST_SHARED, HOPPER.blocks_per_sm(
-        32 * config.warps, config.accumulators, shared_memory(config, kind)
-    ))  # fmt: skip
-    waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
-    if problem.tiles(config) <= sm_count:
-        waves = 1
-    area, edge = config.bm * config.bn, config.bm + config.bn
-    narrow = 1.0 if min(config.bm, config.bn) >= 128 else NARROW_SLOWDOWN
-    products = 2 * area * problem.k / rate * narrow
-    loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
-    store = area * kind.output_bytes / L2_BYTES_PER_CLOCK
-    store *= HIDDEN_STORE if config.kernel == PERSISTENT else 1
-    clocks = START_CLOCKS + waves * (max(products, loads) + store)
-    if config.kernel == POINTER:
-        return clocks * POINTER_SLOWDOWN
-    return clocks + (problem.pack_a + problem.pack_b) * PACK_CLOCKS
+
+def tile_kind(config: Config) -> tuple[int, int, int]:
+    """What a short list holds few of: the tile, or the same one turned."""
+    return min(config.bm, config.bn), max(config.bm, config.bn), config.bk
+
+
+def fit(config: Config, problem: Problem) -> Fit:
+    """How the configuration's tiles fit C."""
+    tiles = problem.tiles(config)
+    return Fit(tiles, tiles * config.bm * config.bn / (problem.m * problem.n))
+
+
+def _work(config: Config, problem: Problem) -> Work:
+    p, kind, slices = problem, problem.precision, config.slices
+    shared = shared_memory(config, kind)
+    packed = p.k * (p.m * p.pack_a + p.n * p.pack_b) if config.kernel != POINTER else 0
+    copies = p.copies if config.kernel != POINTER else 0
+    return Work(
+        tiles=p.tiles(config) * slices,
+        rows=config.bm,
+        columns=config.bn,
+        depth=ceil(ceil(p.k / config.bk) / slices) * config.bk,
+        step=config.bk,
+        element_bytes=kind.bytes_per_element,
+        # A tile's last program reads every slice again.
+        output_bytes=kind.output_bytes + (slices > 1) * (1 + slices) * kind.accumulator_bytes,
+        flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
+        pieces=pieces(config.bn) if config.kernel == GLUON else (),
+        resident=1
+        if config.kernel in WALKING
+        else HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared),
+        straddles=p.straddles(packed=config.kernel != POINTER),
+        moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
+        launches=copies + (REDUCED if slices > 1 else 0),
+        extra_moved=2 * packed * kind.bytes_per_element,
+    )

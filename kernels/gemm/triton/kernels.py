@@ -131,45 +131,6 @@ def gemm_tma_persistent(
 
 
 @triton.jit(do_not_specialize=["group"])
-def gemm_tma_192(
-    a, b, b_tail, c_desc, c_tail, c, M, N, K, group,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-):  # fmt: skip
-    """Tiles 192 columns wide, as 128 + 64, where powers of two leave the last wave half empty.
-
-    b_tail and c_tail describe the same matrices as b and c_desc with blocks half as wide. BN is
-    192. Persistent, but with the loops nested: ptxas serializes the two products when flattened.
-    """
-    tl.static_assert(BN == 192)
-    tiles_m = tl.cdiv(M, BM)
-    tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
-        tile_m, tile_n = _tile(tile, tiles_m, tiles_n, group)
-        m = tile_m * BM
-        n = tile_n * BN
-        acc = tl.zeros((BM, 128), ACC)
-        tail = tl.zeros((BM, 64), ACC)
-        for k in range(0, K, BK):
-            x = _load(a, m, k, A_K_MAJOR)
-            y = _load(b, n, k, B_K_MAJOR).T
-            y_tail = _load(b_tail, n + 128, k, B_K_MAJOR).T
-            acc = tl.dot(
-                x, y, acc,
-                input_precision=INPUT_PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC,
-            )  # fmt: skip
-            tail = tl.dot(
-                x, y_tail, tail,
-                input_precision=INPUT_PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC,
-            )  # fmt: skip
-        _store(c_desc, c, acc, m, n, M, N, BM, 128, SPLIT)
-        _store(c_tail, c, tail, m, n + 128, M, N, BM, 64, SPLIT)
-
-
-@triton.jit(do_not_specialize=["group"])
 def gemm_pointer(
     a, b, c, M, N, K, group, stride_am, stride_ak, stride_bk, stride_bn,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -208,20 +169,3 @@ def gemm_pointer(
         a_tile += BK * stride_ak
         b_tile += BK * stride_bk
     _store(None, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, 1)
-
-
-@triton.jit
-def pack_k_major(
-    source, packed, ROWS, K, stride_row, stride_k, ld_packed,
-    BR: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Copy a [ROWS, K] matrix of any strides to one stored [ROWS, ld_packed], rows aligned for TMA.
-
-    What lies between K and ld_packed is left as it is: the descriptor ends at K. Reading each
-    operand once here costs far less than misaligned loads in every tile that uses it.
-    """
-    rows = tl.program_id(1).to(tl.int64) * BR + tl.arange(0, BR)
-    inner = tl.program_id(0) * BK + tl.arange(0, BK)
-    mask = (rows < ROWS)[:, None] & (inner < K)[None, :]
-    x = tl.load(source + rows[:, None] * stride_row + inner.to(tl.int64)[None, :] * stride_k, mask)
-    tl.store(packed + rows[:, None] * ld_packed + inner[None, :], x, mask=mask)

@@ -1,0 +1,238 @@
+"""Launches of the Triton GEMM: binds a configuration to matrices. Descriptors, scratch, grids.
+
+Whatever can be done beforehand is done here, so that a launch does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.gemm.triton import config as cfg
+from kernels.gemm.triton import kernels as jit
+from kernels.gemm.triton.config import Config, Problem
+from kernels.gemm.triton.pack_kernel import pack_k_major, pack_rows
+from kernels.gemm.triton.skinny_kernel import gemm_sliced
+from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, Step, input_precision, options
+
+TURN_ROWS, TURN_COLUMNS = 64, 64  # of a block that is transposed
+PACK_ROWS, PACK_BYTES = 16, 512  # of a block that is copied
+PACK_WARPS = 4
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # by bytes
+WARPGROUP = 4  # warps
+THINNEST = 16  # columns of a descriptor that no kernel reads
+
+_ACCUMULATE = {"float32": tl.float32, "float16": tl.float16, "int32": tl.int32}
+_TMA_KERNELS = {cfg.TMA: jit.gemm_tma, cfg.PERSISTENT: jit.gemm_tma_persistent}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where rows x K values start, and how they lie: [rows, ld] (K-major) or [K, ld]."""
+
+    base: torch.Tensor
+    rows: int
+    k: int
+    k_major: bool
+    ld: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """[rows, K], or [K, rows] where the rows are contiguous."""
+        return [self.rows, self.k] if self.k_major else [self.k, self.rows]
+
+    def box(self, rows: int, k: int) -> list[int]:
+        """A block of it, in the order of `sizes`."""
+        return [rows, k] if self.k_major else [k, rows]
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Strides in elements along the rows and along K."""
+        return (self.ld, 1) if self.k_major else (1, self.ld)
+
+    def descriptor(self, rows: int, k: int) -> TensorDescriptor:
+        """A TMA descriptor whose blocks are `rows` x `k`."""
+        return TensorDescriptor(self.base, self.sizes, [self.ld, 1], self.box(rows, k))
+
+
+class Launcher:
+    """Binds configurations to the matrices of one problem.
+
+    `a`, `b` and `c` give addresses and dtypes; sizes and strides come from the problem. Copies that
+    TMA needs are allocated at the first use and shared by all configurations.
+    """
+
+    def __init__(
+        self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, sm_count: int
+    ) -> None:
+        p = problem
+        self.problem, self.c, self.sm_count = problem, c, sm_count
+        self.a = Matrix(a, p.m, p.k, p.a_k_major, p.k if p.a_k_major else p.m)
+        self.b = Matrix(b, p.n, p.k, p.b_k_major, p.k if p.b_k_major else p.n)
+
+    def bind(self, config: Config) -> tuple[Step, ...]:
+        """The launches of one GEMM, in order. torch.OutOfMemoryError if a copy for TMA does not
+        fit.
+        """
+        if config.kernel == cfg.POINTER:
+            return (self._pointer_step(config),)
+        a, b, packs = self._packed
+        if config.kernel == cfg.GLUON:
+            return (*packs, self._gluon_step(config, a, b))
+        if config.kernel in cfg.SLICED:
+            return (*packs, self._sliced_step(config, a, b))
+        return (*packs, self._tma_step(config, a, b))
+
+    @cached_property
+    def _packed(self) -> tuple[Matrix, Matrix, Sequence[Step]]:
+        """A and B as TMA reads them, and the launches that copy them there."""
+        p = self.problem
+        return packed(p, (self.a, self.b), (p.pack_a, p.pack_b))
+
+    def _arithmetic(self, config: Config) -> tuple[object, ...]:
+        kind = self.problem.precision
+        precise = kind.is_float8 and not kind.fast_accumulate
+        return input_precision(kind), _ACCUMULATE[kind.accumulate], config.bk if precise else None
+
+    def _pointer_step(self, config: Config) -> Step:
+        p = self.problem
+        args = (
+            self.a.base, self.b.base, self.c, p.m, p.n, p.k, config.group,
+            *self.a.strides, *reversed(self.b.strides),
+            config.bm, config.bn, config.bk, p.k % config.bk == 0,
+            *self._arithmetic(config),
+        )  # fmt: skip
+        step_options = options(config.stages, config.warps)
+        return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
+
+    def _tma_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
+        p, tiles = self.problem, self.problem.tiles(config)
+        boxes = (a.descriptor(config.bm, config.bk), b.descriptor(config.bn, config.bk))
+        tile = (config.bm, config.bn, config.bk, config.split)
+        args = (
+            *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group,
+            *tile, a.k_major, b.k_major, *self._arithmetic(config),
+        )  # fmt: skip
+        grid = (tiles,)
+        if config.kernel == cfg.PERSISTENT:
+            args, grid = (*args, self.sm_count), (min(self.sm_count, tiles),)
+        return Step(_TMA_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
+
+    def _c_box(self, config: Config) -> TensorDescriptor | None:
+        if config.direct:
+            return None
+        m, n = self.problem.m, self.problem.n
+        return TensorDescriptor(self.c, [m, n], [n, 1], [config.bm, config.bn // config.split])
+
+    def _sliced_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
+        p, tiles, slices = self.problem, self.problem.tiles(config), config.slices
+        kind, device = p.precision, self.c.device
+        values = tiles * slices * config.bm * config.bn if slices > 1 else 1
+        sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
+        counts = torch.zeros(tiles if slices > 1 else 1, dtype=torch.int32, device=device)
+        sides = [(a, config.bm, p.n), (b, config.bn, 1)]  # matrix, block, stride of C
+        if config.kernel == cfg.SKINNY:
+            sides.reverse()
+        (x, block_x, stride_x), (y, block_y, stride_y) = sides
+        args = (
+            x.descriptor(block_x, config.bk), y.descriptor(block_y, config.bk), self.c, sums,
+            counts, x.rows, y.rows, p.k, config.group, stride_x, stride_y,
+            block_x, block_y, config.bk, slices, x.k_major, y.k_major, *self._arithmetic(config),
+        )  # fmt: skip
+        return Step(gemm_sliced, (tiles * slices,), args, options(config.stages, config.warps))
+
+    def _gluon_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
+        from kernels.gemm.triton.gluon_kernel import block, described, gemm_gluon
+
+        p, (head, tail) = self.problem, config.parts
+        groups, part = config.warps // WARPGROUP, head // config.split
+        rows, thin = config.bm // groups, tail or THINNEST
+        operands = [
+            described(matrix.base, matrix.sizes, matrix.ld, matrix.box(count, config.bk))
+            for matrix, count in ((a, rows), (b, head), (b, thin))
+        ]
+        word = _word(p.n, TMA_ALIGNMENT // p.precision.output_bytes) if config.direct else 1
+        outputs = [
+            None if config.direct else described(self.c, [p.m, p.n], p.n, [rows, columns])
+            for columns in (part, thin)
+        ]
+        args = (
+            *operands, *outputs, self.c, p.m, p.n, p.k, config.group, p.n // word,
+            config.bm, head, tail, config.bk, config.stages, groups, part, word,
+            a.k_major, b.k_major,
+            *(block(self.c, [rows, columns]) for columns in (part, thin)),
+        )  # fmt: skip
+        grid = (min(self.sm_count, p.tiles(config)),)
+        return Step(gemm_gluon, grid, args, {"num_warps": WARPGROUP})
+
+
+def _word(length: int, most: int) -> int:
+    """The largest power of two, `most` or less, that divides a length."""
+    return min(length & -length, most)
+
+
+# ------------------------------------------------------------ copies
+
+
+def packed(
+    problem: Problem, matrices: Sequence[Matrix], wanted: Sequence[bool]
+) -> tuple[Matrix, Matrix, Sequence[Step]]:
+    """The matrices, or copies of those wanted whose rows start on 16 bytes, and the launches that
+    copy: one for all that stay as they lie, one for each that is transposed.
+    """
+    found, rows, steps = list(matrices), [], []
+    for i, matrix in enumerate(matrices):
+        if not wanted[i]:
+            continue
+        turned = problem.turned(matrix.k_major)
+        found[i] = _place(matrix, turned)
+        if turned:
+            steps.append(_turn_step(matrix, found[i]))
+        else:
+            rows.append((matrix, found[i]))
+    if rows:
+        steps.append(_rows_step(rows))
+    a, b = found
+    return a, b, steps
+
+
+def _place(matrix: Matrix, turned: bool) -> Matrix:
+    """Memory for a copy, K-major if `turned`. Its rows start on cache lines: TMA asks for 16 bytes,
+    but a row that straddles lines costs an L2 sector more for every 128 bytes.
+    """
+    outer, inner = (matrix.rows, matrix.k) if turned else matrix.sizes
+    line = LINE_BYTES // matrix.base.element_size()
+    ld = ceil(inner / line) * line
+    base = torch.empty((outer, ld), dtype=matrix.base.dtype, device=matrix.base.device)
+    return Matrix(base, matrix.rows, matrix.k, turned or matrix.k_major, ld)
+
+
+def _turn_step(source: Matrix, place: Matrix) -> Step:
+    args = (
+        source.base, place.base, source.rows, source.k, *source.strides, place.ld,
+        TURN_ROWS, TURN_COLUMNS,
+    )  # fmt: skip
+    grid = (ceil(source.k / TURN_COLUMNS), ceil(source.rows / TURN_ROWS))
+    return Step(pack_k_major, grid, args, {"num_warps": PACK_WARPS})
+
+
+def _rows_step(copies: Sequence[tuple[Matrix, Matrix]]) -> Step:
+    bound, words, blocks = [], [], []
+    for source, place in copies:
+        size = source.base.element_size()
+        outer, inner = source.sizes
+        word = _word(inner * size, max(WORDS))
+        length, ld = inner * size // word, place.ld * size
+        bound.append((source.base, place.base, outer, length, ld // TMA_ALIGNMENT))
+        words += [word, WORDS[word]]
+        blocks.append(ceil(outer / PACK_ROWS) * ceil(ld / PACK_BYTES))
+    if len(copies) == 1:  # the second is not reached
+        bound, words = 2 * bound, 2 * words
+    args = (*bound[0], blocks[0], *bound[1], *words, PACK_ROWS, PACK_BYTES)
+    return Step(pack_rows, (sum(blocks),), args, {"num_warps": PACK_WARPS})
