@@ -11,6 +11,7 @@ from functools import cached_property
 from math import ceil, prod
 
 from kernels.conv.shape import ConvShape
+from kernels.conv.triton import gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
@@ -18,12 +19,13 @@ from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, po
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
+GLUON = "conv_gluon"
 KERNELS = (
-    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT,
+    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
 )  # fmt: skip
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
-WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT)
+WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, GLUON)
 
 LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"))
 
@@ -176,6 +178,8 @@ class Sum:
         wasted *= ceil(self.output[0] / config.box[0]) * config.box[0] / self.output[0]
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
+        elif config.kernel == GLUON:
+            wasted *= gluon_config.multiplied(self, config.bc) / self.c
         else:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
@@ -195,6 +199,9 @@ class Sum:
 
 def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    if config.kernel == GLUON:
+        tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
+        return gluon_config.shared_memory(*tile, element_bytes)
     staged = config.pixels * config.bk * element_bytes // config.split
     x, w = config.pixels * config.bc * element_bytes, config.bk * config.bc * element_bytes
     barriers = 1024
@@ -223,6 +230,8 @@ def valid(
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
+    if config.kernel == GLUON:
+        return gluon_config.fits(config, what) and not gluon_config.missing(what, capability)
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
     if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
@@ -318,6 +327,9 @@ def _catalogue(what: Sum) -> Iterator[Config]:
         yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
     if what.shape.flat and what.c <= MAX_RESIDENT_CHANNELS:
         yield from _resident(what, widest, wide)
+    for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what):
+        for box in _boxes(pixels, what, GLUON):
+            yield Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
 
 
 def _channels(what: Sum) -> int:
@@ -354,7 +366,7 @@ def choices(
         config
         for config in found
         if valid(config, shape, which, precision, capability)
-        and config.accumulators <= MAX_ACCUMULATORS
+        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
         and (config.kernel == POINTER or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
@@ -364,7 +376,8 @@ def choices(
 L2_BYTES_PER_CLOCK = 42  # about 10 TB/s over 132 SMs; a model's constant, not a measurement
 MEMORY_BYTES_PER_CLOCK = 18  # about 4.2 TB/s at 1.75 GHz; likewise
 START_CLOCKS = 3000  # launch, first loads
-POINTER_SLOWDOWN = 2.0  # masks and 64-bit addresses, against TMA
+POINTER_SLOWDOWN = 8.0  # masks and 64-bit addresses, against TMA: measured at 130 channels
+GLUON_SLOWDOWN = 1.05  # the sums of a tile are stored before the next is multiplied
 NARROW_SLOWDOWN = 1.15  # 64 wide: shared memory feeds wgmma too slowly
 
 
@@ -379,6 +392,8 @@ def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) 
     waves = ceil(tiles / (sm_count * together)) * together if tiles > sm_count else 1
     flops = what.shape.flops * what.products(config) / tiles
     narrow = NARROW_SLOWDOWN if min(config.pixels, config.bk) < 128 else 1.0
+    if config.kernel == GLUON:
+        narrow = GLUON_SLOWDOWN * gluon_config.slowdown(config.bk)
     products = flops * narrow / HOPPER.flop_per_clock[kind.rate_name]
     pixels, channels = config.pixels, config.bk
     read = flops / (2 * pixels * channels) * (pixels + channels) * size
@@ -390,7 +405,16 @@ def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) 
     moved = size * (prod(what.image) * what.c + prod(what.whole_output) * what.k)
     memory = moved / MEMORY_BYTES_PER_CLOCK / sm_count
     slow = POINTER_SLOWDOWN if config.kernel == POINTER else 1.0
-    return START_CLOCKS + max(memory, waves * per_tile) * slow + 0.05 * waves * per_tile
+    copies = _copied(what, sm_count) if config.kernel == GLUON else 0.0
+    return START_CLOCKS + max(memory, waves * per_tile) * slow + 0.05 * waves * per_tile + copies
+
+
+def _copied(what: Sum, sm_count: int) -> float:
+    """Clocks of the copy that TMA needs where the input's pixels do not start on 16 bytes."""
+    if what.c * what.element_bytes % TMA_ALIGNMENT == 0:
+        return 0.0
+    moved = 2 * what.element_bytes * prod(what.image) * what.c
+    return START_CLOCKS / 2 + moved / MEMORY_BYTES_PER_CLOCK / sm_count
 
 
 def _together(config: Config, element_bytes: int) -> int:
