@@ -44,6 +44,11 @@ SHAPES = {
     "7x7/2 of 3": (2, 3, 16, 20, 24, 7, 7, 2, 3, 1),
     "3x3 of 3": (1, 3, 7, 9, 16, 3, 3, 1, 1, 1),
     "3x2/2 unaligned": (2, 3, 7, 5, 5, 3, 2, 2, 1, 1),
+    "3x3 unaligned": (2, 18, 7, 9, 13, 3, 3, 1, 1, 1),
+    "3x3/2 unaligned, even": (2, 21, 6, 8, 34, 3, 3, 2, 1, 1),
+    "3x3/2 unaligned, odd": (2, 17, 5, 7, 20, 3, 3, 2, 1, 1),
+    "1x1 unaligned": (2, 19, 5, 7, 33, 1, 1, 1, 0, 1),
+    "3x3/2 of one column": (2, 16, 6, 1, 16, 3, 3, 2, 1, 1),
 }  # fmt: skip
 LABELS = (
     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1",
@@ -54,7 +59,7 @@ LABELS = (
 )  # fmt: skip
 LABELS_A_SHAPE = 2
 MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
-IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3")
+IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3", "3x3/2 unaligned, odd")
 
 
 def ranked(shape: ConvShape, precision: str = "fp16", cap: tuple[int, int] = HOPPER):
@@ -167,7 +172,7 @@ def check(config: Config, shape: ConvShape, precision: str, tmp_path: Path) -> N
         assert compiled.metadata.shared <= SHARED_LIMIT
         ptx, log, spilled = assembled(compiled, tmp_path)
         assert spilled == 0, log
-        if step.kernel.__name__ not in ("wgrad_reduce", "wgrad_pad"):
+        if step.kernel.__name__ not in ("wgrad_reduce", "wgrad_pad", "pad_pixels"):
             check_products(config, precision, ptx, log)
 
 
@@ -218,6 +223,8 @@ def test_first_choices_compile_to_wgmma(label: str, tmp_path: Path):
         ),
         ("wgrad_tma/1x32x128x128/t3/r1/s3/w8/x14", (128, 128, 28, 3, 1)),
         ("wgrad_pointer/1x32x64x64/t1/r1/s3/w4/x2", (512, 512, 7, 3, 1)),
+        ("wgrad_tma/32x1x128x64/t3/r2/s6/w8/x7", (130, 130, 28, 3, 1)),
+        ("wgrad_tma/64x1x128x64/t1/r1/s4/w4/x10", (48, 80, 31, 5, 2)),
     ],
 )
 def test_other_kinds_of_tile_compile_to_wgmma(

@@ -24,6 +24,7 @@ LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x")
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
 MAX_ACCUMULATORS = 192  # registers of a thread
+MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
 FOLDED_CHANNELS = 8  # C above this fills tiles of its own
 
 
@@ -104,8 +105,8 @@ class Fold:
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
-    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits, strides
-    of 16 bytes, registers, shared memory. Only POINTER runs all sizes.
+    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
+    registers, shared memory. Only POINTER runs all sizes.
     """
     if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
         return False
@@ -123,7 +124,7 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
 
 def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
     size = kind.bytes_per_element
-    if not has_tma(cap) or shape.k * size % TMA_ALIGNMENT or shape.r % config.taps:
+    if not has_tma(cap) or shape.r % config.taps:
         return False
     if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
         return False
@@ -136,7 +137,7 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
             return False
         if config.bc != Fold.of(shape, size).window:
             return False
-    elif shape.c * size % TMA_ALIGNMENT or shape.w % shape.stride:
+    elif shape.w % shape.stride and (shape.stride > MOST_ODD_STRIDE or shape.w < shape.stride):
         return False
     return _fits(config, shape, kind, cap)
 
@@ -298,10 +299,15 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
+    size = kind.bytes_per_element
+    if config.kernel != POINTER:  # what TMA cannot read is copied
+        elements += 2 * (shape.k * size % TMA_ALIGNMENT > 0) * shape.elements("y")
+    if config.kernel == TMA:
+        elements += 2 * (shape.c * size % TMA_ALIGNMENT > 0) * shape.elements("x")
     if config.kernel == FOLD:
-        fold = Fold.of(shape, kind.bytes_per_element)
+        fold = Fold.of(shape, size)
         elements += 2 * shape.n * shape.h * fold.width * fold.channels
-    return elements * kind.bytes_per_element / DRAM_BYTES_PER_CLOCK
+    return elements * size / DRAM_BYTES_PER_CLOCK
 
 
 def _reduction(config: Config, shape: ConvShape) -> float:

@@ -31,19 +31,35 @@ def _pixels(tensor, n, h, w, channel, BN: tl.constexpr, BW: tl.constexpr, WIDTH:
 
 
 @triton.jit
+def _store_taps(
+    out, accs, k0, c0, r0, s, K, C, R, S,
+    BK: tl.constexpr, BC: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of TAPS kernel rows from r0, at kernel column s, to out[K, R, S, C]."""
+    k = k0 + tl.arange(0, BK)
+    c = c0 + tl.arange(0, BC)
+    mask = (k < K)[:, None] & (c < C)[None, :]
+    for r in tl.static_range(TAPS):
+        start = ((k.to(tl.int64) * R + r0 + r) * S + s) * C
+        tl.store(out + start[:, None] + c[None, :], accs[r].to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def wgrad_tma(
-    x, dy, out, N, P, Q, C, K, S, groups_r, splits, split_elements, pad_h, pad_w,
+    x, x_odd, dy, out, N, P, Q, C, K, S, groups_r, splits, split_elements, pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     PHASED: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TAPS kernel rows r at one kernel column s, over one of `splits` parts of the pixels.
 
-    x: descriptor [N, H, W/STRIDE, STRIDE*C] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC];
-    dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out: [splits][K][R][S][C] as a pointer, each
-    part split_elements long. groups_r is R/TAPS. A step takes ROWS rows of dy and every row of x
-    that meets them, each loaded once for all the taps that use it. TMA fills what lies outside
-    with zeros: the padding of x, and all of dy that is no pixel.
+    x: descriptor [N, H, W/STRIDE, STRIDE*apart] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC], a
+    pixel being `apart` elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
+    odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
+    [splits][K][R][S][C] as a pointer, each part split_elements long. groups_r is R/TAPS. A step
+    takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
+    use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
+    pixel.
     """
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
@@ -61,8 +77,11 @@ def wgrad_tma(
     channel = c0
     if PHASED:
         phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
-        channel += phase * C
         column = (column - phase) // STRIDE
+        if x_odd is None:
+            channel += phase * apart
+        elif phase == 1:
+            x = x_odd
     row = r0 * DIL - pad_h
 
     blocks_p = tl.cdiv(P, ROWS)
@@ -93,14 +112,8 @@ def wgrad_tma(
                 )
             accs = sums
 
-    k = k0 + tl.arange(0, BK)
-    c = c0 + tl.arange(0, BC)
-    mask = (k < K)[:, None] & (c < C)[None, :]
-    R = groups_r * TAPS
     out += split * split_elements
-    for r in tl.static_range(TAPS):
-        start = ((k.to(tl.int64) * R + r0 + r) * S + s) * C
-        tl.store(out + start[:, None] + c[None, :], accs[r].to(out.dtype.element_ty), mask=mask)
+    _store_taps(out, accs, k0, c0, r0, s, K, C, groups_r * TAPS, S, BK, BC, TAPS)
 
 
 @triton.jit
