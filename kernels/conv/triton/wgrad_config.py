@@ -266,6 +266,7 @@ L2_BYTES_PER_CLOCK = 48  # of one SM
 DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
 START_CLOCKS, LAUNCH_CLOCKS = 3000, 4000
 POINTER_SLOWDOWN = 2.5
+SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
 NARROW_SLOWDOWN = 1.25  # 64 x 64 tiles: shared memory feeds wgmma too slowly
 SCATTERED_SLOWDOWN = 1.3  # single pixels of few channels, each from another page of DRAM
@@ -288,7 +289,9 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     if kind.bytes_per_element > 2:
         products *= TRANSPOSED_SLOWDOWN
     loads = step_bytes(config, shape, kind) / L2_BYTES_PER_CLOCK
-    step = max(products, loads) * (POINTER_SLOWDOWN if config.kernel == POINTER else 1)
+    step = max(products, loads)
+    if config.kernel == POINTER:
+        step *= POINTER_SLOWDOWN * (SINGLES_SLOWDOWN if _copied(shape, kind) else 1)
     if busiest == 1 and config.warps == 4:
         step *= ALONE_SLOWDOWN
     computed = busiest * ceil(steps(config, shape) / config.splits) * step + waves * START_CLOCKS
@@ -299,15 +302,19 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
-    size = kind.bytes_per_element
-    if config.kernel != POINTER:  # what TMA cannot read is copied
-        elements += 2 * (shape.k * size % TMA_ALIGNMENT > 0) * shape.elements("y")
-    if config.kernel == TMA:
-        elements += 2 * (shape.c * size % TMA_ALIGNMENT > 0) * shape.elements("x")
+    copied = {POINTER: "", FOLD: "y", TMA: "xy"}[config.kernel]
+    elements += 2 * sum(shape.elements(name) for name in _copied(shape, kind) if name in copied)
     if config.kernel == FOLD:
-        fold = Fold.of(shape, size)
+        fold = Fold.of(shape, kind.bytes_per_element)
         elements += 2 * shape.n * shape.h * fold.width * fold.channels
-    return elements * size / DRAM_BYTES_PER_CLOCK
+    return elements * kind.bytes_per_element / DRAM_BYTES_PER_CLOCK
+
+
+def _copied(shape: ConvShape, kind: Precision) -> str:
+    """Which of "x" and "y" TMA cannot read as they are: their pixels do not start on 16 bytes."""
+    size = kind.bytes_per_element
+    channels = (("x", shape.c), ("y", shape.k))
+    return "".join(name for name, count in channels if count * size % TMA_ALIGNMENT)
 
 
 def _reduction(config: Config, shape: ConvShape) -> float:
