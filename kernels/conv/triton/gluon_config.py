@@ -88,7 +88,8 @@ def _taps(what: Sum, row: int, column: int) -> Iterator[tuple[tuple[int, int], i
             (rows, row_parity), (columns, column_parity) = (
                 divmod(reach - s.padding, s.stride) for reach in (down, right)
             )
-            yield (row_parity, column_parity), rows, columns, tap
+            if row_parity < s.h and column_parity < s.w:  # a view that has pixels
+                yield (row_parity, column_parity), rows, columns, tap
 
 
 def halves(bk: int) -> tuple[int, int]:
