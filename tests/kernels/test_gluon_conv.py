@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def shapes(draw: st.DrawFn) -> ConvShape:
         "dilation": st.integers(1, 2),
     }
     sizes = {name: draw(of) for name, of in size.items()}
+    if draw(st.integers(0, 3)) == 0:
+        sizes |= {
+            "groups": 2,
+            "c": draw(st.sampled_from((32, 96))),
+            "k": draw(st.sampled_from((32, 160))),
+        }
     try:
         return ConvShape(**sizes)
     except ValueError:
@@ -75,7 +82,8 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
             tensor.copy_(torch.randint(-2, 3, tensor.shape))
     carry_out(data_launch.bind(config, drawn, kind, SMS))
     x = (drawn.x if which == "fprop" else torch.zeros_like(drawn.x)).double().requires_grad_()
-    how = {"stride": shape.stride, "padding": shape.padding, "dilation": shape.dilation}
+    names = ("stride", "padding", "dilation", "groups")
+    how = {name: getattr(shape, name) for name in names}
     y = torch.nn.functional.conv2d(x, drawn.w.double(), None, **how)
     if which == "fprop":
         return drawn.output.double(), y.detach()
@@ -99,6 +107,10 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
 def test_views_taps_and_tiles_make_the_convolution(
     shape: ConvShape, config: Config, which: str, precision: str
 ):
+    what = Sum(shape, which, PRECISIONS[precision].bytes_per_element)
+    assume(not gluon_config.missing(what, HOPPER))
+    if shape.groups > 1 and what.group_k % config.bk:
+        config = replace(config, bk=16, split=1)
     assume(cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER))
     got, want = carried_out(config, shape, which, precision)
     assert torch.equal(got, want)
@@ -224,6 +236,16 @@ def test_under_the_interpreter_it_is_left_out(monkeypatch):
 
 
 WGMMA = {"fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32"}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("which", PASSES)
+def test_grouped_convolutions_have_choices_that_compile(which: str, tmp_path: Path):
+    shape = ConvShape(64, 512, 28, 28, 512, 3, 3, 2, 1, 1, 16)
+    found = choices(shape, which, PRECISIONS["fp16"], HOPPER, SMS)
+    assert {config.kernel for config in found} == {GLUON}
+    assert all(32 % config.bk == 0 for config in found)
+    check_compiled(found[0], shape, which, "fp16", tmp_path)
 
 
 def check_compiled(config: Config, shape: ConvShape, which: str, precision: str, folder: Path):

@@ -49,6 +49,8 @@ SHAPES = {
     "3x3/2 unaligned, odd": (2, 17, 5, 7, 20, 3, 3, 2, 1, 1),
     "1x1 unaligned": (2, 19, 5, 7, 33, 1, 1, 1, 0, 1),
     "3x3/2 of one column": (2, 16, 6, 1, 16, 3, 3, 2, 1, 1),
+    "two groups": (2, 32, 5, 7, 48, 3, 3, 1, 1, 1, 2),
+    "three groups, odd, stride 2": (1, 48, 5, 7, 72, 3, 3, 2, 1, 1, 3),
 }  # fmt: skip
 LABELS = (
     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1",
@@ -111,7 +113,7 @@ def error(label: str, shape: ConvShape, precision: str) -> float:
         step.launch()
     reference = conv2d_weight(
         drawn.x.double(), drawn.w.shape, drawn.y.double(),
-        shape.stride, shape.padding, shape.dilation,
+        shape.stride, shape.padding, shape.dilation, shape.groups,
     )  # fmt: skip
     return float((drawn.w.double() - reference).norm() / reference.norm())
 
@@ -145,6 +147,9 @@ def test_choices_read_back_start_with_tma_and_give_every_step_work(precision: st
 def test_there_is_always_a_choice_that_fits(precision: str, cap: tuple[int, int]):
     limit, kind = architecture(cap).block_shared_bytes, PRECISIONS[precision]
     for shape in (*(ConvShape(*sizes) for sizes in SHAPES.values()), resnet(RESNET[2])):
+        if shape.groups > 1 and cap < HOPPER:
+            assert not ranked(shape, precision, cap)  # they need TMA
+            continue
         found = ranked(shape, precision, cap)
         assert found
         assert max(cfg.shared_memory(config, shape, kind) for config in found) <= limit
@@ -157,6 +162,7 @@ def test_other_passes_groups_and_precisions_are_not_valid():
     fp16 = PRECISIONS["fp16"]
     assert cfg.valid(config, shape, "wgrad", fp16, HOPPER)
     assert not cfg.valid(config, shape, "dgrad", fp16, HOPPER)
+    assert config.kernel == cfg.POINTER  # groups are TMA's
     assert not cfg.valid(config, replace(shape, groups=8), "wgrad", fp16, HOPPER)
     assert not cfg.valid(config, shape, "wgrad", PRECISIONS["fp64"], HOPPER)
     assert not cfg.valid(config, shape, "wgrad", fp16, (7, 5))
@@ -225,6 +231,7 @@ def test_first_choices_compile_to_wgmma(label: str, tmp_path: Path):
         ("wgrad_pointer/1x32x64x64/t1/r1/s3/w4/x2", (512, 512, 7, 3, 1)),
         ("wgrad_tma/32x1x128x64/t3/r2/s6/w8/x7", (130, 130, 28, 3, 1)),
         ("wgrad_tma/64x1x128x64/t1/r1/s4/w4/x10", (48, 80, 31, 5, 2)),
+        ("wgrad_tma/64x1x64x16/t3/r1/s4/w4/x10", (64, 64, 14, 3, 1)),
     ],
 )
 def test_other_kinds_of_tile_compile_to_wgmma(

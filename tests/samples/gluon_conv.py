@@ -57,14 +57,15 @@ def _conv_gluon(a: Any, step: Step) -> None:
 
 def _tap(a: Any, xs: Sequence[Any], entry: Sequence[int], at: Sequence[int]) -> torch.Tensor:
     view, row, column, tap = entry
+    group = at[3] // a.group_k
     total = torch.zeros((), dtype=torch.float64)
     for block in range(a.STEPS):
         c, depth = block * a.BC, a.LAST if block == a.STEPS - 1 else a.BC
-        pixels = _box(xs[view], (at[0], at[1] + row, at[2] + column, c))
+        pixels = _box(xs[view], (at[0], at[1] + row, at[2] + column, group * a.group_c + c))
         columns = [
             _box(w, (at[3] + first, tap, c)).squeeze(1).T
             if a.K_MAJOR
-            else _box(w, (c, tap, at[3] + first)).squeeze(1)
+            else _box(w, (group * a.group_c + c, tap, at[3] + first - group * a.group_k)).squeeze(1)
             for w, first in ((a.w_head, 0), (a.w_tail, a.HEAD))[: 1 + (a.TAIL > 0)]
         ]
         total = total + pixels.reshape(-1, a.BC)[:, :depth] @ torch.cat(columns, 1)[:depth]

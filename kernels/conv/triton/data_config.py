@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
+from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
@@ -91,6 +92,12 @@ class Sum:
     which: str
     element_bytes: int
 
+    @classmethod
+    def of(cls, case: Case) -> Sum:
+        """The sum of a case. ValueError for no convolution."""
+        bytes_per_element = case.precision.bytes_per_element
+        return cls(ConvShape.of(case), str(case.dims["pass"]), bytes_per_element)
+
     @property
     def dgrad(self) -> bool:
         """Whether the weights are used with filters and channels exchanged."""
@@ -110,6 +117,16 @@ class Sum:
     def k(self) -> int:
         """Channels of the output: K of fprop, C of dgrad."""
         return self.shape.c if self.dgrad else self.shape.k
+
+    @property
+    def group_c(self) -> int:
+        """Channels added up of one group."""
+        return self.c // self.shape.groups
+
+    @property
+    def group_k(self) -> int:
+        """Channels of the output of one group."""
+        return self.k // self.shape.groups
 
     @property
     def image(self) -> tuple[int, int, int]:
@@ -179,7 +196,7 @@ class Sum:
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
         elif config.kernel == GLUON:
-            wasted *= gluon_config.multiplied(self, config.bc) / self.c
+            wasted *= gluon_config.multiplied(self, config.bc) / self.group_c
         else:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
@@ -219,7 +236,7 @@ def valid(
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
     TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
-    if which not in ("fprop", "dgrad") or shape.groups != 1:
+    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel != GLUON):
         return False
     size = precision.bytes_per_element
     if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:

@@ -110,7 +110,7 @@ def _power(number: int) -> bool:
 
 def multiplied(what: Sum, bc: int) -> int:
     """Channels that are multiplied for each tap, those past the last one with them."""
-    steps, last = depths(what.c, bc, what.element_bytes)
+    steps, last = depths(what.group_c, bc, what.element_bytes)
     return (steps - 1) * bc + last
 
 
@@ -120,6 +120,11 @@ def missing(what: Sum, capability: Capability) -> str | None:
         return "it multiplies by wgmma, which Hopper alone has"
     if what.shape.stride > MOST_STRIDE:
         return f"it has descriptors for strides up to {MOST_STRIDE}"
+    if what.shape.groups > 1:
+        if what.group_c % LEAST_WIDTH or what.group_k % LEAST_WIDTH:
+            return f"a group's channels must be multiples of {LEAST_WIDTH}"
+        if what.dgrad and what.element_bytes > 2:
+            return "it has no dgrad in tf32"
     return gluon.missing()
 
 
@@ -131,7 +136,10 @@ def fits(config: Config, what: Sum) -> bool:
     deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE
     rows = 16 * config.warps  # of a wgmma of each warpgroup
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
-    return widths and deep and whole and config.warps in (4, 8) and config.split in (1, 2)
+    # Tiles and steps of a grouped convolution stay within a group.
+    grouped = what.shape.groups == 1 or what.group_k % config.bk == 0
+    shared = config.warps in (4, 8) and config.split in (1, 2)
+    return widths and deep and whole and grouped and shared
 
 
 def word(channels: int, element_bytes: int) -> int:
@@ -183,10 +191,12 @@ def slowdown(bk: int) -> float:
     return product_clocks(bk) / (bk / 2)
 
 
-def widths(k: int) -> list[int]:
-    """The widths of tiles that take k output channels in the fewest clocks, the widest first."""
-    clocks = {bk: ceil(k / bk) * product_clocks(bk) for bk in WIDTHS}
-    found = sorted(WIDTHS, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
+def widths(k: int, groups: int = 1) -> list[int]:
+    """The widths of tiles that take k output channels in the fewest clocks, the widest first; those
+    of a grouped convolution divide k, its channels a group.
+    """
+    clocks = {bk: ceil(k / bk) * product_clocks(bk) for bk in WIDTHS if groups == 1 or k % bk == 0}
+    found = sorted(clocks, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
     return sorted(
         (bk for bk in found if clocks[bk] <= WORST_WIDTH * clocks[found[0]]), reverse=True
     )
@@ -195,8 +205,8 @@ def widths(k: int) -> list[int]:
 def tiles(what: Sum) -> Iterator[tuple[int, int, int, int, int, int, int]]:
     """(pixels, output channels, channels, stages, warps, parts, programs on an SM) worth a try."""
     size = what.element_bytes
-    bc = min(LINE // size, max(WGMMA_BYTES // size, power_of_two(what.c)))
-    for bk in widths(what.k):
+    bc = min(LINE // size, max(WGMMA_BYTES // size, power_of_two(what.group_c)))
+    for bk in widths(what.group_k, what.shape.groups):
         for pixels, warps, split, per_sm in TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO

@@ -58,16 +58,18 @@ def _place(
 
 
 @gluon.jit
-def _load_weights(w, stage, ready, k, tap, c, K_MAJOR: gl.constexpr):
+def _load_weights(w, stage, ready, k, tap, c, group, groups, K_MAJOR: gl.constexpr):
+    """k counts all output channels, c those of the group's inputs."""
     if K_MAJOR:
         tma_load(w, [k, tap, c], ready, stage)
     else:
-        tma_load(w, [c, tap, k], ready, stage)
+        group_k, group_c = groups
+        tma_load(w, [group * group_c + c, tap, k - group * group_k], ready, stage)
 
 
 @gluon.jit
 def _loader(
-    xs, ws, table, starts, buffers, barriers, tiles, grid,
+    xs, ws, table, starts, buffers, barriers, tiles, grid, groups,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
     HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr, VIEWS: gl.constexpr,
     K_MAJOR: gl.constexpr,
@@ -75,6 +77,7 @@ def _loader(
     """The warp that loads: waits until a stage is empty, fills it, goes on to the next."""
     x0, x1, x2, x3 = xs
     w_head, w_tail = ws
+    group_k, group_c = groups
     x_stages, head_stages, tail_stages = buffers
     ready, empty = barriers
     STAGE_BYTES: gl.constexpr = (
@@ -83,6 +86,7 @@ def _loader(
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         parity, n, h, w, k = _place(tile, grid, BN, BH, BW, HEAD + TAIL)
+        group = k // group_k
         for entry in range(gl.load(starts + parity), gl.load(starts + parity + 1)):
             view = gl.load(table + 4 * entry)
             row = h + gl.load(table + 4 * entry + 1)
@@ -94,19 +98,22 @@ def _loader(
                 full = ready.index(stage)
                 mbarrier.expect(full, STAGE_BYTES)
                 c = block * BC
-                at = [n, row, column, c]
+                at = [n, row, column, group * group_c + c]
                 pixels = x_stages.index(stage)
                 if VIEWS == 1:
                     tma_load(x0, at, full, pixels)
                 else:
                     tma_load(x0, at, full, pixels, pred=view == 0)
                     tma_load(x1, at, full, pixels, pred=view == 1)
+                if VIEWS > 2:
                     tma_load(x2, at, full, pixels, pred=view == 2)
+                if VIEWS > 3:
                     tma_load(x3, at, full, pixels, pred=view == 3)
-                _load_weights(w_head, head_stages.index(stage), full, k, tap, c, K_MAJOR)
+                head = head_stages.index(stage)
+                _load_weights(w_head, head, full, k, tap, c, group, groups, K_MAJOR)
                 if TAIL > 0:
-                    tail = tail_stages.index(stage)
-                    _load_weights(w_tail, tail, full, k + HEAD, tap, c, K_MAJOR)
+                    thin = tail_stages.index(stage)
+                    _load_weights(w_tail, thin, full, k + HEAD, tap, c, group, groups, K_MAJOR)
                 step += 1
 
 
@@ -253,6 +260,7 @@ def _store(
                 _store_box(y0, place, at)
             if parity == 1:
                 _store_box(y1, place, at)
+        if PARITIES > 2:
             if parity == 2:
                 _store_box(y2, place, at)
             if parity == 3:
@@ -348,7 +356,7 @@ def _consumer(
 @gluon.jit
 def conv_gluon(
     x0, x1, x2, x3, w_head, w_tail, y0, y1, y2, y3, t0, t1, t2, t3, out, table, starts,
-    N, H, W, words, tiles, of_parity, tiles_k, tiles_w, tiles_h,
+    N, H, W, words, tiles, of_parity, tiles_k, tiles_w, tiles_h, group_k, group_c,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
     LAST: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, VIEWS: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
@@ -363,7 +371,8 @@ def conv_gluon(
     words * WORD.
     table: int32 (view, row, column, tap) of each tap; starts: the first entry of each parity (five
     numbers), then 2 * row + column of each parity's first pixel. STEPS blocks of BC channels cover
-    C, of the last only LAST channels are multiplied.
+    C, of the last only LAST channels are multiplied. In a grouped convolution C is group_c, that of
+    a group; a group has group_k output channels, whole tiles.
     """
     BM: gl.constexpr = BN * BH * BW
     THIN: gl.constexpr = TAIL if TAIL > 0 else 16
@@ -402,6 +411,7 @@ def conv_gluon(
         )),
         (_loader, (
             (x0, x1, x2, x3), (w_head, w_tail), table, starts, buffers, barriers, tiles, grid,
+            (group_k, group_c),
             BN, BH, BW, BC, STEPS, HEAD, TAIL, STAGES, VIEWS, K_MAJOR,
         )),
     ], [1], [24])  # fmt: skip

@@ -47,10 +47,11 @@ def bind(
         *_four([_view(x, view, (*config.box, config.bc)) for view in views]),
         *(_filters(w, what, width, config.bc, k_major) for width in (head, thin)),
         *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
-        *_outputs(operands.output, what, parities, (*config.box, thin)),
+        *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
         operands.output, *_tables(parities, used, x.device),
         *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
-        *config.box, config.bc, *cfg.depths(what.c, config.bc, what.element_bytes),
+        what.group_k, what.group_c,
+        *config.box, config.bc, *cfg.depths(what.group_c, config.bc, what.element_bytes),
         head, tail, config.stages, config.split, len(used), len(parities), word, k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
@@ -78,7 +79,7 @@ def _weights(
     s, w = what.shape, operands.w
     taps = s.r * s.s
     if not what.dgrad or precision.bytes_per_element == 2:
-        flat, _, steps = padded(w, s.k * taps, s.c)
+        flat, _, steps = padded(w, s.k * taps, s.c // s.groups)
         return flat, not what.dgrad, steps
     swapped = torch.empty(s.c * taps * s.k, dtype=w.dtype, device=w.device)
     grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), taps)
@@ -91,7 +92,7 @@ def _weights(
 def _filters(w: torch.Tensor, what: Sum, width: int, bc: int, k_major: bool) -> TensorDescriptor:
     """The weights [rows, taps, columns] in boxes of `width` output channels by bc."""
     taps = what.shape.r * what.shape.s
-    rows, columns = (what.k, what.c) if k_major else (what.c, what.k)
+    rows, columns = (what.k, what.group_c) if k_major else (what.c, what.group_k)
     row = apart(columns, w.element_size())
     box = [width, 1, bc] if k_major else [bc, 1, width]
     return _descriptor(w, (rows, taps, columns), (taps * row, row, 1), box)
@@ -138,5 +139,5 @@ def _tables(
 
 
 def _four(views: list[TensorDescriptor]) -> list[TensorDescriptor | None]:
-    """As many as the kernel has arguments; those that it does not use are any."""
-    return [*views, *views[:1] * (VIEWS - len(views))]
+    """As many as the kernel has arguments: each descriptor is encoded at each launch."""
+    return [*views, *[None] * (VIEWS - len(views))]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS
@@ -108,7 +108,9 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
     registers, shared memory. Only POINTER runs all sizes.
     """
-    if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
+    if which != "wgrad" or kind.name not in PRECISIONS or cap < (8, 0):
+        return False
+    if shape.groups > 1 and config.kernel != TMA:
         return False
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
     if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
@@ -169,13 +171,13 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
 
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
-    filters = ceil(shape.k / config.bk)
+    filters = shape.groups * ceil(shape.k // shape.groups / config.bk)
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     groups = shape.r // config.taps
     if config.kernel == FOLD:
         return filters * groups
-    return filters * groups * shape.s * ceil(shape.c / config.bc)
+    return filters * groups * shape.s * ceil(shape.c // shape.groups / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
@@ -327,7 +329,7 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     """Every configuration worth considering for a shape, of one split each."""
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
-    if shape.c <= FOLDED_CHANNELS:
+    if shape.c <= FOLDED_CHANNELS and shape.groups == 1:
         yield from _folded(shape, kind)
     else:
         yield from _tma(shape, kind)
@@ -337,8 +339,12 @@ def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     for (images, columns, rows), taps in product(places(shape, kind), TILES):
         if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
             continue
-        for bk, bc, warps in _tiles(images, columns, taps, kind):
-            if bk > max(64, power_of_two(shape.k)) or bc > max(64, power_of_two(shape.c)):
+        k, c = (power_of_two(channels // shape.groups) for channels in (shape.k, shape.c))
+        tiles = _tiles(images, columns, taps, kind)
+        if shape.groups > 1 and c < 64:  # channels of other groups would only be thrown away
+            tiles = [(bk, max(16, c), warps) for bk, bc, warps in tiles if bc == 64]
+        for bk, bc, warps in tiles:
+            if bk > max(64, k) or bc > max(64, c):
                 continue
             base = Config(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)
             yield from _staged(base, shape, kind)
@@ -374,7 +380,7 @@ def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]
 def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     """(images, columns, rows) of a step: columns of one image, one column of many images, or both.
 
-    At most MOST_WASTE times the pixels that exist are computed.
+    At most MOST_WASTE times the pixels that exist are computed, where that can be.
     """
     line = 128 // kind.bytes_per_element  # pixels of a multiplication
     if shape.flat:
@@ -383,9 +389,12 @@ def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
     fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
     found += [(line // columns, columns) for columns in fitting[-2:]]
+    computed: dict[tuple[int, int, int], float] = {}
     for (images, columns), rows in product(found, (1, 2, 4, 7)):
-        computed = 1.0
-        for size, part in ((shape.n, images), (shape.p, rows), (shape.q, columns)):
-            computed *= ceil(size / part) * part / size
-        if computed <= MOST_WASTE and line // 2 <= images * columns * rows <= LONGEST_STEP:
-            yield images, columns, rows
+        if line // 2 <= images * columns * rows <= LONGEST_STEP:
+            parts = ((shape.n, images), (shape.p, rows), (shape.q, columns))
+            waste = prod(ceil(size / part) * part / size for size, part in parts)
+            computed[images, columns, rows] = waste
+    least = min(computed.values())
+    most = MOST_WASTE if least <= MOST_WASTE else 2 * least
+    yield from (place for place, waste in computed.items() if waste <= most)

@@ -46,7 +46,8 @@ def _store_taps(
 
 @triton.jit
 def wgrad_tma(
-    x, x_odd, dy, out, N, P, Q, C, K, S, groups_r, splits, split_elements, pad_h, pad_w, apart,
+    x, x_odd, dy, out, N, P, Q, C, K, S, groups, groups_r, splits, split_elements,
+    pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     PHASED: tl.constexpr, INPUT_PRECISION: tl.constexpr,
@@ -56,7 +57,8 @@ def wgrad_tma(
     x: descriptor [N, H, W/STRIDE, STRIDE*apart] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC], a
     pixel being `apart` elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
     odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
-    [splits][K][R][S][C] as a pointer, each part split_elements long. groups_r is R/TAPS. A step
+    [splits][groups][K][R][S][C] as a pointer, each part split_elements long; C and K are those of a
+    group, whose channels follow one another in x and dy. groups_r is R/TAPS. A step
     takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
     use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
     pixel.
@@ -68,13 +70,16 @@ def wgrad_tma(
     tiles_c = tl.cdiv(C, BC)
     c0 = index % tiles_c * BC
     index = index // tiles_c
+    group = index % groups
+    index = index // groups
     s = index % S
     index = index // S
     r0 = index % groups_r * TAPS
     split = (index // groups_r).to(tl.int64)
 
     column = s * DIL - pad_w
-    channel = c0
+    channel = group * C + c0
+    first_k = group * K + k0
     if PHASED:
         phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
         column = (column - phase) // STRIDE
@@ -98,7 +103,7 @@ def wgrad_tma(
         n0 = block // (blocks_q * blocks_p) * BN
         gradients = ()
         for j in tl.static_range(ROWS):
-            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, k0, BN, BW, BK).T,)
+            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, first_k, BN, BW, BK).T,)
         images = ()
         for j in tl.static_range((ROWS - 1) * STRIDE + (TAPS - 1) * DIL + 1):
             h = p0 * STRIDE + row + j
@@ -112,8 +117,9 @@ def wgrad_tma(
                 )
             accs = sums
 
-    out += split * split_elements
-    _store_taps(out, accs, k0, c0, r0, s, K, C, groups_r * TAPS, S, BK, BC, TAPS)
+    R = groups_r * TAPS
+    out += split * split_elements + group.to(tl.int64) * K * R * S * C
+    _store_taps(out, accs, k0, c0, r0, s, K, C, R, S, BK, BC, TAPS)
 
 
 @triton.jit

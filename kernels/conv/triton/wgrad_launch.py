@@ -38,7 +38,7 @@ def bind(
             raise ValueError(f"{name} is not channels_last")
     dw, shape = operands.w, operands.shape
     fold = Fold.of(shape, dw.element_size()) if config.kernel == FOLD else None
-    part_columns = fold.window if fold else shape.s * shape.c
+    part_columns = fold.window if fold else shape.s * (shape.c // shape.groups)
     split_elements = shape.k * shape.r * part_columns
     parts = dw
     if config.splits > 1 or fold:
@@ -54,7 +54,7 @@ def bind(
     steps = (*copies, Step(product, grid, args, options(config.stages, config.warps)))
     if parts is dw:
         return steps
-    channels = fold.channels if fold else shape.c
+    channels = fold.channels if fold else shape.c // shape.groups
     return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
 
 
@@ -79,20 +79,21 @@ def _tma_args(
         if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
         row, step = shape.w * apart, shape.stride * apart
-        c, s, pad_w = shape.c, shape.s, shape.padding
-        columns, channels = shape.w // shape.stride, step if shape.stride > 1 else c
+        c, s, pad_w = shape.c // shape.groups, shape.s, shape.padding
+        columns = shape.w // shape.stride
+        channels = step if shape.stride > 1 else shape.c
     strides = (shape.h * row, row, step, 1)
     n, p, q, k = shape.n, shape.p, shape.q, shape.k
     x_odd = None
     if not fold and shape.w % shape.stride:  # a view of rank four has whole strides alone
-        odd_sizes, columns, channels = (n, shape.h, columns, c), columns + 1, c
+        odd_sizes, columns, channels = (n, shape.h, columns, shape.c), columns + 1, shape.c
         x_odd = _descriptor(config, x[apart:], odd_sizes, strides, config.bc)
     y_strides = (p * q * y_apart, q * y_apart, y_apart, 1)
     return copies, (
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
         _descriptor(config, y, (n, p, q, k), y_strides, config.bk), out,
-        n, p, q, c, k, s, shape.r // config.taps, config.splits, split_elements,
-        shape.padding, pad_w, apart,
+        n, p, q, c, k // shape.groups, s, shape.groups, shape.r // config.taps,
+        config.splits, split_elements, shape.padding, pad_w, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         shape.stride, shape.dilation, shape.stride > 1 and not fold,
     )  # fmt: skip
@@ -136,12 +137,12 @@ def _reduce(
     channels: int, sm_count: int,
 ) -> Step:  # fmt: skip
     shape = operands.shape
-    elements = shape.elements("w")
+    elements, own = shape.elements("w"), shape.c // shape.groups
     least, most = REDUCE_ELEMENTS
     block = min(most, max(least, power_of_two(ceil(elements / (4 * sm_count)))))
     splits = min(REDUCE_SPLITS, power_of_two(config.splits))
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
-        shape.c, shape.s * shape.c, channels, part_columns, splits, block,
+        own, shape.s * own, channels, part_columns, splits, block,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})
