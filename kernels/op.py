@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kernels.case import Candidate, Case, Prepared, Target
+from kernels.choosing import NONE, QUICK, WIDE
 from kernels.tuned import Tables, tables_for
 from kernels.user import UserBackend
 
 OWN = ":"  # in the name of a back end that the user brings
+SEARCHES = {QUICK: "quick_candidates", WIDE: "tuning_candidates"}  # in a back end's module
 TUNED = "triton"  # the back end that has tables of tuned configurations
 
 
@@ -30,14 +32,14 @@ class BackendEntry:
         return importlib.import_module(self.module)
 
     def candidates(
-        self, case: Case, operands: Any, target: Target, *, tune: bool
+        self, case: Case, operands: Any, target: Target, *, search: str
     ) -> tuple[Candidate, ...]:
-        """The ways to run the case; with `tune`, all that a search tries, if the back end has a
-        search. Raises CannotRun with the reason where there is none, ImportError as `load` does.
+        """The ways to run the case: all that a search (NONE, QUICK or WIDE) tries, if the back end
+        has that search. Raises CannotRun with the reason where there is none, ImportError as `load`
+        does.
         """
         module = self.load()
-        searches = tune and hasattr(module, "tuning_candidates")
-        find = module.tuning_candidates if searches else module.candidates
+        find = getattr(module, SEARCHES.get(search, ""), module.candidates)
         return tuple(find(case, operands, target))
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
@@ -186,14 +188,14 @@ class OpSession:
         operands = importlib.import_module(f"kernels.{op.name}.operands")
         self.pool = operands.OperandPool(target, seed)
 
-    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
-        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError;
-        ValueError for a user's back end that is none, ImportError for one whose packages are
-        missing.
+    def prepare(self, case: Case, *, search: str = NONE) -> Prepared:
+        """Allocate, fill and bind what a `search` tries. Raises CannotRun with a reason, or
+        torch.OutOfMemoryError; ValueError for a user's back end that is none, ImportError for one
+        whose packages are missing.
         """
         operands = launched = self.pool.get(case)
         entry = self.op.entry(case.backend)
-        found = entry.candidates(case, operands, self.target, tune=tune)
+        found = entry.candidates(case, operands, self.target, search=search)
 
         def rel_error(candidate: Candidate) -> float:
             nonlocal launched

@@ -16,6 +16,7 @@ from kernels.precision import Precision
 
 # CUDA driver API, cuTensorMapEncodeTiled
 TMA_ALIGNMENT = 16  # bytes, of every row and of every stride but the last
+LINE_BYTES = 128  # of a cache line, and of a swizzled row
 MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 
@@ -116,6 +117,18 @@ def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> 
 
     names = "+".join(dict.fromkeys(step.kernel.__name__ for step in steps))
     return Candidate(label, call, tile, names)
+
+
+def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Sequence[Candidate]:
+    """The configurations that can be bound, as candidates; the last one's error where none can."""
+    candidates: list[Candidate] = []
+    for config in found:
+        try:
+            candidates.append(bind(config))
+        except Exception:
+            if config is found[-1] and not candidates:
+                raise
+    return tuple(candidates)
 
 
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import product
-from math import log2
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from kernels.gpus import tuned_alike
 from kernels.user_folders import cache_folder, warn
 
 NEAR = 1.5  # a size this many times larger or smaller, all dimensions together, may lend its entry
+HALF = 0.5  # what a padding of 0 counts as, among sizes
 
 Table = dict[str, dict[str, dict[str, str]]]
 Size = tuple[int, ...]
@@ -40,25 +41,38 @@ def tables_for(target: Target) -> tuple[str, ...]:
 
 
 def nearest(
-    listed: Mapping[str, str], size: Size, usable: Callable[[Size, str], bool]
-) -> str | None:
-    """The label for the exact size, else that of the nearest usable one in reach, else None.
+    listed: Mapping[str, str],
+    size: Size,
+    usable: Callable[[Size, str], bool],
+    reach: float = NEAR,
+) -> tuple[Size, str] | None:
+    """(size, label) of the nearest usable entry in reach, the exact size first; None if there is
+    none.
 
-    `listed` maps "MxNxK" to labels. Sizes are as far apart as the ratios of their dimensions (each
-    1 or more) multiplied; the reach is NEAR = 1.5 times. ValueError for a key that is not numbers
-    joined by "x", or has another number of them than `size`.
+    `listed` maps keys such as "MxNxK", of whose numbers `size` has as many, to labels; `reach` is
+    the most that they may be `apart`. ValueError for a key with another number of numbers.
     """
-    labels = {tuple(map(int, key.split("x"))): label for key, label in listed.items()}
-
-    def distance(other: Size) -> float:
-        return sum(abs(log2(x / y)) for x, y in zip(size, other, strict=True))
-
-    for other in sorted(labels, key=distance):
-        if distance(other) > log2(NEAR):
+    labels = {sizes_of(key): label for key, label in listed.items()}
+    for other in sorted(labels, key=lambda other: apart(size, other)):
+        if apart(size, other) > reach:
             return None
         if usable(other, labels[other]):
-            return labels[other]
+            return other, labels[other]
     return None
+
+
+def sizes_of(key: str) -> Size:
+    """The numbers of a key: (256, 56, 56, 64) of "256x56x56-64"."""
+    return tuple(map(int, re.findall(r"\d+", key)))
+
+
+def apart(one: Size, other: Size) -> float:
+    """How far apart two sizes are: the ratios of their dimensions (each 1 or more) multiplied.
+
+    A padding of 0 counts as HALF. ValueError for another number of dimensions.
+    """
+    pairs = ((x or HALF, y or HALF) for x, y in zip(one, other, strict=True))
+    return prod(max(x / y, y / x) for x, y in pairs)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class UserBackend:
         return f"{self.name} has no argument `which`, so only its forward pass is measured"
 
     def candidates(
-        self, case: Case, operands: Any, target: Target, *, tune: bool
+        self, case: Case, operands: Any, target: Target, *, search: str
     ) -> Sequence[Candidate]:
         """The object's own, or one call of the function. ValueError as `found`."""
         if hasattr(self.found, "candidates"):

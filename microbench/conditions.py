@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernels.choosing import NONE, QUICK, WIDE
 from microbench.command_line import (
     Check,
     Outputs,
@@ -13,6 +14,7 @@ from microbench.command_line import (
     one_of,
     option,
 )
+from microbench.errors import UserError
 
 
 def _one_of_the_timers(choices: str) -> Check:
@@ -81,10 +83,24 @@ class Conditions:
         ),
     )
     autotune: bool = field(
-        default=False, metadata=option("Search Triton configurations and keep the fastest")
+        default=False, metadata=option("Search many Triton configurations and keep the fastest")
+    )
+    no_tune: bool = field(
+        default=False,
+        metadata=option("Time no Triton configurations: where none is tuned, the model chooses"),
     )
     seed: int | None = field(
         default=None,
         metadata=option("Seed of the input values  [default: random]", check=check_seed),
     )
     outputs: Outputs = field(default_factory=Outputs)
+
+    @property
+    def search(self) -> str:
+        """Which Triton configurations are timed where a size has no tuned one: NONE, QUICK, WIDE.
+
+        UserError where both a search and none are asked for.
+        """
+        if self.autotune and self.no_tune:
+            raise UserError("--autotune and --no-tune exclude each other; give one of them")
+        return WIDE if self.autotune else NONE if self.no_tune else QUICK

@@ -151,7 +151,8 @@ class _Session:
 
     def measure(self, fleet: Fleet, devices: Sequence[str], seed: int) -> Fleet:
         """The check with the rows of these devices, each in the file as soon as it is there."""
-        conditions = replace(self.request.conditions, seed=seed)
+        # The same configurations on every GPU: what differs is then the GPU.
+        conditions = replace(self.request.conditions, seed=seed, no_tune=True)
         rank = self.place.rank if self.place else None
         # In the main thread: a child ends with the thread that started it.
         workers = [Worker(replace(conditions, device=name), HANG_S) for name in devices]
@@ -191,7 +192,7 @@ class _Session:
         yield (row := replace(row, name=greeting.target.name, others=others))
         groups = self.request.plan(kind)
         names = {case.precision_name: None for group in groups for case in group.cases}
-        for one in worker.ask(("calibrate", tuple(names), ()), _unseen, HANG_S):
+        for one in worker.ask(("calibrate", tuple(names), (), ()), _unseen, HANG_S):
             if one.name == "memory" and one.byte_per_s:
                 yield (row := replace(row, readings=(copy_reading(one.byte_per_s),)))
         budget_s = self.request.conditions.budget or default_budget_s(groups, kind)

@@ -11,11 +11,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.choosing import NONE, TUNED
 from kernels.error_words import first_line
-from kernels.op import TUNED, OpSession
+from kernels.op import OpSession
 from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others
 from microbench.device.telemetry import Telemetry, TelemetrySummary
@@ -26,11 +28,9 @@ from microbench.timing import LARGE_FLOPS
 from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
+from microbench.tuning import Tuner
 
 ESTIMATE_SAMPLES = 3
-CHOICE_SAMPLES = 5
-CHOICE_FINALISTS = 4
-CHOICE_ROUNDS = 3
 QUICK_S = 0.02  # a launch up to this long is checked between two blocks too
 WRONG = "wrong result"
 UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
@@ -47,7 +47,7 @@ class Measurer:
     telemetry: Telemetry
     regime: str
     seed: int
-    tune: bool
+    search: str = NONE  # of the ways to run a case: none, quick or wide
     chance: random.Random = field(default_factory=random.Random)  # when to check again
     estimator: Estimator = field(default_factory=Estimator)
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
@@ -75,6 +75,11 @@ class Measurer:
         self.session(group.cases[0].op).close()
         return [results[case.key] for case in group.cases]
 
+    @cached_property
+    def tuner(self) -> Tuner:
+        """What chooses among several ways to run a case."""
+        return Tuner(self.target, self.timer, self.search, self._raise_if_dead)
+
     def session(self, op: str) -> OpSession:
         """The session of an op on this target, which holds its operands."""
         if op not in self.sessions:
@@ -101,8 +106,9 @@ class Measurer:
             if self.target.kind == "cpu":
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
-            prepared = self.session(case.op).prepare(case, tune=self.tune)
-            candidate = self._choose(case, prepared, announce)
+            prepared = self.session(case.op).prepare(case, search=self.search)
+            candidate, choice = self.tuner.choose(case, prepared, announce)
+            blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if not checked:
                 blank = self._checked(candidate, prepared, blank, announce)
             if blank.status == "failed":
@@ -151,44 +157,9 @@ class Measurer:
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        found = replace(blank, variant=candidate.label, tuned=self._tuned(case, candidate))
+        found = replace(blank, variant=candidate.label)
         arm = Arm(case.key, candidate.call, estimate)
         return _Ready(found, arm, lambda: prepared.rel_error_again(candidate))
-
-    def _tuned(self, case: Case, candidate: Candidate) -> bool | None:
-        """Whether the configuration was tuned for this very case, just now or in the tables."""
-        if case.backend != TUNED:
-            return None
-        return self.tune or OPS[case.op].tuned_label(case, self.target) == candidate.label
-
-    def _choose(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
-        """The fastest candidate that works and is right; the only one, untimed."""
-        if len(prepared.candidates) == 1:
-            return prepared.candidates[0]
-        times: dict[int, float] = {}
-        wrong = 0
-        last: Exception | None = None
-        for i, candidate in enumerate(prepared.candidates):
-            announce(case.key, f"tuning, candidate {i + 1} of {len(prepared.candidates)}")
-            try:
-                if not prepared.rel_error(candidate) <= OPS[case.op].tolerance(case):
-                    wrong += 1
-                    continue
-                times[i] = median(self.timer.block(candidate.call, CHOICE_SAMPLES).times_s)
-            except Exception as error:
-                self._raise_if_dead(error)
-                last = error
-        if not times and wrong:
-            return prepared.candidates[0]  # the check that follows says how wrong it is
-        if not times:
-            raise last or CannotRun("no candidates")
-        finalists = sorted(times, key=lambda i: times[i])[:CHOICE_FINALISTS]
-        samples: dict[int, list[float]] = {i: [] for i in finalists}
-        for _ in range(CHOICE_ROUNDS):
-            for i in finalists:
-                block = self.timer.block(prepared.candidates[i].call, CHOICE_SAMPLES)
-                samples[i] += block.times_s
-        return prepared.candidates[min(finalists, key=lambda i: median(samples[i]))]
 
     # ------------------------------------------------------------ all variants, interleaved
 

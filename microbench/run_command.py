@@ -44,6 +44,7 @@ def run_request(request: Request) -> Done:
     that cannot be written or resumed.
     """
     asked = request.conditions
+    asked.search  # noqa: B018  # UserError for options that exclude each other
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(asked.outputs)
     with run_file(asked.outputs, request.name) as (path, before):

@@ -155,7 +155,7 @@ class Runner:
         large = [name for name in precisions if name not in covered]
         ceilings = datasheet_ceilings(str(self.run.device["name"]), precisions)
         try:
-            ceilings += self._session.calibrate(precisions, large, self.progress.stage)
+            ceilings += self._session.calibrate(precisions, large, cases, self.progress.stage)
         except WorkerDied:
             self._restart()  # the case that did it will fail in its turn; go on without ceilings
         known = {c.key: c for c in (*self.run.ceilings, *ceilings)}

@@ -20,7 +20,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kernels.case import Target
+from kernels.case import Case, Target
 from kernels.error_words import one_line
 from microbench.conditions import Conditions
 from microbench.errors import UserError
@@ -222,10 +222,17 @@ class Worker(Child):
         return super().greet()
 
     def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+        self,
+        precisions: Sequence[str],
+        large: Sequence[str],
+        cases: Sequence[Case],
+        on_stage: OnStage,
     ) -> list[Ceiling]:
-        """Measured peaks; see `microbench.roofline.ceilings.calibrate`. WorkerDied as in `ask`."""
-        return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
+        """Measured peaks; see `microbench.roofline.ceilings.calibrate`. `cases` may be measured
+        next, and what they need is loaded meanwhile. WorkerDied as in `ask`.
+        """
+        request = ("calibrate", tuple(precisions), tuple(large), tuple(cases))
+        return self.ask(request, on_stage, START_S)
 
     def measure(
         self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
@@ -363,12 +370,13 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
 
     with devices.open_telemetry(info) as telemetry:
         measurer = Measurer(
-            target, timer, telemetry, settings.regime, settings.seed or 0, settings.autotune
+            target, timer, telemetry, settings.regime, settings.seed or 0, settings.search
         )
         while True:
             kind, *rest = pipe.recv()
             if kind == "calibrate":
-                precisions, large = rest
+                precisions, large, cases = rest
+                measurer.tuner.expect(cases)
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             elif kind == "others":
                 pipe.send(("ok", others_now(devices.gpu_state(info))))

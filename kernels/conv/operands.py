@@ -148,6 +148,18 @@ class OperandPool:
         return sample
 
 
+def without_memory(case: Case) -> ConvOperands:
+    """Operands of the case on torch's meta device: sizes and strides, to compile for."""
+    which, shape, kind = str(case.dims["pass"]), ConvShape.of(case), case.precision
+
+    def tensor(name: str) -> torch.Tensor:
+        dtype = kind.torch_dtype("output" if name == OUTPUT[which] else "storage")
+        form = memory_format(case.layout)
+        return torch.empty(sizes(name, shape), dtype=dtype, device="meta", memory_format=form)
+
+    return ConvOperands(tensor("x"), tensor("w"), tensor("y"), shape, which)
+
+
 def memory_format(layout: str) -> torch.memory_format:
     """torch's memory format of a layout: channels_last for "nhwc", contiguous for "nchw"."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from rich.text import Text
 
+from kernels.choosing import HOW, Choice
 from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.device.load import (
@@ -50,7 +51,27 @@ def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
         lines.append(Text("; ".join(titles), "dim"))
     if left_out:
         lines.append(Text(left_out, "dim"))
-    return lines
+    chosen = choices(run)
+    return [*lines, Text(chosen, "dim")] if chosen else lines
+
+
+def choices(run: Run) -> str:
+    """How the configurations of our kernels were chosen: "Triton configurations:
+    tuned: 1024; quick-tuned over 6 candidates: 1048, 1120". "" where no result has one.
+    """
+    found: dict[Choice, dict[str, None]] = {}
+    for result in run.results:
+        if result.choice:
+            found.setdefault(result.choice, {})[fmt.problem(result.case)] = None
+    kinds = sorted(found, key=lambda choice: HOW.index(choice.how))
+    said = [f"{_how(choice)}: {fmt.listed(list(found[choice]))}" for choice in kinds]
+    return f"Triton configurations: {'; '.join(said)}" if said else ""
+
+
+def _how(choice: Choice) -> str:
+    """ "quick-tuned over 6 candidates"; "tuned" where none were timed."""
+    count = choice.candidates
+    return choice.how + (f" over {fmt.count(count, 'candidate')}" if count else "")
 
 
 def reasons(cut: Sequence[Result]) -> list[Text]:

@@ -136,6 +136,8 @@ def _raw_columns(run: Run) -> list[Column[Result]]:
             "throttle": lambda r: JOIN.join(r.measurement.throttle) if r.measurement else None,
             "kernels": lambda r: JOIN.join(r.kernels),
             "tuned": lambda r: is_tuned(run, r),
+            "choice": lambda r: r.choice.how if r.choice else None,
+            "candidates": lambda r: r.choice.candidates if r.choice else None,
         }),
     ]  # fmt: skip
 

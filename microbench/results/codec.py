@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 from kernels.case import Case
+from kernels.choosing import HOW
 from kernels.precision import precision
 from microbench.results.fields import as_object, decode
 from microbench.results.kinds import KINDS, Kind
@@ -23,7 +24,7 @@ PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
-TUNED = "tuned"  # which older files lack, and results of which it is not known
+TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
 
@@ -76,6 +77,7 @@ def result_to_json(result: Result) -> Json:
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
         **({TUNED: result.tuned} if result.tuned is not None else {}),
+        **({CHOICE: vars(result.choice)} if result.choice is not None else {}),
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
         "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
         "bound": result.bound,
@@ -155,6 +157,8 @@ def _result_from_json(data: Json, where: str) -> Result:
     _check_case(result.case, where)
     if result.status not in STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
+    if result.choice is not None and result.choice.how not in HOW:
+        raise ValueError(f"{where}.choice.how is {result.choice.how!r}")
     if result.tile is not None and min(result.tile) < 1:
         raise ValueError(f"{where}.tile has no size above zero")
     _check_measurement(result.measurement, where)

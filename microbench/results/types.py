@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from kernels.case import Case
+from kernels.choosing import Choice
 from microbench.results.values import Entry, Sampled
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
@@ -114,8 +115,9 @@ class Result:
     before they were rounded to the precision. `kernels_s` are the durations in seconds of `kernels`
     in one profiled launch with a warm cache. `variant` is the back end's configuration, `tuned`
     whether that was tuned for this very case (None: nothing is tuned, or an older file, see
-    `microbench.libraries`). `tile` is (M, N, K). `speedup` has the baselines by
-    precision, `vs_backend` the other back ends in the same precision; both are times faster.
+    `microbench.libraries`), `choice` how it was chosen (None likewise). `tile` is (M, N, K).
+    `speedup` has the baselines by precision, `vs_backend` the other back ends in the same
+    precision; both are times faster.
     `ceiling_pct` is per cent of the datasheet's peak, else of the measured one. `bound` is the
     bottleneck, `why` its reason with numbers (`microbench.roofline.causes`).
     """
@@ -130,6 +132,7 @@ class Result:
     total_error: float | None = None
     variant: str | None = None
     tuned: bool | None = None
+    choice: Choice | None = None
     kernels: tuple[str, ...] = ()
     kernels_s: tuple[float, ...] = ()
     tile: tuple[int, ...] | None = None

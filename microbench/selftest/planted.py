@@ -6,14 +6,15 @@ without a condition by construction; to diagnose it there is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from kernels import OPS, size_of
-from kernels.case import CannotRun, Case, Target
+from kernels.case import Case, Target
 from kernels.gemm import ALIGNMENT_BYTES
+from microbench.selftest import tiles
 from microbench.selftest.independent import independent_plants
 from microbench.selftest.plant import (
     Absent,
@@ -255,6 +256,9 @@ def _weights(size_bytes: float, m: int, n: int, precision: str) -> Case:
 PAST, FURTHER, HALF, WHOLE = (1.0, 1.05), (1.05, 1.1), (0.5, 0.55), (0.95, 1.0)
 WIDE: Tile = (128, 256)
 NARROW: Tile = (128, 192)
+BACKENDS: Mapping[Tile, str] = {
+    WIDE: f"{tiles.__name__}:wide", NARROW: f"{tiles.__name__}:narrow"
+}  # fmt: skip
 IDLE = (
     ("fp16", WIDE, PAST), ("fp16", WIDE, FURTHER), ("fp16", NARROW, PAST), ("fp16", NARROW, HALF),
     ("bf16", WIDE, PAST), ("bf16", WIDE, FURTHER), ("tf32", NARROW, PAST), ("tf32", NARROW, HALF),
@@ -288,7 +292,7 @@ def _with_tiles(counts: Sequence[int], tile: Tile, precision: str, tile_of: Tile
     for k, count in product(DEPTHS, counts):
         for rows in (n for n in range(count, 0, -1) if count % n == 0):
             m, n = rows * tile[0], count // rows * tile[1]
-            case = gemm(m, n, k, precision, "triton")
+            case = gemm(m, n, k, precision, BACKENDS[tile])
             if max(m, n) <= SQUARE * min(m, n) and tile_of(case) == tile:
                 return case
     return None
@@ -300,28 +304,23 @@ def count_tiles(case: Case, tile: Tile) -> int:
 
 
 def _idle(case: Case, tile: Tile, sm_count: int) -> Plant:
-    tiles = count_tiles(case, tile)
-    slots = -(-tiles // sm_count) * sm_count
+    count = count_tiles(case, tile)
+    slots = -(-count // sm_count) * sm_count
     return planted(
         "waves",
-        f"{tiles} tiles of {tile[0]}x{tile[1]}, one an SM, on {sm_count} SMs: "
-        f"{slots - tiles} of {slots} slots stay idle",
+        f"{count} tiles of {tile[0]}x{tile[1]}, one an SM, on {sm_count} SMs: "
+        f"{slots - count} of {slots} slots stay idle",
         case,
         tile=tile,
     )
 
 
 def triton_tile(target: Target) -> TileOf:
-    """A function of a case: the (M, N) tile of the Triton GEMM, or None if it cannot run."""
-    from kernels.gemm.triton.backend import configuration
+    """A function of a case: the (M, N) tile of its kernel, or None if that cannot run."""
 
     def tile(case: Case) -> Tile | None:
-        if OPS["gemm"].cannot_run(case, target):
-            return None
-        try:
-            found = configuration(case, target)
-        except CannotRun:
-            return None
-        return found.bm, found.bn
+        back_end = OPS[case.op].entry(case.backend)
+        reason = back_end.cannot_run(case, target)
+        return None if reason else next(t for t, name in BACKENDS.items() if name == case.backend)
 
     return tile

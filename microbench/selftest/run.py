@@ -70,7 +70,7 @@ def _tested(
     from microbench.selftest.screen import sheet
 
     seed = secrets.randbelow(MAX_SEED)
-    cold = Workers(Conditions(device=device, seed=seed))
+    cold = Workers(Conditions(device=device, seed=seed, no_tune=True))
     try:
         greeting = cold.greet()
         plants, absent = planted_for(greeting)

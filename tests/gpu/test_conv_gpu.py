@@ -8,6 +8,7 @@ import pytest
 
 from kernels import OPS
 from kernels.case import CannotRun, Case
+from kernels.choosing import WIDE
 from kernels.conv import LAYOUTS
 from kernels.conv.shape import PASSES
 from kernels.op import OpSession
@@ -92,7 +93,7 @@ def test_triton_is_right(session, gpu, which, precision, dims) -> None:
 @pytest.mark.parametrize("dims", [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}])
 def test_what_a_search_would_try_is_right(session, gpu, which, dims) -> None:
     case = conv(which, "nhwc", "fp16", "triton", **dims)
-    prepared = session.prepare(case, tune=True)
+    prepared = session.prepare(case, search=WIDE)
     assert len(prepared.candidates) > 1
     for candidate in prepared.candidates:
         assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
@@ -110,7 +111,7 @@ def test_more_than_two_to_the_31_elements(session, gpu) -> None:
 def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
     timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
     telemetry = open_telemetry(gpu)
-    measurer = Measurer(gpu.target(), timer, telemetry, "sustained", 0, False)
+    measurer = Measurer(gpu.target(), timer, telemetry, "sustained", 0)
     results = []
     with telemetry:
         for layout in LAYOUTS:

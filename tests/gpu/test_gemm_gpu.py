@@ -15,6 +15,7 @@ from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
+from kernels.choosing import WIDE
 from kernels.gemm import LAYOUTS, cublaslt_api, cupy_blas
 from kernels.op import OpSession
 from kernels.precision import PRECISIONS
@@ -55,7 +56,7 @@ def session(gpu: DeviceInfo) -> Iterator[OpSession]:
 
 def make_measurer(gpu: DeviceInfo, l2: str, timer: str = "auto") -> Measurer:
     clock = make_timer(timer, l2, gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0, False)
+    return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0)
 
 
 def case(shape: int | tuple[int, int, int], precision: str, backend: str, layout: str) -> Case:
@@ -107,7 +108,7 @@ def assert_right(prepared: Prepared, what: Case) -> None:
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
 def test_every_searched_configuration_is_right(session: OpSession, precision: str) -> None:
     what = case((1024, 1152, 1280), precision, "triton", "nt")
-    assert_right(session.prepare(what, tune=True), what)
+    assert_right(session.prepare(what, search=WIDE), what)
 
 
 @pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])

@@ -18,6 +18,7 @@ from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
+from kernels.tile_model import LISTED, SAME_TILE
 from kernels.tuned import nearest
 
 TMA_LABELS = (
@@ -27,6 +28,7 @@ TMA_LABELS = (
 POINTER_LABEL = "pointer/32x32x16/s2/w4/g4"
 # bf16 is not here: the interpreter's dot is silently wrong on it.
 INTERPRETED = [name for name in PRECISIONS if name not in ("fp64", "bf16")]
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 PROGRAMS = 4  # "SMs" that persistent kernels see
 
 
@@ -147,7 +149,46 @@ def test_table_entries_are_right_for_their_case():
 )
 def test_nearest(size: tuple[int, int, int], expected: str | None):
     listed = {"1024x1024x1024": "a", "2048x2048x2048": "b", "4096x4096x4096": "unusable"}
-    assert nearest(listed, size, lambda _, label: label != "unusable") == expected
+    found = nearest(listed, size, lambda _, label: label != "unusable")
+    assert (found and found[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [
+        ((1024, 1024, 1024), "tuned"),
+        ((1024, 1024, 1120), "lent"),  # the same tiles
+        ((1000, 1000, 1024), "lent"),  # tiles a little less full
+        ((1048, 1048, 1048), "modelled"),  # 153 tiles for 128: a second wave
+        ((904, 904, 904), "modelled"),  # as many waves, but tiles half empty at the edges
+        ((1024, 4096, 1024), "modelled"),  # too far
+    ],
+)
+def test_what_is_lent_agrees_in_waves_and_padding(size: tuple[int, int, int], how: str):
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
+    what = case("fp16", *size)
+    config, choice = backend.chosen(what, H200)
+    assert choice.how == how
+    assert cfg.valid(config, Problem.of(what), (9, 0))
+    if how == "modelled":
+        first = cfg.choices(Problem.of(what), (9, 0), 132)[0]
+        clocks = [cfg.estimated_clocks(c, Problem.of(what), 132) for c in (config, first)]
+        assert clocks[0] <= clocks[1]
+
+
+def test_a_short_list_has_the_model_s_first_and_the_nearest_tuned_one():
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
+    what = case("fp16", 1048, 1048, 1048)
+    found = backend.options_of(what, H200).short_list()
+    tuned = OP.tables.section([H200.name], "fp16", "nt")["1024x1024x1024"]
+    assert parse(tuned) in found
+    assert len(found) <= LISTED + 1
+    ranked = cfg.choices(Problem.of(what), (9, 0), 132)
+    assert found[0] == ranked[0]
+    kinds = [cfg.tile_kind(config) for config in found[:LISTED]]
+    assert max(map(kinds.count, kinds)) <= SAME_TILE
+    exact = case("fp16", 1024, 1024, 1024)
+    assert backend.options_of(exact, H200).short_list() == (parse(tuned),)
 
 
 def test_the_users_winner_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

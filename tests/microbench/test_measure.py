@@ -47,7 +47,7 @@ def spy() -> Spy:
 @pytest.fixture
 def measurer(spy: Spy) -> Measurer:
     info = describe("cpu")
-    return Measurer(info.target(), spy, open_telemetry(info), "sustained", 0, False)
+    return Measurer(info.target(), spy, open_telemetry(info), "sustained", 0)
 
 
 def measure(

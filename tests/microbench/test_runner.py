@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
+from kernels.case import Case
 from microbench.conditions import Conditions
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
@@ -96,11 +97,15 @@ def test_a_death_while_ceilings_are_taken_does_not_end_the_run(world: World) -> 
 
     class Mortal(FakeSession):
         def calibrate(
-            self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+            self,
+            precisions: Sequence[str],
+            large: Sequence[str],
+            cases: Sequence[Case],
+            on_stage: OnStage,
         ) -> list[Ceiling]:
             if next(deaths, False):
                 raise WorkerDied("gemm/m=64,n=64,k=64/nt/normal/fp16/cublas", "illegal access")
-            return super().calibrate(precisions, large, on_stage)
+            return super().calibrate(precisions, large, cases, on_stage)
 
     def start() -> FakeSession:
         world.sessions.append(Mortal(world.trouble))

@@ -46,8 +46,8 @@ FLOOR_S = 3e-6
 WIDTHS = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
-def always_wide(case: Case) -> Tile:
-    return (128, 192) if case.dim("k") == 1536 else (128, 256)
+def as_named(case: Case) -> Tile:
+    return (128, 192) if case.backend.endswith(":narrow") else (128, 256)
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +192,10 @@ def test_what_a_device_lacks_is_absent_and_said() -> None:
 
 def test_plants_follow_the_device() -> None:
     def tiles_of(sms: int) -> list[Plant]:
-        return of(plan(H200 | {"sm_count": sms, "name": "?"}, always_wide)[0], "waves")
+        return of(plan(H200 | {"sm_count": sms, "name": "?"}, as_named)[0], "waves")
 
     assert any("109 tiles" in p.because or "110 tiles" in p.because for p in tiles_of(108))
-    half = plan(H200 | {"l2_bytes": 30 << 20}, always_wide)[0]
+    half = plan(H200 | {"l2_bytes": 30 << 20}, as_named)[0]
     assert all(OPS["gemm"].min_bytes(p.subject) < 10 << 20 for p in of(half, "cache"))
 
 
@@ -215,7 +215,11 @@ class MadeUp:
         return 0
 
     def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+        self,
+        precisions: Sequence[str],
+        large: Sequence[str],
+        cases: Sequence[Case],
+        on_stage: OnStage,
     ) -> list[Ceiling]:
         floor_s = FLOOR_S - 1e-6 * self.warm
         return [
@@ -236,8 +240,8 @@ class MadeUp:
         variant = None
         if op.misaligned(case):
             busy_s *= 3
-        if case.backend == "triton":
-            tile = (*always_wide(case), 64) if case.dim("m") > 1000 else (64, 32, 64)
+        if case.backend == "triton" or case.backend.endswith((":wide", ":narrow")):
+            tile = (*as_named(case), 64) if case.dim("m") > 1000 else (64, 32, 64)
             tiles = math.ceil(case.dim("m") / tile[0]) * math.ceil(case.dim("n") / tile[1])
             variant = f"tma/{tile[0]}x{tile[1]}x64/s4/w8/g8"
             busy_s /= min(1.0, 1.2 * tiles / (math.ceil(tiles / 132) * 132))

@@ -110,7 +110,7 @@ def test_a_kernel_that_is_wrong_for_some_rounds_only_is_seen_between_them(
     monkeypatch.setattr(torch_blas, "candidates", candidates)
     info = describe("cpu")
     measurer = Measurer(
-        info.target(), CpuClock(1 << 16, "warm"), open_telemetry(info), "sustained", 0, False
+        info.target(), CpuClock(1 << 16, "warm"), open_telemetry(info), "sustained", 0
     )
     group = Group((Case("gemm", {"m": 24, "n": 32, "k": 40}, "fp32", "cpu"),))
     (result,) = measurer.measure(group, 1.0, lambda _, stage: stages.append(stage))

@@ -46,7 +46,11 @@ class FakeSession:
     closed: int = 0
 
     def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+        self,
+        precisions: Sequence[str],
+        large: Sequence[str],
+        cases: Sequence[Case],
+        on_stage: OnStage,
     ) -> list[Ceiling]:
         self.calibrated.append((tuple(precisions), tuple(large)))
         return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from kernels.case import Candidate, Case, Target
+from kernels.choosing import Choice, Options
 from kernels.conv import OP
-from kernels.conv.operands import ConvOperands
+from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import (
     PRECISIONS,
@@ -17,8 +19,8 @@ from kernels.conv.triton import (
     wgrad_config,
     wgrad_launch,
 )
-from kernels.triton_config import candidate, some
-from kernels.tuned import tables_for
+from kernels.triton_config import Step, bound, candidate, some
+from kernels.tuned import apart, sizes_of, tables_for
 
 Config = data_config.Config | wgrad_config.Config
 
@@ -40,14 +42,20 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """The tuned configuration; where there is none, the cost model's first choice. Raises CannotRun
-    where no configuration fits the GPU.
-    """
+    """What `chosen` says. Raises CannotRun where no configuration fits the GPU."""
     return (_candidate(configuration(case, target), case, operands, target),)
 
 
+def quick_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
+    """What a quick tune times; one where the tables or the user's cache know the case already.
+    Raises CannotRun where no configuration fits the GPU.
+    """
+    tried = options_of(case, target).short_list()
+    return bound(tried, lambda config: _candidate(config, case, operands, target))
+
+
 def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """What a search times: the present choice, then the SEARCHED most promising others. Raises
+    """What a wide search times: the present choice, then the SEARCHED most promising others. Raises
     CannotRun where no configuration fits the GPU.
     """
     tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
@@ -63,15 +71,60 @@ def save_tuned(case: Case, target: Target, label: str) -> Path:
 
 
 def configuration(case: Case, target: Target) -> Config:
-    """The configuration that a default run uses. Raises CannotRun where none fits the GPU,
-    ValueError for a damaged entry of a tuned table.
+    """The configuration that runs untimed. Raises CannotRun where none fits the GPU."""
+    return chosen(case, target)[0]
+
+
+def chosen(case: Case, target: Target) -> tuple[Config, Choice]:
+    """The configuration that runs untimed, and how it was chosen: tuned, in this precision or one
+    that lays tensors out alike, quick-tuned before, or first by the model. Raises CannotRun where
+    none fits the GPU.
     """
+    return options_of(case, target).chosen()
+
+
+def options_of(case: Case, target: Target) -> Options[Config]:
+    """The configurations that a case may run, by where they come from."""
     which, key = OP.tuned_key(case)
-    for precision in (case.precision_name, LENDERS.get(case.precision_name, "")):
-        label = OP.tables.section(tables_for(target), precision, which).get(key)
-        if label and valid(parse(label), case, target):
-            return parse(label)
-    return ranked(case, target)[0]
+    own = _listed(case, target, case.precision_name, which)
+    alike = _listed(case, target, LENDERS.get(case.precision_name, ""), which)
+    near = _nearest(alike | own, key)
+    return Options(
+        case=case,
+        target=target,
+        tuned=own.get(key),
+        lent=alike.get(key, near),
+        agrees=False,
+        settled=key in alike,
+        rank=lambda: ranked(case, target),
+        tile=attrgetter("tile"),
+        parse=parse,
+        valid=lambda config: valid(config, case, target),
+    )
+
+
+def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
+    """The kernels of a configuration, compiled for the driver's target on tensors without memory.
+
+    ValueError for a label that is no configuration; what Triton raises is passed on.
+    """
+    operands = without_memory(case)
+    return [step.compile() for step in _steps(parse(label), case, operands, target)]
+
+
+def _listed(case: Case, target: Target, precision: str, which: str) -> dict[str, Config]:
+    """What the tables have for a pass in a precision, of what can run the case."""
+    listed = OP.tables.section(tables_for(target), precision, which)
+    found = {key: parse(label) for key, label in listed.items()}
+    return {key: config for key, config in found.items() if valid(config, case, target)}
+
+
+def _nearest(found: dict[str, Config], key: str) -> Config | None:
+    """The configuration of the size that is least apart."""
+    size = sizes_of(key)
+    return min(found.items(), key=lambda item: apart(size, sizes_of(item[0])), default=(key, None))[
+        1
+    ]
 
 
 def parse(label: str) -> Config:
@@ -104,8 +157,10 @@ def ranked(case: Case, target: Target) -> Sequence[Config]:
 
 
 def _candidate(config: Config, case: Case, operands: ConvOperands, target: Target) -> Candidate:
+    return candidate(config.label, config.tile, _steps(config, case, operands, target))
+
+
+def _steps(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
     if isinstance(config, wgrad_config.Config):
-        steps = wgrad_launch.bind(config, operands, case.precision, target.sm_count)
-    else:
-        steps = data_launch.bind(config, operands, case.precision, target.sm_count)
-    return candidate(config.label, config.tile, steps)
+        return wgrad_launch.bind(config, operands, case.precision, target.sm_count)
+    return data_launch.bind(config, operands, case.precision, target.sm_count)

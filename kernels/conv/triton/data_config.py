@@ -5,17 +5,26 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
+from kernels import tile_model
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
+from kernels.tile_model import Kernel, Work
+from kernels.triton_config import (
+    LINE_BYTES,
+    MAX_BOX,
+    MAX_INDEX,
+    TMA_ALIGNMENT,
+    Grammar,
+    power_of_two,
+)
 
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
@@ -389,49 +398,49 @@ def choices(
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
 
 
-# A model of an H200, per SM and clock.
-L2_BYTES_PER_CLOCK = 42  # about 10 TB/s over 132 SMs; a model's constant, not a measurement
-MEMORY_BYTES_PER_CLOCK = 18  # about 4.2 TB/s at 1.75 GHz; likewise
-START_CLOCKS = 3000  # launch, first loads
-POINTER_SLOWDOWN = 8.0  # masks and 64-bit addresses, against TMA: measured at 130 channels
-GLUON_SLOWDOWN = 1.05  # the sums of a tile are stored before the next is multiplied
-NARROW_SLOWDOWN = 1.15  # 64 wide: shared memory feeds wgmma too slowly
+WEIGHTS_FIRST = Kernel(rows_first=False)  # operand A: activations would go through registers
+FACTS: Mapping[str, Kernel] = {
+    POINTER: Kernel(slowdown=8.0),  # masks, 64-bit addresses: measured at 130 channels
+    TMA: WEIGHTS_FIRST,
+    ROWS: WEIGHTS_FIRST,
+    PERSISTENT: replace(WEIGHTS_FIRST, stored=0.3),  # the next tile's loads are under way
+    ROWS_PERSISTENT: replace(WEIGHTS_FIRST, stored=0.3),
+    GEMM: Kernel(),
+    GEMM_PERSISTENT: Kernel(stored=0.3),
+    RESIDENT: Kernel(stored=0.3),
+    GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
+}
 
 
 def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) -> float:
-    """A model's SM clocks for one launch: waves x (multiply-adds or loads), or memory alone.
+    """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
+    kernel = FACTS.get(config.kernel, WEIGHTS_FIRST)
+    return tile_model.estimated_clocks(_work(config, what, kind), kernel, sm_count)
 
-    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
-    """
-    size = what.element_bytes
-    tiles = what.tiles(config)
-    together = _together(config, size)
-    waves = ceil(tiles / (sm_count * together)) * together if tiles > sm_count else 1
+
+def _work(config: Config, what: Sum, kind: Precision) -> Work:
+    size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
-    narrow = NARROW_SLOWDOWN if min(config.pixels, config.bk) < 128 else 1.0
-    if config.kernel == GLUON:
-        narrow = GLUON_SLOWDOWN * gluon_config.slowdown(config.bk)
-    products = flops * narrow / HOPPER.flop_per_clock[kind.rate_name]
-    pixels, channels = config.pixels, config.bk
-    read = flops / (2 * pixels * channels) * (pixels + channels) * size
-    if config.kernel == RESIDENT:
-        read = pixels * config.bc * size
-    store = pixels * channels * size / L2_BYTES_PER_CLOCK
-    hidden = config.kernel in WALKING or together > 1
-    per_tile = max(products, read / L2_BYTES_PER_CLOCK) + store * (0.3 if hidden else 1)
-    moved = size * (prod(what.image) * what.c + prod(what.whole_output) * what.k)
-    memory = moved / MEMORY_BYTES_PER_CLOCK / sm_count
-    slow = POINTER_SLOWDOWN if config.kernel == POINTER else 1.0
-    copies = _copied(what, sm_count) if config.kernel == GLUON else 0.0
-    return START_CLOCKS + max(memory, waves * per_tile) * slow + 0.05 * waves * per_tile + copies
-
-
-def _copied(what: Sum, sm_count: int) -> float:
-    """Clocks of the copy that TMA needs where the input's pixels do not start on 16 bytes."""
-    if what.c * what.element_bytes % TMA_ALIGNMENT == 0:
-        return 0.0
-    moved = 2 * what.element_bytes * prod(what.image) * what.c
-    return START_CLOCKS / 2 + moved / MEMORY_BYTES_PER_CLOCK / sm_count
+    edges = config.pixels + config.bk
+    gluon = config.kernel == GLUON
+    copied = gluon and what.c * size % TMA_ALIGNMENT > 0  # TMA cannot read such pixels
+    return Work(
+        tiles=tiles,
+        rows=config.pixels,
+        columns=config.bk,
+        depth=flops / (2 * config.pixels * config.bk),
+        step=config.bc,
+        element_bytes=size,
+        output_bytes=kind.output_bytes,
+        flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
+        pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
+        resident=_together(config, size),
+        loaded=config.pixels / edges if config.kernel == RESIDENT else 1.0,
+        straddles=bool(what.c * size % LINE_BYTES),
+        moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
+        launches=int(copied),
+        extra_moved=2 * size * prod(what.image) * what.c if copied else 0,
+    )
 
 
 def _together(config: Config, element_bytes: int) -> int:

@@ -186,11 +186,6 @@ def product_clocks(bk: int) -> float:
     return sum(max(width / 2, 16 + width / 4) for width in halves(bk) if width)
 
 
-def slowdown(bk: int) -> float:
-    """Clocks of a tile's products over those of Tensor Cores that never wait."""
-    return product_clocks(bk) / (bk / 2)
-
-
 def widths(k: int, groups: int = 1) -> list[int]:
     """The widths of tiles that take k output channels in the fewest clocks, the widest first; those
     of a grouped convolution divide k, its channels a group.

@@ -6,16 +6,25 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
+from kernels import tile_model
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS
 from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
+from kernels.tile_model import Kernel, Work
+from kernels.triton_config import (
+    LINE_BYTES,
+    MAX_BOX,
+    MAX_INDEX,
+    TMA_ALIGNMENT,
+    Grammar,
+    power_of_two,
+)
 
 TMA, FOLD, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_pointer"
 KERNELS = (TMA, FOLD, POINTER)
@@ -263,43 +272,50 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
         yield replace(base, splits=splits)
 
 
-# A model's constants, not measurements.
-L2_BYTES_PER_CLOCK = 48  # of one SM
-DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
-START_CLOCKS, LAUNCH_CLOCKS = 3000, 4000
-POINTER_SLOWDOWN = 2.5
+FACTS: Mapping[str, Kernel] = {
+    TMA: Kernel(),
+    FOLD: Kernel(),
+    POINTER: Kernel(slowdown=2.5),  # masks and 64-bit addresses
+}
 SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
-NARROW_SLOWDOWN = 1.25  # 64 x 64 tiles: shared memory feeds wgmma too slowly
-SCATTERED_SLOWDOWN = 1.3  # single pixels of few channels, each from another page of DRAM
-ALONE_SLOWDOWN = 1.2  # a single warpgroup on an SM waits for its own loads
+SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
 
 def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count: int) -> float:
-    """A model's SM clocks of a pass: steps of the busiest SM, or DRAM; and the reduction.
-
-    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
+    """The tile model's clocks of a pass and its reduction; see `kernels.tile_model`. It only
+    ranks.
     """
-    resident = blocks_per_sm(config, shape, kind)
-    programs = tiles(config, shape) * config.splits
-    waves = ceil(programs / (sm_count * resident))
-    busiest = ceil(programs / sm_count) if waves == 1 else waves * resident
-    m, n, k = config.tile
-    products = 2 * m * n * k / HOPPER.flop_per_clock[kind.rate_name]
-    if max(config.bk, config.bc) < 128:
-        products *= NARROW_SLOWDOWN
+    kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2:
-        products *= TRANSPOSED_SLOWDOWN
-    loads = step_bytes(config, shape, kind) / L2_BYTES_PER_CLOCK
-    step = max(products, loads)
-    if config.kernel == POINTER:
-        step *= POINTER_SLOWDOWN * (SINGLES_SLOWDOWN if _copied(shape, kind) else 1)
-    if busiest == 1 and config.warps == 4:
-        step *= ALONE_SLOWDOWN
-    computed = busiest * ceil(steps(config, shape) / config.splits) * step + waves * START_CLOCKS
-    scattered = SCATTERED_SLOWDOWN if config.columns == 1 and min(shape.c, shape.k) <= 128 else 1
-    traffic = scattered * _traffic(config, shape, kind)
-    return max(computed, traffic) + _reduction(config, shape)
+        kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
+    if config.kernel == POINTER and _copied(shape, kind):
+        kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
+    return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
+
+
+def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
+    size, split = kind.bytes_per_element, config.splits > 1 or config.kernel == FOLD
+    depth = config.rows * config.pixels
+    loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
+    scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
+    return Work(
+        tiles=tiles(config, shape) * config.splits,
+        rows=config.bk,
+        columns=config.taps * config.bc,
+        depth=ceil(steps(config, shape) / config.splits) * depth,
+        step=depth,
+        element_bytes=size,
+        output_bytes=4 if split else kind.output_bytes,
+        flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
+        pieces=(config.bc,) * config.taps,
+        resident=blocks_per_sm(config, shape, kind),
+        loaded=loaded / size,
+        straddles=any(width * size % LINE_BYTES for width in (shape.c, shape.k)),
+        moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
+        launches=int(split) + (len(_copied(shape, kind)) if config.kernel == TMA else 0),
+        extra_moved=8 * config.splits * shape.elements("w") if split else 0,
+    )
 
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
@@ -309,7 +325,7 @@ def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     if config.kernel == FOLD:
         fold = Fold.of(shape, kind.bytes_per_element)
         elements += 2 * shape.n * shape.h * fold.width * fold.channels
-    return elements * kind.bytes_per_element / DRAM_BYTES_PER_CLOCK
+    return elements * kind.bytes_per_element
 
 
 def _copied(shape: ConvShape, kind: Precision) -> str:
@@ -317,12 +333,6 @@ def _copied(shape: ConvShape, kind: Precision) -> str:
     size = kind.bytes_per_element
     channels = (("x", shape.c), ("y", shape.k))
     return "".join(name for name, count in channels if count * size % TMA_ALIGNMENT)
-
-
-def _reduction(config: Config, shape: ConvShape) -> float:
-    if config.splits == 1 and config.kernel != FOLD:
-        return 0
-    return LAUNCH_CLOCKS + 8 * config.splits * shape.elements("w") / DRAM_BYTES_PER_CLOCK
 
 
 def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:

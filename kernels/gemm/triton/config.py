@@ -5,22 +5,26 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
+from kernels import tile_model
 from kernels.case import Case
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import PRECISIONS, Capability, Precision
-from kernels.triton_config import TMA_ALIGNMENT, Grammar
+from kernels.tile_model import Fit, Kernel, Work, pieces
+from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, Grammar
 
 POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
 KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
+WALKING = (PERSISTENT, WIDE)  # one program an SM, which walks over tiles
 LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub",), "direct")
 
 PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
 LARGE_ACCUMULATORS = 128
+MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,22 @@ class Problem:
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
 
     @property
+    def misaligned(self) -> bool:
+        """Whether rows of A or B do not start on 16 bytes."""
+        return any(row % TMA_ALIGNMENT for row in self._row_bytes)
+
+    @property
+    def straddles(self) -> bool:
+        """Whether rows of A or B do not start on the 128 bytes of a cache line."""
+        return any(row % LINE_BYTES for row in self._row_bytes)
+
+    @property
+    def _row_bytes(self) -> tuple[int, int]:
+        a = self.k if self.a_k_major else self.m
+        b = self.k if self.b_k_major else self.n
+        return a * self.precision.bytes_per_element, b * self.precision.bytes_per_element
+
+    @property
     def storage_class(self) -> tuple[bool, bool, bool]:
         """Problems that agree in these three can share a tuned configuration."""
         return self.pack_a, self.pack_b, self.c_misaligned
@@ -151,7 +171,7 @@ _POINTER_TILES = (
     (128, 64, 1, 4, 4), (128, 128, 1, 3, 8), (128, 256, 1, 3, 8),
 )  # fmt: skip
 _TMA_TILES = (
-    (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
+    (64, 32, 1, 6, 4), (64, 32, 2, 4, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
     (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
     (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
     (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
@@ -174,7 +194,7 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
         for bm, bn, lines, stages, warps in tiles
     ]
     found += _persistent(line, kind.output_bytes)
-    found.append(Config(WIDE, 128, 192, line, 4, 8, split=2))
+    found += [Config(WIDE, 128, 192, line, 4, warps, split=2) for warps in (8, 4)]
     if kind.is_float8 and not kind.fast_accumulate:
         found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
     return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
@@ -207,35 +227,53 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
     return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
 
 
-L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
-START_CLOCKS = 3000  # launch, first loads
-POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
-PACK_CLOCKS = 4000  # another launch
-NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
-MOST_SHARED = 2  # blocks of an SM that count: more hide no more
-HIDDEN_STORE = 0.3  # of a store that the next tile's multiply-adds hide
+FACTS: Mapping[str, Kernel] = {
+    POINTER: Kernel(slowdown=1.3),  # address arithmetic and register pressure
+    TMA: Kernel(),
+    PERSISTENT: Kernel(stored=0.5),  # the next tile's loads are under way
+    WIDE: Kernel(slowdown=1.1),  # its loads stop at every tile
+}
+MISALIGNED_SLOWDOWN = 2.0  # of POINTER, where elements are loaded one by one
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
-    """A model's SM clocks for one launch: waves x (multiply-adds or loads), and the ends of a tile.
+    """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
+    kernel = FACTS.get(config.kernel, Kernel())
+    if config.kernel == POINTER and problem.misaligned:
+        kernel = replace(kernel, slowdown=MISALIGNED_SLOWDOWN * kernel.slowdown)
+    return tile_model.estimated_clocks(_work(config, problem), kernel, sm_count)
 
-    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
-    """
-    kind = problem.precision
-    rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
-    shared_blocks = min(MOST_SHARED, HOPPER.blocks_per_sm(
-        32 * config.warps, config.accumulators, shared_memory(config, kind)
-    ))  # fmt: skip
-    waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
-    if problem.tiles(config) <= sm_count:
-        waves = 1
-    area, edge = config.bm * config.bn, config.bm + config.bn
-    narrow = 1.0 if min(config.bm, config.bn) >= 128 else NARROW_SLOWDOWN
-    products = 2 * area * problem.k / rate * narrow
-    loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
-    store = area * kind.output_bytes / L2_BYTES_PER_CLOCK
-    store *= HIDDEN_STORE if config.kernel == PERSISTENT else 1
-    clocks = START_CLOCKS + waves * (max(products, loads) + store)
-    if config.kernel == POINTER:
-        return clocks * POINTER_SLOWDOWN
-    return clocks + (problem.pack_a + problem.pack_b) * PACK_CLOCKS
+
+def tile_kind(config: Config) -> tuple[int, int, int]:
+    """What a short list holds few of: the tile, or the same one turned."""
+    return min(config.bm, config.bn), max(config.bm, config.bn), config.bk
+
+
+def fit(config: Config, problem: Problem) -> Fit:
+    """How the configuration's tiles fit C."""
+    tiles = problem.tiles(config)
+    return Fit(tiles, tiles * config.bm * config.bn / (problem.m * problem.n))
+
+
+def _work(config: Config, problem: Problem) -> Work:
+    p, kind = problem, problem.precision
+    shared = shared_memory(config, kind)
+    packed = p.k * (p.m * p.pack_a + p.n * p.pack_b) if config.kernel != POINTER else 0
+    return Work(
+        tiles=p.tiles(config),
+        rows=config.bm,
+        columns=config.bn,
+        depth=ceil(p.k / config.bk) * config.bk,
+        step=config.bk,
+        element_bytes=kind.bytes_per_element,
+        output_bytes=kind.output_bytes,
+        flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
+        pieces=pieces(config.bn),
+        resident=1
+        if config.kernel in WALKING
+        else HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared),
+        straddles=p.straddles,
+        moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
+        launches=(p.pack_a + p.pack_b) * (config.kernel != POINTER),
+        extra_moved=2 * packed * kind.bytes_per_element,
+    )

@@ -1,0 +1,126 @@
+"""What quick tunes found, in the user's cache: one file a device, Triton version and kernel source.
+
+A file maps "precision/layout/dimensions" to [label, candidates]. A change of a kernel, or another
+Triton, starts another file, so that nothing is taken over from kernels that are no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+from kernels.case import Case, Target
+from kernels.error_words import first_line
+from kernels.files import read_json_file, write_atomically
+from kernels.tuned import slug
+from kernels.user_folders import cache_folder, warn
+
+FOLDER = "quick-tuned"
+MOST_CANDIDATES = 1000  # that an entry may claim
+SOURCES = ("gemm/triton", "conv/triton")  # below this package
+HASH_LETTERS = 12
+
+Found = tuple[str, int]
+
+_found_here: dict[tuple[str, Target, str], Found] = {}  # in this process, kept on disk or not
+
+
+def key(case: Case) -> str:
+    """Identity of what is tuned: precision, layout and every dimension; the data do not matter."""
+    dims = ",".join(f"{name}={value}" for name, value in case.dims.items())
+    return f"{case.precision_name}/{case.layout}/{dims}"
+
+
+def path(case: Case, target: Target) -> Path | None:
+    """The file of a case's op on a device; None where the user has no cache folder."""
+    folder = cache_folder(FOLDER)
+    if folder is None:
+        return None
+    device = f"{slug(target.name)}-{target.sm_count}sm"
+    return folder / f"{case.op}-{device}-triton{triton_version()}-{source_hash()}.json"
+
+
+def find(case: Case, target: Target) -> Found | None:
+    """(label, how many candidates were timed) of a case; None where it was not tuned, or its entry
+    cannot be read. A warning names a file that is damaged.
+    """
+    own, file = _found_here.get(_here(case, target)), path(case, target)
+    return own or (None if file is None else _read(file).get(key(case)))
+
+
+def save(case: Case, target: Target, label: str, candidates: int) -> None:
+    """Keep a winner. OSError where the file cannot be written; this process knows it even so."""
+    _found_here[_here(case, target)] = (label, candidates)
+    file = path(case, target)
+    if file is None:
+        raise FileNotFoundError(2, "no home folder is known")
+    _read.cache_clear()  # another process may have written meanwhile
+    found = {**_read(file), key(case): (label, candidates)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(found, indent=0, sort_keys=True) + "\n")
+    _read.cache_clear()
+
+
+def forget() -> None:
+    """Know only what is on disk: as a process that starts now."""
+    _found_here.clear()
+    _read.cache_clear()
+
+
+def _here(case: Case, target: Target) -> tuple[str, Target, str]:
+    return case.op, target, key(case)
+
+
+@cache
+def source_hash() -> str:
+    """A hash of the kernels' source, and of what chooses among them."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for file in sorted((package / folder).glob("*.py")):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:HASH_LETTERS]
+
+
+@cache
+def triton_version() -> str:
+    """The installed Triton's version; "unknown" where it is not installed as a package."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def _read(file: Path) -> dict[str, Found]:
+    try:
+        value: Any = read_json_file(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        return _damaged(file, error)
+    if not isinstance(value, dict):
+        return _damaged(file, ValueError("it is no object"))
+    return {
+        name: (entry[0], entry[1])
+        for name, entry in cast("dict[str, Any]", value).items()
+        if _is_entry(entry)
+    }
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(cast("list[Any]", entry)) != 2:
+        return False
+    label, candidates = cast("list[Any]", entry)
+    counted = isinstance(candidates, int) and 1 <= candidates <= MOST_CANDIDATES
+    return isinstance(label, str) and counted
+
+
+def _damaged(file: Path, error: Exception) -> dict[str, Found]:
+    said = error.strerror if isinstance(error, OSError) else first_line(error)
+    warn(f"{file} cannot be read ({said}): shapes are tuned again")
+    return {}

@@ -1,0 +1,167 @@
+"""A model of a tiled kernel's time on Hopper: waves, Tensor Cores, L2, DRAM, and the ends of tiles.
+
+It ranks configurations and predicts no time. Nothing here imports torch or triton. Its constants
+fit some fifty timings of GEMM tiles on one H200, and the tuned tables: what a pair of accumulators
+costs, and that rows which straddle 128-byte lines load half as much again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+from typing import TypeVar
+
+Config = TypeVar("Config")
+
+WARPGROUP_ROWS = 64  # rows of the first operand of one wgmma; smaller tiles use mma.sync
+SHARED_BYTES_PER_CLOCK = 128  # of an SM
+EXTRA_PIECE = 0.5  # clocks an element of depth that a second wgmma of a row costs beyond its own
+SHARED_SHARE = 0.15  # of the clocks that operands take from shared memory, in those of the products
+ONE_ROW_OF_WARPGROUPS = 1.15  # a tile of 64 rows: one warpgroup multiplies, nothing hides its waits
+MMA_SYNC_SLOWDOWN = 1.6  # mma.sync reaches 63 % of wgmma's rate on Hopper
+L2_BYTES_PER_CLOCK = 56  # of one SM
+STRADDLING = 1.5  # bytes that L2 moves for rows that do not start on a line of 128 bytes
+DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
+START_CLOCKS = 3000  # launch, and the first loads
+LAUNCH_CLOCKS = 4000  # of another kernel
+UNHIDDEN = 0.2  # of products and loads, in the time of DRAM, or the other way, by a lone program
+STEP_CLOCKS = 50  # a step over the depth: barriers, the loop
+OVERLAPPED_STORE = 0.5  # of a store that a neighbour on the SM, or the next tile, does not hide
+FEW_WAVES = 4  # so few must be as many; of more, the last must be as full
+LEAST_FILL = 0.95
+MOST_PADDING = 1.08
+LISTED, SAME_TILE = 5, 2  # configurations of a short list; of them with one tile
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kind of kernel adds to the model: one row of facts.
+
+    `slowdown` is of its loop, against TMA and wgmma. `stored` is the share of a tile's store that
+    nothing hides. `rows_first`: the first operand of its products has the tile's rows, not its
+    columns.
+    """
+
+    slowdown: float = 1.0
+    stored: float = 1.0
+    rows_first: bool = True
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch of a configuration, as the model sees it.
+
+    `tiles` counts those of the whole problem, parts of a split sum apart; a tile is `rows` x
+    `columns`, added up over `depth` elements (those in the padding too), `step` at a time.
+    `flop_per_clock` is an SM's rate. `pieces` are the widths of its products where they are several
+    side by side. `resident` programs share an SM. `loaded` scales a tile's loads, where operands
+    are kept or overlap. `straddles`: rows do not start on 128 bytes. `moved` is the least traffic
+    of the problem in bytes, `extra_moved` that of `launches` further kernels.
+    """
+
+    tiles: int
+    rows: int
+    columns: int
+    depth: float
+    step: int
+    element_bytes: int
+    output_bytes: int
+    flop_per_clock: float
+    pieces: tuple[int, ...] = ()
+    resident: int = 1
+    loaded: float = 1.0
+    straddles: bool = False
+    moved: float = 0.0
+    launches: int = 0
+    extra_moved: float = 0.0
+
+
+def pieces(columns: int) -> tuple[int, ...]:
+    """The powers of two that a width is the sum of, the largest first: 144 is 128 + 16."""
+    return tuple(1 << bit for bit in reversed(range(columns.bit_length())) if columns & (1 << bit))
+
+
+def busiest_tiles(tiles: int, sm_count: int) -> int:
+    """Tiles that the busiest SM has: its waves, where each SM takes one at a time."""
+    return ceil(tiles / sm_count)
+
+
+def product_clocks(work: Work, kernel: Kernel) -> float:
+    """Clocks of one tile's products: m64nN takes max(N/2, what its operands take) for 16 of depth.
+
+    A, 64 rows, is read from shared memory by every wgmma, B by every 64 rows.
+    """
+    rows, columns = work.rows, work.columns
+    if not kernel.rows_first:
+        rows, columns = columns, rows
+    read = work.element_bytes / SHARED_BYTES_PER_CLOCK
+    clocks = 0.0
+    pieces = work.pieces or (columns,)
+    for width in pieces:
+        multiplied = 2 * WARPGROUP_ROWS * width / work.flop_per_clock
+        operands = (WARPGROUP_ROWS + width) * read
+        clocks += max(multiplied, operands) + SHARED_SHARE * operands
+    clocks += EXTRA_PIECE * (len(pieces) - 1) * read * WARPGROUP_ROWS
+    clocks *= max(1.0, rows / WARPGROUP_ROWS)
+    if rows < WARPGROUP_ROWS:
+        clocks *= MMA_SYNC_SLOWDOWN * rows / WARPGROUP_ROWS
+    elif rows == WARPGROUP_ROWS:
+        clocks *= ONE_ROW_OF_WARPGROUPS
+    return clocks * work.depth
+
+
+def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
+    """The model's SM clocks: the busiest SM's tiles or DRAM, whichever is longer, and launches."""
+    busiest = busiest_tiles(work.tiles, sm_count)
+    together = min(work.resident, busiest)
+    loads = (work.rows + work.columns) * work.depth * work.element_bytes * work.loaded
+    loads *= (STRADDLING if work.straddles else 1.0) / L2_BYTES_PER_CLOCK
+    tile = max(product_clocks(work, kernel), loads) * kernel.slowdown
+    tile += STEP_CLOCKS * ceil(work.depth / work.step) / together
+    store = work.rows * work.columns * work.output_bytes / L2_BYTES_PER_CLOCK
+    hidden = min(kernel.stored, OVERLAPPED_STORE if together > 1 else 1.0)
+    computed = busiest * tile + store * (1 + hidden * (busiest - 1))
+    dram = work.moved / DRAM_BYTES_PER_CLOCK
+    extra = work.launches * LAUNCH_CLOCKS + work.extra_moved / DRAM_BYTES_PER_CLOCK
+    return START_CLOCKS + max(computed, dram) + UNHIDDEN / together * min(computed, dram) + extra
+
+
+def short_list(
+    ranked: Iterable[Config],
+    tile: Callable[[Config], Hashable],
+    most: int = LISTED,
+    alike: int = SAME_TILE,
+) -> Sequence[Config]:
+    """The first `most` of a ranking, at most `alike` of them with one tile."""
+    seen: dict[Hashable, int] = {}
+
+    def kept() -> Iterator[Config]:
+        for config in ranked:
+            count = seen[tile(config)] = seen.get(tile(config), 0) + 1
+            if count <= alike:
+                yield config
+
+    return tuple(islice(kept(), most))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a configuration fits a problem: its tiles, and the work that it does over the least."""
+
+    tiles: int
+    padding: float
+
+
+def agree(lender: Fit, borrower: Fit, sm_count: int) -> bool:
+    """Whether a configuration tuned for one problem serves another: as many waves, or where they
+    are many, as full ones; and no more padding.
+    """
+    if borrower.padding > MOST_PADDING * lender.padding:
+        return False
+    waves = [busiest_tiles(fit.tiles, sm_count) for fit in (lender, borrower)]
+    if min(waves) <= FEW_WAVES:
+        return waves[0] == waves[1]
+    fills = [fit.tiles / wave for fit, wave in zip((lender, borrower), waves, strict=True)]
+    return fills[1] >= LEAST_FILL * fills[0]

@@ -1,0 +1,233 @@
+"""Chooses among the ways to run a case by timing them: a few by default, many with --autotune.
+
+A quick tune compiles the model's first few configurations side by side (`microbench.precompile`),
+times each for milliseconds in turns, and keeps the winner in the user's cache. What fails to
+compile or to launch is left out; it never ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+
+from kernels import OPS, quick_cache
+from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.choosing import QUICK, QUICK_TUNED, TUNED, WIDE, Choice
+from kernels.error_words import first_line
+from kernels.op import TUNED as TUNED_BACKEND
+from kernels.user_folders import warn
+from microbench.precompile import Precompiler
+from microbench.timing.stats import median
+from microbench.timing.timers import Timer
+
+CHOICE_SAMPLES = 5  # of a candidate, in each round
+MOST_SAMPLES = 24  # of a short launch: what one gate holds
+QUICK_S = 0.004  # that a candidate of a quick tune is timed for, in each round
+WARM_S = 0.01  # of launches before the first is timed: a card that waited for a compiler is slow
+ESTIMATE_SAMPLES = 3
+
+Announce = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a contest: who takes part, of the stage before, and how often each is timed.
+
+    At most `most`, and none that took more than `within` times as long as the fastest.
+    """
+
+    rounds: int = 1
+    most: int | None = None
+    within: float = inf
+
+
+WIDE_STAGES = (Stage(), Stage(rounds=3, most=4))
+QUICK_STAGES = (Stage(), Stage(within=1.15), Stage(rounds=2, most=2))
+
+
+def ranking(
+    entrants: Sequence[int],
+    stages: Sequence[Stage],
+    sample: Callable[[int], Sequence[float]],
+    failed: Callable[[int, Exception], None] = lambda _entrant, _error: None,
+) -> list[int]:
+    """The entrants that work, the fastest first: by medians of the last stage that each was in.
+
+    In a stage they take turns, a `sample` (seconds) each a round. One whose sample raises is
+    `failed` and left out; what `failed` raises is passed on.
+    """
+    left, behind = list(entrants), list[int]()
+    for stage, following in zip(stages, (*stages[1:], None), strict=True):
+        taken: dict[int, list[float]] = {entrant: [] for entrant in left}
+        for _ in range(stage.rounds):
+            for entrant in [e for e in left if e in taken]:
+                try:
+                    taken[entrant] += sample(entrant)
+                except Exception as error:
+                    failed(entrant, error)
+                    del taken[entrant]
+        times = {entrant: median(found) for entrant, found in taken.items()}
+        left = sorted(times, key=times.__getitem__)
+        kept = _kept(left, times, following)
+        behind = left[len(kept) :] + behind
+        left = kept
+    return left + behind
+
+
+def _kept(ranked: list[int], times: dict[int, float], following: Stage | None) -> list[int]:
+    """Those that take part in the next stage; all after the last."""
+    if following is None or not ranked:
+        return ranked
+    limit = following.within * times[ranked[0]]
+    return [entrant for entrant in ranked if times[entrant] <= limit][: following.most]
+
+
+@dataclass
+class Tuner:
+    """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
+
+    `raise_if_dead` passes on an error that leaves the device unusable. `precompiler` ends with the
+    process, or when it is closed.
+    """
+
+    target: Target
+    timer: Timer
+    search: str
+    raise_if_dead: Callable[[Exception], None]
+    precompiler: Precompiler = field(init=False)
+    _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
+
+    def __post_init__(self) -> None:
+        self.precompiler = Precompiler(self.target)
+
+    def expect(self, cases: Sequence[Case]) -> None:
+        """Load what compiles ahead, if some of the cases need it: it takes a second or two."""
+        if any(self._tunes(case) and self._unknown(case) for case in cases):
+            with suppress(OSError):
+                self.precompiler.start()
+
+    def choose(
+        self, case: Case, prepared: Prepared, announce: Announce
+    ) -> tuple[Candidate, Choice | None]:
+        """The fastest candidate that works and is right, and how it was chosen; the only one,
+        untimed. The choice is None where the back end has no configurations.
+
+        CannotRun, or the last candidate's error, where none works.
+        """
+        if self._tunes(case) and len(prepared.candidates) > 1:
+            return self._quick(case, prepared, announce)
+        if len(prepared.candidates) == 1:
+            return prepared.candidates[0], self._untimed(case)
+        chosen = self._wide(case, prepared, announce)
+        if case.backend != TUNED_BACKEND:
+            return chosen, None
+        return chosen, Choice(TUNED, len(prepared.candidates))
+
+    def _tunes(self, case: Case) -> bool:
+        return self.search == QUICK and case.backend == TUNED_BACKEND and self.target.kind == "cuda"
+
+    def _unknown(self, case: Case) -> bool:
+        with suppress(Exception):  # it is prepared, and its error told, in its turn
+            if OPS[case.op].cannot_run(case, self.target):
+                return False
+            options = OPS[case.op].entries[TUNED_BACKEND].load().options_of(case, self.target)
+            return options.known is None
+        return False
+
+    def _untimed(self, case: Case) -> Choice | None:
+        """How the only candidate was chosen."""
+        if case.backend != TUNED_BACKEND:
+            return None
+        if self.search == WIDE:
+            return Choice(TUNED, 1)
+        return OPS[case.op].entries[TUNED_BACKEND].load().chosen(case, self.target)[1]
+
+    # ------------------------------------------------------------ many candidates
+
+    def _wide(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
+        """Each is checked, then timed; the fastest again, in turns."""
+        candidates = prepared.candidates
+        wrong: list[int] = []
+        errors: list[Exception] = []
+        checked: set[int] = set()
+
+        def sample(i: int) -> Sequence[float]:
+            if i not in checked:
+                announce(case.key, f"tuning, candidate {i + 1} of {len(candidates)}")
+                checked.add(i)
+                if not self._right(case, prepared, candidates[i]):
+                    wrong.append(i)
+                    raise ValueError("wrong result")
+            return self.timer.block(candidates[i].call, CHOICE_SAMPLES).times_s
+
+        def failed(i: int, error: Exception) -> None:
+            if i not in wrong:
+                self.raise_if_dead(error)
+                errors.append(error)
+
+        ranked = ranking(range(len(candidates)), WIDE_STAGES, sample, failed)
+        if ranked:
+            return candidates[ranked[0]]
+        if wrong:
+            return candidates[0]  # the check that follows says how wrong it is
+        raise errors[-1] if errors else CannotRun("no candidates")
+
+    def _right(self, case: Case, prepared: Prepared, candidate: Candidate) -> bool:
+        return prepared.rel_error(candidate) <= OPS[case.op].tolerance(case)
+
+    # ------------------------------------------------------------ a few candidates
+
+    def _quick(
+        self, case: Case, prepared: Prepared, announce: Announce
+    ) -> tuple[Candidate, Choice]:
+        """The fastest of a short list that is right; it is kept in the user's cache."""
+        candidates, errors = prepared.candidates, list[Exception]()
+        labels = [candidate.label for candidate in candidates]
+        announce(case.key, f"compiling {len(labels)} configurations")
+        broken = self.precompiler.compile(
+            case, labels, lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done")
+        )
+        works = [i for i, label in enumerate(labels) if label not in broken]
+        announce(case.key, f"timing {len(works)} configurations")
+        self._samples.clear()
+
+        def sample(i: int) -> Sequence[float]:
+            return self._quick_sample(candidates[i])
+
+        def failed(_i: int, error: Exception) -> None:
+            self.raise_if_dead(error)
+            errors.append(error)
+
+        ranked = ranking(works, QUICK_STAGES, sample, failed)
+        for i in ranked:
+            try:
+                if self._right(case, prepared, candidates[i]):
+                    self._keep(case, labels[i], len(ranked))
+                    return candidates[i], Choice(QUICK_TUNED, len(ranked))
+            except Exception as error:
+                failed(i, error)
+        if ranked:
+            return candidates[ranked[0]], Choice(QUICK_TUNED, len(ranked))  # its check tells
+        if errors:
+            raise errors[-1]
+        raise CannotRun(f"no configuration compiles: {next(iter(broken.values()), 'none')}")
+
+    def _quick_sample(self, candidate: Candidate) -> Sequence[float]:
+        """As many samples as fit QUICK_S; the first time, after a warm-up."""
+        if candidate.label not in self._samples:
+            self.timer.run(candidate.call, 1)  # loads the module, which no gate can hold
+            took_s = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
+            if not self._samples:
+                self.timer.run(candidate.call, int(WARM_S / max(took_s, WARM_S / 1000)) + 1)
+            wanted = int(QUICK_S / (took_s + self.timer.flush_s))
+            self._samples[candidate.label] = min(MOST_SAMPLES, max(CHOICE_SAMPLES, wanted))
+        return self.timer.block(candidate.call, self._samples[candidate.label]).times_s
+
+    def _keep(self, case: Case, label: str, candidates: int) -> None:
+        try:
+            quick_cache.save(case, self.target, label, candidates)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            warn(f"what was tuned cannot be kept ({where}{error.strerror or first_line(error)})")

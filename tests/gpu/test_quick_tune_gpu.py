@@ -1,0 +1,124 @@
+"""On a GPU: sizes that no table holds are tuned at their first run, right, and known afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from triton import knobs
+
+from kernels import OPS, quick_cache
+from kernels.case import Case
+from kernels.choosing import NONE, QUICK, QUICK_TUNED
+from kernels.conv.shape import PASSES
+from kernels.gemm.triton import backend
+from kernels.gemm.triton.config import parse
+from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.measure import Measurer
+from microbench.results.types import Result
+from microbench.sweep import Group
+from microbench.timing.timers import make_timer
+
+pytestmark = pytest.mark.gpu
+
+CONV = {"n": 16, "c": 96, "h": 20, "w": 20, "k": 96, "r": 3, "s": 3, "stride": 1, "padding": 1,
+        "dilation": 1, "groups": 1}  # fmt: skip
+TOO_MUCH_SHARED = "tma/256x256x64/s4/w8/g8"  # it compiles, and no SM can hold it
+
+
+def gemm(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") -> Case:
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, "triton", layout)
+
+
+CASES = [
+    gemm(1048, 1048, 1048), gemm(17, 4096, 4096), gemm(1100, 700, 900, "bf16", "tn"),
+    gemm(520, 776, 1032, "fp8-e4m3"), gemm(777, 555, 333),
+    *(Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc") for which in PASSES),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    return describe("cuda")
+
+
+@pytest.fixture(autouse=True)
+def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    quick_cache.forget()
+
+
+@pytest.fixture
+def measurer(gpu: DeviceInfo) -> Iterator[Measurer]:
+    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    made = Measurer(gpu.target(), timer, open_telemetry(gpu), "sustained", 0, QUICK)
+    yield made
+    made.tuner.precompiler.close()
+
+
+def measure(measurer: Measurer, case: Case) -> Result:
+    with measurer.telemetry:
+        (result,) = measurer.measure(Group((case,)), 0.1, lambda *_: None)
+    assert result.status == "ok", result.reason
+    assert result.rel_error is not None
+    assert result.rel_error <= OPS[case.op].tolerance(case)
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key[:60])
+def test_a_size_that_no_table_holds_is_tuned_once_and_then_known(
+    measurer: Measurer, case: Case
+) -> None:
+    first = measure(measurer, case)
+    assert first.choice is not None
+    assert first.choice.how == QUICK_TUNED
+    assert (first.choice.candidates or 0) >= 2
+    assert first.tuned is False
+    quick_cache.forget()  # as another process, which times nothing
+    again = measure(replace(measurer, search=NONE), case)
+    assert (again.variant, again.choice) == (first.variant, first.choice)
+
+
+def test_the_measuring_process_finds_what_was_compiled_ahead(
+    measurer: Measurer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits: list[tuple[str, bool]] = []
+    monkeypatch.setattr(
+        knobs.compilation,
+        "listener",
+        lambda src, metadata, metadata_group, times, cache_hit: hits.append((src.name, cache_hit)),
+    )
+    measure(measurer, gemm(1304, 1176, 1240))  # a size of no other test
+    assert hits
+    assert all(hit for _, hit in hits), hits
+
+
+def test_a_candidate_that_the_gpu_refuses_is_left_out(
+    measurer: Measurer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = backend.quick_candidates
+
+    def with_another(case: Case, operands, target):
+        return (backend.bind(parse(TOO_MUCH_SHARED), case, operands, target),
+                *real(case, operands, target))  # fmt: skip
+
+    monkeypatch.setattr(backend, "quick_candidates", with_another)
+    case = gemm(1160, 1160, 1160)
+    offered = len(backend.options_of(case, measurer.target).short_list())
+    result = measure(measurer, case)
+    assert result.variant != TOO_MUCH_SHARED
+    assert result.choice is not None
+    assert 2 <= (result.choice.candidates or 0) <= offered
+
+
+def test_a_tuned_size_is_not_timed_for_a_choice(measurer: Measurer, gpu: DeviceInfo) -> None:
+    case = gemm(1024, 1024, 1024)
+    label = OPS["gemm"].tuned_label(case, gpu.target())
+    if label is None:
+        pytest.skip("no table for this GPU")
+    result = measure(measurer, case)
+    assert (result.variant, result.tuned) == (label, True)
+    assert measurer.tuner.precompiler.pid is None

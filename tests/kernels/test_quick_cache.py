@@ -1,0 +1,113 @@
+"""What quick tunes found: kept by device, Triton, kernel source, precision, layout and shape."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels import quick_cache
+from kernels.case import Case, Target
+from kernels.gemm.triton import config as cfg
+
+TARGET = Target("cuda", "NVIDIA H200", (9, 0), 132)
+CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
+LABEL = cfg.catalogue("fp16")[0].label
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quick_cache.forget()
+    return tmp_path
+
+
+def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
+    quick_cache.save(CASE, TARGET, LABEL, 6)
+    conv = Case("conv", {"n": 1, "pass": "fprop"}, "fp16", "triton", "nhwc")
+    quick_cache.save(conv, TARGET, "conv label", 4)
+    quick_cache.forget()
+    assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
+    assert quick_cache.find(conv, TARGET) == ("conv label", 4)
+    assert quick_cache.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
+    others = [
+        replace(CASE, precision_name="bf16"), replace(CASE, layout="nn"),
+        replace(CASE, dims={**CASE.dims, "k": 1056}), replace(conv, dims={"n": 1, "pass": "dgrad"}),
+    ]  # fmt: skip
+    assert [quick_cache.find(case, TARGET) for case in others] == [None] * len(others)
+    for other in (replace(TARGET, name="NVIDIA H100"), replace(TARGET, sm_count=114)):
+        assert quick_cache.find(CASE, other) is None
+
+
+def test_another_kernel_source_or_triton_starts_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_cache.save(CASE, TARGET, LABEL, 6)
+    quick_cache.forget()
+    before = quick_cache.source_hash()
+    package = tmp_path / "kernels"
+    shutil.copytree(Path(quick_cache.__file__).parent, package)
+    monkeypatch.setattr(quick_cache, "__file__", str(package / "quick_cache.py"))
+    quick_cache.source_hash.cache_clear()
+    try:
+        assert quick_cache.source_hash() == before
+        assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
+        kernels = package / "gemm/triton/kernels.py"
+        kernels.write_text(kernels.read_text() + "\n# another\n")
+        quick_cache.source_hash.cache_clear()
+        assert quick_cache.source_hash() != before
+        assert quick_cache.find(CASE, TARGET) is None
+    finally:
+        quick_cache.source_hash.cache_clear()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    quick_cache.forget()
+    assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
+    monkeypatch.setattr(quick_cache, "triton_version", lambda: "99.0")
+    assert quick_cache.find(CASE, TARGET) is None
+
+
+DAMAGED = ["", "{", "[1]", "3", "[" * 5000]
+IN_PART = [3, "x", [], ["x"], ["x", 0], ["x", -1], ["x", 10**9], [3, 3], ["x", "y"], ["x", 2, 2]]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_costs_a_warning_and_is_replaced(
+    cache: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = quick_cache.path(CASE, TARGET)
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert quick_cache.find(CASE, TARGET) is None
+    assert str(file) in capsys.readouterr().err
+    quick_cache.save(CASE, TARGET, LABEL, 6)
+    quick_cache.forget()
+    assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.sampled_from(IN_PART), st.integers(1, 100))
+def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, count: int) -> None:
+    file = quick_cache.path(CASE, TARGET)
+    assert file is not None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    other = replace(CASE, layout="nn")
+    file.write_text(json.dumps({quick_cache.key(other): [LABEL, count], "bad": entry}))
+    quick_cache.save(CASE, TARGET, LABEL, count)
+    quick_cache.forget()
+    assert quick_cache.find(CASE, TARGET) == quick_cache.find(other, TARGET) == (LABEL, count)
+
+
+def test_a_folder_that_takes_no_file_is_an_error_and_this_process_knows_all_the_same(
+    cache: Path,
+) -> None:
+    (cache / "halfway").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        quick_cache.save(CASE, TARGET, LABEL, 6)
+    assert quick_cache.find(CASE, TARGET) == (LABEL, 6)

@@ -1,0 +1,135 @@
+"""Kernels compiled ahead in other processes, for a GPU that is not there: the parent finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernels.case import Case, Target
+from kernels.conv.triton import backend as conv_backend
+from kernels.gemm.triton import backend as gemm_backend
+from microbench.precompile import Precompiler
+
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+ODD = Case("gemm", {"m": 200, "n": 136, "k": 99}, "fp16", "triton", "nt")  # packed, direct
+CONV = {"n": 8, "c": 64, "h": 14, "w": 14, "k": 64, "r": 3, "s": 3, "stride": 1, "padding": 1,
+        "dilation": 1, "groups": 1}  # fmt: skip
+
+# The measuring process, with real tensors: which kernels it finds compiled.
+PARENT = """
+import json, sys, torch
+from triton import knobs
+from triton.runtime.driver import driver
+from kernels import OPS
+from kernels.case import Case, Target
+from microbench.precompile import StandIn
+
+driver.set_active(StandIn((9, 0)))
+hits = []
+knobs.compilation.listener = lambda src, metadata, metadata_group, times, cache_hit: hits.append(
+    [src.name, cache_hit])
+for op, dims, precision, layout, label in json.load(sys.stdin):
+    case = Case(op, dims, precision, "triton", layout)
+    target = Target("cuda", "NVIDIA H200", (9, 0), 132)
+    backend = OPS[op].entries["triton"].load()
+    operands = OPS[op].session(Target("cpu", "cpu"), 0).pool.get(case)
+    config = backend.parse(label)
+    if op == "gemm":
+        from kernels.gemm.triton.config import Problem
+        steps = backend.Launcher(
+            Problem.of(case), operands.a, operands.b, operands.c, 132).bind(config)
+    else:
+        from kernels.conv.triton import data_launch, wgrad_launch
+        launch = wgrad_launch if dims["pass"] == "wgrad" else data_launch
+        steps = launch.bind(config, operands, case.precision, 132)
+    for step in steps:
+        step.compile()
+print(json.dumps(hits))
+"""
+
+
+@pytest.fixture
+def precompiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Precompiler]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    made = Precompiler(H200)
+    yield made
+    made.close()
+
+
+def found_by_parent(asked: list[tuple[Case, str]]) -> list[list[object]]:
+    lines = [[c.op, dict(c.dims), c.precision_name, c.layout, label] for c, label in asked]
+    run = subprocess.run(
+        [sys.executable, "-c", PARENT], input=json.dumps(lines), text=True, capture_output=True,
+        check=True,
+    )  # fmt: skip
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_the_measuring_process_compiles_nothing_again(precompiler: Precompiler) -> None:
+    asked = [(ODD, config.label) for config in gemm_backend.options_of(ODD, H200).short_list()[:2]]
+    for which in ("fprop", "dgrad", "wgrad"):
+        case = Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc")
+        asked.append((case, conv_backend.options_of(case, H200).short_list()[0].label))
+    assert not precompiler.compile(ODD, [label for case, label in asked if case is ODD])
+    for case, label in asked[2:]:
+        assert not precompiler.compile(case, [label])
+    hits = found_by_parent(asked)
+    assert len(hits) > len(asked)  # copies and reductions are kernels too
+    assert all(hit for _, hit in hits), hits
+
+
+def test_without_it_the_measuring_process_does_compile(precompiler: Precompiler) -> None:
+    label = gemm_backend.options_of(ODD, H200).short_list()[0].label
+    hits = found_by_parent([(ODD, label), (ODD, label)])
+    assert not any(hit for _, hit in hits[: len(hits) // 2])
+
+
+def test_what_does_not_compile_is_told_and_the_others_go_on(precompiler: Precompiler) -> None:
+    good = gemm_backend.options_of(ODD, H200).short_list()[0].label
+    done: list[int] = []
+    # 48 is no power of two; the second is no label.
+    failed = precompiler.compile(ODD, ["pointer/48x64x64/s2/w4/g8", "no/label", good], done.append)
+    assert set(failed) == {"pointer/48x64x64/s2/w4/g8", "no/label"}
+    assert all(failed.values())
+    assert done == [1, 2, 3]
+
+
+def test_a_compiling_process_that_dies_or_is_slow_costs_nothing_but_its_work(
+    precompiler: Precompiler,
+) -> None:
+    good = gemm_backend.options_of(ODD, H200).short_list()[0].label
+    assert precompiler.compile(ODD, [good], patience_s=0.0) == {}
+    precompiler.start()
+    assert precompiler.pid is not None
+    os.kill(precompiler.pid, signal.SIGKILL)
+    assert precompiler.compile(ODD, [good]) == {}
+    assert set(precompiler.compile(ODD, ["no/label"])) == {"no/label"}  # another has started
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    starts = (
+        "import os\nfrom kernels.case import Target\n"
+        "from microbench.precompile import Precompiler\n"
+        "one = Precompiler(Target('cuda', 'x', (9, 0), 132))\none.start()\n"
+        "print(one.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    run = subprocess.run([sys.executable, "-c", starts], text=True, capture_output=True)
+    pid = int(run.stdout)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and Path(f"/proc/{pid}").exists():
+        if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
+            break  # ended, and its new parent has not asked yet
+        time.sleep(0.1)
+    else:
+        assert not Path(f"/proc/{pid}").exists()

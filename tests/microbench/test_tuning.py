@@ -1,0 +1,211 @@
+"""Choosing among candidates by planted times; the quick tune compiles for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernels import quick_cache
+from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.choosing import NONE, QUICK, QUICK_TUNED, TUNED, WIDE, Choice
+from kernels.gemm.triton import backend
+from microbench.timing.timers import Block, Launch
+from microbench.tuning import QUICK_STAGES, WIDE_STAGES, Stage, Tuner, ranking
+
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
+
+times = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12)
+
+
+@given(times, st.sampled_from([QUICK_STAGES, WIDE_STAGES, (Stage(),)]))
+def test_steady_times_are_ranked_as_they_are(planted: list[float], stages: Sequence[Stage]) -> None:
+    found = ranking(range(len(planted)), stages, lambda i: [planted[i]])
+    assert sorted(found) == list(range(len(planted)))
+    assert [planted[i] for i in found] == sorted(planted)
+
+
+@given(times)
+def test_who_is_far_behind_is_timed_once_and_two_decide(planted: list[float]) -> None:
+    turns: list[int] = []
+
+    def sample(i: int) -> list[float]:
+        turns.append(i)
+        return [planted[i]]
+
+    ranking(range(len(planted)), QUICK_STAGES, sample)
+    counts = {i: turns.count(i) for i in range(len(planted))}
+    best = min(planted)
+    for i, seconds in enumerate(planted):
+        assert counts[i] >= 1
+        if seconds > 1.15 * best:
+            assert counts[i] == 1
+    assert sum(count > 2 for count in counts.values()) == min(
+        2, sum(seconds <= 1.15 * best for seconds in planted)
+    )
+
+
+@given(times, st.sets(st.integers(0, 11)), st.integers(1, 3))
+def test_what_fails_is_left_out_whenever_it_does(
+    planted: list[float], broken: set[int], turn: int
+) -> None:
+    errors: list[int] = []
+    seen = dict.fromkeys(range(len(planted)), 0)
+
+    def sample(i: int) -> list[float]:
+        seen[i] += 1
+        if i in broken and seen[i] >= turn:
+            raise ValueError(i)
+        return [planted[i]]
+
+    found = ranking(range(len(planted)), QUICK_STAGES, sample, lambda i, _: errors.append(i))
+    assert set(found) == set(range(len(planted))) - set(errors)
+    if turn == 1:
+        assert set(errors) == broken & set(range(len(planted)))
+
+
+def test_a_single_lucky_sample_does_not_win() -> None:
+    samples = {0: iter([1.0] * 9), 1: iter([0.9, 1.1, 1.1, 1.1, 1.1])}
+    assert ranking([0, 1], QUICK_STAGES, lambda i: [next(samples[i])]) == [0, 1]
+
+
+# ------------------------------------------------------------ the whole choice
+
+
+class Planted:
+    """A timer that reads what is planted for a launch; one without a time fails when it runs."""
+
+    name, l2 = "planted", "cold"
+    resolution_s = flush_s = overhead_s = 0.0
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self.timed: list[str] = []
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        label = str(launch())
+        self.timed.append(label)
+        return Block((self.seconds[label],) * samples)
+
+    def run(self, launch: Launch, times: int) -> None:
+        launch()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def candidate(label: str, *, works: bool = True) -> Candidate:
+    def call() -> str:
+        if not works:
+            raise RuntimeError("out of resource: shared memory")
+        return label
+
+    return Candidate(label, call)
+
+
+def prepared(candidates: Sequence[Candidate], wrong: Sequence[str] = ()) -> Prepared:
+    def error(candidate: Candidate) -> float:
+        return 1.0 if candidate.label in wrong else 0.0
+
+    return Prepared(candidates, error, error, lambda: 0.0, 1, 1)
+
+
+def no_announcement(_key: str, _stage: str) -> None:
+    return
+
+
+def passed_on(_error: Exception) -> None:
+    """No error is of a dead device."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    quick_cache.forget()
+    return tmp_path
+
+
+@pytest.fixture
+def tuner_of() -> Iterator[Callable[..., tuple[Tuner, Planted]]]:
+    made: list[Tuner] = []
+
+    def make(seconds: dict[str, float], search: str = QUICK) -> tuple[Tuner, Planted]:
+        timer = Planted(seconds)
+        made.append(Tuner(H200, timer, search, passed_on))
+        return made[-1], timer
+
+    yield make
+    for tuner in made:
+        tuner.precompiler.close()
+
+
+def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
+    cache: Path, tuner_of: Any
+) -> None:
+    labels = [config.label for config in backend.options_of(CASE, H200).short_list()]
+    assert len(labels) > 3
+    slow, fast, wrong, breaks, *rest = labels
+    seconds = dict.fromkeys(rest, 5e-5) | {slow: 3e-5, fast: 2e-5, wrong: 1e-5}
+    tuner, timer = tuner_of(seconds)
+    no_config = "tma/64x64x64/s4/w4"  # no label: it fails in the process that compiles
+    candidates = [candidate(label, works=label != breaks) for label in [*labels, no_config]]
+    found, choice = tuner.choose(CASE, prepared(candidates, [wrong]), no_announcement)
+    assert found.label == fast
+    assert choice == Choice(QUICK_TUNED, len(labels) - 1)
+    assert breaks not in timer.timed
+    assert no_config not in timer.timed
+    # From now on it is known: one candidate, in this process and in those that follow.
+    options = backend.options_of(CASE, H200)
+    assert [config.label for config in options.short_list()] == [fast]
+    assert options.chosen()[1] == choice
+    other = replace(CASE, precision_name="bf16")
+    assert len(backend.options_of(other, H200).short_list()) > 1
+
+
+def test_nothing_that_compiles_is_a_reason_to_skip_and_nothing_that_runs_its_error(
+    cache: Path, tuner_of: Any
+) -> None:
+    tuner, _ = tuner_of({})
+    with pytest.raises(CannotRun, match="no configuration compiles"):
+        tuner.choose(CASE, prepared([candidate("a"), candidate("b")]), no_announcement)
+    labels = [config.label for config in backend.options_of(CASE, H200).short_list()[:2]]
+    broken = [candidate(label, works=False) for label in labels]
+    with pytest.raises(RuntimeError, match="out of resource"):
+        tuner.choose(CASE, prepared(broken), no_announcement)
+    assert quick_cache.find(CASE, H200) is None
+
+
+def test_a_wide_search_and_a_library_s_candidates_need_no_compiling(tuner_of: Any) -> None:
+    names = ["a", "b", "c", "d", "e", "wrong"]
+    seconds = {name: 1e-5 * (9 - i) for i, name in enumerate(names)}
+    candidates = [candidate(name) for name in names]
+    tuner, _ = tuner_of(seconds, WIDE)
+    found, choice = tuner.choose(CASE, prepared(candidates, ["wrong"]), no_announcement)
+    assert (found.label, choice) == ("e", Choice(TUNED, len(names)))
+    library = replace(CASE, backend="cublaslt")
+    for search in (NONE, QUICK, WIDE):
+        tuner, _ = tuner_of(seconds, search)
+        found, choice = tuner.choose(library, prepared(candidates), no_announcement)
+        assert (found.label, choice) == ("wrong", None)
+
+
+def test_a_known_configuration_is_not_timed_and_says_where_it_is_from(
+    cache: Path, tuner_of: Any
+) -> None:
+    for size, how in ((1024, "tuned"), (1000, "lent"), (1048, "modelled")):
+        case = replace(CASE, dims={"m": size, "n": size, "k": 1024})
+        tuner, timer = tuner_of({}, NONE)
+        label = backend.configuration(case, H200).label
+        found, choice = tuner.choose(case, prepared([candidate(label)]), no_announcement)
+        assert (found.label, choice) == (label, Choice("tuned" if size == 1024 else how))
+        assert not timer.timed
