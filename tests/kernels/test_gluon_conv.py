@@ -153,7 +153,6 @@ AWKWARD = {
 }  # fmt: skip
 BETWEEN = {
     "96": (96, 96, 40, 3, 1), "160": (160, 160, 40, 3, 1), "144": (144, 144, 28, 3, 1),
-    "320": (320, 320, 20, 3, 1),
 }  # fmt: skip
 LAYERS = {
     name: (AWKWARD | BETWEEN)[name] for name in ("131 channels", "odd image, stride 2", "160")
