@@ -34,6 +34,8 @@ SHAPES = {
     "160 channels": {"c": 160, "k": 320, "h": 20, "w": 20},
     "16 groups": {"c": 256, "k": 512, "groups": 16},
     "2 groups, odd, stride 2": {"c": 96, "k": 160, "h": 15, "w": 17, "groups": 2, "stride": 2},
+    "few channels": {"c": 5, "k": 9, "h": 19, "w": 11},
+    "16 channels": {"c": 16, "k": 16},
     "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
 }  # fmt: skip
 OTHER_PRECISIONS = ("130 channels", "5x5, odd image, stride 2", "96 channels", "stem")
