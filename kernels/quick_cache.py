@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,6 +88,8 @@ def source_hash() -> str:
 @cache
 def triton_version() -> str:
     """The installed Triton's version; "unknown" where it is not installed as a package."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         return version("triton")
     except PackageNotFoundError:

@@ -115,17 +115,17 @@ def product_clocks(work: Work, kernel: Kernel) -> float:
 def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
     """The model's SM clocks: the busiest SM's tiles or DRAM, whichever is longer, and launches."""
     busiest = busiest_tiles(work.tiles, sm_count)
-    together = min(work.resident, busiest)
     loads = (work.rows + work.columns) * work.depth * work.element_bytes * work.loaded
     loads *= (STRADDLING if work.straddles else 1.0) / L2_BYTES_PER_CLOCK
     tile = max(product_clocks(work, kernel), loads) * kernel.slowdown
-    tile += STEP_CLOCKS * ceil(work.depth / work.step) / together
+    steps = STEP_CLOCKS * ceil(work.depth / work.step) * ceil(busiest / work.resident)
     store = work.rows * work.columns * work.output_bytes / L2_BYTES_PER_CLOCK
-    hidden = min(kernel.stored, OVERLAPPED_STORE if together > 1 else 1.0)
-    computed = busiest * tile + store * (1 + hidden * (busiest - 1))
+    hidden = min(kernel.stored, OVERLAPPED_STORE if work.resident > 1 else 1.0)
+    computed = busiest * tile + steps + store * (1 + hidden * (busiest - 1))
     dram = work.moved / DRAM_BYTES_PER_CLOCK
+    rest = UNHIDDEN / work.resident * min(computed, dram)
     extra = work.launches * LAUNCH_CLOCKS + work.extra_moved / DRAM_BYTES_PER_CLOCK
-    return START_CLOCKS + max(computed, dram) + UNHIDDEN / together * min(computed, dram) + extra
+    return START_CLOCKS + max(computed, dram) + rest + extra
 
 
 def short_list(

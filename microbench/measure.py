@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -53,18 +53,23 @@ class Measurer:
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
     def measure(
-        self, group: Group, budget_s: float, announce: Announce, *, checked: bool = False
+        self,
+        group: Group,
+        budget_s: float,
+        announce: Announce,
+        *,
+        checked: Mapping[str, str] = {},
     ) -> list[Result]:
         """A result for every case of the group, in order.
 
-        `checked`: another process has found the results right and knows the kernels' names, so
-        that only times are new. RuntimeError only for an error that leaves the device unusable; the
+        `checked`: the variants, by case, that another process has chosen and found right, so that
+        only times are new. RuntimeError only for an error that leaves the device unusable; the
         case announced last is the one to blame.
         """
         results: dict[str, Result] = {}
         ready: list[_Ready] = []
         for case in sorted(group.cases, key=self.estimator.expected_s):
-            outcome = self._ready(case, budget_s, ready, announce, checked)
+            outcome = self._ready(case, budget_s, ready, announce, checked.get(case.key))
             if isinstance(outcome, Result):
                 results[case.key] = outcome
             else:
@@ -94,7 +99,7 @@ class Measurer:
         budget_s: float,
         others: Sequence[_Ready],
         announce: Announce,
-        checked: bool,
+        known: str | None,
     ) -> _Ready | Result:
         announce(case.key, "preparing")
         op = OPS[case.op]
@@ -107,9 +112,9 @@ class Measurer:
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
             prepared = self.session(case.op).prepare(case, search=self.search)
-            candidate, choice = self.tuner.choose(case, prepared, announce)
+            candidate, choice = self.tuner.choose(case, prepared, announce, known)
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
-            if not checked:
+            if known is None:
                 blank = self._checked(candidate, prepared, blank, announce)
             if blank.status == "failed":
                 return blank

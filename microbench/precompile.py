@@ -22,6 +22,7 @@ from kernels import OPS
 from kernels.case import Case, Target
 from kernels.error_words import one_line
 from kernels.op import TUNED
+from microbench.stopping import die_with_parent
 
 PATIENCE_S = 60.0  # for all configurations of one case; the first waits until torch is loaded
 POLL_S = 0.005
@@ -130,7 +131,7 @@ class Precompiler:
 
 def serve(requests_fd: int, answers_fd: int) -> None:
     """Compile every `Job` that comes by one pipe, until it closes; answer each by the other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the measuring process ends this one
+    die_with_parent()
     requests, answers = Connection(requests_fd), Connection(answers_fd)
     _load()
     forks: dict[int, int] = {}  # process -> job
@@ -180,6 +181,7 @@ def _fork(job: Job, answers: Any) -> int:
         return process
     status = 1
     try:
+        die_with_parent()
         answers.send((job.number, compiled(job)[:MOST_REASON]))
         status = 0
     finally:

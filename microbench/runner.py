@@ -7,7 +7,7 @@ own case.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,10 +138,11 @@ class Runner:
         usual_s = {group.name: group_weight(group) / self.processes for group in todo}
         shares_s = usual_s | self._shares_s
         for done, group in enumerate(todo, 1):
-            results = self._measure(group, shares_s[group.name], checked=True)
+            known = [self.run.by_key[case.key] for case in group.cases]
+            checked = {result.case.key: result.variant or "" for result in known}
+            results = self._measure(group, shares_s[group.name], checked=checked)
             if number + 1 < self.processes:
                 self.load_ahead()
-            known = [self.run.by_key[case.key] for case in group.cases]
             left_s = sum(shares_s[following.name] for following in todo[done:])
             self._add(group, merged(known, results, max(number, 1 + newest(known))), left_s)
 
@@ -166,7 +167,9 @@ class Runner:
         self._session.close()
         self._session = self.start_session()
 
-    def _measure(self, group: Group, budget_s: float, *, checked: bool = False) -> list[Result]:
+    def _measure(
+        self, group: Group, budget_s: float, *, checked: Mapping[str, str] = {}
+    ) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
         while len(found) < len(group.cases):

@@ -84,6 +84,37 @@ def _kept(ranked: list[int], times: dict[int, float], following: Stage | None) -
     return [entrant for entrant in ranked if times[entrant] <= limit][: following.most]
 
 
+class WrongResult(Exception):
+    """A candidate computes something else."""
+
+
+class _Checks:
+    """Which candidates were found right, and which wrong; each is checked once."""
+
+    def __init__(self, check: Callable[[int], bool]) -> None:
+        self._check = check
+        self._known: dict[int, bool] = {}
+
+    def right(self, i: int) -> bool:
+        if i not in self._known:
+            self._known[i] = self._check(i)
+        return self._known[i]
+
+    @property
+    def wrong(self) -> list[int]:
+        return [i for i, right in self._known.items() if not right]
+
+    def first(self, ranked: Sequence[int], failed: Callable[[int, Exception], None]) -> int | None:
+        """The first that is right; one whose check raises has `failed`."""
+        for i in ranked:
+            try:
+                if self.right(i):
+                    return i
+            except Exception as error:
+                failed(i, error)
+        return None
+
+
 @dataclass
 class Tuner:
     """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
@@ -109,13 +140,17 @@ class Tuner:
                 self.precompiler.start()
 
     def choose(
-        self, case: Case, prepared: Prepared, announce: Announce
+        self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None
     ) -> tuple[Candidate, Choice | None]:
         """The fastest candidate that works and is right, and how it was chosen; the only one,
-        untimed. The choice is None where the back end has no configurations.
+        untimed. The choice is None where the back end has no configurations, and for the candidate
+        called `known`, which another process has chosen.
 
         CannotRun, or the last candidate's error, where none works.
         """
+        for candidate in prepared.candidates:
+            if candidate.label == known:
+                return candidate, None
         if self._tunes(case) and len(prepared.candidates) > 1:
             return self._quick(case, prepared, announce)
         if len(prepared.candidates) == 1:
@@ -147,32 +182,39 @@ class Tuner:
     # ------------------------------------------------------------ many candidates
 
     def _wide(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
-        """Each is checked, then timed; the fastest again, in turns."""
+        """All are timed once; the fastest are checked, and timed again in turns."""
         candidates = prepared.candidates
-        wrong: list[int] = []
+        checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
+        seen: set[int] = set()
         errors: list[Exception] = []
-        checked: set[int] = set()
 
         def sample(i: int) -> Sequence[float]:
-            if i not in checked:
+            if i not in seen:
                 announce(case.key, f"tuning, candidate {i + 1} of {len(candidates)}")
-                checked.add(i)
-                if not self._right(case, prepared, candidates[i]):
-                    wrong.append(i)
-                    raise ValueError("wrong result")
+                seen.add(i)
+                self.timer.run(candidates[i].call, 1)  # loads the module, which no gate can hold
+            elif not checks.right(i):
+                raise WrongResult
             return self.timer.block(candidates[i].call, CHOICE_SAMPLES).times_s
 
-        def failed(i: int, error: Exception) -> None:
-            if i not in wrong:
+        failed = self._noting(errors)
+        ranked = ranking(range(len(candidates)), WIDE_STAGES, sample, failed)
+        best = checks.first(ranked, failed)
+        if best is None and checks.wrong:
+            best = checks.wrong[0]  # the check that follows says how wrong it is
+        if best is None:
+            raise errors[-1] if errors else CannotRun("no candidates")
+        return candidates[best]
+
+    def _noting(self, errors: list[Exception]) -> Callable[[int, Exception], None]:
+        """What to do with an error of a candidate: note it, unless the device is dead."""
+
+        def failed(_i: int, error: Exception) -> None:
+            if not isinstance(error, WrongResult):
                 self.raise_if_dead(error)
                 errors.append(error)
 
-        ranked = ranking(range(len(candidates)), WIDE_STAGES, sample, failed)
-        if ranked:
-            return candidates[ranked[0]]
-        if wrong:
-            return candidates[0]  # the check that follows says how wrong it is
-        raise errors[-1] if errors else CannotRun("no candidates")
+        return failed
 
     def _right(self, case: Case, prepared: Prepared, candidate: Candidate) -> bool:
         return prepared.rel_error(candidate) <= OPS[case.op].tolerance(case)
@@ -196,20 +238,15 @@ class Tuner:
         def sample(i: int) -> Sequence[float]:
             return self._quick_sample(candidates[i])
 
-        def failed(_i: int, error: Exception) -> None:
-            self.raise_if_dead(error)
-            errors.append(error)
-
+        failed = self._noting(errors)
         ranked = ranking(works, QUICK_STAGES, sample, failed)
-        for i in ranked:
-            try:
-                if self._right(case, prepared, candidates[i]):
-                    self._keep(case, labels[i], len(ranked))
-                    return candidates[i], Choice(QUICK_TUNED, len(ranked))
-            except Exception as error:
-                failed(i, error)
-        if ranked:
-            return candidates[ranked[0]], Choice(QUICK_TUNED, len(ranked))  # its check tells
+        checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
+        best = checks.first(ranked, failed)
+        if best is not None:
+            self._keep(case, labels[best], len(ranked))
+            return candidates[best], Choice(QUICK_TUNED, len(ranked))
+        if checks.wrong:  # the check that follows says how wrong it is
+            return candidates[checks.wrong[0]], Choice(QUICK_TUNED, len(ranked))
         if errors:
             raise errors[-1]
         raise CannotRun(f"no configuration compiles: {next(iter(broken.values()), 'none')}")

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -235,7 +235,7 @@ class Worker(Child):
         return self.ask(request, on_stage, START_S)
 
     def measure(
-        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: Mapping[str, str] = {}
     ) -> list[Result]:
         """A result for every case of the group (see `Measurer.measure`). Raises WorkerDied."""
         return self.ask(("measure", group, budget_s, checked), on_stage, self._hang_s + budget_s)

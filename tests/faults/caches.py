@@ -64,6 +64,30 @@ def _tuned(rng: random.Random, folder: Path) -> Attempt:
     return _used(f"tuned {op.name}", use, path)
 
 
+def _quick(rng: random.Random, folder: Path) -> Attempt:
+    """What quick tunes found."""
+    from kernels import quick_cache
+    from kernels.case import Case, Target
+
+    case = Case("gemm", {"m": 96, "n": 96, "k": 96}, "fp16", "triton")
+    target = Target("cuda", DEVICE["name"], (9, 0), 132)
+    label = _a_config("gemm")[2]
+    quick_cache.save(case, target, label, 6)
+    path = quick_cache.path(case, target)
+    assert path
+    path.write_bytes(damaged(rng, path.read_text(encoding="utf-8")))
+    quick_cache.forget()
+
+    def use(_words: list[str]) -> int:
+        quick_cache.find(case, target)
+        quick_cache.save(case, target, label, 6)
+        quick_cache.forget()
+        assert quick_cache.find(case, target) == (label, 6), "what was kept is lost"
+        return 0
+
+    return _used("quick tunes", use, path)
+
+
 def _a_config(op: str) -> tuple[str, str, str]:
     """(section, key, label) of the repository's own."""
     path = next((Path(import_module(f"kernels.{op}").__file__ or "").parent / "tuned").glob("*"))
@@ -145,5 +169,5 @@ def _prepare() -> None:
     _stored()
 
 
-CACHES = {"calls": _calls, "tuned": _tuned, "manifest": _manifest}
+CACHES = {"calls": _calls, "tuned": _tuned, "quick": _quick, "manifest": _manifest}
 DAMAGED_CACHES = Kind("caches", attempt, limit_s=20.0, share=0.06, a_fork=40, prepare=_prepare)

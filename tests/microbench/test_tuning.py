@@ -194,9 +194,13 @@ def test_a_wide_search_and_a_library_s_candidates_need_no_compiling(tuner_of: An
     assert (found.label, choice) == ("e", Choice(TUNED, len(names)))
     library = replace(CASE, backend="cublaslt")
     for search in (NONE, QUICK, WIDE):
-        tuner, _ = tuner_of(seconds, search)
+        tuner, timer = tuner_of(seconds, search)
         found, choice = tuner.choose(library, prepared(candidates), no_announcement)
         assert (found.label, choice) == ("wrong", None)
+        timer.timed.clear()
+        found, _ = tuner.choose(library, prepared(candidates), no_announcement, "b")
+        assert found.label == "b"  # which another process has chosen
+        assert not timer.timed
 
 
 def test_a_known_configuration_is_not_timed_and_says_where_it_is_from(

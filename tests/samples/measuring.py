@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,11 @@ class FakeSession:
         return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
 
     def measure(
-        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: Mapping[str, str] = {}
     ) -> list[Result]:
         assert not self.closed
         self.asked.append((group, budget_s))
-        self.checked.append(checked)
+        self.checked.append(bool(checked))
         on_stage(group.cases[0].key, "timing")
         self.trouble(group)
         return [result_of(case, self.seconds) for case in group.cases]

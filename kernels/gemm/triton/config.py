@@ -146,7 +146,8 @@ def shared_memory(config: Config, kind: Precision) -> int:
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
-    if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
+    narrowed = kind.output_bytes == 2 and kind.accumulate != "float16"  # C is made after the loop
+    if config.kernel == TMA and (narrowed or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
 
