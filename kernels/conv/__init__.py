@@ -117,10 +117,10 @@ class Conv(Op):
         return None
 
     def tuned_key(self, case: Case) -> tuple[str, str]:
-        """Such as ("fprop", "256x56x56x64-64x3x3-s1p1d1")."""
+        """Such as ("fprop", "256x56x56x64-64x3x3-s1p1d1"); "fprop-g32" for 32 groups."""
         s = ConvShape.of(case)
         size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
-        return str(case.dims["pass"]), size
+        return f"{case.dims['pass']}{f'-g{s.groups}' if s.groups > 1 else ''}", size
 
     def aligned(self, case: Case) -> Case:
         """The case with channels padded up to what `misaligned` asks for."""

@@ -125,7 +125,8 @@ def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]):
 def test_every_kernel_is_interpreted():
     tried = {label for label, *_ in interpreted().values()}
     assert tried >= {label for group in TRIED_LABELS for label in group}
-    assert {parse(label).kernel for label in tried} == set(cfg.KERNELS)
+    # Gluon has no interpreter: test_gluon_conv.py
+    assert {parse(label).kernel for label in tried} == set(cfg.KERNELS) - {cfg.GLUON}
 
 
 def test_labels_read_back():

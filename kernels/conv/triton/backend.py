@@ -11,7 +11,14 @@ from kernels.choosing import Choice, Options
 from kernels.conv import OP
 from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton import PRECISIONS, data_config, data_launch, wgrad_config, wgrad_launch
+from kernels.conv.triton import (
+    PRECISIONS,
+    data_config,
+    data_launch,
+    gluon_config,
+    wgrad_config,
+    wgrad_launch,
+)
 from kernels.triton_config import Step, bound, candidate, some
 from kernels.tuned import apart, sizes_of, tables_for
 
@@ -27,8 +34,10 @@ def cannot_run(case: Case, target: Target) -> str | None:
         return f"the Triton convolution supports {', '.join(PRECISIONS)}"
     if case.layout != "nhwc":
         return "the Triton convolution supports NHWC (channels_last) only"
-    if case.dim("groups") > 1:
-        return "the Triton convolution does not support groups"
+    what = data_config.Sum.of(case)
+    missing = gluon_config.missing(what, target.capability or (0, 0))
+    if what.shape.groups > 1 and missing:
+        return f"the Triton convolution does not support these groups: {missing}"
     return None
 
 

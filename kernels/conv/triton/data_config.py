@@ -11,7 +11,9 @@ from functools import cached_property
 from math import ceil, prod
 
 from kernels import tile_model
+from kernels.case import Case
 from kernels.conv.shape import ConvShape
+from kernels.conv.triton import gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
@@ -27,12 +29,13 @@ from kernels.triton_config import (
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
+GLUON = "conv_gluon"
 KERNELS = (
-    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT,
+    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
 )  # fmt: skip
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
-WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT)
+WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, GLUON)
 
 LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"))
 
@@ -98,6 +101,12 @@ class Sum:
     which: str
     element_bytes: int
 
+    @classmethod
+    def of(cls, case: Case) -> Sum:
+        """The sum of a case. ValueError for no convolution."""
+        bytes_per_element = case.precision.bytes_per_element
+        return cls(ConvShape.of(case), str(case.dims["pass"]), bytes_per_element)
+
     @property
     def dgrad(self) -> bool:
         """Whether the weights are used with filters and channels exchanged."""
@@ -117,6 +126,16 @@ class Sum:
     def k(self) -> int:
         """Channels of the output: K of fprop, C of dgrad."""
         return self.shape.c if self.dgrad else self.shape.k
+
+    @property
+    def group_c(self) -> int:
+        """Channels added up of one group."""
+        return self.c // self.shape.groups
+
+    @property
+    def group_k(self) -> int:
+        """Channels of the output of one group."""
+        return self.k // self.shape.groups
 
     @property
     def image(self) -> tuple[int, int, int]:
@@ -185,6 +204,8 @@ class Sum:
         wasted *= ceil(self.output[0] / config.box[0]) * config.box[0] / self.output[0]
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
+        elif config.kernel == GLUON:
+            wasted *= gluon_config.multiplied(self, config.bc) / self.group_c
         else:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
@@ -204,6 +225,9 @@ class Sum:
 
 def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    if config.kernel == GLUON:
+        tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
+        return gluon_config.shared_memory(*tile, element_bytes)
     staged = config.pixels * config.bk * element_bytes // config.split
     x, w = config.pixels * config.bc * element_bytes, config.bk * config.bc * element_bytes
     barriers = 1024
@@ -221,7 +245,7 @@ def valid(
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
     TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
-    if which not in ("fprop", "dgrad") or shape.groups != 1:
+    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel != GLUON):
         return False
     size = precision.bytes_per_element
     if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
@@ -232,6 +256,8 @@ def valid(
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
+    if config.kernel == GLUON:
+        return gluon_config.fits(config, what) and not gluon_config.missing(what, capability)
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
     if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
@@ -327,6 +353,9 @@ def _catalogue(what: Sum) -> Iterator[Config]:
         yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
     if what.shape.flat and what.c <= MAX_RESIDENT_CHANNELS:
         yield from _resident(what, widest, wide)
+    for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what):
+        for box in _boxes(pixels, what, GLUON):
+            yield Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
 
 
 def _channels(what: Sum) -> int:
@@ -363,7 +392,7 @@ def choices(
         config
         for config in found
         if valid(config, shape, which, precision, capability)
-        and config.accumulators <= MAX_ACCUMULATORS
+        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
         and (config.kernel == POINTER or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
@@ -371,7 +400,7 @@ def choices(
 
 WEIGHTS_FIRST = Kernel(rows_first=False)  # operand A: activations would go through registers
 FACTS: Mapping[str, Kernel] = {
-    POINTER: Kernel(slowdown=2.0),  # masks and 64-bit addresses
+    POINTER: Kernel(slowdown=8.0),  # masks, 64-bit addresses: measured at 130 channels
     TMA: WEIGHTS_FIRST,
     ROWS: WEIGHTS_FIRST,
     PERSISTENT: replace(WEIGHTS_FIRST, stored=0.3),  # the next tile's loads are under way
@@ -379,6 +408,7 @@ FACTS: Mapping[str, Kernel] = {
     GEMM: Kernel(),
     GEMM_PERSISTENT: Kernel(stored=0.3),
     RESIDENT: Kernel(stored=0.3),
+    GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
 }
 
 
@@ -392,6 +422,8 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
     edges = config.pixels + config.bk
+    gluon = config.kernel == GLUON
+    copied = gluon and what.c * size % TMA_ALIGNMENT > 0  # TMA cannot read such pixels
     return Work(
         tiles=tiles,
         rows=config.pixels,
@@ -401,10 +433,13 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         element_bytes=size,
         output_bytes=kind.output_bytes,
         flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
+        pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
         resident=_together(config, size),
         loaded=config.pixels / edges if config.kernel == RESIDENT else 1.0,
         straddles=bool(what.c * size % LINE_BYTES),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
+        launches=int(copied),
+        extra_moved=2 * size * prod(what.image) * what.c if copied else 0,
     )
 
 

@@ -31,6 +31,10 @@ def bind(
     `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
     [N, K, P, Q] must be channels_last.
     """
+    if config.kernel == cfg.GLUON:
+        from kernels.conv.triton import gluon_launch  # only where this Triton has Gluon
+
+        return gluon_launch.bind(config, operands, precision, sm_count)
     return _Binder(config, operands, precision, sm_count).steps()
 
 

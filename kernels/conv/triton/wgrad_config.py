@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from kernels import tile_model
 from kernels.conv.shape import ConvShape
@@ -33,6 +33,7 @@ LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x")
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
 MAX_ACCUMULATORS = 192  # registers of a thread
+MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
 FOLDED_CHANNELS = 8  # C above this fills tiles of its own
 
 
@@ -113,10 +114,12 @@ class Fold:
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
-    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits, strides
-    of 16 bytes, registers, shared memory. Only POINTER runs all sizes.
+    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
+    registers, shared memory. Only POINTER runs all sizes.
     """
-    if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
+    if which != "wgrad" or kind.name not in PRECISIONS or cap < (8, 0):
+        return False
+    if shape.groups > 1 and config.kernel != TMA:
         return False
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
     if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
@@ -132,7 +135,7 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
 
 def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
     size = kind.bytes_per_element
-    if not has_tma(cap) or shape.k * size % TMA_ALIGNMENT or shape.r % config.taps:
+    if not has_tma(cap) or shape.r % config.taps:
         return False
     if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
         return False
@@ -145,7 +148,7 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
             return False
         if config.bc != Fold.of(shape, size).window:
             return False
-    elif shape.c * size % TMA_ALIGNMENT or shape.w % shape.stride:
+    elif shape.w % shape.stride and (shape.stride > MOST_ODD_STRIDE or shape.w < shape.stride):
         return False
     return _fits(config, shape, kind, cap)
 
@@ -177,13 +180,13 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
 
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
-    filters = ceil(shape.k / config.bk)
+    filters = shape.groups * ceil(shape.k // shape.groups / config.bk)
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     groups = shape.r // config.taps
     if config.kernel == FOLD:
         return filters * groups
-    return filters * groups * shape.s * ceil(shape.c / config.bc)
+    return filters * groups * shape.s * ceil(shape.c // shape.groups / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
@@ -274,6 +277,7 @@ FACTS: Mapping[str, Kernel] = {
     FOLD: Kernel(),
     POINTER: Kernel(slowdown=2.5),  # masks and 64-bit addresses
 }
+SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
@@ -285,6 +289,8 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
+    if config.kernel == POINTER and _copied(shape, kind):
+        kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
     return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
 
 
@@ -307,24 +313,33 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         loaded=loaded / size,
         straddles=any(width * size % LINE_BYTES for width in (shape.c, shape.k)),
         moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
-        launches=int(split),
+        launches=int(split) + (len(_copied(shape, kind)) if config.kernel == TMA else 0),
         extra_moved=8 * config.splits * shape.elements("w") if split else 0,
     )
 
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
+    copied = {POINTER: "", FOLD: "y", TMA: "xy"}[config.kernel]
+    elements += 2 * sum(shape.elements(name) for name in _copied(shape, kind) if name in copied)
     if config.kernel == FOLD:
         fold = Fold.of(shape, kind.bytes_per_element)
         elements += 2 * shape.n * shape.h * fold.width * fold.channels
     return elements * kind.bytes_per_element
 
 
+def _copied(shape: ConvShape, kind: Precision) -> str:
+    """Which of "x" and "y" TMA cannot read as they are: their pixels do not start on 16 bytes."""
+    size = kind.bytes_per_element
+    channels = (("x", shape.c), ("y", shape.k))
+    return "".join(name for name, count in channels if count * size % TMA_ALIGNMENT)
+
+
 def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     """Every configuration worth considering for a shape, of one split each."""
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
-    if shape.c <= FOLDED_CHANNELS:
+    if shape.c <= FOLDED_CHANNELS and shape.groups == 1:
         yield from _folded(shape, kind)
     else:
         yield from _tma(shape, kind)
@@ -334,8 +349,12 @@ def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     for (images, columns, rows), taps in product(places(shape, kind), TILES):
         if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
             continue
-        for bk, bc, warps in _tiles(images, columns, taps, kind):
-            if bk > max(64, power_of_two(shape.k)) or bc > max(64, power_of_two(shape.c)):
+        k, c = (power_of_two(channels // shape.groups) for channels in (shape.k, shape.c))
+        tiles = _tiles(images, columns, taps, kind)
+        if shape.groups > 1 and c < 64:  # channels of other groups would only be thrown away
+            tiles = [(bk, max(16, c), warps) for bk, bc, warps in tiles if bc == 64]
+        for bk, bc, warps in tiles:
+            if bk > max(64, k) or bc > max(64, c):
                 continue
             base = Config(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)
             yield from _staged(base, shape, kind)
@@ -371,7 +390,7 @@ def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]
 def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     """(images, columns, rows) of a step: columns of one image, one column of many images, or both.
 
-    At most MOST_WASTE times the pixels that exist are computed.
+    At most MOST_WASTE times the pixels that exist are computed, where that can be.
     """
     line = 128 // kind.bytes_per_element  # pixels of a multiplication
     if shape.flat:
@@ -380,9 +399,12 @@ def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
     fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
     found += [(line // columns, columns) for columns in fitting[-2:]]
+    computed: dict[tuple[int, int, int], float] = {}
     for (images, columns), rows in product(found, (1, 2, 4, 7)):
-        computed = 1.0
-        for size, part in ((shape.n, images), (shape.p, rows), (shape.q, columns)):
-            computed *= ceil(size / part) * part / size
-        if computed <= MOST_WASTE and line // 2 <= images * columns * rows <= LONGEST_STEP:
-            yield images, columns, rows
+        if line // 2 <= images * columns * rows <= LONGEST_STEP:
+            parts = ((shape.n, images), (shape.p, rows), (shape.q, columns))
+            waste = prod(ceil(size / part) * part / size for size, part in parts)
+            computed[images, columns, rows] = waste
+    least = min(computed.values())
+    most = MOST_WASTE if least <= MOST_WASTE else 2 * least
+    yield from (place for place, waste in computed.items() if waste <= most)

@@ -31,19 +31,37 @@ def _pixels(tensor, n, h, w, channel, BN: tl.constexpr, BW: tl.constexpr, WIDTH:
 
 
 @triton.jit
+def _store_taps(
+    out, accs, k0, c0, r0, s, K, C, R, S,
+    BK: tl.constexpr, BC: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of TAPS kernel rows from r0, at kernel column s, to out[K, R, S, C]."""
+    k = k0 + tl.arange(0, BK)
+    c = c0 + tl.arange(0, BC)
+    mask = (k < K)[:, None] & (c < C)[None, :]
+    for r in tl.static_range(TAPS):
+        start = ((k.to(tl.int64) * R + r0 + r) * S + s) * C
+        tl.store(out + start[:, None] + c[None, :], accs[r].to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def wgrad_tma(
-    x, dy, out, N, P, Q, C, K, S, groups_r, splits, split_elements, pad_h, pad_w,
+    x, x_odd, dy, out, N, P, Q, C, K, S, groups, groups_r, splits, split_elements,
+    pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     PHASED: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TAPS kernel rows r at one kernel column s, over one of `splits` parts of the pixels.
 
-    x: descriptor [N, H, W/STRIDE, STRIDE*C] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC];
-    dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out: [splits][K][R][S][C] as a pointer, each
-    part split_elements long. groups_r is R/TAPS. A step takes ROWS rows of dy and every row of x
-    that meets them, each loaded once for all the taps that use it. TMA fills what lies outside
-    with zeros: the padding of x, and all of dy that is no pixel.
+    x: descriptor [N, H, W/STRIDE, STRIDE*apart] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC], a
+    pixel being `apart` elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
+    odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
+    [splits][groups][K][R][S][C] as a pointer, each part split_elements long; C and K are those of a
+    group, whose channels follow one another in x and dy. groups_r is R/TAPS. A step
+    takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
+    use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
+    pixel.
     """
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
@@ -52,17 +70,23 @@ def wgrad_tma(
     tiles_c = tl.cdiv(C, BC)
     c0 = index % tiles_c * BC
     index = index // tiles_c
+    group = index % groups
+    index = index // groups
     s = index % S
     index = index // S
     r0 = index % groups_r * TAPS
     split = (index // groups_r).to(tl.int64)
 
     column = s * DIL - pad_w
-    channel = c0
+    channel = group * C + c0
+    first_k = group * K + k0
     if PHASED:
         phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
-        channel += phase * C
         column = (column - phase) // STRIDE
+        if x_odd is None:
+            channel += phase * apart
+        elif phase == 1:
+            x = x_odd
     row = r0 * DIL - pad_h
 
     blocks_p = tl.cdiv(P, ROWS)
@@ -79,7 +103,7 @@ def wgrad_tma(
         n0 = block // (blocks_q * blocks_p) * BN
         gradients = ()
         for j in tl.static_range(ROWS):
-            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, k0, BN, BW, BK).T,)
+            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, first_k, BN, BW, BK).T,)
         images = ()
         for j in tl.static_range((ROWS - 1) * STRIDE + (TAPS - 1) * DIL + 1):
             h = p0 * STRIDE + row + j
@@ -93,14 +117,9 @@ def wgrad_tma(
                 )
             accs = sums
 
-    k = k0 + tl.arange(0, BK)
-    c = c0 + tl.arange(0, BC)
-    mask = (k < K)[:, None] & (c < C)[None, :]
     R = groups_r * TAPS
-    out += split * split_elements
-    for r in tl.static_range(TAPS):
-        start = ((k.to(tl.int64) * R + r0 + r) * S + s) * C
-        tl.store(out + start[:, None] + c[None, :], accs[r].to(out.dtype.element_ty), mask=mask)
+    out += split * split_elements + group.to(tl.int64) * K * R * S * C
+    _store_taps(out, accs, k0, c0, r0, s, K, C, R, S, BK, BC, TAPS)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import wgrad_kernels as jit
+from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, tiles
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
@@ -29,65 +30,70 @@ def bind(
     """The launches that one pass takes, in order; operands.w [K, C, R, S] receives the gradient.
 
     x [N, C, H, W], w and y [N, K, P, Q] must be channels_last without gaps (ValueError otherwise).
-    Allocates the float32 partial sums and, for wgrad_fold, the padded copy of x
-    (torch.OutOfMemoryError).
+    Allocates the float32 partial sums, padded copies of what TMA cannot read and, for wgrad_fold,
+    of x (torch.OutOfMemoryError).
     """
     for name in ("x", "y", "w"):
         if not getattr(operands, name).is_contiguous(memory_format=torch.channels_last):
             raise ValueError(f"{name} is not channels_last")
     dw, shape = operands.w, operands.shape
     fold = Fold.of(shape, dw.element_size()) if config.kernel == FOLD else None
-    part_columns = fold.window if fold else shape.s * shape.c
+    part_columns = fold.window if fold else shape.s * (shape.c // shape.groups)
     split_elements = shape.k * shape.r * part_columns
-    if config.splits == 1 and not fold:
-        return (_product(config, operands, fold, dw, split_elements, precision),)
-    parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
-    channels = fold.channels if fold else shape.c
-    reduction = _reduce(config, operands, parts, part_columns, channels, sm_count)
-    if fold:
-        sizes = (shape.n, shape.h, fold.width, fold.channels)
-        padded = torch.empty(sizes, dtype=dw.dtype, device=dw.device)
-        pad = _pad(operands, padded, fold)
-        operands = replace(operands, x=padded)
-        return (pad, _product(config, operands, fold, parts, split_elements, precision), reduction)
-    return (_product(config, operands, fold, parts, split_elements, precision), reduction)
-
-
-def _product(
-    config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
-    split_elements: int, precision: Precision,
-) -> Step:  # fmt: skip
+    parts = dw
+    if config.splits > 1 or fold:
+        parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
     if config.kernel == POINTER:
-        kernel, args = jit.wgrad_pointer, _pointer_args(config, operands, out, split_elements)
+        copies, args = (), _pointer_args(config, operands, parts, split_elements)
+        product = jit.wgrad_pointer
     else:
-        kernel, args = jit.wgrad_tma, _tma_args(config, operands, fold, out, split_elements)
-    grid = (tiles(config, operands.shape) * config.splits,)
+        copies, args = _tma_args(config, operands, fold, parts, split_elements)
+        product = jit.wgrad_tma
+    grid = (tiles(config, shape) * config.splits,)
     args = (*args, input_precision(precision))
-    return Step(kernel, grid, args, options(config.stages, config.warps))
+    steps = (*copies, Step(product, grid, args, options(config.stages, config.warps)))
+    if parts is dw:
+        return steps
+    channels = fold.channels if fold else shape.c // shape.groups
+    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
 
 
 def _tma_args(
     config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
     split_elements: int,
-) -> tuple[object, ...]:  # fmt: skip
-    """The sizes are those of x and dy as the kernel sees them: x may be folded, or a matrix."""
+) -> tuple[Sequence[Step], tuple[object, ...]]:  # fmt: skip
+    """(steps before, arguments); sizes are those of x and dy as the kernel sees them: x may be
+    folded, or a matrix.
+    """
     shape = operands.shape
+    y, y_apart, copies = padded(operands.y, shape.n * shape.p * shape.q, shape.k)
     if fold:
-        row, step = fold.width * fold.channels, shape.stride * fold.channels
+        sizes = (shape.n, shape.h, fold.width, fold.channels)
+        x = torch.empty(sizes, dtype=y.dtype, device=y.device)
+        copies = (*copies, _pad(operands, x, fold))
+        apart, row, step = fold.channels, fold.width * fold.channels, shape.stride * fold.channels
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
+        x, apart, copied = padded(operands.x, shape.n * shape.h * shape.w, shape.c)
+        copies = (*copies, *copied)
         if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
-        row, step = shape.w * shape.c, shape.stride * shape.c
-        columns, channels, c = shape.w // shape.stride, step, shape.c
-        s, pad_w = shape.s, shape.padding
+        row, step = shape.w * apart, shape.stride * apart
+        c, s, pad_w = shape.c // shape.groups, shape.s, shape.padding
+        columns = shape.w // shape.stride
+        channels = step if shape.stride > 1 else shape.c
+    strides = (shape.h * row, row, step, 1)
     n, p, q, k = shape.n, shape.p, shape.q, shape.k
-    x_sizes, x_strides = (n, shape.h, columns, channels), (shape.h * row, row, step, 1)
-    return (
-        _descriptor(config, operands.x, x_sizes, x_strides, config.bc),
-        _descriptor(config, operands.y, (n, p, q, k), (p * q * k, q * k, k, 1), config.bk), out,
-        n, p, q, c, k, s, shape.r // config.taps, config.splits, split_elements,
-        shape.padding, pad_w,
+    x_odd = None
+    if not fold and shape.w % shape.stride:  # a view of rank four has whole strides alone
+        odd_sizes, columns, channels = (n, shape.h, columns, shape.c), columns + 1, shape.c
+        x_odd = _descriptor(config, x[apart:], odd_sizes, strides, config.bc)
+    y_strides = (p * q * y_apart, q * y_apart, y_apart, 1)
+    return copies, (
+        _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
+        _descriptor(config, y, (n, p, q, k), y_strides, config.bk), out,
+        n, p, q, c, k // shape.groups, s, shape.groups, shape.r // config.taps,
+        config.splits, split_elements, shape.padding, pad_w, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         shape.stride, shape.dilation, shape.stride > 1 and not fold,
     )  # fmt: skip
@@ -116,10 +122,10 @@ def _pointer_args(
     )  # fmt: skip
 
 
-def _pad(operands: ConvOperands, padded: torch.Tensor, fold: Fold) -> Step:
+def _pad(operands: ConvOperands, copied: torch.Tensor, fold: Fold) -> Step:
     shape = operands.shape
     args = (
-        operands.x, padded, shape.h, shape.w, shape.c, fold.width, shape.padding,
+        operands.x, copied, shape.h, shape.w, shape.c, fold.width, shape.padding,
         PAD_COLUMNS, fold.channels,
     )  # fmt: skip
     grid = (shape.n * shape.h, ceil(fold.width / PAD_COLUMNS))
@@ -131,12 +137,12 @@ def _reduce(
     channels: int, sm_count: int,
 ) -> Step:  # fmt: skip
     shape = operands.shape
-    elements = shape.elements("w")
+    elements, own = shape.elements("w"), shape.c // shape.groups
     least, most = REDUCE_ELEMENTS
     block = min(most, max(least, power_of_two(ceil(elements / (4 * sm_count)))))
     splits = min(REDUCE_SPLITS, power_of_two(config.splits))
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
-        shape.c, shape.s * shape.c, channels, part_columns, splits, block,
+        own, shape.s * own, channels, part_columns, splits, block,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})

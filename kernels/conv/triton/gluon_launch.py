@@ -1,0 +1,143 @@
+"""The Gluon kernel of fprop and dgrad: binds a configuration to tensors. Views, copies, grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil, prod
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.conv.operands import ConvOperands
+from kernels.conv.triton import data_kernels as jit
+from kernels.conv.triton import gluon_config as cfg
+from kernels.conv.triton.data_config import Config, Sum
+from kernels.conv.triton.gluon_kernel import conv_gluon
+from kernels.conv.triton.padding import apart, padded
+from kernels.precision import Precision
+from kernels.triton_config import Step
+
+VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
+SWAP_BLOCK = 32
+DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+
+
+def bind(
+    config: Config, operands: ConvOperands, precision: Precision, sm_count: int
+) -> Sequence[Step]:
+    """The launches of one pass, in order; scratch is allocated here (torch.OutOfMemoryError).
+
+    `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
+    [N, K, P, Q] must be channels_last.
+    """
+    what = Sum(operands.shape, operands.which, precision.bytes_per_element)
+    source = operands.y if what.dgrad else operands.x
+    x, x_apart, copies = padded(source, prod(what.image), what.c)
+    w, k_major, prepared = _weights(operands, what, precision)
+    parities = cfg.parities(what)
+    used = list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
+    step = 1 if what.dgrad else what.shape.stride
+    views = [cfg.view(what.image, what.c, x_apart, step, *at) for at in used]
+    head, tail = cfg.halves(config.bk)
+    thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
+    word = cfg.word(what.k, what.element_bytes)
+    args = (
+        *_four([_view(x, view, (*config.box, config.bc)) for view in views]),
+        *(_filters(w, what, width, config.bc, k_major) for width in (head, thin)),
+        *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
+        *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
+        operands.output, *_tables(parities, used, x.device),
+        *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
+        what.group_k, what.group_c,
+        *config.box, config.bc, *cfg.depths(what.group_c, config.bc, what.element_bytes),
+        head, tail, config.stages, config.split, len(used), len(parities), word, k_major,
+    )  # fmt: skip
+    options = {"num_warps": config.warps}
+    if config.per_sm > 1:
+        options["maxnreg"] = cfg.registers(config)
+    grid = (min(what.tiles(config), sm_count * config.per_sm),)
+    return [*copies, *prepared, Step(conv_gluon, grid, args, options)]
+
+
+def _walk(config: Config, what: Sum, parities: int) -> tuple[int, ...]:
+    """Tiles in all and of one parity; along output channels, columns and rows."""
+    n, h, w = (ceil(size / box) for size, box in zip(what.output, config.box, strict=True))
+    k = ceil(what.k / config.bk)
+    return n * h * w * k * parities, n * h * w * k, k, w, h
+
+
+def _weights(
+    operands: ConvOperands, what: Sum, precision: Precision
+) -> tuple[torch.Tensor, bool, Sequence[Step]]:
+    """(weights, whether what is added up is adjacent, steps): [K, taps, C], pixels on 16 bytes.
+
+    dgrad reads them as they are, [C, taps, K] of its own sum, but in tf32, whose wgmma wants
+    operands that are adjacent along what is added up.
+    """
+    s, w = what.shape, operands.w
+    taps = s.r * s.s
+    if not what.dgrad or precision.bytes_per_element == 2:
+        flat, _, steps = padded(w, s.k * taps, s.c // s.groups)
+        return flat, not what.dgrad, steps
+    swapped = torch.empty(s.c * taps * s.k, dtype=w.dtype, device=w.device)
+    grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), taps)
+    args = (w, swapped, s.k, taps, s.c, SWAP_BLOCK, SWAP_BLOCK)
+    swap = Step(jit.swap_filters, grid, args, {"num_warps": 4})
+    flat, _, steps = padded(swapped, s.c * taps, s.k)
+    return flat, True, (swap, *steps)
+
+
+def _filters(w: torch.Tensor, what: Sum, width: int, bc: int, k_major: bool) -> TensorDescriptor:
+    """The weights [rows, taps, columns] in boxes of `width` output channels by bc."""
+    taps = what.shape.r * what.shape.s
+    rows, columns = (what.k, what.group_c) if k_major else (what.c, what.group_k)
+    row = apart(columns, w.element_size())
+    box = [width, 1, bc] if k_major else [bc, 1, width]
+    return _descriptor(w, (rows, taps, columns), (taps * row, row, 1), box)
+
+
+def _outputs(
+    output: torch.Tensor, what: Sum, parities: Sequence[cfg.Parity], box: Sequence[int]
+) -> list[TensorDescriptor | None]:
+    """A view for each parity; none where pixels do not start on 16 bytes."""
+    if cfg.word(what.k, what.element_bytes):
+        return [None] * VIEWS
+    flat = output.permute(0, 2, 3, 1).reshape(-1)
+    step = what.shape.stride if what.split_output else 1
+    return _four([
+        _view(flat, cfg.view(what.whole_output, what.k, what.k, step, each.row, each.column), box)
+        for each in parities
+    ])  # fmt: skip
+
+
+def _view(base: torch.Tensor, view: cfg.View, box: Sequence[int]) -> TensorDescriptor:
+    return _descriptor(base[view.offset :], view.sizes, view.strides, box)
+
+
+def _descriptor(
+    base: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), DTYPES[base.dtype])  # pyright: ignore[reportCallIssue]
+    return TensorDescriptor(base, list(sizes), list(strides), list(box), layout)
+
+
+def _tables(
+    parities: Sequence[cfg.Parity], used: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's `table` and `starts`."""
+    taps = [tap for parity in parities for tap in parity.taps]
+    table = [(used.index(at), rows, columns, tap) for at, rows, columns, tap in taps]
+    starts = list(accumulate((len(parity.taps) for parity in parities), initial=0))
+    starts += starts[-1:] * (VIEWS + 1 - len(starts))
+    starts += [2 * parity.row + parity.column for parity in parities]
+    return (
+        torch.tensor(table, dtype=torch.int32, device=device).reshape(-1),
+        torch.tensor(starts, dtype=torch.int32, device=device),
+    )
+
+
+def _four(views: list[TensorDescriptor]) -> list[TensorDescriptor | None]:
+    """As many as the kernel has arguments: each descriptor is encoded at each launch."""
+    return [*views, *[None] * (VIEWS - len(views))]

@@ -1,0 +1,68 @@
+"""Copies for TMA, whose pixels must start on 16 bytes: channels padded, at their counted cost."""
+
+# Typed by Triton's compiler.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton_config import TMA_ALIGNMENT, Step
+
+BLOCK = 2048  # words that a program copies
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@triton.jit
+def pad_pixels(
+    source, copied, words, CHANNELS: tl.constexpr, APART: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Copy pixels of CHANNELS words to where they lie APART words from one another, zeros between.
+
+    A word is the widest integer that a pixel is made of; `words` are those of the copy.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    within = (first % APART).to(tl.int32) + tl.arange(0, BLOCK)
+    pixel = first // APART + within // APART
+    channel = within % APART
+    inside = first + tl.arange(0, BLOCK) < words
+    value = tl.load(
+        source + pixel * CHANNELS + channel, inside & (channel < CHANNELS), other=0
+    )  # fmt: skip
+    tl.store(copied + first + tl.arange(0, BLOCK), value, inside)
+
+
+def apart(channels: int, element_bytes: int) -> int:
+    """Elements from one pixel to the next where pixels start on 16 bytes."""
+    whole = TMA_ALIGNMENT // element_bytes
+    return ceil(channels / whole) * whole
+
+
+def padded(
+    tensor: torch.Tensor, pixels: int, channels: int
+) -> tuple[torch.Tensor, int, Sequence[Step]]:
+    """(base, elements from pixel to pixel, steps) of pixels that TMA can read.
+
+    tensor: pixels * channels elements in this order, channels_last or one-dimensional. It is its
+    own base, without a step, where its pixels start on 16 bytes; else the base is a padded copy,
+    allocated here (torch.OutOfMemoryError), which the step fills.
+    """
+    flat = tensor if tensor.ndim == 1 else tensor.permute(0, 2, 3, 1).reshape(-1)
+    size = tensor.element_size()
+    step = apart(channels, size)
+    if step == channels:
+        return flat, channels, ()
+    copied = torch.empty(pixels * step, dtype=tensor.dtype, device=tensor.device)
+    word = channels * size & -(channels * size)
+    per_word = word // size
+    words = copied.numel() // per_word
+    args = (
+        flat.view(WORDS[word]), copied.view(WORDS[word]), words,
+        channels // per_word, step // per_word, BLOCK,
+    )  # fmt: skip
+    return copied, step, (Step(pad_pixels, (ceil(words / BLOCK),), args, {"num_warps": 4}),)

@@ -1,0 +1,122 @@
+"""On a GPU of Hopper: awkward convolutions are right, repeatable, and leave the pointer kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import OPS, gluon
+from kernels.case import Candidate, Case
+from kernels.conv.check import launch_poisoned, relative_error
+from kernels.conv.operands import OperandPool
+from kernels.conv.shape import PASSES, ConvShape
+from kernels.conv.triton import backend, data_config, gluon_config, wgrad_config
+from kernels.triton_config import candidate
+from microbench.device.device import DeviceInfo, describe
+from microbench.measure import too_exact
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "130 channels": {"c": 130, "k": 130},
+    "odd numbers of channels": {"c": 67, "k": 131, "h": 13, "w": 17, "n": 5},
+    "5x5, odd image, stride 2": {"c": 48, "k": 80, "h": 31, "w": 31, "r": 5, "s": 5,
+                                 "stride": 2, "padding": 2},
+    "misaligned, odd rectangle, stride 2": {"c": 34, "k": 21, "h": 15, "w": 22, "stride": 2},
+    "misaligned, even image, stride 2": {"c": 50, "k": 66, "h": 16, "w": 16, "stride": 2},
+    "1x1, stride 2, odd": {"c": 70, "k": 96, "h": 15, "w": 15, "r": 1, "s": 1,
+                           "stride": 2, "padding": 0},
+    "1x1, misaligned": {"c": 66, "k": 70, "r": 1, "s": 1, "padding": 0},
+    "dilated": {"c": 96, "k": 90, "dilation": 2, "padding": 2},
+    "stem": {"c": 3, "k": 64, "h": 65, "w": 65, "r": 7, "s": 7, "stride": 2, "padding": 3},
+    "96 channels": {"c": 96, "k": 96, "h": 40, "w": 40},
+    "160 channels": {"c": 160, "k": 320, "h": 20, "w": 20},
+    "16 groups": {"c": 256, "k": 512, "groups": 16},
+    "2 groups, odd, stride 2": {"c": 96, "k": 160, "h": 15, "w": 17, "groups": 2, "stride": 2},
+    "few channels": {"c": 5, "k": 9, "h": 19, "w": 11},
+    "16 channels": {"c": 16, "k": 16},
+    "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
+}  # fmt: skip
+OTHER_PRECISIONS = ("130 channels", "5x5, odd image, stride 2", "96 channels", "stem")
+TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels")
+
+
+def conv(which: str, precision: str, dims: dict[str, int]) -> Case:
+    plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
+             "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
+    return Case("conv", {**plain, **dims, "pass": which}, precision, "triton", "nhwc")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    found = describe("cuda")
+    if found.capability != (9, 0) or gluon.missing():
+        pytest.skip(gluon.missing() or "the Gluon kernels are for Hopper")
+    return found
+
+
+@pytest.fixture(scope="module")
+def pool(gpu: DeviceInfo) -> Iterator[OperandPool]:
+    made = OperandPool(gpu.target(), 0)
+    yield made
+    made.clear()
+
+
+def launcher(config: backend.Config, case: Case, pool: OperandPool) -> Candidate:
+    from kernels.conv.triton import data_launch, wgrad_launch
+
+    bind = wgrad_launch.bind if isinstance(config, wgrad_config.Config) else data_launch.bind
+    steps = bind(config, pool.get(case), case.precision, pool.target.sm_count)
+    return candidate(config.label, config.tile, steps)
+
+
+def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
+    """Right against float64, as exact as the precision can be; twice the same bits."""
+    made = launcher(config, case, pool)
+    error = relative_error(launch_poisoned(pool.get(case), made))
+    assert error <= OPS["conv"].tolerance(case), config.label
+    assert not too_exact(case, error), config.label
+    first = pool.get(case).output.clone()
+    launch_poisoned(pool.get(case), made)
+    assert first.equal(pool.get(case).output), config.label
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_first_choice_by_tma_is_right(name: str, which: str, gpu, pool) -> None:
+    case = conv(which, "fp16", SHAPES[name])
+    pointers = (data_config.POINTER, wgrad_config.POINTER)
+    found = backend.ranked(case, gpu.target())
+    check(next(config for config in found if config.kernel not in pointers), case, pool)
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("name", OTHER_PRECISIONS)
+def test_other_precisions_are_right(name: str, precision: str, which: str, gpu, pool) -> None:
+    case = conv(which, precision, SHAPES[name])
+    found = backend.ranked(case, gpu.target())
+    config = next((config for config in found if config.kernel == data_config.GLUON), found[0])
+    check(config, case, pool)
+
+
+def tiles(name: str, which: str) -> dict[tuple[int, ...], str]:
+    """The first configuration of each kind of tile of the Gluon kernel."""
+    case = conv(which, "fp16", SHAPES[name])
+    found = data_config.choices(ConvShape.of(case), which, case.precision, (9, 0), 132)
+    first: dict[tuple[int, ...], str] = {}
+    for config in found:
+        if config.kernel == data_config.GLUON:
+            tail = gluon_config.halves(config.bk)[1]
+            tile = (config.pixels, tail > 0, config.split, config.per_sm)
+            first.setdefault(tile, config.label)
+    return first
+
+
+@pytest.mark.parametrize("which", ["fprop", "dgrad"])
+@pytest.mark.parametrize("name", TILES)
+def test_every_kind_of_tile_is_right(name: str, which: str, gpu, pool) -> None:
+    case = conv(which, "fp16", SHAPES[name])
+    for label in tiles(name, which).values():
+        check(backend.parse(label), case, pool)
