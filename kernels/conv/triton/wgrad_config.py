@@ -275,6 +275,7 @@ FACTS: Mapping[str, Kernel] = {
     POINTER: Kernel(slowdown=2.5),  # masks and 64-bit addresses
 }
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
+REGISTERS_SLOWDOWN = 1.3  # dy through registers: a step of several images and columns
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
 
@@ -285,6 +286,8 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
+    if config.kernel == TMA and min(config.images, config.columns) > 1:
+        kernel = replace(kernel, slowdown=REGISTERS_SLOWDOWN * kernel.slowdown)
     return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
 
 
