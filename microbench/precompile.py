@@ -133,7 +133,7 @@ def serve(requests_fd: int, answers_fd: int) -> None:
     """Compile every `Job` that comes by one pipe, until it closes; answer each by the other."""
     die_with_parent()
     requests, answers = Connection(requests_fd), Connection(answers_fd)
-    _load()
+    load_compiler()
     forks: dict[int, int] = {}  # process -> job
     queued: list[Job] = []
     most = min(MOST_FORKS, os.cpu_count() or 1)
@@ -153,8 +153,11 @@ def serve(requests_fd: int, answers_fd: int) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _load() -> None:
-    """Load, before the first fork, what every fork needs, and hash what their keys hold."""
+def load_compiler() -> None:
+    """Load our Triton kernels and their compiler, and hash what the keys of its cache hold.
+
+    It leaves the device alone; once done, a compile, or a look into the cache, is faster.
+    """
     for op in OPS.values():
         with suppress(ImportError):
             op.entries[TUNED].load()

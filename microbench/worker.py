@@ -25,6 +25,7 @@ from kernels.error_words import one_line
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.errors_of_child import STDERR, PassedOn
+from microbench.precompile import load_compiler
 from microbench.pulse import ALIVE, Pipe
 from microbench.results.types import Ceiling, Json, Result
 from microbench.stopping import die_with_parent, share_sockets_folder, uninterrupted
@@ -346,8 +347,9 @@ def greet_parent(pipe: Pipe, device: str) -> DeviceInfo:
 
 
 def _measure_after_begin(pipe: Pipe, settings: Conditions) -> None:
-    for name in ("torch", "triton", "cupy", "kernels"):
+    for name in ("torch", "triton", "cupy", "microbench.measure", "microbench.roofline.ceilings"):
         import_module(name)
+    load_compiler()
     pipe.recv()
     _measure_on_request(pipe, settings)
 

@@ -15,9 +15,11 @@ from samples.kernel_runs import shown
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.choosing import HOW, Choice
 from microbench.device.device import target_of
 from microbench.libraries import beside, is_tuned, sentence, summaries
 from microbench.report.export import to_csv
+from microbench.report.notes import choices
 from microbench.report.summary_table import rivals_table
 from microbench.results.codec import result_to_json, run_from_json, run_to_json
 from microbench.results.runfile import read_run
@@ -101,6 +103,26 @@ def test_the_field_is_in_the_file_when_it_is_known(tuned: bool | None) -> None:
     (again,) = run_from_json(json.loads(json.dumps(data))).results
     assert again.tuned is tuned
     assert result_to_json(again) == result_to_json(run.results[0])
+
+
+@pytest.mark.parametrize("choice", [*(Choice(how) for how in HOW), Choice("quick-tuned", 6), None])
+def test_how_a_configuration_was_chosen_is_in_the_file_and_on_the_screen(
+    choice: Choice | None,
+) -> None:
+    run = run_of(gemm(NEAR, {"cublas": 1.0}, choice=choice), gemm(LISTED, {}, choice=choice))
+    data = json.loads(json.dumps(run_to_json(run)))
+    assert ("choice" in data["results"][0]) == (choice is not None)
+    again = run_from_json(data)
+    assert [result.choice for result in again.results] == [choice, choice]
+    said = choices(again)
+    assert bool(said) == (choice is not None)
+    if choice:
+        assert f"{choice.how}" in said
+        assert f"{NEAR}, {LISTED}" in said
+        assert ("6 candidates" in said) == (choice.candidates == 6)
+        data["results"][0]["choice"]["how"] = "guessed"
+        with pytest.raises(ValueError, match="guessed"):
+            run_from_json(data)
 
 
 def test_published_runs_say_which_sizes_were_tuned() -> None:

@@ -279,6 +279,7 @@ FACTS: Mapping[str, Kernel] = {
 }
 SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
+REGISTERS_SLOWDOWN = 1.3  # dy through registers: a step of several images and columns
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
 
@@ -289,8 +290,13 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
+<<<<<<< HEAD
     if config.kernel == POINTER and _copied(shape, kind):
         kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
+=======
+    if config.kernel == TMA and min(config.images, config.columns) > 1:
+        kernel = replace(kernel, slowdown=REGISTERS_SLOWDOWN * kernel.slowdown)
+>>>>>>> h-tune
     return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
 
 
