@@ -290,13 +290,10 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
-<<<<<<< HEAD
     if config.kernel == POINTER and _copied(shape, kind):
         kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
-=======
     if config.kernel == TMA and min(config.images, config.columns) > 1:
         kernel = replace(kernel, slowdown=REGISTERS_SLOWDOWN * kernel.slowdown)
->>>>>>> h-tune
     return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
 
 
