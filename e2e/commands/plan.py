@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.case import FULL, LAYOUTS, ON_CPU, ArmOptions, TrainCase, TrainRequest
+from e2e.case import (
+    COMPRESSIONS,
+    FULL,
+    LAYOUTS,
+    ON_CPU,
+    ArmOptions,
+    TrainCase,
+    TrainRequest,
+)
 from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
@@ -82,7 +90,9 @@ class Work:
 def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
-    """One comparison per batch size. UserError for options that contradict each other."""
+    """One comparison per batch size and number of GPUs. UserError for options that contradict each
+    other.
+    """
     if kind == "cpu" or not _takes_images(network):  # nothing that cuDNN searches for
         options = replace(options, base=replace(options.base, search=FULL))
     if options.ladder:
@@ -97,9 +107,45 @@ def plan(
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
     arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
+    found: list[Comparison] = []
+    for gpus in gpus_of(options):
+        own = [one for arm in arms for one in _compressed(arm, options, gpus)]
+        found += [
+            Comparison(tuple(replace(a, case=replace(a.case, batch=batch, gpus=gpus)) for a in own))
+            for batch in (_shares(batches, gpus) if options.strong else batches)
+        ]
+    return found
+
+
+def gpus_of(options: ArmOptions) -> list[int]:
+    """The numbers of GPUs that are asked for, [1] by default. UserError for what is none."""
+    if options.gpus is None:
+        if options.strong:
+            raise UserError("--strong needs --gpus, such as --gpus 1,2,4")
+        return [options.base.gpus]
+    return list(dict.fromkeys(parse_numbers(options.gpus, "--gpus")))
+
+
+def _shares(batches: Sequence[int], gpus: int) -> list[int]:
+    """Each batch divided among the GPUs. UserError where it cannot be."""
+    for batch in batches:
+        if batch % gpus:
+            raise UserError(f"--strong: a batch of {batch} cannot be divided among {gpus} GPUs")
+    return [batch // gpus for batch in batches]
+
+
+def _compressed(arm: Planned, options: ArmOptions, gpus: int) -> list[Planned]:
+    """The arm with each way to exchange gradients; as it is where there is no other GPU."""
+    if options.compress is None:
+        return [arm]
+    ways = parse_names(options.compress, COMPRESSIONS, "--compress")
+    several = gpus > 1 or options.base.gpus > 1
+    if not several and options.gpus is None:
+        raise UserError("--compress needs several GPUs: --gpus 2, or torchrun")
+    ways = ways if several else ways[:1]
     return [
-        Comparison(tuple(replace(arm, case=replace(arm.case, batch=batch)) for arm in arms))
-        for batch in batches
+        replace(arm, case=replace(arm.case, compress=way if several else arm.case.compress))
+        for way in ways
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from e2e.case import (
 )
 from e2e.case_checks import parse_memory
 from e2e.schedule import CONSTANT
+from e2e.training.distributed.place import place_of
 from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
@@ -51,6 +53,7 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     as_given["freeze"] = asked["freeze"] or ""
     weights = asked["weights"] and weights_file(Path(asked["weights"]), network)
     as_given["weights"] = weights.name if weights else ""
+    as_given["gpus"] = _ranks(asked["gpus"])
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
         TrainSettings, asked | {"weights": weights}, network=network,
@@ -78,6 +81,14 @@ def weights_file(path: Path, network: str) -> Path:
         names = ", ".join(one.name for one in found)
         raise UserError(f"--weights {path} has several of {plain}: {names}; give one of them")
     return found[0]
+
+
+def _ranks(gpus: str | None) -> int:
+    """How many processes torchrun started; 1 without it. UserError where --gpus says it too."""
+    place = place_of(os.environ)
+    if place and gpus is not None:
+        raise UserError(f"torchrun started {place.world} processes; leave out --gpus")
+    return place.world if place else 1
 
 
 def _search_of(path: Path | None) -> str:

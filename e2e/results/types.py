@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev, stdev
 
 from e2e.case import TrainCase
+from e2e.results.exchange import Exchange
 from e2e.results.traced import TracedStep
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
@@ -240,6 +241,8 @@ class Training:
     parameters and buffers, `checkpoint_bytes` a file of them with the optimizer's state.
     `first_step_s` is from the beginning of the set-up to the end of the first step.
 
+    `exchange` is what the exchange of gradients costs, of a case over several GPUs.
+
     `traced` are some of its steps in the profiler, None where none were recorded. A status
     of PREDICTED has `predicted` and no `steps`.
     """
@@ -278,6 +281,7 @@ class Training:
     model_bytes: int | None = None
     checkpoint_bytes: int | None = None
     first_step_s: float | None = None
+    exchange: Exchange | None = None
 
     @property
     def timed(self) -> TimedStep | None:
@@ -410,6 +414,11 @@ class Training:
             return None
         times = self.steps.wall_times_s if self.case.fed else self.steps.times_s
         return (min(times), max(times)) if times else None
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """Bytes per second of the exchange of gradients alone; see `Exchange`."""
+        return self.exchange and self.exchange.bus_bytes_per_s
 
     @property
     def train_s(self) -> tuple[float, float] | None:
