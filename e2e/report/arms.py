@@ -233,7 +233,7 @@ def is_generated(case: TrainCase) -> bool:
 
 def place(training: Training) -> str:
     """Such as "resnet50, batch 256"; with the data where these are generated."""
-    names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
+    names = ["network", "batch", "gpus", *(["data"] if is_generated(training.case) else [])]
     return ", ".join(in_words(training.case, names))
 
 
