@@ -11,11 +11,13 @@ from e2e.case import (
     COMPRESSIONS,
     FULL,
     LAYOUTS,
+    NO_COMPRESSION,
     ON_CPU,
     ArmOptions,
     TrainCase,
     TrainRequest,
 )
+from e2e.commands.requests import gpus_of
 from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
@@ -117,15 +119,6 @@ def plan(
     return found
 
 
-def gpus_of(options: ArmOptions) -> list[int]:
-    """The numbers of GPUs that are asked for, [1] by default. UserError for what is none."""
-    if options.gpus is None:
-        if options.strong:
-            raise UserError("--strong needs --gpus, such as --gpus 1,2,4")
-        return [options.base.gpus]
-    return list(dict.fromkeys(parse_numbers(options.gpus, "--gpus")))
-
-
 def _shares(batches: Sequence[int], gpus: int) -> list[int]:
     """Each batch divided among the GPUs. UserError where it cannot be."""
     for batch in batches:
@@ -138,15 +131,10 @@ def _compressed(arm: Planned, options: ArmOptions, gpus: int) -> list[Planned]:
     """The arm with each way to exchange gradients; as it is where there is no other GPU."""
     if options.compress is None:
         return [arm]
-    ways = parse_names(options.compress, COMPRESSIONS, "--compress")
-    several = gpus > 1 or options.base.gpus > 1
-    if not several and options.gpus is None:
-        raise UserError("--compress needs several GPUs: --gpus 2, or torchrun")
-    ways = ways if several else ways[:1]
-    return [
-        replace(arm, case=replace(arm.case, compress=way if several else arm.case.compress))
-        for way in ways
-    ]
+    ways = (
+        parse_names(options.compress, COMPRESSIONS, "--compress") if gpus > 1 else [NO_COMPRESSION]
+    )
+    return [replace(arm, case=replace(arm.case, compress=way)) for way in ways]
 
 
 def notes(options: ArmOptions, kind: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from e2e.case import (
     AT_HAND,
+    COMPRESSIONS,
     DATA_ALIASES,
     FULL,
     OP,
@@ -28,6 +29,7 @@ from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
 from microbench.run_output import check_outputs
+from microbench.sweep import parse_names, parse_numbers
 
 MAX_SIDES = 4
 
@@ -60,6 +62,7 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
         input=parse_shape(asked["input"]), case=base,
     )  # fmt: skip
     arms = filled(ArmOptions, asked, base=base)
+    _check_gpus(arms)
     return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
 
 
@@ -89,6 +92,24 @@ def _ranks(gpus: str | None) -> int:
     if place and gpus is not None:
         raise UserError(f"torchrun started {place.world} processes; leave out --gpus")
     return place.world if place else 1
+
+
+def gpus_of(options: ArmOptions) -> list[int]:
+    """The numbers of GPUs that are asked for, [1] by default. UserError for what is none."""
+    if options.gpus is None:
+        return [options.base.gpus]
+    return list(dict.fromkeys(parse_numbers(options.gpus, "--gpus")))
+
+
+def _check_gpus(options: ArmOptions) -> None:
+    """UserError for what cannot be over so many GPUs."""
+    several = max(gpus_of(options)) > 1
+    if options.strong and options.gpus is None:
+        raise UserError("--strong needs --gpus, such as --gpus 1,2,4")
+    if options.compress is not None:
+        parse_names(options.compress, COMPRESSIONS, "--compress")
+        if not several:
+            raise UserError("--compress needs several GPUs: --gpus 2, or torchrun")
 
 
 def _search_of(path: Path | None) -> str:

@@ -22,7 +22,7 @@ from microbench.stopping import ends_with_us, scratch_folder
 
 RANK = "e2e.commands.rank"  # the module that torchrun runs
 START_S = 120.0  # that torchrun and torch get to load
-GENTLE_S = 10.0  # that torchrun gets to end its processes
+GENTLE_S = 5.0  # that torchrun gets to end its processes
 # Of torchrun's last report: which rank ended first, and how.
 _FIRST = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from e2e.case import TrainRequest
+from e2e.commands.requests import gpus_of
 from e2e.commands.stages import OPENING, StageTimes
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.results.types import Training
@@ -98,7 +99,7 @@ def _all_carried_out(
     run, console = before, run_console(requests[0].outputs)
     for request in requests:
         stages = StageTimes()
-        worker = TrainWorker(request.settings, here=here)
+        worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
         run = _carry_out(
             request, worker, run, path, console, procedure, stages, whole=request is requests[-1]
         )
@@ -154,7 +155,7 @@ def _opened(
 
     The child loads its packages while the options that need the network are checked.
     """
-    from e2e.commands.plan import Work, gpus_of, plan
+    from e2e.commands.plan import Work, plan
     from e2e.networks import find
 
     asked = request.settings

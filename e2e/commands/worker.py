@@ -83,7 +83,7 @@ class TrainWorker(Child):
         UserError under a torchrun of the user's: its other ranks have ended too.
         """
         if self.place:
-            raise UserError(f"rank 0 ended {self._stage[1]}: torchrun's ranks end together")
+            raise UserError(f"rank 0 ended while {self._stage[1]}: torchrun's ranks end together")
         self._renew(self.gpus)
 
     def use(self, gpus: int) -> None:
@@ -103,7 +103,10 @@ class TrainWorker(Child):
         first = getattr(self._process, "first_to_end", None)
         if not first or first[1] >= 0:
             return key, said
-        return key, f"rank {first[0]} ended ({signal.Signals(-first[1]).name}) {self._stage[1]}"
+        return (
+            key,
+            f"rank {first[0]} ended ({signal.Signals(-first[1]).name}) while {self._stage[1]}",
+        )
 
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError if either is wrong; WorkerDied."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 # A rank that does not come to an exchange, or to an agreement, for so long has hung. The second is
 # longer: a rank that waits in an exchange must be able to say so.
-EXCHANGE_S, AGREE_S = 30.0, 45.0
+EXCHANGE_S, AGREE_S = 20.0, 25.0
 WAITS_S = 7 * 24 * 3600.0  # for rank 0, while it explains, predicts, or writes
 FINE, NO_MEMORY, FAILED, MISTAKE = range(4)  # what a rank says of its part; the largest counts
 _MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass")
