@@ -326,6 +326,9 @@ def serve_requests(pipe: Pipe, serve: Serve, settings: object) -> bool:
     except UserError as error:
         _tell(pipe, "refused", str(error))
         return False
+    except WorkerDied as death:
+        _tell(pipe, "dead", death.reason)
+        return False
     except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
         from microbench.device.device import fault_of_gpu
 

@@ -131,9 +131,8 @@ def _compressed(arm: Planned, options: ArmOptions, gpus: int) -> list[Planned]:
     """The arm with each way to exchange gradients; as it is where there is no other GPU."""
     if options.compress is None:
         return [arm]
-    ways = (
-        parse_names(options.compress, COMPRESSIONS, "--compress") if gpus > 1 else [NO_COMPRESSION]
-    )
+    ways = parse_names(options.compress, COMPRESSIONS, "--compress")
+    ways = ways if gpus > 1 else [NO_COMPRESSION]
     return [replace(arm, case=replace(arm.case, compress=way)) for way in ways]
 
 

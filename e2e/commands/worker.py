@@ -22,7 +22,7 @@ from kernels.error_words import one_line
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.pulse import Pipe
-from microbench.worker import HANG_S, Child, OnStage, greet_parent
+from microbench.worker import HANG_S, Child, OnStage, WorkerDied, greet_parent
 
 if TYPE_CHECKING:
     from e2e.prediction.prediction import Prediction
@@ -165,13 +165,19 @@ def train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
         _train(pipe, settings, greet_parent(pipe, settings.device), None)
         return
     from e2e.commands.rank import LeadingPipe
-    from e2e.training.distributed.ranks import Ranks, device_of
+    from e2e.training.distributed.ranks import Ranks, RanksLost, device_of
 
     device = device_of(place, settings.device)
     info = greet_parent(pipe, str(device))
     ranks = Ranks.join(place, device)
-    ranks.tell((settings,))
-    _train(LeadingPipe(pipe, ranks), settings, info, ranks)
+    try:
+        ranks.tell((settings,))
+        _train(LeadingPipe(pipe, ranks), settings, info, ranks)
+    except EOFError:
+        ranks.leave()
+        raise
+    except RanksLost as error:
+        raise WorkerDied("", str(error)) from error
 
 
 def follow_requests(pipe: Any, ranks: Ranks) -> None:
