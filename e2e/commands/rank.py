@@ -77,9 +77,10 @@ def follow(place: Place, device: str) -> int:
 
     try:
         ranks = Ranks.join(place, device_of(place, device))
-        follow_requests(FollowingPipe(ranks), ranks)
-    except EOFError:
-        return 0
+        try:
+            follow_requests(FollowingPipe(ranks), ranks)
+        except EOFError:
+            ranks.leave()
     except RanksLost:
         return 1  # rank 0 says it, or torchrun
     except BaseException as error:

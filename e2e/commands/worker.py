@@ -103,10 +103,9 @@ class TrainWorker(Child):
         first = getattr(self._process, "first_to_end", None)
         if not first or first[1] >= 0:
             return key, said
-        return (
-            key,
-            f"rank {first[0]} ended ({signal.Signals(-first[1]).name}) while {self._stage[1]}",
-        )
+        how = signal.Signals(-first[1])
+        waited = ", as where another rank is waited for in vain" * (how == signal.SIGABRT)
+        return key, f"rank {first[0]} ended ({how.name}{waited}) while {self._stage[1]}"
 
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError if either is wrong; WorkerDied."""

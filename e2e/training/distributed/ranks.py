@@ -19,6 +19,7 @@ from torch import Tensor
 
 from e2e.training.distributed.place import Place
 from kernels.error_words import one_line
+from microbench import fmt
 from microbench.errors import UserError
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ T = TypeVar("T")
 EXCHANGE_S, AGREE_S = 20.0, 25.0
 WAITS_S = 7 * 24 * 3600.0  # for rank 0, while it explains, predicts, or writes
 FINE, NO_MEMORY, FAILED, MISTAKE = range(4)  # what a rank says of its part; the largest counts
+NO_DUMP = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which ranks would wait for before they end
 _MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
 
@@ -48,6 +50,8 @@ class Ranks:
     def join(place: Place, device: torch.device) -> Ranks:
         """Meet the other ranks. RuntimeError where that fails."""
         ranks, cuda = _torch_ranks(), device.type == "cuda"
+        if cuda:
+            torch.cuda.set_device(device)
         ranks.init_process_group(
             "nccl" if cuda else "gloo", timeout=timedelta(seconds=EXCHANGE_S),
             device_id=device if cuda else None,
@@ -167,7 +171,8 @@ def device_of(place: Place, asked: str) -> torch.device:
         raise UserError(f"--device {asked} is one device; over several GPUs write cuda, or nothing")
     count = torch.cuda.device_count()
     if place.local_rank >= count:
-        raise UserError(f"this machine has {count} GPUs, too few for {place.local_world} ranks")
+        has = fmt.count(count, "GPU")
+        raise UserError(f"this machine has {has}, too few for {place.local_world} ranks")
     return torch.device("cuda", place.local_rank)
 
 
@@ -204,7 +209,7 @@ def _lost(reason: str, *, quiet: bool = False) -> Generator[None]:
 
 def _torch_ranks() -> Any:
     """torch.distributed, which has few types."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    os.environ.setdefault(*NO_DUMP)
     from torch import distributed
 
     return cast("Any", distributed)
