@@ -141,6 +141,8 @@ def notes(options: ArmOptions, kind: str) -> list[str]:
     if kind != "cpu":
         return []
     asked, found = _asked(options), list[str]()
+    if max(gpus_of(options)) > 1:
+        found.append("On a CPU, GPUs are processes that share its cores.")
     if any(name in ON_CPU for name in asked):
         found.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
     slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from e2e.training.distributed.ranks import Ranks
 
 END = ("end",)
-LAST_S = 2.0  # that torchrun gets to see who ended first
+LAST_S = 2.0  # that rank 0 gets to say why, and torchrun to see who ended first
 
 
 class LeadingPipe:
@@ -81,10 +81,11 @@ def follow(place: Place, device: str) -> int:
             follow_requests(FollowingPipe(ranks), ranks)
         except EOFError:
             ranks.leave()
-    except RanksLost:
-        return 1  # rank 0 says it, or torchrun
+    except (RanksLost, UserError):  # rank 0 says it, or torchrun
+        time.sleep(LAST_S)
+        return 1
     except BaseException as error:
-        text = str(error) if isinstance(error, UserError) else one_line(fault_of_gpu() or error)
+        text = one_line(fault_of_gpu() or error)
         print(f"rank {place.rank}: {text}", file=sys.stderr, flush=True)
         return 1
     return 0

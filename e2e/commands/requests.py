@@ -55,7 +55,7 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     as_given["freeze"] = asked["freeze"] or ""
     weights = asked["weights"] and weights_file(Path(asked["weights"]), network)
     as_given["weights"] = weights.name if weights else ""
-    as_given["gpus"] = _ranks(asked["gpus"])
+    as_given["gpus"] = _ranks(asked["gpus"], asked["processes"])
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
         TrainSettings, asked | {"weights": weights}, network=network,
@@ -86,11 +86,12 @@ def weights_file(path: Path, network: str) -> Path:
     return found[0]
 
 
-def _ranks(gpus: str | None) -> int:
-    """How many processes torchrun started; 1 without it. UserError where --gpus says it too."""
+def _ranks(gpus: str | None, processes: int) -> int:
+    """How many processes torchrun started; 1 without it. UserError where they are to be others."""
     place = place_of(os.environ)
-    if place and gpus is not None:
-        raise UserError(f"torchrun started {place.world} processes; leave out --gpus")
+    if place and (gpus is not None or processes > 1):
+        option = "--processes" if gpus is None else "--gpus"
+        raise UserError(f"torchrun started {place.world} processes; leave out {option}")
     return place.world if place else 1
 
 

@@ -33,6 +33,7 @@ from microbench.worker import WorkerDied
 ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
 EXCHANGE_ARMS = 3  # of a step over several GPUs: it, it without the exchange, the exchange alone
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
+ONE_GPU = "Predictions are for one GPU: none is made for several"
 NO_FIXES = "--fixes also predicts what would make each recipe faster"
 # About what an arm takes beside its timing: setting up, closer looks, recording. It is shown only.
 ARM_BESIDE_S = {"cuda": 8.0, "cpu": 2.0}
@@ -75,6 +76,8 @@ class Job:
         gpus = comparison.cases[0].gpus
         if self.work.request.train and not is_done:
             self.worker.use(gpus)
+        if self.work.predicts and gpus > 1:
+            self.progress.say(ONE_GPU)
         predicts = self.work.predicts and not is_done and gpus == 1
         predicted = self.predictions.of(comparison) if predicts else {}
         if is_done and self.work.proposes and gpus == 1:
@@ -84,7 +87,8 @@ class Job:
         self.progress.about(comparison.cases)
         if not is_done:
             run = self._timed(run, comparison, predicted)
-        return self._verified(run, comparison) if self.work.request.verify else run
+        verifies = self.work.request.verify and gpus == 1
+        return self._verified(run, comparison) if verifies else run
 
     def finished(self, run: Run, *, whole: bool) -> Run:
         """The run with its notes on the data, saved; marked as finished if it is `whole`."""

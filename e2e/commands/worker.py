@@ -71,6 +71,8 @@ class TrainWorker(Child):
         self.place = place_of(os.environ)
         self.gpus = self.place.world if self.place else gpus
         own = self.gpus > 1 and self.place is None
+        if own and here:
+            raise UserError("a network of this process trains on one GPU; write module:function")
         # Not a daemon: those may have no children, and data loaders have.
         super().__init__(
             train_on_request, settings, daemon=False, here=here,

@@ -75,7 +75,7 @@ class Trainer:
             _store(module, recipe)
             if recipe.float8:
                 convert(module, recipe.float8)
-        self.module = module
+        self.module = self._called = module
         if case.freeze:
             freeze_body(module)
         self.optimizer = RecipeOptimizer(
@@ -138,7 +138,7 @@ class Trainer:
         return nullcontext() if self.spread is None or exchange else self.spread.no_sync()
 
     def _eager_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = self.forward(inputs, self.spread or self.module)
+        output = self.forward(inputs, self._called)
         return self.network.loss(output, targets, self.case.label_smoothing)
 
     def _with_code_of_its_own(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -162,7 +162,7 @@ class Trainer:
         if inputs.is_floating_point():
             inputs = inputs.to(self.recipe.weight_dtype)
         with self._autocast():
-            return (through or self.module)(inputs)
+            return (self.module if through is None else through)(inputs)
 
     def _autocast(self) -> Any:
         if self.recipe.autocast is None:
@@ -175,7 +175,7 @@ class Trainer:
         """From now on its steps are of all ranks, from the weights of rank 0. All ranks call it."""
         self.ranks = ranks
         self.equalise()
-        self.spread = spread(self.module, ranks, self.case.compress)
+        self.spread = self._called = spread(self.module, ranks, self.case.compress)
 
     def try_alone(self, feed: Feed) -> None:
         """Forward and backward of this rank's batch, without an exchange and without an update.

@@ -170,7 +170,7 @@ def device_of(place: Place, asked: str) -> torch.device:
     if asked not in ("auto", "cuda"):
         raise UserError(f"--device {asked} is one device; over several GPUs write cuda, or nothing")
     count = torch.cuda.device_count()
-    if place.local_rank >= count:
+    if place.local_world > count:
         has = fmt.count(count, "GPU")
         raise UserError(f"this machine has {has}, too few for {place.local_world} ranks")
     return torch.device("cuda", place.local_rank)
