@@ -89,6 +89,8 @@ def weights_file(path: Path, network: str) -> Path:
 def _ranks(gpus: str | None, processes: int) -> int:
     """How many processes torchrun started; 1 without it. UserError where they are to be others."""
     place = place_of(os.environ)
+    if place and place.rank:
+        raise UserError("under torchrun there is train only: torchrun -m e2e NETWORK")
     if place and (gpus is not None or processes > 1):
         option = "--processes" if gpus is None else "--gpus"
         raise UserError(f"torchrun started {place.world} processes; leave out {option}")

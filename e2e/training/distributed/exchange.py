@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, cast
+from warnings import filterwarnings
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
     """
     from torch.nn.parallel import DistributedDataParallel
 
+    # Of 1x1 convolutions in channels_last, whose strides may be read in two ways.
+    filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     own = [ranks.device.index] if ranks.device.type == "cuda" else None
     make: Any = DistributedDataParallel
     # Torch renamed the option after 2.11.
