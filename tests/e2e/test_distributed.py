@@ -252,6 +252,20 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_rank_that_dies_ends_the_others_and_costs_its_variant_alone(folder: Path) -> None:
+    broken, whole = ended_by(signal.SIGKILL, folder)
+    assert (broken.status, whole.status) == ("failed", "ok")
+    assert str(broken.reason).startswith("rank 1 ended (SIGKILL) while ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_others(folder: Path) -> None:
+    broken, whole = ended_by(signal.SIGSTOP, folder)
+    assert (broken.status, whole.status) == ("failed", "ok")
+    assert str(broken.reason).startswith("rank 1 does not answer while ")
+
+
+def ended_by(number: int, folder: Path) -> tuple[Training, ...]:
+    """What a run has whose rank 1 got a signal; its ranks end within a minute, and it goes on."""
     path = folder / "run.json"
     ran = start(folder, "--batch", "8,4", "--gpus", "2", "--budget", "4", "--json", str(path))
     assert ran.stdout
@@ -260,15 +274,13 @@ def test_a_rank_that_dies_ends_the_others_and_costs_its_variant_alone(folder: Pa
             break
     before = dict(ranks_of(ran.pid))
     time.sleep(2)
-    os.kill(before[1], signal.SIGKILL)
+    os.kill(before[1], number)
     began_s = time.monotonic()
     wait_for(lambda: is_gone(before[0]))
     assert time.monotonic() - began_s < 60
-    ran.communicate(timeout=120)
-    broken, whole = read_run(path).of(Training)
-    assert (broken.status, whole.status) == ("failed", "ok")
-    assert str(broken.reason).startswith("rank 1 ended (SIGKILL) while ")
-    assert ran.returncode == 0
+    _, errors = ran.communicate(timeout=120)
+    assert (ran.returncode, errors) == (0, "")
+    return tuple(read_run(path).of(Training))
 
 
 @pytest.mark.parametrize(
