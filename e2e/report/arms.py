@@ -196,6 +196,9 @@ def what_was_trained(run: Run) -> list[str]:
         if name == "batch" and len(values) > 1:
             batches = [case.batch for case in cases]
             parts.append(f"batch {min(batches)}..{max(batches)}")
+        elif name == "gpus" and len({case.gpus for case in cases}) > 1:
+            counts = [case.gpus for case in cases]
+            parts.append(f"{min(counts)}..{max(counts)} GPUs")
         elif name == "network" and len(values) > 3:
             parts.append(fmt.count(len(values), "network"))
         elif values:
