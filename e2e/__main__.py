@@ -9,6 +9,7 @@ if __name__ == "__main__":  # before anything takes time to load
 
     prepare()
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import click
 
 from e2e.case import SCHEMAS
 from e2e.commands.record import Script
+from e2e.training.distributed.place import place_of
 from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
 from microbench.resumed_command import NO_NETWORK, Command, Named
 
@@ -91,7 +93,7 @@ OPTIONS = {
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
         "epochs", "held_out", "repeats", "seed", "lr", "warmup", "schedule", "clip",
         "count_gradients", "weights", "freeze", "memory_limit", "deterministic", "predict",
-        "fixes", "verify", "budget", "processes",
+        "fixes", "verify", "budget", "processes", "gpus", "strong", "compress",
         *OUTPUT,
     ),
     "predict": (*ARMS, "fixes", *OUTPUT, "allow_run"),
@@ -156,6 +158,11 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
         return
     if network is None:
         raise click.UsageError(NO_NETWORK)
+    place = place_of(os.environ)
+    if place and place.rank:  # of torchrun's processes rank 0 has the screen and the files
+        from e2e.commands.rank import follow, leave
+
+        leave(follow(place, options["device"]))
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
 

@@ -43,6 +43,8 @@ LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 BODY = "body"
 FULL, SHORT = SEARCHES = ("full", "short")
+NO_COMPRESSION = "none"
+COMPRESSIONS = (NO_COMPRESSION, "fp16", "bf16")  # of gradients, on their way to other GPUs
 
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
 # usually loaded by.
@@ -143,6 +145,9 @@ class TrainCase:
     `weights` is the name of the file that a training starts from, "" for random weights; `freeze`
     is BODY where all but the last layer stay as they are.
 
+    Of several `gpus` each has a process, and `batch` samples of each step; gradients go from one
+    to the others as they are, or in 16 bits (`compress`, one of COMPRESSIONS).
+
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
 
@@ -241,6 +246,12 @@ class TrainCase:
         check=one_of((BODY,)), later=True,
         label=lambda case: f"frozen {case.freeze}" if case.freeze else "",
     )  # fmt: skip
+    compress: str = setting(
+        NO_COMPRESSION, varied=True, later=True,
+        label=lambda case: "" if case.compress == NO_COMPRESSION else (
+            f"{case.compress} gradients"
+        ),
+    )  # fmt: skip
 
     @property
     def op(self) -> str:
@@ -255,19 +266,20 @@ class TrainCase:
     @cached_property
     def group(self) -> str:
         """Identity of the comparison: cases with the same group are compared with each other."""
-        parts = [
-            f"{one.name}={value}"
-            for one in fields(self)
-            if one.name not in VARIED
-            and ((value := getattr(self, one.name)) != one.default or not one.metadata.get("later"))
-        ]
-        return f"{OP}/{','.join(parts)}"
+        return f"{OP}/{','.join(self._parts(varied=False))}"
 
     @cached_property
     def key(self) -> str:
         """Stable identity, the same in every run of every version."""
-        parts = [f"{name}={getattr(self, name)}" for name in VARIED]
-        return f"{self.group}/{','.join(parts)}"
+        return f"{self.group}/{','.join(self._parts(varied=True))}"
+
+    def _parts(self, *, varied: bool) -> list[str]:
+        return [
+            f"{one.name}={value}"
+            for one in fields(self)
+            if (one.name in VARIED) == varied
+            and ((value := getattr(self, one.name)) != one.default or not one.metadata.get("later"))
+        ]
 
 
 # Settings in which arms of one comparison may differ: they do not change the training data.
@@ -313,6 +325,11 @@ class ArmOptions:
     )  # fmt: skip
     optimizer: str | None = choice(
         None, "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
+    )
+    gpus: str | None = choice(None, "Numbers of GPUs: 1,2,4  [default: 1]")
+    strong: bool = choice(False, "With --gpus: --batch is of all GPUs together")
+    compress: str | None = choice(
+        None, "Exchange gradients as none (as they are), fp16 or bf16; none,bf16 compares"
     )
     base: TrainCase = TrainCase("", "", 1, "")
 

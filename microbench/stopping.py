@@ -178,6 +178,21 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def ends_with_us() -> Callable[[], None]:
+    """What to call in a program before it begins (`preexec_fn`): it is killed when this process is.
+
+    Linux counts the end of the thread that starts the program as that of the process.
+    """
+    me = os.getpid()
+
+    def begin() -> None:
+        _control(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != me:  # it ended before
+            os._exit(1)
+
+    return begin
+
+
 @contextmanager
 def programs_end_with_us() -> Generator[Callable[[], None]]:
     """Where the block is stopped, every program that it has started ends, and what those started.
@@ -186,15 +201,8 @@ def programs_end_with_us() -> Generator[Callable[[], None]]:
     killed when this process is.
     """
     _control(ADOPT, 1)  # what loses its parent stays below this process
-    me = os.getpid()
-
-    def begin() -> None:
-        _control(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != me:  # it ended before
-            os._exit(1)
-
     try:
-        yield begin
+        yield ends_with_us()
     except BaseException:
         until_s = time.monotonic() + KILLING_S
         while (left := _descendants()) and time.monotonic() < until_s:

@@ -24,6 +24,7 @@ _FORMS = {
     "--image": "28, 7..56 or HxW such as 28x56",
     "--batch": "32, 8..256 or 1..16:+1",
     "--workers": "4, 1..16 or 1..8:+1",
+    "--gpus": "2, 1,2,4 or 1..8",
     "--kernel": "3, 1,3 or RxS such as 1x7",
 }
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 OnStage = Callable[[str, str], None]
 Serve = Callable[[Pipe, Any], None]
+# Starts a process that is no child of multiprocessing: from the file number of its standard error
+# to the process, with the methods that `Child` calls, and the connection to it.
+Start = Callable[[int], tuple[Any, Any]]
 # Without a sign of life (`microbench.pulse`) for so long, a child has hung: a kernel that does not
 # end, a lock. One that compiles is alive, and has as long as its request is given.
 HANG_S = 120.0
@@ -69,17 +72,34 @@ class Child:
 
     `serve(pipe, settings)` runs in the child: it sends ("ok", Greeting) first, then ("ok", answer)
     to each request it receives, ("stage", key, stage) as signs of life in between. `here` serves in
-    a thread of this process, for objects that only this process has.
+    a thread of this process, for objects that only this process has. `start` starts another kind of
+    process, which reads its settings from the connection first.
     """
 
+    _process: Any
+
     def __init__(
-        self, serve: Serve, settings: object, *, daemon: bool = True, here: bool = False
+        self,
+        serve: Serve,
+        settings: object,
+        *,
+        daemon: bool = True,
+        here: bool = False,
+        start: Start | None = None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
         self._errors: PassedOn | None = None
+        self._stage = ("", "starting")
+        if start:
+            reader, errors = context.Pipe(duplex=False)
+            self._process, self._pipe = start(errors.fileno())
+            errors.close()
+            self._errors = PassedOn(reader)
+            self._pipe.send((settings,))
+            return
+        self._pipe, theirs = context.Pipe()
         if here:
-            self._process: Any = _Thread(theirs, serve, settings)
+            self._process = _Thread(theirs, serve, settings)
             self._process.start()
         else:
             reader, errors = context.Pipe(duplex=False)
@@ -92,7 +112,6 @@ class Child:
             theirs.close()
             errors.close()
             self._errors = PassedOn(reader)
-        self._stage = ("", "starting")
 
     def greet(self) -> Greeting:
         """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
@@ -159,7 +178,7 @@ class Child:
     def _end(self, reason: str) -> tuple[str, str]:
         self._process.join(5)
         code = self._process.exitcode
-        if code and code < 0:
+        if code is not None and code < 0:
             reason += f" ({signal.Signals(-code).name})"
         elif code and reason == ENDED:
             reason += f" (exit code {code})"
@@ -173,7 +192,7 @@ class _Thread(threading.Thread):
     exitcode = None
 
     def __init__(self, pipe: Any, serve: Serve, settings: object) -> None:
-        super().__init__(target=_serve, args=(Pipe(pipe), serve, settings), daemon=True)
+        super().__init__(target=serve_requests, args=(Pipe(pipe), serve, settings), daemon=True)
         self._theirs = pipe
 
     def run(self) -> None:
@@ -302,11 +321,11 @@ def _live(connection: Any, errors: Any, serve: Serve, settings: object) -> None:
     errors.close()
     pipe = Pipe(connection)
     pipe.beat()
-    if not _serve(pipe, serve, settings):
+    if not serve_requests(pipe, serve, settings):
         os._exit(1)  # what would be freed now raises again, where the device is of no more use
 
 
-def _serve(pipe: Pipe, serve: Serve, settings: object) -> bool:
+def serve_requests(pipe: Pipe, serve: Serve, settings: object) -> bool:
     """Answer requests until the parent closes the pipe; False where an error ended that."""
     try:
         serve(pipe, settings)
@@ -314,6 +333,9 @@ def _serve(pipe: Pipe, serve: Serve, settings: object) -> bool:
         return True  # the parent has gone
     except UserError as error:
         _tell(pipe, "refused", str(error))
+        return False
+    except WorkerDied as death:
+        _tell(pipe, "dead", death.reason)
         return False
     except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
         from microbench.device.device import fault_of_gpu

@@ -27,6 +27,7 @@ def trained(job: Job, run: Run, comparison: Comparison, steps: int) -> Run:
         if (timed := _timed_arm(run, case)) and seed not in {r.seed for r in timed.repeats}
     ]
     if todo:
+        job.worker.use(comparison.cases[0].gpus)
         run = _hold(job, run, [case for case, _ in todo])
     for case, seed in todo:
         training = _timed_arm(run, case)

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.case import FULL, LAYOUTS, ON_CPU, ArmOptions, TrainCase, TrainRequest
+from e2e.case import (
+    COMPRESSIONS,
+    FULL,
+    LAYOUTS,
+    NO_COMPRESSION,
+    ON_CPU,
+    ArmOptions,
+    TrainCase,
+    TrainRequest,
+)
+from e2e.commands.requests import gpus_of
 from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
@@ -82,7 +92,9 @@ class Work:
 def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
-    """One comparison per batch size. UserError for options that contradict each other."""
+    """One comparison per batch size and number of GPUs. UserError for options that contradict each
+    other.
+    """
     if kind == "cpu" or not _takes_images(network):  # nothing that cuDNN searches for
         options = replace(options, base=replace(options.base, search=FULL))
     if options.ladder:
@@ -97,10 +109,31 @@ def plan(
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
     arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
-    return [
-        Comparison(tuple(replace(arm, case=replace(arm.case, batch=batch)) for arm in arms))
-        for batch in batches
-    ]
+    found: list[Comparison] = []
+    for gpus in gpus_of(options):
+        own = [one for arm in arms for one in _compressed(arm, options, gpus)]
+        found += [
+            Comparison(tuple(replace(a, case=replace(a.case, batch=batch, gpus=gpus)) for a in own))
+            for batch in (_shares(batches, gpus) if options.strong else batches)
+        ]
+    return found
+
+
+def _shares(batches: Sequence[int], gpus: int) -> list[int]:
+    """Each batch divided among the GPUs. UserError where it cannot be."""
+    for batch in batches:
+        if batch % gpus:
+            raise UserError(f"--strong: a batch of {batch} cannot be divided among {gpus} GPUs")
+    return [batch // gpus for batch in batches]
+
+
+def _compressed(arm: Planned, options: ArmOptions, gpus: int) -> list[Planned]:
+    """The arm with each way to exchange gradients; as it is where there is no other GPU."""
+    if options.compress is None:
+        return [arm]
+    ways = parse_names(options.compress, COMPRESSIONS, "--compress")
+    ways = ways if gpus > 1 else [NO_COMPRESSION]
+    return [replace(arm, case=replace(arm.case, compress=way)) for way in ways]
 
 
 def notes(options: ArmOptions, kind: str) -> list[str]:
@@ -108,6 +141,8 @@ def notes(options: ArmOptions, kind: str) -> list[str]:
     if kind != "cpu":
         return []
     asked, found = _asked(options), list[str]()
+    if max(gpus_of(options)) > 1:
+        found.append("On a CPU, GPUs are processes that share its cores.")
     if any(name in ON_CPU for name in asked):
         found.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
     slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]

@@ -57,7 +57,7 @@ class TrainProgress(LiveLine):
         self._until_s = self._clock() + expected_s
         first = cases[0]
         self.say(fmt.clean(
-            f"{self._process}{first.network} batch {first.batch}, "
+            f"{self._process}{first.network} {_size(first)}, "
             f"{fmt.count(len(cases), 'variant')}: about {fmt.rough_duration(expected_s)}"
         ))  # fmt: skip
 
@@ -87,7 +87,7 @@ class TrainProgress(LiveLine):
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
         network = f"{self._process}{case.network}"
-        self._advance(f"{network} batch {case.batch}: {', '.join(parts)}{timed}")
+        self._advance(f"{network} {_size(case)}: {', '.join(parts)}{timed}")
 
     def loading(self, case: LoadCase) -> None:
         """A loader is about to be measured alone."""
@@ -137,4 +137,9 @@ def loader_name(case: LoadCase) -> str:
 
 def arm_name(case: TrainCase) -> str:
     """Such as "amp nhwc +compile"."""
-    return " ".join(in_words(case, ("recipe", "layout", "fused", "compile", "graph")))
+    return " ".join(in_words(case, ("recipe", "layout", "fused", "compile", "graph", "compress")))
+
+
+def _size(case: TrainCase) -> str:
+    """ "batch 256", "batch 256, 2 GPUs"."""
+    return ", ".join(in_words(case, ("batch", "gpus")))

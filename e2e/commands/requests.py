@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from e2e.case import (
     AT_HAND,
+    COMPRESSIONS,
     DATA_ALIASES,
     FULL,
     OP,
@@ -22,10 +24,12 @@ from e2e.case import (
 )
 from e2e.case_checks import parse_memory
 from e2e.schedule import CONSTANT
+from e2e.training.distributed.place import place_of
 from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
 from microbench.run_output import check_outputs
+from microbench.sweep import parse_names, parse_numbers
 
 MAX_SIDES = 4
 
@@ -51,12 +55,14 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     as_given["freeze"] = asked["freeze"] or ""
     weights = asked["weights"] and weights_file(Path(asked["weights"]), network)
     as_given["weights"] = weights.name if weights else ""
+    as_given["gpus"] = _ranks(asked["gpus"], asked["processes"])
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
         TrainSettings, asked | {"weights": weights}, network=network,
         input=parse_shape(asked["input"]), case=base,
     )  # fmt: skip
     arms = filled(ArmOptions, asked, base=base)
+    _check_gpus(arms)
     return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
 
 
@@ -78,6 +84,35 @@ def weights_file(path: Path, network: str) -> Path:
         names = ", ".join(one.name for one in found)
         raise UserError(f"--weights {path} has several of {plain}: {names}; give one of them")
     return found[0]
+
+
+def _ranks(gpus: str | None, processes: int) -> int:
+    """How many processes torchrun started; 1 without it. UserError where they are to be others."""
+    place = place_of(os.environ)
+    if place and place.rank:
+        raise UserError("under torchrun there is train only: torchrun -m e2e NETWORK")
+    if place and (gpus is not None or processes > 1):
+        option = "--processes" if gpus is None else "--gpus"
+        raise UserError(f"torchrun started {place.world} processes; leave out {option}")
+    return place.world if place else 1
+
+
+def gpus_of(options: ArmOptions) -> list[int]:
+    """The numbers of GPUs that are asked for, [1] by default. UserError for what is none."""
+    if options.gpus is None:
+        return [options.base.gpus]
+    return list(dict.fromkeys(parse_numbers(options.gpus, "--gpus")))
+
+
+def _check_gpus(options: ArmOptions) -> None:
+    """UserError for what cannot be over so many GPUs."""
+    several = max(gpus_of(options)) > 1
+    if options.strong and options.gpus is None:
+        raise UserError("--strong needs --gpus, such as --gpus 1,2,4")
+    if options.compress is not None:
+        parse_names(options.compress, COMPRESSIONS, "--compress")
+        if not several:
+            raise UserError("--compress needs several GPUs: --gpus 2, or torchrun")
 
 
 def _search_of(path: Path | None) -> str:

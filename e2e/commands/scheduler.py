@@ -31,7 +31,9 @@ from microbench.worker import WorkerDied
 
 # Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
 ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
+EXCHANGE_ARMS = 3  # of a step over several GPUs: it, it without the exchange, the exchange alone
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
+ONE_GPU = "Predictions are for one GPU: none is made for several"
 NO_FIXES = "--fixes also predicts what would make each recipe faster"
 # About what an arm takes beside its timing: setting up, closer looks, recording. It is shown only.
 ARM_BESIDE_S = {"cuda": 8.0, "cpu": 2.0}
@@ -71,16 +73,22 @@ class Job:
         if not is_done:
             self.progress.begins(comparison.cases, self._expected_s(comparison))
         self.progress.about(comparison.cases)
-        predicts = self.work.predicts and not is_done
+        gpus = comparison.cases[0].gpus
+        if self.work.request.train and not is_done:
+            self.worker.use(gpus)
+        if self.work.predicts and gpus > 1:
+            self.progress.say(ONE_GPU)
+        predicts = self.work.predicts and not is_done and gpus == 1
         predicted = self.predictions.of(comparison) if predicts else {}
-        if is_done and self.work.proposes:
+        if is_done and self.work.proposes and gpus == 1:
             run = self._proposed(run, comparison)
         if not self.work.request.train:
             return self._untrained(run, predicted) if predicted else run
         self.progress.about(comparison.cases)
         if not is_done:
             run = self._timed(run, comparison, predicted)
-        return self._verified(run, comparison) if self.work.request.verify else run
+        verifies = self.work.request.verify and gpus == 1
+        return self._verified(run, comparison) if verifies else run
 
     def finished(self, run: Run, *, whole: bool) -> Run:
         """The run with its notes on the data, saved; marked as finished if it is `whole`."""
@@ -198,7 +206,9 @@ class Job:
         self.worker.restart()
         for comparison in todo:
             self.progress.about(comparison.cases)
-            predicted = self.predictions.of(comparison) if self.work.predicts else {}
+            gpus = comparison.cases[0].gpus
+            self.worker.use(gpus)
+            predicted = self.predictions.of(comparison) if self.work.predicts and gpus == 1 else {}
             arms = [t for case in comparison.cases if (t := run.find(Training, case.key))]
             fresh = 1 + max(map(newest, arms))
             more = self._time([training.case for training in arms if _can_step(training)])
@@ -253,6 +263,8 @@ class Job:
     def _budget_s(self, cases: Sequence[TrainCase]) -> float:
         """Seconds of timing for these arms."""
         each_s = FED_ARM_BUDGET_S if any(case.fed for case in cases) else ARM_BUDGET_S
+        if any(case.gpus > 1 for case in cases):
+            each_s *= EXCHANGE_ARMS
         usual_s = CPU_BUDGET_S if self.work.kind == "cpu" else each_s * len(cases)
         return self.work.request.budget or usual_s
 

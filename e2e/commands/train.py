@@ -6,6 +6,7 @@ What takes seconds to import is imported once the child has been started: it loa
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from e2e.case import TrainRequest
+from e2e.commands.requests import gpus_of
 from e2e.commands.stages import OPENING, StageTimes
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.results.types import Training
+from e2e.training.distributed.place import place_of
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.types import Run
@@ -96,7 +99,7 @@ def _all_carried_out(
     run, console = before, run_console(requests[0].outputs)
     for request in requests:
         stages = StageTimes()
-        worker = TrainWorker(request.settings, here=here)
+        worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
         run = _carry_out(
             request, worker, run, path, console, procedure, stages, whole=request is requests[-1]
         )
@@ -168,6 +171,7 @@ def _opened(
     facts = worker.open_data()
     _steps_wanted(request, facts)
     _check_held_out(request.arms.base.held_out, facts)
+    _check_gpus(max(gpus_of(request.arms)), facts.devices)
     return Work(request, path, network, greeting, facts)
 
 
@@ -177,6 +181,13 @@ def _check_held_out(count: int, facts: DataFacts) -> None:
     if count and facts.held_out is not None and count > facts.held_out:
         raise UserError(
             f"--held-out {count}: --data {facts.name} has {facts.held_out} held-out samples"
+        )
+
+
+def _check_gpus(count: int, devices: int | None) -> None:
+    if count > 1 and devices is not None and count > devices and place_of(os.environ) is None:
+        raise UserError(
+            f"--gpus {count}: this machine has {devices}; start torchrun on each host for more"
         )
 
 
@@ -195,7 +206,8 @@ def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparis
             return request.iterations or 0
         case = comparison.arms[0].case
         assert facts.train_samples is not None
-        return request.epochs * math.ceil(facts.train_samples / (case.batch * case.accumulate))
+        step = case.batch * case.accumulate * case.gpus
+        return request.epochs * math.ceil(facts.train_samples / step)
 
     return steps
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainCase, TrainSettings
+from e2e.commands.torchrun import torchrun_of
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.traced import TracedStep
 from e2e.results.types import Repeat, Training
+from e2e.training.distributed.place import place_of
 from kernels.error_words import one_line
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.pulse import Pipe
-from microbench.worker import HANG_S, Child, OnStage, greet_parent
+from microbench.worker import HANG_S, Child, OnStage, WorkerDied, greet_parent
 
 if TYPE_CHECKING:
     from e2e.prediction.prediction import Prediction
+    from e2e.training.distributed.ranks import Ranks
     from microbench.device.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
@@ -35,34 +40,74 @@ RECORDINGS = 2  # at most: the profiler loses kernels now and then
 # cuBLAS reads it when it is loaded; without it torch refuses GEMMs in deterministic mode.
 CUBLAS_DETERMINISTIC = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SILENT = "9"  # of the profiler's own messages on standard error
+# Requests that all ranks answer, where there are several.
+SHARED = ("open", "set_up", "time", "trace", "train")
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the parent must know of the data. `train_samples` None: it is endless."""
+    """What the parent must know of the data. `train_samples` None: it is endless.
+
+    `devices` are the GPUs of this machine, None where it trains on the CPU.
+    """
 
     name: str
     classes: int
     train_samples: int | None
     held_out: int | None
     notes: tuple[str, ...]
+    devices: int | None = None
 
 
 class TrainWorker(Child):
-    """A child process that trains. Greet it, open the data, then ask."""
+    """A child process that trains. Greet it, open the data, then ask.
 
-    def __init__(self, settings: TrainSettings, *, here: bool = False) -> None:
+    Over several GPUs it is rank 0 of a torchrun: of ours, or of the one that this process is of.
+    """
+
+    def __init__(self, settings: TrainSettings, *, here: bool = False, gpus: int = 1) -> None:
         self._settings, self._here = settings, here
+        self.place = place_of(os.environ)
+        self.gpus = self.place.world if self.place else gpus
+        own = self.gpus > 1 and self.place is None
+        if own and here:
+            raise UserError("a network of this process trains on one GPU; write module:function")
         # Not a daemon: those may have no children, and data loaders have.
-        super().__init__(_train_on_request, settings, daemon=False, here=here)
+        super().__init__(
+            train_on_request, settings, daemon=False, here=here,
+            start=torchrun_of(gpus, settings.device) if own else None,
+        )  # fmt: skip
 
     def restart(self) -> None:
-        """Replace a process that died by a new one, and open the data again."""
+        """Replace a process that died by a new one, and open the data again.
+
+        UserError under a torchrun of the user's: its other ranks have ended too.
+        """
+        if self.place:
+            raise UserError(f"rank 0 ended while {self._stage[1]}: torchrun's ranks end together")
+        self._renew(self.gpus)
+
+    def use(self, gpus: int) -> None:
+        """Train over so many GPUs from now on, in new processes where that is another number."""
+        if gpus != self.gpus:
+            self._renew(gpus)
+
+    def _renew(self, gpus: int) -> None:
         self.close()
-        self.__init__(self._settings, here=self._here)
+        self.__init__(self._settings, here=self._here, gpus=gpus)
         self.greet()
         self.open_data()
+
+    def _end(self, reason: str) -> tuple[str, str]:
+        """With the rank that ended first, where that was not rank 0 by itself."""
+        key, said = super()._end(reason)
+        first = getattr(self._process, "first_to_end", None)
+        if not first or first[1] >= 0:
+            return key, said
+        how = signal.Signals(-first[1])
+        waited = ", as where another rank is waited for in vain" * (how == signal.SIGABRT)
+        return key, f"rank {first[0]} ended ({how.name}{waited}) while {self._stage[1]}"
 
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError if either is wrong; WorkerDied."""
@@ -114,11 +159,41 @@ class TrainWorker(Child):
 # ---------------------------------------------------------------- in the child
 
 
-def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
+def train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
+    """Answer a `TrainWorker`. Under torchrun this process is rank 0, and tells the others."""
+    place = place_of(os.environ)
+    if place is None:
+        _train(pipe, settings, greet_parent(pipe, settings.device), None)
+        return
+    from e2e.commands.rank import LeadingPipe
+    from e2e.training.distributed.ranks import Ranks, RanksLost, device_of
+
+    device = device_of(place, settings.device)
+    info = greet_parent(pipe, str(device))
+    ranks = Ranks.join(place, device)
+    try:
+        ranks.tell((settings,))
+        _train(LeadingPipe(pipe, ranks), settings, info, ranks)
+    except EOFError:
+        ranks.leave()
+        raise
+    except RanksLost as error:
+        raise WorkerDied("", str(error)) from error
+
+
+def follow_requests(pipe: Any, ranks: Ranks) -> None:
+    """On another rank: do what rank 0 is asked for. EOFError when it ends."""
+    from microbench.device import device as devices
+
+    (settings,) = ranks.hear()
+    info = devices.describe(str(ranks.device))
+    _train(pipe, settings, info, ranks)
+
+
+def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | None) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # torch reads it when it is loaded
     if settings.case.deterministic:
         os.environ.setdefault(*CUBLAS_DETERMINISTIC)
-    info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
     from e2e.training.arm_timer import ArmTimer
@@ -135,7 +210,10 @@ def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
     def announce(key: str, stage: str) -> None:
         pipe.send(("stage", key, stage))
 
-    task, facts = _opened(settings, info.target().torch_device, announce)
+    def opened() -> tuple[Any, DataFacts]:
+        return _opened(settings, info.target().torch_device, announce, ranks)
+
+    task, facts = ranks.together(opened) if ranks else opened()
     pipe.send(("ok", facts))
     # On a computer without CUDA it warns at every compilation.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -144,7 +222,7 @@ def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
         meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
         # Read beside steps that are not predicted too: what the CPU limits compares at one speed.
-        own_speed = _host_speed(timer) if timer.cuda else None
+        own_speed = _host_speed(timer) if timer.cuda and (not ranks or ranks.leads) else None
         try:
             while True:
                 kind, *rest = pipe.recv()
@@ -157,7 +235,11 @@ def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
                     pipe.send(("ok", others_now(devices.gpu_state(info))))
                 else:
                     host_speed = predictor.host_speed if predictor else own_speed
-                    pipe.send(("ok", _answer(timer, meter, host_speed, kind, rest, announce)))
+                    answer = partial(_answer, timer, meter, host_speed, kind, rest, announce)
+                    if ranks and kind in SHARED:
+                        pipe.send(("ok", ranks.together(answer)))
+                    else:
+                        pipe.send(("ok", answer()))
         finally:
             timer.end_loading()
             # After a failed graph capture, freeing memory raises errors that say nothing new.
@@ -227,9 +309,11 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
     announce(key, "recording steps")
     trainer = timer.held[key].trainer
     why = ""
+    found: TracedStep | None = None
     for _ in range(RECORDINGS):
+        again = False
         try:
-            return traced_step(
+            found = traced_step(
                 timer.step_alone(key), trainer.module,
                 TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
                 # Hooks of modules would be compiled with them.
@@ -237,19 +321,23 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
             )  # fmt: skip
         except Exception as error:
             timer.raise_if_dead(error)
-            why = one_line(error)
-            if not isinstance(error, NothingSeen):
-                break
-    return why
+            why, again = one_line(error), isinstance(error, NothingSeen)
+        # Every rank takes the same steps: rank 0 says whether there are more.
+        if not (timer.ranks.same(again) if timer.ranks else again):
+            break
+    return found or why
 
 
-def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[Any, DataFacts]:
+def _opened(
+    settings: TrainSettings, device: str, announce: OnStage, ranks: Ranks | None
+) -> tuple[Any, DataFacts]:
     """The task and the facts of its data. UserError for what is wrong with network or data."""
     from dataclasses import replace
 
     import torch
 
     from e2e.data.datasets import Options, open_data
+    from e2e.data.types import ALL
     from e2e.networks import find
     from e2e.networks.weights import with_weights
     from e2e.training.arms import Task
@@ -269,6 +357,7 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
         loader=settings.case.loader,
         on_death=settings.on_worker_death,
         device=torch.device(device),
+        share=(ranks.rank, ranks.world) if ranks else ALL,
     )
     announce("", f"opening --data {settings.data}")
     try:
@@ -285,11 +374,12 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
     if settings.weights:
         announce("", f"loading {settings.weights.name}")
         network = with_weights(network, settings.weights)
-    task = Task(network, data, settings.seed)
+    task = Task(network, data, settings.seed, ranks)
     notes = [*data.notes, *([STAND_IN] if stands_in else [])]
     return task, DataFacts(
-        data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)
-    )
+        data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes),
+        torch.cuda.device_count() if torch.device(device).type == "cuda" else None,
+    )  # fmt: skip
 
 
 def _look_at(network: Any, device: str) -> tuple[int | None, bool]:

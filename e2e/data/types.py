@@ -13,6 +13,9 @@ from torch import Tensor
 
 PREFETCH = 2  # batches that each worker is ahead
 
+Share = tuple[int, int]  # which of how many ranks: (0, 2) has every other sample of one order
+ALL: Share = (0, 1)
+
 Broken = tuple[str, str]  # a file and what is wrong with it
 Tell = Callable[[Sequence[Broken]], None]  # counts and lists broken files; UserError when strict
 Note = Callable[[str], None]
@@ -85,7 +88,7 @@ class Wanted:
     `size` is (height, width) in pixels, `batch` in images. `cold`: each file is dropped from the
     page cache right before it is read. `on_death`: what to do when a worker dies, "stop" or
     "restart". Each worker is `prefetch` batches ahead. `note` gets remarks for the user, a line at
-    a time.
+    a time. `share` is this rank's of a batch that is so many times as large.
     """
 
     size: tuple[int, int]
@@ -99,6 +102,7 @@ class Wanted:
     normal: Normal = IMAGENET
     prefetch: int = PREFETCH
     note: Note = lambda _: None
+    share: Share = ALL
 
     @property
     def batch_bytes(self) -> int:

@@ -145,7 +145,7 @@ def recorded_step(training: Training) -> Step:
     busy_s = min(step_s - wait_s, traced.busy_ns / traced.steps / NS)
     idle_s = step_s - wait_s - busy_s
     idles = training.limit == "host" if training.limit in ("gpu", "host") else (
-        idle_s > IDLE_SHARE * step_s
+        bool(traced.launches) and idle_s > IDLE_SHARE * step_s
     )  # fmt: skip
     ops = [_op(part, traced) for part in traced.parts if part.term not in IDLE]
     simulated = Simulated(

@@ -13,7 +13,7 @@ from e2e.profile.halfway_watch import Watch
 from e2e.profile.operands import HALF, misaligned, types_of
 from e2e.profile.partition import NothingSeen, Partition, Piece, partition, term_of_ops
 from e2e.profile.reader import Recording, read_trace
-from e2e.results.terms import LAYOUT, PRODUCT_TERMS
+from e2e.results.terms import COMMUNICATION, EXCHANGE, LAYOUT, PRODUCT_TERMS
 from e2e.results.traced import TracedCost, TracedPart, TracedStep
 
 BARE_STEPS = 2  # the fewest that the recorder takes before it begins
@@ -72,6 +72,8 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
 
 def _key(piece: Piece) -> tuple[str, str, str, str, str]:
     """What distinguishes a part from others: its fields but the time."""
+    if piece.term == COMMUNICATION:
+        return EXCHANGE, "", "", "", ""
     ops = piece.caller.ops
     within = term_of_ops(ops) if piece.term == LAYOUT else piece.term
     if within not in PRODUCT_TERMS:

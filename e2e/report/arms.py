@@ -196,6 +196,9 @@ def what_was_trained(run: Run) -> list[str]:
         if name == "batch" and len(values) > 1:
             batches = [case.batch for case in cases]
             parts.append(f"batch {min(batches)}..{max(batches)}")
+        elif name == "gpus" and len({case.gpus for case in cases}) > 1:
+            counts = [case.gpus for case in cases]
+            parts.append(f"{min(counts)}..{max(counts)} GPUs")
         elif name == "network" and len(values) > 3:
             parts.append(fmt.count(len(values), "network"))
         elif values:
@@ -233,7 +236,7 @@ def is_generated(case: TrainCase) -> bool:
 
 def place(training: Training) -> str:
     """Such as "resnet50, batch 256"; with the data where these are generated."""
-    names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
+    names = ["network", "batch", "gpus", *(["data"] if is_generated(training.case) else [])]
     return ", ".join(in_words(training.case, names))
 
 

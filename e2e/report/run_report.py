@@ -13,7 +13,17 @@ from rich.text import Text
 
 from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.explain.joint import joints
-from e2e.report import causes, costs, errors, in_place, learning, predictions, table, waterfall
+from e2e.report import (
+    causes,
+    costs,
+    errors,
+    in_place,
+    learning,
+    predictions,
+    ranks,
+    table,
+    waterfall,
+)
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
 from e2e.report.figures import interval
@@ -150,6 +160,8 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
         (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
+        (ranks.SCALING_TITLE, ranks.scaling_lines(view, width)),
+        (ranks.EXCHANGE_TITLE, ranks.exchange_lines(view, width)),
         ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", notes.sentences(verdict(run))),
@@ -240,6 +252,8 @@ def training_parts(run: Run) -> list[Part]:
     return [
         Part("", table.train_table(view, learning.learning_columns(view))),
         Part(f"{costs.phases_title(view)}:", costs.phases_table(view)),
+        Part(f"{ranks.SCALING_TITLE}:", ranks.scaling_table(view)),
+        Part(f"{ranks.EXCHANGE_TITLE}:", ranks.exchange_table(view)),
         Part(f"{predictions.BESIDE_TITLE}; two values: predicted / measured:",
              predictions.beside_table(view), _calls(view.only(predictions.is_beside))),
         Part(f"{predictions.ALONE_TITLE}:",
@@ -281,7 +295,7 @@ def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
     columns = [
         *table.raw_columns(), *table.speed_columns(view), *costs.phase_columns(view),
         *learning.learning_columns(view), *predictions.raw_columns(), *waterfall.raw_columns(),
-        *causes.raw_columns(),
+        *causes.raw_columns(), *ranks.exchange_columns(),
     ]  # fmt: skip
     trainings = records(Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER))
     loaders = records(loaders_table(run))

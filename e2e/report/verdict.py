@@ -26,6 +26,7 @@ from e2e.report.figures import bottleneck, faster, noun, times
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
 from e2e.report.predictions import is_alone, prediction_sentences
+from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
@@ -56,6 +57,7 @@ def verdict(run: Run) -> list[str]:
             lines += [*_waiting(view, family), *_slowed(view, family)]
         for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
+    lines += exchange_sentences(view.arms)
     alone = any(is_alone(arm) for group in view.groups for arm in group.arms)
     if alone and run.device.get("kind") == "cpu" and load_warnings(run.settings):
         lines.append(BUSY)

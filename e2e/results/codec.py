@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
+from e2e.results.exchange import Exchange
 from e2e.results.traced import TracedStep
 from e2e.results.types import (
     BORDER,
@@ -93,7 +94,14 @@ def to_json(training: Training) -> Json:
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
         **({"measured_at": training.measured_at} if training.measured_at else {}),
         **({"traced": _traced_to_json(training.traced)} if training.traced else {}),
+        **({"exchange": _exchange_to_json(training.exchange)} if training.exchange else {}),
     }
+
+
+def _exchange_to_json(exchange: Exchange) -> Json:
+    """With what follows from it."""
+    more: Json = {n: getattr(exchange, n) for n in ("overlapped", "bus_bytes_per_s")}
+    return {**asdict(exchange), **more}
 
 
 def _traced_to_json(traced: TracedStep) -> Json:
@@ -210,6 +218,11 @@ def _check_training(training: Training, where: str) -> None:
     for phase in training.phases:
         if phase.host_s < 0 or (phase.gpu_s or 0) < 0:
             raise ValueError(f"{where}.phases has a time under zero")
+    exchange = training.exchange
+    if exchange and (
+        exchange.ranks < 1 or min(exchange.bytes, exchange.local_s, exchange.alone_s) < 0
+    ):
+        raise ValueError(f"{where}.exchange has ranks, bytes or seconds that cannot be")
     if (training.state.power_w or 0) < 0:
         raise ValueError(f"{where}.power_w is {training.state.power_w}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev, stdev
 
 from e2e.case import TrainCase
+from e2e.results.exchange import Exchange
 from e2e.results.traced import TracedStep
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
@@ -241,6 +242,8 @@ class Training:
     `first_step_s` is from the beginning of the set-up to the end of the first step.
     `float8_layers` of its `linear_layers` multiply in FP8; None for other recipes.
 
+    `exchange` is what the exchange of gradients costs, of a case over several GPUs.
+
     `traced` are some of its steps in the profiler, None where none were recorded. A status
     of PREDICTED has `predicted` and no `steps`.
     """
@@ -281,6 +284,7 @@ class Training:
     first_step_s: float | None = None
     float8_layers: int | None = None
     linear_layers: int | None = None
+    exchange: Exchange | None = None
 
     @property
     def timed(self) -> TimedStep | None:
@@ -413,6 +417,11 @@ class Training:
             return None
         times = self.steps.wall_times_s if self.case.fed else self.steps.times_s
         return (min(times), max(times)) if times else None
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """Bytes per second of the exchange of gradients alone; see `Exchange`."""
+        return self.exchange and self.exchange.bus_bytes_per_s
 
     @property
     def train_s(self) -> tuple[float, float] | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Any
 
+from e2e.results.scaling import scaled
 from e2e.studies.cells import Cell, baseline_of
 from e2e.studies.questions import Test
 
@@ -134,8 +135,10 @@ def _converged(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> F
 
 
 def _efficiency(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> Found:
-    """Scaling over GPUs, which no run has yet."""
-    return None
+    """Throughput over that of one GPU times the number of GPUs; None where that was not timed."""
+    trainings = [one.training for one in cells if one.part == cell.part and one.training]
+    found = next((row for row in scaled(trainings) if row.many is cell.training), None)
+    return found and (found.efficiency.ratio, found.efficiency.ci95)
 
 
 ANSWERS: dict[str, Function] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.case import TrainCase
+from e2e.case import NO_COMPRESSION, TrainCase
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.studies.factors import Factors
@@ -135,7 +135,8 @@ def _is(case: TrainCase, task: Task, arm: Arm) -> bool:
     wanted: dict[str, Any] = {
         "network": task.network, "batch": arm.batch, "recipe": arm.recipe,
         "loss_scale": arm.loss_scale, "keep_batchnorm_fp32": arm.keep_batchnorm_fp32,
-        "cached": False,
+        "cached": False, "gpus": task.named.get("gpus", 1),
+        "compress": task.words.get("compress", NO_COMPRESSION),
     }  # fmt: skip
     if arm.layout:
         wanted["layout"] = arm.layout

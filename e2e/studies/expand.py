@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from e2e.case import SCHEMAS
-from e2e.studies.factors import FACTORS, SEVERAL_GPUS, Factors, Value
+from e2e.studies.factors import FACTORS, Factors, Value
 from e2e.studies.measures import MEASURES
 from e2e.studies.tasks import Machine, Plan, Task, parse_recipe
 from e2e.studies.types import Part, Study
@@ -91,8 +91,12 @@ def _crossed(part: Part, factors: Factors, machine: Machine) -> dict[str, list[V
 
 
 def _product(factors: Factors, crossed: Mapping[str, list[Value]]) -> Iterable[dict[str, Value]]:
+    """All that is crossed; one GPU exchanges no gradients, however they would be compressed."""
+    first = crossed.get("compress", [None])[0]
     for values in itertools.product(*crossed.values()):
-        yield {**factors, **dict(zip(crossed, values, strict=True))}
+        found = {**factors, **dict(zip(crossed, values, strict=True))}
+        if found.get("gpus", 1) > 1 or found.get("compress") == first:
+            yield found
 
 
 def _gpus(value: Value, machine: Machine) -> list[int]:
@@ -120,6 +124,10 @@ def _task(
     if "global_batch" in factors and "batch" not in factors:
         batches = [max(1, one // gpus) for one in batches]
     words, skipped = _words(factors, batches, several, weights, lacking)
+    if gpus == 1:
+        words.pop("compress", None)  # there is nothing to exchange
+    else:
+        words["gpus"] = str(gpus)
     spec = _data(factors, data)
     counts = tuple(_workers(one, machine) for one in listed(factors.get("workers", 4)))
     if machine.kind == "cpu" or factors.get("device") == "cpu":
@@ -147,9 +155,8 @@ def _task(
 
 def _untestable(part: Part, factors: Factors, gpus: int, spec: str | None, machine: Machine) -> str:
     """Why there can be no such cells on this machine, or with what is given; "" where there can."""
-    if gpus > 1:
-        there = f"this machine has {machine.gpus}" if gpus > machine.gpus else SEVERAL_GPUS
-        return f"{gpus} GPUs: {there}"
+    if gpus > machine.gpus:
+        return f"{gpus} GPUs: this machine has {machine.gpus}"
     if spec is None:
         names = ", ".join(f"--data {one.rpartition(':')[2]}=DIR" for one in listed(factors["data"]))
         return f"no data: give {names}"

@@ -60,7 +60,6 @@ def _schedule(value: Mapping[str, Value]) -> str:
     return kind
 
 
-SEVERAL_GPUS = "training over several GPUs is not there yet"
 NUMBER = (int, float)
 FACTORS: dict[str, Factor] = {
     "networks": Factor("networks, by name or module:function", (str,)),
@@ -69,7 +68,7 @@ FACTORS: dict[str, Factor] = {
     "global_batch": Factor("samples of a step, over all GPUs", (int,)),
     "gpus": Factor('GPUs: numbers, or "1..N"', (int, str), neutral=1, vital=True),
     "compress": Factor(
-        "compression of gradients", (str,), "compress", SEVERAL_GPUS, "none", vital=True
+        "compression of gradients", (str,), "compress", neutral="none", vital=True
     ),
     "layout": Factor("nchw or nhwc", (str,), "layout"),
     "optimizer": Factor("sgd, adam or adamw", (str,), "optimizer"),

@@ -88,6 +88,11 @@ def _of_repeat(name: str) -> Callable[[Repeat], float | None]:
     return read
 
 
+def _overlapped(training: Training) -> float | None:
+    found = training.exchange and training.exchange.overlapped
+    return None if found is None else 100 * found
+
+
 def _phase(name: str) -> Read:
     def read(training: Training) -> float | None:
         found = next((p for p in training.phases if p.name == name), None)
@@ -178,6 +183,16 @@ COLUMNS: dict[str, Column] = {
     "losses": Column("last (average) loss", lambda t: _losses(t), text=str),
     # It takes the study's own number of epochs: the cell fills it in.
     "projected_s": Column("all epochs, s (projected)", lambda t: None, text=clock),
+    "exchange_mb": Column(
+        "gradients, MB", lambda t: t.exchange and t.exchange.bytes / MB, text=fixed(1)
+    ),
+    "exposed_ms": Column(
+        "exchange adds ms", lambda t: t.exchange and 1e3 * t.exchange.exposed_s, text=fixed(2)
+    ),
+    "alone_ms": Column(
+        "exchange alone ms", lambda t: t.exchange and 1e3 * t.exchange.alone_s, text=fixed(2)
+    ),
+    "overlapped_pct": Column("exchange hidden, %", lambda t: _overlapped(t), text=fixed(0)),
     "bandwidth": Column("bus GB/s", _attribute("bus_bytes_per_s", 1e9)),
     "allocated_mb": Column(
         "allocated MB", lambda t: t.memory_peak_bytes and t.memory_peak_bytes / MB, text=fixed(0)
@@ -226,5 +241,5 @@ MEASURES: dict[str, Measure] = {
     # Its columns are named by the study's targets: `seconds_to`.
     "time-to-accuracy": Measure((), trains=True),
     "zero-gradients": Measure((), lacking="zero and infinite gradients are not counted yet"),
-    "exchange": Measure(("bandwidth",), lacking="training over several GPUs is not there yet"),
+    "exchange": Measure(("exchange_mb", "exposed_ms", "alone_ms", "overlapped_pct", "bandwidth")),
 }  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
+from e2e.results.exchange import Exchange
 from e2e.results.types import Spread, State, StepTimes, Training
-from e2e.training.arms import Announce, Arms, Held, Task
+from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
+from e2e.training.distributed.exchange import exchange_of
+from e2e.training.distributed.together import BEGIN, DONE, TogetherTimer, follow
 from e2e.training.speed_readings import HostSpeed, SpeedByTurn
 from e2e.training.step_timer import (
     HOST_STEPS,
@@ -30,8 +33,9 @@ from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Warning
-from microbench.timing.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
+from microbench.timing.interleave import FEWEST_ROUNDS, LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.timing.stats import median, median_interval
+from microbench.timing.timers import Timer
 
 # Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
@@ -51,6 +55,7 @@ class ArmTimer(Arms):
     def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
         super().__init__(task, target)
         self.telemetry = telemetry
+        self._turn = ""  # the key of what has the turn
 
     def time(
         self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
@@ -78,7 +83,8 @@ class ArmTimer(Arms):
             announce(key, "timing phases")
             held.training = self._timed(held, speeds.of(key) if speeds else None)
             try:
-                held.training = self._looked_closer(held.training)
+                with self._part(exchanges=True):
+                    held.training = self._looked_closer(held.training)
             except UserError:
                 raise
             except Exception as error:
@@ -88,32 +94,75 @@ class ArmTimer(Arms):
 
     def _take_turns(self, budget_s: float, announce: Announce, speeds: SpeedByTurn | None) -> None:
         def begin(key: str, number: int) -> None:
-            held = self.held[key]
+            held = self._of_turn(key)
+            if self.ranks and self.ranks.leads:
+                self.ranks.tell((BEGIN, key, number))
             if speeds:
-                speeds.begin(key if number else "")  # the first turn of all only warms the device
+                # The first turn of all only warms the device.
+                speeds.begin(key if number else "")
+            self._equalise()
+            self._turn = key
             held.trainer.switch()
-            announce(key, f"timing, round {number}{_rate_so_far(held)}")
+            announce(held.arm.key, f"timing, round {number}{_rate_so_far(held)}")
             # Whoever waits for its loader must not live on what came in another arm's turn; others
             # have batches ready at all times, and workers that fill up would only slow them.
             if len(self.held) > 1:
                 held.feed.skip_ready() if held.waits else held.feed.refill()
 
-        for held in self.held.values():
-            held.arm.blocks.clear()
-            held.skipped_before = held.trainer.skipped_steps
+        self._forget_times()
         self.start_loading()
         cases = [held.training.case for held in self.held.values()]
         fed = any(case.fed for case in cases)
         # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
         in_bursts = fed or any(case.loader == "pinned" for case in cases)
-        turns = Turns(
-            self._bursts(max(case.workers for case in cases)) if in_bursts else self.timer,
-            "sustained", budget_s, during=self.telemetry.during, begin=begin,
-            own_pace=self._pace(budget_s, fed),
-        )  # fmt: skip
-        turns.take([held.arm for held in self.held.values()])
+        workers = max(case.workers for case in cases)
+        timer: Timer = self._bursts(workers) if in_bursts else self.timer
+        arms = {arm.key: arm for held in self.held.values() for arm in held.arms}
+        if self.ranks:
+            timer = TogetherTimer(timer, self.ranks)
+        if self.ranks and not self.ranks.leads:
+            self._follow(arms, timer, begin)
+        else:
+            Turns(
+                timer, "sustained", budget_s, during=self.telemetry.during, begin=begin,
+                own_pace=self._pace(budget_s, fed),
+            ).take(list(arms.values()))  # fmt: skip
+            if self.ranks:
+                self.ranks.tell((DONE,))
+        self._equalise()
         if speeds:
             speeds.begin("")
+
+    def _forget_times(self) -> None:
+        self._turn = ""
+        for held in self.held.values():
+            for arm in held.arms:
+                arm.blocks.clear()
+            held.skipped_before = held.trainer.skipped_steps
+
+    def _follow(
+        self, arms: Mapping[str, Arm], timer: Timer, begin: Callable[[str, int], None]
+    ) -> None:
+        """Take the turns that rank 0 takes."""
+        assert self.ranks
+
+        def run(times: int) -> None:
+            timer.run(arms[self._turn].launch, times)
+
+        def block(samples: int) -> None:
+            arm = arms[self._turn]
+            arm.blocks.append(timer.block(arm.launch, samples))
+
+        follow(self.ranks, begin, run, block)
+
+    def _of_turn(self, key: str) -> Held:
+        """The arm that takes a turn, or whose exchange is looked at in it."""
+        return next(held for held in self.held.values() if any(a.key == key for a in held.arms))
+
+    def _equalise(self) -> None:
+        """After steps without an exchange: give every rank the weights of rank 0 again."""
+        if self._turn.endswith(LOCAL):
+            self._of_turn(self._turn).trainer.equalise()
 
     def _bursts(self, workers: int) -> Bursts:
         def tally() -> Tally:
@@ -124,10 +173,10 @@ class ArmTimer(Arms):
         return Bursts(self.timer, workers, tally)
 
     def _pace(self, budget_s: float, fed: bool) -> Pace:
+        arm_s = budget_s / sum(len(held.arms) for held in self.held.values())
         if not self.cuda:
-            block_s = min(CPU_BLOCK_S, budget_s / len(self.held) / FEWEST_ROUNDS)
+            block_s = min(CPU_BLOCK_S, arm_s / FEWEST_ROUNDS)
             return Pace(settle_s=0.0, warm_s=0.0, block_s=block_s, least=1, most=100)
-        arm_s = budget_s / len(self.held)
         turn_s = self._fed_turn_s(arm_s) if fed else min(TURN_S, arm_s / ROUNDS)
         warm_s = (FED_WARM_SHARE if fed else WARM_SHARE) * turn_s
         least = 1 if fed else 3  # `Bursts` adds what makes a round of the workers whole
@@ -182,7 +231,23 @@ class ArmTimer(Arms):
             throttle=seen.throttle,
         )
         skipped = held.trainer.skipped_steps - held.skipped_before
-        return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
+        if self.ranks:  # the sensors are those of one GPU
+            state = replace(state, power_w=None)
+        return replace(
+            held.training, steps=steps, state=state, skipped_steps=skipped,
+            exchange=self._exchange(held),
+        )  # fmt: skip
+
+    def _exchange(self, held: Held) -> Exchange | None:
+        """What exchanging gradients costs the arm's step; None without ranks."""
+        found = held.exchange
+        if self.ranks is None or found is None:
+            return None
+        arms = (held.arm, found.local, found.alone)
+        rounds = [[median(block.times_s) for block in arm.blocks] for arm in arms]
+        local = [block.ranks_s for block in found.local.blocks if isinstance(block, StepBlock)]
+        ranks_s = [median(times) for times in zip(*local, strict=True)]
+        return exchange_of(self.ranks.world, found.bytes, list(zip(*rounds, strict=True)), ranks_s)
 
     def step_alone(self, key: str) -> Callable[[], object]:
         """An arm's step, call by call and without its loader; the process is switched to it."""
@@ -197,6 +262,7 @@ class ArmTimer(Arms):
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
         fit = int(LOOK_S / (training.headline_s or training.steps.median_s))
+        fit = self.ranks.same(fit) if self.ranks else fit
         count = max(CPU_PHASE_STEPS, min(count, fit))
         phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
         steps = training.steps

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,6 +21,8 @@ from e2e.data.types import Data
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
+from e2e.training.distributed.exchange import all_reduce_of, buckets_of
+from e2e.training.distributed.ranks import Ranks, RanksLost
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert
 from e2e.training.sizes import model_bytes, saved_bytes
@@ -35,6 +38,8 @@ WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fi
 SETTLED_STEPS = 2  # after those: measures the memory and the time of a step
 MOST_SAVED = 1 << 30  # bytes of a network: reading back the state of a larger one takes seconds
 BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
+NOT_OVER_RANKS = "compiled and captured steps are not measured over several GPUs yet"
+LOCAL, ALONE = "/local", "/alone"  # what keys of arms beside a step end in
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
 Announce = Callable[[str, str], None]
@@ -47,6 +52,18 @@ class Task:
     network: Network
     data: Data
     seed: int
+    ranks: Ranks | None = None  # of several GPUs; this process is one of them
+
+
+@dataclass
+class Exchanging:
+    """What is timed beside an arm's step over several ranks: it without the exchange of gradients,
+    and the exchange alone, of `bytes` a step.
+    """
+
+    bytes: int
+    local: Arm
+    alone: Arm
 
 
 @dataclass
@@ -57,11 +74,18 @@ class Held:
     trainer: Trainer
     feed: TimedFeed
     arm: Arm = field(init=False)
+    exchange: Exchanging | None = None
     skipped_before: int = 0  # updates that were skipped before timing began
 
     def step(self) -> object:
         """Launch one step; returns the loss, a scalar on the device."""
         return self.trainer.step(self.feed)
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """What takes turns: its step, and what is timed to know its exchange."""
+        more = (self.exchange.local, self.exchange.alone) if self.exchange else ()
+        return (self.arm, *more)
 
     @property
     def waits(self) -> bool:
@@ -78,7 +102,7 @@ class Arms:
     """The arms held on one device, by their case's key."""
 
     def __init__(self, task: Task, target: Target) -> None:
-        self.task, self.target = task, target
+        self.task, self.target, self.ranks = task, target, task.ranks
         self.device = torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
         self.timer: StepTimer = CpuSteps()
@@ -117,11 +141,13 @@ class Arms:
     def _set_up(self, case: TrainCase, announce: Announce) -> Training:
         announce(case.key, "compiling" if case.compile else "setting up")
         network = self.task.network
-        units = network.units_per_sample * case.batch * case.accumulate
+        units = network.units_per_sample * case.batch * case.accumulate * case.gpus
         blank = Training(case, "ok", unit=network.unit, step_units=units)
         reason = cannot_run(recipe_of(case), self.target.kind, self.target.capability)
         if case.graph and not self.cuda:
             reason = NO_GRAPHS
+        if self.ranks and (case.graph or case.compile):
+            reason = NOT_OVER_RANKS
         if reason:
             return replace(blank, status="skipped", reason=reason)
         try:
@@ -149,7 +175,8 @@ class Arms:
 
     def _built(self, case: TrainCase, blank: Training, announce: Announce) -> Held:
         began_s = time.perf_counter()
-        feed = self.feeds.open(case)
+        with self._part():
+            feed = self.feeds.open(case)
         try:
             if case.fed:  # the loader's device memory does not count for the arm
                 on_gpu = LOADERS[case.loader].on_gpu
@@ -161,12 +188,15 @@ class Arms:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
             held_bytes, reserved_bytes = self._allocated(), self._reserved()
-            trainer = Trainer(
-                self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
-            )
+            with self._part():
+                trainer = Trainer(
+                    self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
+                )
             held = Held(blank, trainer, feed)
+            self._join(held)
             built_s = time.perf_counter() - began_s
-            first_s, estimate_s = self._warmed(held, announce)
+            with self._part(exchanges=True):
+                first_s, estimate_s = self._warmed(held, announce)
         except BaseException:
             feed.close()  # its workers would outlive it
             raise
@@ -189,7 +219,21 @@ class Arms:
             checkpoint_bytes=saved_bytes(trainer.checkpoint()) if size <= MOST_SAVED else None,
         )
         held.arm = Arm(case.key, held.step, estimate_s)
+        if self.ranks:
+            with self._part():
+                held.exchange = _exchanging(held)
         return held
+
+    def _part(self, *, exchanges: bool = False) -> AbstractContextManager[object]:
+        """A part of the work that all ranks do, if there are several; see `Ranks.part`."""
+        return self.ranks.part(exchanges=exchanges) if self.ranks else nullcontext()
+
+    def _join(self, held: Held) -> None:
+        """Have the arm train with the other ranks, once its step is seen to fit on each."""
+        if self.ranks:
+            held.trainer.join(self.ranks)
+            with self._part():
+                self.timer.run(lambda: held.trainer.try_alone(held.feed), 1)
 
     def _warmed(self, held: Held, announce: Announce) -> tuple[float, float]:
         """(seconds of the first step, seconds per later step); peak memory counts after warm-up.
@@ -272,7 +316,11 @@ class Arms:
             self.drop(key)
 
     def raise_if_dead(self, error: Exception) -> None:
-        """RuntimeError if the device does not survive the fault: only a new process helps."""
+        """RuntimeError if the device does not survive the fault, or other ranks do not: only a new
+        process helps.
+        """
+        if isinstance(error, RanksLost):
+            raise error
         if self.cuda:
             try:
                 torch.cuda.synchronize()
@@ -311,3 +359,13 @@ class Arms:
     def _reset_peak(self) -> None:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def _exchanging(held: Held) -> Exchanging:
+    trainer, key, estimate_s = held.trainer, held.arm.key, held.arm.estimate_s
+    buckets = buckets_of(trainer.spread, trainer.case.compress)
+    return Exchanging(
+        sum(bucket.numel() * bucket.element_size() for bucket in buckets),
+        Arm(key + LOCAL, lambda: trainer.step(held.feed, exchange=False), estimate_s),
+        Arm(key + ALONE, all_reduce_of(buckets), estimate_s),
+    )

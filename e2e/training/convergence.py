@@ -71,6 +71,9 @@ def train_once(
                 evaluations.append(Evaluation(end, train_s, *found))
     finally:
         feed.close()
+    if trainer.ranks:  # each has the losses of its own batches
+        trainer.ranks.sums(losses)
+        losses /= trainer.ranks.world
     edge = max(1, int(EDGE_SHARE * steps))
     zeros, not_finite, counted = (int(count.item()) for count in counts)
     last = evaluations[-1] if evaluations else None

@@ -14,6 +14,7 @@ from e2e.schedule import parse_schedule
 
 MOMENTUM = 0.9  # of SGD
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+SCALE = ("_scale", "_growth_tracker")  # of torch's GradScaler
 foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
@@ -181,6 +182,12 @@ class RecipeOptimizer:
         for state in self.torch_optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield self._skipped
+
+    def state(self) -> Iterator[Tensor]:
+        """All that decides the next update beside weights and gradients: the loss scale too."""
+        yield from self.tensors()
+        scaler: Any = vars(self.scaler)  # which makes these two at its first step
+        yield from (scaler[name] for name in SCALE if scaler.get(name) is not None)
 
     def checkpoint(self) -> dict[str, Any]:
         """Its part of a checkpoint; masters only where the weights are not their own."""

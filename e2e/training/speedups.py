@@ -73,7 +73,9 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
             speedup |= _against_rungs(training, ladder)
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
-        more = (_wide_interval(warned), _wall_gap(warned), _many_skipped(warned))
+        more = (
+            _wide_interval(warned), _wall_gap(warned), _many_skipped(warned), _straggler(warned)
+        )  # fmt: skip
         known = [warning for warning in more if warning]
         found.append(replace(warned, warnings=(*warned.warnings, *known)))
     return found
@@ -176,4 +178,16 @@ def _many_skipped(training: Training) -> Warning | None:
         f"{training.case.recipe}: the loss scaler skipped {training.skipped_steps} updates",
         "gradients keep overflowing float16",
         "lower the learning rate, or use bfloat16 (--recipe amp-bf16), which needs no loss scale",
+    )
+
+
+def _straggler(training: Training) -> Warning | None:
+    slow = training.exchange.stragglers if training.exchange else {}
+    if not slow:
+        return None
+    said = ", ".join(f"rank {rank} by {ratio - 1:.0%}" for rank, ratio in slow.items())
+    return Warning(
+        f"{training.case.recipe}: not all GPUs are as fast: slower than the others is {said}",
+        "every step waits for the slowest rank: its GPU, its loader or its CPU cores",
+        "halfway fleet compares the GPUs; give each rank as many cores and workers",
     )

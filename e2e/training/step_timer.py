@@ -47,7 +47,8 @@ class StepBlock(Block):
     """A block of steps, in seconds; see `e2e.results.types.StepTimes` for the three kinds of time.
 
     `waited_s` is how long the host waited for data in those steps, `came_s` when discarded batches
-    came meanwhile; only `Bursts` notes both.
+    came meanwhile; only `Bursts` notes both. `ranks_s` are the medians of all ranks, if there are
+    several: the block is that of the slowest.
     """
 
     wall_times_s: tuple[float, ...] = ()
@@ -55,6 +56,7 @@ class StepBlock(Block):
     wall_steps: int = 0
     waited_s: float = 0.0
     came_s: tuple[float, ...] = ()
+    ranks_s: tuple[float, ...] = ()
 
 
 class _Steps:

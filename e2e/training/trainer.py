@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, MethodType
@@ -25,6 +25,8 @@ from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.networks.weights import freeze_body
 from e2e.recipes import DTYPES, Recipe, be_deterministic, switch_process
+from e2e.training.distributed.exchange import spread
+from e2e.training.distributed.ranks import Ranks
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 
@@ -74,7 +76,7 @@ class Trainer:
             _store(module, recipe)
             if recipe.float8:
                 self.float8_layers = convert(module, recipe.float8)
-        self.module = module
+        self.module = self._called = module
         if case.freeze:
             freeze_body(module)
         self.optimizer = RecipeOptimizer(
@@ -86,40 +88,59 @@ class Trainer:
         if case.compile:
             self._loss = torch.compile(self._with_code_of_its_own(), dynamic=False)
         self._captured: _Captured | None = None
+        self.ranks: Ranks | None = None
+        self.spread: Any = None  # the module as DistributedDataParallel has it
 
     # ------------------------------------------------------------ a step
 
-    def step(self, feed: Feed, mark: Mark = _unmarked, *, uncaptured: bool = False) -> Tensor:
+    def step(
+        self,
+        feed: Feed,
+        mark: Mark = _unmarked,
+        *,
+        uncaptured: bool = False,
+        exchange: bool = True,
+    ) -> Tensor:
         """Train on the next `accumulate` batches; the mean loss, a scalar on the device.
 
-        `uncaptured`: launch it call by call even where it has been captured.
+        `uncaptured`: launch it call by call even where it has been captured. Over several ranks the
+        loss is that of this rank's batches. Without `exchange` its gradients are too: ranks differ
+        then until `equalise`.
         """
         self.optimizer.set_rate(self.steps_done)
-        run = self._launch if self._captured is None or uncaptured else self._replay
-        loss = run(feed, mark)
+        if self._captured is None or uncaptured:
+            loss = self._launch(feed, mark, exchange)
+        else:
+            loss = self._replay(feed, mark)
         self.steps_done += 1
         return loss
 
-    def _launch(self, feed: Feed, mark: Mark) -> Tensor:
+    def _launch(self, feed: Feed, mark: Mark, exchange: bool = True) -> Tensor:
         self.optimizer.clear()
         total: Tensor | None = None
-        for _ in range(self.case.accumulate):
+        for left in reversed(range(self.case.accumulate)):
             fetched = feed.fetch()
             mark("data")
             inputs, targets = feed.place(fetched)
             mark("copy")
-            loss = self._loss(inputs, targets) / self.case.accumulate
-            mark("forward")
-            self.optimizer.backward(loss)
-            mark("backward")
+            with self._exchanging(exchange and not left):
+                loss = self._loss(inputs, targets) / self.case.accumulate
+                mark("forward")
+                self.optimizer.backward(loss)
+                mark("backward")
             total = loss.detach() if total is None else total + loss.detach()
         self.optimizer.apply()
         mark("optimizer")
         assert total is not None
         return total
 
+    def _exchanging(self, exchange: bool) -> AbstractContextManager[object]:
+        """Where gradients of several ranks are added up, unless not: of a step's last batch."""
+        return nullcontext() if self.spread is None or exchange else self.spread.no_sync()
+
     def _eager_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.network.loss(self.forward(inputs), targets, self.case.label_smoothing)
+        output = self.forward(inputs, self._called)
+        return self.network.loss(output, targets, self.case.label_smoothing)
 
     def _with_code_of_its_own(self) -> Callable[[Tensor, Tensor], Tensor]:
         """`_eager_loss` as a function that no other arm has.
@@ -132,19 +153,47 @@ class Trainer:
         own = FunctionType(code, shared.__globals__, code.co_name, None, shared.__closure__)
         return MethodType(own, self)
 
-    def forward(self, inputs: Tensor) -> Any:
-        """The network's output, in the recipe's precision, for a feed's inputs [batch, ...]."""
+    def forward(self, inputs: Tensor, through: nn.Module | None = None) -> Any:
+        """The network's output, in the recipe's precision, for a feed's inputs [batch, ...].
+
+        `through` is what is called in the module's place.
+        """
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=memory_format(self.case.layout))
         if inputs.is_floating_point():
             inputs = inputs.to(self.recipe.weight_dtype)
         with self._autocast():
-            return self.module(inputs)
+            return (self.module if through is None else through)(inputs)
 
     def _autocast(self) -> Any:
         if self.recipe.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, DTYPES[self.recipe.autocast])
+
+    # ------------------------------------------------------------ over several ranks
+
+    def join(self, ranks: Ranks) -> None:
+        """From now on its steps are of all ranks, from the weights of rank 0. All ranks call it."""
+        self.ranks = ranks
+        self.equalise()
+        self.spread = self._called = spread(self.module, ranks, self.case.compress)
+
+    def try_alone(self, feed: Feed) -> None:
+        """Forward and backward of this rank's batch, without an exchange and without an update.
+
+        Whether it fits the memory is seen before other ranks wait for it.
+        """
+        with self._exchanging(exchange=False):
+            inputs, targets = feed.place(feed.fetch())
+            self.optimizer.backward(self._loss(inputs, targets))
+        self.optimizer.clear()
+
+    def equalise(self) -> None:
+        """Give all ranks the weights, buffers, masters and optimizer state of rank 0."""
+        if self.ranks:
+            self.ranks.equalise(self.module.parameters())
+            self.ranks.equalise(self.module.buffers())
+            self.ranks.equalise(self.optimizer.state())
 
     # ------------------------------------------------------------ a captured step
 
@@ -214,6 +263,7 @@ class Trainer:
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])
         self.optimizer.restart(steps)
+        self.equalise()
         self.steps_done = 0
 
     @torch.no_grad()
@@ -222,25 +272,35 @@ class Trainer:
     ) -> tuple[float | None, float | None]:
         """(mean loss, accuracy from 0 to 1) over held-out batches, in the recipe's precision.
 
-        The accuracy is None for a network without one, the loss where it is not finite.
+        The accuracy is None for a network without one, the loss where it is not finite. Of several
+        ranks each takes its share of the batches, with the buffers of rank 0.
         """
+        if self.ranks:
+            self.ranks.equalise(self.module.buffers())
         self.module.eval()
         count = self.network.accuracy
         try:
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             right: Tensor | None = torch.zeros((), dtype=torch.int64, device=self.device)
-            seen = 0
-            for inputs, targets in batches:
+            seen = torch.zeros((), dtype=torch.int64, device=self.device)
+            for inputs, targets in self._own(batches):
                 output = self.forward(inputs)
                 seen += len(inputs)
                 loss += self.network.loss(output, targets, 0.0).double() * len(inputs)
                 found = count and count(output, targets)
                 right = None if found is None or right is None else right + found
+            if self.ranks:
+                self.ranks.sums(loss, seen, *([] if right is None else [right]))
         finally:
             self.module.train()
-        mean = loss.item() / seen
-        share = None if right is None else right.item() / seen
+        mean = loss.item() / seen.item()
+        share = None if right is None else right.item() / seen.item()
         return (mean if math.isfinite(mean) else None), share
+
+    def _own(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Every batch, or of several ranks those of this one."""
+        first, every = (self.ranks.rank, self.ranks.world) if self.ranks else (0, 1)
+        return itertools.islice(batches, first, None, every)
 
 
 @dataclass

@@ -172,7 +172,7 @@ def test_an_option_reaches_every_case_and_changes_nothing_else(option: str, valu
 
 
 def test_every_setting_is_tested() -> None:
-    of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus"}
+    of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus", "compress"}
     assert {f.name for f in fields(TrainCase)} == of_the_plan | PASSED_ON.keys()
 
 

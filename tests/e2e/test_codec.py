@@ -24,6 +24,7 @@ from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_bars import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import LATER, from_json, to_json
+from e2e.results.exchange import Exchange
 from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
@@ -52,7 +53,7 @@ CASE_NAMES = {
     "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
     "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus", "search",
     "lr", "warmup", "schedule", "clip", "held_out",
-    "memory_limit", "deterministic", "weights", "freeze",
+    "memory_limit", "deterministic", "weights", "freeze", "compress",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",
@@ -98,6 +99,7 @@ FULL = Training(
     first_step_s=3.5,
     float8_layers=48,
     linear_layers=49,
+    exchange=Exchange(2, 10**8, 0.048, 0.004, 0.001, (0.0005, 0.0015), (0.047, 0.048)),
     skipped_steps=2,
     speedup={"fp32": Ratio(5.8, (5.7, 5.9)), "tf32": Ratio(1.9, None)},
     repeats=(
@@ -194,7 +196,7 @@ def test_what_is_written_is_read_back(found: list[Training]) -> None:
 def test_every_field_is_kept(path: Path) -> None:
     """FULL sets every field, so that one that is forgotten shows."""
     kinds = (FULL, FULL.steps, FULL.state, FULL.repeats[1], FULL.phases[1], FULL.predicted)
-    kinds = (*kinds, FULL.causes[0], FULL.traced)
+    kinds = (*kinds, FULL.causes[0], FULL.traced, FULL.exchange)
     for kind in kinds:
         assert kind is not None
         unset = {field.name for field in fields(kind) if getattr(kind, field.name) is None}
@@ -244,7 +246,9 @@ def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
 
 def test_the_names_of_the_design() -> None:
     written = to_json(FULL)
-    assert written.keys() == NAMES | {"measured_at", "traced", *LATER}, "where it is known"
+    assert written.keys() == NAMES | {"measured_at", "traced", "exchange", *LATER}, (
+        "where it is known"
+    )
     assert written["case"].keys() == CASE_NAMES
     assert to_json(FAILED).keys() == NAMES
 

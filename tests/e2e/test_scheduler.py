@@ -58,6 +58,9 @@ class Slowing:
             SlowdownRange(slowdown, slowdown, slowdown)
         )
 
+    def use(self, gpus: int) -> None:
+        assert gpus == 1
+
     def restart(self) -> None:
         """As the real one's."""
 
@@ -160,6 +163,9 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
 
 class Answering:
     """A training process that trains, loads and times what it is asked; each has a result."""
+
+    def use(self, gpus: int) -> None:
+        """The same one."""
 
     def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
         return [Training(case, "ok") for case in cases]

@@ -256,12 +256,17 @@ def test_what_the_user_sets_is_over_profile_and_part() -> None:
     assert "iterations" not in task.words
 
 
-def test_several_gpus_are_skipped_with_the_reason() -> None:
+def test_more_gpus_than_there_are_are_skipped_with_the_reason() -> None:
     parts = layers(small(), "quick", {"gpus": [1, 2], "lr": 0.1})
     one, two = expand(parts, replace(H200, gpus=1), {}, None).tasks
     assert (one.skipped, two.skipped) == ("", "2 GPUs: this machine has 1")
     *_, two = expand(parts, replace(H200, gpus=2), {}, None).tasks
-    assert two.skipped
+    assert (two.skipped, two.words["gpus"]) == ("", "2")
+    compressed = layers(small(), "quick", {"gpus": [1, 2], "compress": ["none", "bf16"], "lr": 0.1})
+    tasks = expand(compressed, replace(H200, gpus=2), {}, None).tasks
+    assert [(t.words.get("gpus"), t.words.get("compress")) for t in tasks] == [
+        (None, None), ("2", None), ("2", "bf16"),
+    ]  # fmt: skip
 
 
 def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:

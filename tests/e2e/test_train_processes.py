@@ -211,6 +211,9 @@ class Processes:
         self.held: list[TrainCase] = []
         self.asked: list[tuple[int, list[str]]] = []
 
+    def use(self, gpus: int) -> None:
+        assert gpus == 1
+
     def restart(self) -> None:
         self.number += 1
 

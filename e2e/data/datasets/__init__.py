@@ -80,7 +80,7 @@ def _synthetic(options: Options, folder: Path) -> Data:
     classes = options.tokens or options.classes or USUAL_CLASSES
     if options.loader is not None:
         check_name(options.loader)
-    return Synthetic(options.sample, classes, options.tokens, options.loader)
+    return Synthetic(options.sample, classes, options.tokens, options.loader, options.share)
 
 
 def _generated(options: Options, folder: Path) -> Data:

@@ -15,6 +15,7 @@ from e2e.data.loaders.cpus import cores
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.sources.listing import list_images, printable
 from e2e.data.types import (
+    ALL,
     IMAGENET,
     PREFETCH,
     Arrays,
@@ -22,6 +23,7 @@ from e2e.data.types import (
     Files,
     LoaderFeed,
     Normal,
+    Share,
     Source,
     Tell,
     Wanted,
@@ -41,7 +43,7 @@ class Options:
     a broken image is an error. `workers` processes decode images (0: none). `loader` is a name of
     e2e.data.loaders (None: the usual one for the data; synthetic data heeds only "pinned").
     `on_death`: "stop" or "restart" when a worker dies. `device`: check now that the loader runs for
-    it; None: the first feed checks.
+    it; None: the first feed checks. `share` is this rank's of the training samples, as in `Wanted`.
     """
 
     sample: tuple[int, ...]
@@ -52,6 +54,7 @@ class Options:
     loader: str | None = None
     on_death: str = "stop"
     device: torch.device | None = None
+    share: Share = ALL
 
 
 class Images:
@@ -66,7 +69,7 @@ class Images:
     ) -> None:
         self.source, self.sample, self.classes = source, options.sample, classes
         self._normal, self._tell, self._options = normal, tell, options
-        self._noise = Synthetic(options.sample, classes)
+        self._noise = Synthetic(options.sample, classes, share=options.share)
         usual = "resident" if isinstance(source, Arrays) else "torchvision"
         self._usual = name = options.loader or usual
         self._notes: dict[str, None] = {}
@@ -91,11 +94,14 @@ class Images:
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
         workers = self._options.workers if workers is None else workers
+        if self._options.share != ALL and LOADERS[name].own_order:
+            raise UserError(f"--loader {name} has an order of its own, which GPUs cannot share")
         self._note_crowd(name, workers)
         height, width = self._noise.sample[1:]
         wanted = Wanted(
             (height, width), batch, seed, device, workers, channels_last, cold,
             self._options.on_death, self._normal, prefetch or PREFETCH, self._note,
+            self._options.share,
         )  # fmt: skip
         return open_feed(name, self.source, wanted, self._tell)
 

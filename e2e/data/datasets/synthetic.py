@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from e2e.data.loaders.pinned import PinnedFeed
-from e2e.data.types import LoaderFeed, ReadyFeed, laid_out
+from e2e.data.types import ALL, LoaderFeed, ReadyFeed, Share, laid_out
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
@@ -27,6 +28,7 @@ class Synthetic:
     classes: int
     tokens: int | None = None
     loader: str | None = None
+    share: Share = ALL
 
     name = "synthetic"
     train_samples: int | None = None
@@ -44,20 +46,31 @@ class Synthetic:
         It stays on the device; with loader "pinned" it is copied from pinned memory at each step.
         """
         if (loader or self.loader) == "pinned":
-            return PinnedFeed(self._bytes(batch, seed), device, channels_last)
-        inputs, targets = self._batch(batch, device, seed)
+            return PinnedFeed(self._own(self._bytes, batch, seed), device, channels_last)
+        inputs, targets = self._own(partial(self._batch, device=device), batch, seed)
         if channels_last and inputs.dim() == 4:
             inputs = laid_out(inputs, channels_last)
         return SyntheticFeed((inputs, targets))
+
+    def _own(
+        self, make: Callable[..., tuple[Tensor, Tensor]], batch: int, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's samples of a batch that all ranks have together."""
+        rank, ranks = self.share
+        inputs, targets = make(batch * ranks, seed=seed)
+        if ranks == 1:
+            return inputs, targets
+        own = inputs[rank::ranks].contiguous()
+        return own, own if targets is inputs else targets[rank::ranks].contiguous()
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """HELD_OUT_BATCHES batches, the same ones at every call; `count` changes nothing."""
         for i in range(HELD_OUT_BATCHES):
-            yield self._batch(batch, device, HELD_OUT_SEED + i)
+            yield self._batch(batch, HELD_OUT_SEED + i, device)
 
-    def _batch(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
         shape = (batch, *self.sample)
         if self.tokens is not None:
@@ -69,7 +82,7 @@ class Synthetic:
     def _bytes(self, batch: int, seed: int) -> tuple[Tensor, Tensor]:
         """Colour images as bytes [N, 3, H, W], which files become; anything else as it is."""
         if len(self.sample) != 3 or self.sample[0] != 3:
-            return self._batch(batch, torch.device("cpu"), seed)
+            return self._batch(batch, seed, torch.device("cpu"))
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, *self.sample)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)

@@ -25,6 +25,7 @@ class Backend:
 
     `sources` are what it takes: "files", "arrays", "shards". `processes`: it has workers. `trains`:
     its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the training.
+    `own_order`: not the one that ranks share.
     """
 
     module: str
@@ -33,6 +34,7 @@ class Backend:
     processes: bool = True
     trains: bool = True
     on_gpu: bool = False
+    own_order: bool = False
 
     def missing(self, device: torch.device) -> str | None:
         """Why it cannot run for this device here, or None."""
@@ -72,9 +74,11 @@ LOADERS: dict[str, Backend] = {
     "webdataset": Backend(
         "shards",
         "workers read tar shards in sequence, then as torchvision",
-        ("shards",),
+        ("shards",), own_order=True,
     ),
-    "dali": Backend("dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), on_gpu=True),
+    "dali": Backend(
+        "dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), on_gpu=True, own_order=True
+    ),
     "resident": Backend(
         "resident", "all images stay on the device and are cropped and flipped there",
         ("files", "arrays"), processes=False,

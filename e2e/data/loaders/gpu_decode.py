@@ -62,7 +62,7 @@ class DecodedFeed:
         self._decoder = Decoder(encoded.by_pillow, wanted, self._device)
         self._workers: Workers[Packed] = Workers(
             encoded,
-            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
+            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed, share=wanted.share),
             wanted,
             collate=pack,
             pinned=wanted.pinned,

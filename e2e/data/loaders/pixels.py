@@ -132,7 +132,7 @@ class PixelFeed(SampleWorkers):
         batches: Callable[[int], Iterable[list[Any]]] | None = None,
     ) -> None:
         count = len(source.pictures if isinstance(source, Files) else source.classes)
-        batches = batches or partial(Shuffled, count, wanted.batch, wanted.seed)
+        batches = batches or partial(Shuffled, count, wanted.batch, wanted.seed, share=wanted.share)
         super().__init__(samples, batches, wanted)
         self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)

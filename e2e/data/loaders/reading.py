@@ -111,7 +111,7 @@ class ReadFeed(Workers[Read]):
     def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
         super().__init__(
             _Files(files.pictures, wanted.cold),
-            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
+            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed, share=wanted.share),
             wanted,
             collate=_added_up,
             pinned=False,

@@ -97,7 +97,7 @@ class ResidentFeed(ReadyFeed):
         self._channels_last = wanted.channels_last
         self._images: Tensor | None = images
         self._classes = classes
-        self._batch = wanted.batch
+        self._batch, self._share = wanted.batch, wanted.share
         device = images.device
         self._generator = torch.Generator(device).manual_seed(wanted.seed)
         self._scale, self._shift = wanted.normal.scale_and_shift(device)
@@ -110,10 +110,12 @@ class ResidentFeed(ReadyFeed):
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The next images of the epoch, float32 [batch, 3, H, W], and classes, int64 [batch]."""
         assert self._images is not None, "closed"
-        while self._drawn.shape[1] < self._batch:
+        rank, ranks = self._share
+        whole = self._batch * ranks
+        while self._drawn.shape[1] < whole:
             self._drawn = torch.cat([self._drawn, self._epoch(len(self._images))], dim=1)
-        which, down, across = self._drawn[:, : self._batch]
-        self._drawn = self._drawn[:, self._batch :]
+        which, down, across = self._drawn[:, rank:whole:ranks]
+        self._drawn = self._drawn[:, whole:]
         rows = self._rows[down][:, None, :, None]
         columns = self._columns[across][:, None, None, :]
         bytes_ = self._images[which[:, None, None, None], self._channels, rows, columns]

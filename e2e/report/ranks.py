@@ -1,0 +1,152 @@
+"""Trainings over several GPUs: how they scale, and what the exchange of gradients costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from rich.text import Text
+
+from e2e.report.arms import View, in_words
+from e2e.report.figures import ratio
+from e2e.report.table import arms_table, name_columns, plain_row, raw_pair
+from e2e.results.exchange import Exchange
+from e2e.results.scaling import Scaled, scaled
+from e2e.results.types import Training
+from microbench import fmt
+from microbench.report.table import Column, Row, Table, Value, screen
+
+SCALING_TITLE = "Scaling over GPUs"
+EXCHANGE_TITLE = "Exchange of gradients"
+SCALING_NOTE = (
+    "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same batch "
+    "a GPU, strong: of all together"
+)
+EXCHANGE_NOTES = (
+    "adds: step less step without exchange (no_sync), which also leaves out the copies into "
+    "buckets; alone: all-reduce of the same buckets, nothing beside it",
+    "hidden: share of it behind the backward pass; bus: 2 (N-1)/N x bytes / alone; one GPU "
+    "exchanges nothing",
+)
+
+
+def scaling_table(view: View) -> Table[Scaled]:
+    """A row for each training over several GPUs of which the same over one was timed."""
+
+    def name(row: Scaled) -> str:
+        setting = in_words(row.many.case, ("batch",))
+        return " ".join([view.label(row.many), *setting])
+
+    columns: list[Column[Scaled]] = [
+        Column("recipe", name, key=True),
+        Column("GPUs", lambda row: str(row.many.case.gpus), right=True),
+        Column("scaling", lambda row: row.kind),
+        Column(
+            f"{view.unit}/s" if view.unit else "per s",
+            lambda row: fmt.throughput(row.many.per_s or 0.0),
+            right=True,
+        ),
+        Column("of one", lambda row: fmt.throughput(row.one.per_s or 0.0), right=True),
+        Column("efficiency", lambda row: ratio(row.efficiency), right=True),
+    ]
+    return Table(columns, [Row(row) for row in scaled(view.arms)])
+
+
+def scaling_lines(view: View, width: int) -> list[Text]:
+    """The table and how to read it; empty without rows."""
+    table = scaling_table(view)
+    if not table.rows:
+        return []
+    return [*screen(table, width).lines, Text(SCALING_NOTE, "dim")]
+
+
+def exchange_table(view: View) -> Table[Training]:
+    """The arms whose exchange was measured."""
+    seen = view.only(lambda arm: arm.exchange is not None)
+    return arms_table(seen, [*name_columns(seen), *exchange_columns()], plain_row(seen))
+
+
+def exchange_columns() -> list[Column[Training]]:
+    """Bytes, milliseconds and rates; in CSV bytes and seconds."""
+    return [
+        Column("MB", _cell(lambda e: f"{e.bytes / 1e6:.1f}"), right=True,
+               csv={"exchange_bytes": _raw("bytes")}),
+        Column("adds ms", _cell(_exposed), right=True, csv={
+            "exchange_exposed_s": _raw("exposed_s"),
+            **raw_pair("exchange_exposed_low_s", "exchange_exposed_high_s",
+                       lambda arm: arm.exchange and arm.exchange.exposed_ci95_s),
+        }),
+        Column("alone ms", _cell(lambda e: _ms(e.alone_s)), right=True,
+               csv={"exchange_alone_s": _raw("alone_s")}),
+        Column("hidden", _cell(_hidden),
+               right=True, csv={"exchange_overlapped": _raw("overlapped")}),
+        Column("bus\nGB/s", _cell(lambda e: "" if e.bus_bytes_per_s is None else (
+                   fmt.number(e.bus_bytes_per_s / 1e9))),
+               right=True, csv={"bus_bytes_per_s": attrgetter("bus_bytes_per_s")}),
+        Column("ranks without it, ms", _cell(_ranks), right=True, drop=1,
+               csv={"rank_local_s": _all_ranks}),
+    ]  # fmt: skip
+
+
+def exchange_lines(view: View, width: int) -> list[Text]:
+    """The table and how to read it; empty without rows."""
+    table = exchange_table(view)
+    if not table.rows:
+        return []
+    notes = [Text(note, "dim") for note in EXCHANGE_NOTES]
+    return [*screen(table, width).lines, *notes]
+
+
+def exchange_sentences(arms: Sequence[Training]) -> list[str]:
+    """ "On 2 GPUs amp trains at 96 % of twice the speed of one ..." for each that was compared."""
+    found: list[str] = []
+    for row in scaled(arms):
+        case = row.many.case
+        name = " ".join(in_words(case, ("recipe", "compress")))
+        where = ", ".join([*in_words(case, ("network", "batch")), f"{row.kind} scaling"])
+        text = f"On {case.gpus} GPUs {name} has an efficiency of {ratio(row.efficiency)} ({where})"
+        exchange = row.many.exchange
+        step_s = row.many.step_s
+        if exchange and step_s:
+            text += f"; the exchange adds {_exposed(exchange)} of {_ms(step_s)} ms"
+        found.append(f"{text}.")
+    return found
+
+
+def _cell(write: Callable[[Exchange], str]) -> Callable[[Training], str]:
+    return lambda arm: write(arm.exchange) if arm.exchange else ""
+
+
+def _raw(name: str) -> Callable[[Training], Value]:
+    return lambda arm: getattr(arm.exchange, name) if arm.exchange else None
+
+
+def _ms(seconds: float) -> str:
+    return fmt.as_ms(1e3 * seconds)
+
+
+def _exposed(exchange: Exchange) -> str:
+    """ "1.2 ±0.3", in ms; noise may make it negative."""
+    ends = exchange.exposed_ci95_s
+    half = f"{1e3 * (ends[1] - ends[0]) / 2:.2f}" if ends else "?"
+    return f"{1e3 * exchange.exposed_s:.2f} ±{half}"
+
+
+def _hidden(exchange: Exchange) -> str:
+    """The share that is hidden, "?" where the difference is not known to the exchange itself."""
+    ends = exchange.exposed_ci95_s
+    if exchange.overlapped is None:
+        return ""
+    known = ends is not None and ends[1] - ends[0] < 2 * exchange.alone_s
+    return fmt.per_cent(100 * exchange.overlapped) if known else "?"
+
+
+def _ranks(exchange: Exchange) -> str:
+    """ "12.1 to 12.4": the fastest and the slowest."""
+    if not exchange.rank_local_s:
+        return ""
+    return f"{_ms(min(exchange.rank_local_s))} to {_ms(max(exchange.rank_local_s))}"
+
+
+def _all_ranks(arm: Training) -> Value:
+    return "; ".join(f"{s:.6g}" for s in arm.exchange.rank_local_s) if arm.exchange else None

@@ -1,0 +1,62 @@
+"""What the exchange of gradients between ranks costs a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from microbench.results.values import Interval
+
+STRAGGLES = 0.05  # a rank that needs so much longer than the median of the others is named
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Gradients of one step over `ranks`; times are seconds per step, `bytes` what a rank sends in.
+
+    `local_s` is the step without the exchange, of the slowest rank; `alone_s` the all-reduce of the
+    same buckets with nothing beside it. `exposed_s` is what the exchange adds to the step: the
+    difference of two timings, below 0 where noise is larger. `rank_local_s` is the step without
+    exchange of each rank. Of one rank all but `bytes` and `rank_local_s` is 0.
+    """
+
+    ranks: int
+    bytes: int
+    local_s: float
+    alone_s: float
+    exposed_s: float
+    exposed_ci95_s: Interval | None = None
+    rank_local_s: tuple[float, ...] = ()
+
+    @property
+    def overlapped(self) -> float | None:
+        """The share of the all-reduce that hides behind the backward pass, 0 to 1; None for one
+        rank.
+        """
+        if self.ranks == 1 or self.alone_s <= 0:
+            return None
+        return min(1.0, max(0.0, 1 - self.exposed_s / self.alone_s))
+
+    @property
+    def bus_bytes_per_s(self) -> float | None:
+        """Bytes per second over each link of a ring: 2 (ranks - 1) / ranks x bytes / alone."""
+        if self.ranks == 1 or self.alone_s <= 0:
+            return None
+        return 2 * (self.ranks - 1) / self.ranks * self.bytes / self.alone_s
+
+    @property
+    def stragglers(self) -> dict[int, float]:
+        """Ranks that need more than STRAGGLES longer than the median of the others, and how much.
+
+        A ratio, 1.2 for a fifth longer. Of two ranks that is the other one.
+        """
+        found: dict[int, float] = {}
+        for rank, own_s in enumerate(self.rank_local_s):
+            others = sorted(s for r, s in enumerate(self.rank_local_s) if r != rank)
+            if others and own_s > (1 + STRAGGLES) * _middle(others):
+                found[rank] = own_s / _middle(others)
+        return found
+
+
+def _middle(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

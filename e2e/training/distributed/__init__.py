@@ -1,0 +1,1 @@
+"""Training over several processes: the ranks of torchrun, and how they exchange gradients."""

@@ -1,0 +1,91 @@
+"""The exchange of gradients: DistributedDataParallel, its hooks, and its all-reduce alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any, cast
+from warnings import filterwarnings
+
+import torch
+from torch import Tensor, nn
+
+from e2e.case import NO_COMPRESSION
+from e2e.results.exchange import Exchange
+from e2e.training.distributed.ranks import Ranks
+from microbench.timing.stats import median, median_interval
+
+WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what a hook makes of a gradient
+
+
+def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
+    """The module as torch's DistributedDataParallel, with torch's hook for the compression.
+
+    Buffers, such as the statistics of batch-norm, stay each rank's own.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    # Of 1x1 convolutions in channels_last, whose strides may be read in two ways.
+    filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    own = [ranks.device.index] if ranks.device.type == "cuda" else None
+    make: Any = DistributedDataParallel
+    # Torch renamed the option after 2.11.
+    newer = "forward_sync_buffers" in signature(make.__init__).parameters
+    apart = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+    found = make(module, device_ids=own, **apart)
+    if compress != NO_COMPRESSION:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {
+            "fp16": default_hooks.fp16_compress_hook,
+            "bf16": default_hooks.bf16_compress_hook,
+        }
+        found.register_comm_hook(None, hooks[compress])
+    return found
+
+
+def buckets_of(spread: Any, compress: str) -> list[Tensor]:
+    """Tensors of zeros, one for each bucket that a step exchanges, in the type that it does.
+
+    Two steps must have been done: the first one's order decides the buckets.
+    """
+    whole = [bucket.buffer() for bucket in spread.reducer._get_zeros_like_grad_buckets()]
+    return [bucket.to(WIRE.get(compress, bucket.dtype)) for bucket in whole]
+
+
+def all_reduce_of(buckets: Sequence[Tensor]) -> Callable[[], object]:
+    """A launch that adds the buckets up over all ranks, as a step does, and nothing else."""
+    from torch import distributed
+
+    def launch() -> None:
+        under_way = [cast("Any", distributed).all_reduce(one, async_op=True) for one in buckets]
+        for one in under_way:
+            one.wait()
+
+    return launch
+
+
+def exchange_of(
+    world: int,
+    bytes_: int,
+    rounds: Sequence[tuple[float, float, float]],
+    ranks_s: Sequence[float],
+) -> Exchange:
+    """The exchange of `bytes_` a step, from rounds of (step, step without exchange, all-reduce
+    alone) in seconds, and the step of each rank without exchange. One rank exchanges nothing.
+    """
+    if world == 1:
+        return Exchange(1, bytes_, 0.0, 0.0, 0.0, (0.0, 0.0), tuple(ranks_s))
+    with_s, without_s, alone_s = (median(times) for times in zip(*rounds, strict=True))
+    return Exchange(
+        world, bytes_, without_s, alone_s, with_s - without_s, _difference(rounds), tuple(ranks_s)
+    )
+
+
+def _difference(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
+    """The 95 % interval of step less step without exchange, which may be below 0."""
+    # Moved so that its logarithm is nearly the difference itself.
+    middle = median([with_s for with_s, _, _ in rounds])
+    whole = 100 * middle
+    found = median_interval([[whole + with_s - without_s] for with_s, without_s, _ in rounds])
+    return found and (found[0] - whole, found[1] - whole)

@@ -1,0 +1,308 @@
+"""Training over several ranks: two processes of gloo on the CPU, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import rank_training
+from samples.commands import ROOT, environment
+from samples.processes import is_gone, wait_for
+
+from e2e.__main__ import main
+from e2e.case import TrainCase
+from e2e.data.loaders.sampling import Shuffled
+from e2e.results.exchange import Exchange
+from e2e.results.scaling import STRONG, WEAK, scaled
+from e2e.results.types import StepTimes, Training
+from e2e.training.distributed.exchange import exchange_of
+from microbench.results.runfile import read_run
+
+CPU = torch.device("cpu")
+GLOO = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+NETWORK = """
+from torch import nn
+def build():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+"""
+OWN = ("own:build", "--input", "3x8x8", "--recipe", "fp32", "--device", "cpu")
+
+
+def ranks_environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return environment(**GLOO) | {"PYTHONPATH": paths}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks found of themselves."""
+    folder = tmp_path_factory.mktemp("ranks")
+    subprocess.run(
+        [*TORCHRUN, "2", "-m", "samples.rank_training", str(folder)],
+        env=ranks_environment() | {"RANK_DEVICE": "cpu"}, check=True, timeout=120,
+    )  # fmt: skip
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+# ---------------------------------------------------------------- what is computed
+
+ROUNDED = {"amp-bf16": 2e-3, "bf16 gradients": 2e-3, "fp16 gradients": 1e-4}
+
+
+@pytest.mark.parametrize("name", rank_training.CASES)
+def test_two_ranks_train_as_one_with_twice_the_batch(two: list[dict[str, Any]], name: str) -> None:
+    changes = {k: v for k, v in rank_training.CASES[name].items() if k != "compress"}
+    one = rank_training.trained(changes, CPU, None, 2 * rank_training.BATCH)
+    for rank in two:
+        assert (rank[name]["weights"] - one["weights"]).abs().max() < ROUNDED.get(name, 1e-6)
+
+
+@pytest.mark.parametrize("name", rank_training.CASES)
+def test_ranks_have_the_same_weights_unless_they_step_alone(
+    two: list[dict[str, Any]], name: str
+) -> None:
+    first, second = (rank[name] for rank in two)
+    assert torch.equal(first["weights"], second["weights"])
+    assert not torch.equal(first["apart"], second["apart"])
+    assert torch.equal(first["again"], second["again"])
+    assert torch.equal(first["again"], first["apart"])
+
+
+@pytest.mark.parametrize("name", ["fp32", "accumulate"])
+def test_ranks_share_the_held_out_data(two: list[dict[str, Any]], name: str) -> None:
+    one = rank_training.trained(rank_training.CASES[name], CPU, None, 2 * rank_training.BATCH)
+    for rank in two:
+        assert rank[name]["held out"] == pytest.approx(one["held out"], abs=1e-6)
+
+
+def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
+    first, second = (rank["agreement"] for rank in two)
+    assert first["none"] == second["none"] == "fine"
+    for name, kinds in {
+        "memory": ("OutOfMemoryError", "OutOfMemoryError"),
+        "error": ("RuntimeError", "ValueError"),
+        "mistake": ("UserError", "UserError"),
+    }.items():
+        assert first[name].startswith(f"{kinds[0]}: rank 1: ")
+        assert first[name].endswith("planted")
+        assert second[name] == f"{kinds[1]}: planted"
+    assert [rank["same"] for rank in two] == [0, 0]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.integers(0, 4))
+def test_the_batches_of_all_ranks_are_one_order(
+    count: int, batch: int, ranks: int, start: int
+) -> None:
+    whole = iter(Shuffled(count, batch * ranks, 1, start))
+    parts = [iter(Shuffled(count, batch, 1, start, (rank, ranks))) for rank in range(ranks)]
+    for _ in range(4):
+        own = [next(part) for part in parts]
+        assert [one for some in zip(*own, strict=True) for one in some] == next(whole)
+
+
+# ---------------------------------------------------------------- what is measured
+
+seconds = st.floats(1e-4, 10)
+
+
+@given(
+    st.lists(st.tuples(seconds, seconds, seconds), min_size=2, max_size=9), st.integers(1, 10**9)
+)
+def test_one_rank_exchanges_nothing(rounds: list[tuple[float, float, float]], size: int) -> None:
+    found = exchange_of(1, size, rounds, [0.1])
+    assert (found.exposed_s, found.alone_s, found.exposed_ci95_s) == (0.0, 0.0, (0.0, 0.0))
+    assert (found.overlapped, found.bus_bytes_per_s, found.stragglers) == (None, None, {})
+    assert found.bytes == size
+
+
+@given(st.integers(2, 64), st.integers(1, 10**10), seconds, seconds, st.floats(0, 1))
+def test_exchange_by_difference(
+    ranks: int, size: int, local_s: float, alone_s: float, hidden: float
+) -> None:
+    step_s = local_s + (1 - hidden) * alone_s
+    found = exchange_of(ranks, size, [(step_s, local_s, alone_s)] * 5, [local_s] * ranks)
+    assert found.exposed_s == pytest.approx((1 - hidden) * alone_s, abs=1e-9)
+    assert found.overlapped == pytest.approx(hidden, abs=1e-3)
+    assert found.bus_bytes_per_s == pytest.approx(2 * (ranks - 1) / ranks * size / alone_s)
+    assert found.exposed_ci95_s is not None
+    low, high = found.exposed_ci95_s
+    assert low - 1e-6 * step_s <= found.exposed_s <= high + 1e-6 * step_s
+
+
+def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
+    def width(noise: float) -> float:
+        rounds = [(0.10 + noise * (i % 2), 0.08, 0.03) for i in range(8)]
+        ends = exchange_of(2, 1, rounds, [0.08, 0.08]).exposed_ci95_s
+        assert ends is not None
+        return ends[1] - ends[0]
+
+    assert width(0.0) < 1e-6 < width(0.002) < width(0.02)
+
+
+@given(st.integers(0, 7), st.floats(1.06, 3))
+def test_a_rank_that_is_slower_than_the_others_is_named(slow: int, by: float) -> None:
+    times = [0.1 * (by if rank == slow else 1.0) for rank in range(8)]
+    found = Exchange(8, 1, 0.1, 0.01, 0.0, None, tuple(times)).stragglers
+    assert found == {slow: pytest.approx(by)}
+
+
+def timed(gpus: int, batch: int, step_s: float) -> Training:
+    case = TrainCase("own", "fp32", batch, "3x8x8", gpus=gpus)
+    half = 0.01 * step_s
+    steps = StepTimes((step_s,), (step_s,), (1,), step_s, (step_s - half, step_s + half), step_s, 1)
+    return Training(case, "ok", step_units=batch * gpus, steps=steps)
+
+
+@given(st.integers(2, 64), st.floats(0.2, 1.0))
+def test_efficiency_of_weak_and_strong_scaling(gpus: int, efficiency: float) -> None:
+    one = timed(1, 64 * gpus, 1.0)
+    weak = timed(gpus, 64 * gpus, 1 / efficiency)
+    strong = timed(gpus, 64, 1 / gpus / efficiency)
+    found = scaled([one, weak, strong, timed(gpus, 63, 1.0)])
+    assert [row.kind for row in found] == [WEAK, STRONG]
+    for row in found:
+        ratio = row.efficiency
+        assert ratio.ratio == pytest.approx(efficiency)
+        assert ratio.ci95 is not None
+        assert ratio.ci95[0] < efficiency < ratio.ci95[1]
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "e2e", *OWN, *words], env=ranks_environment(), cwd=folder,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["results"]
+
+
+def test_one_command_over_one_process_and_two(folder: Path) -> None:
+    path = folder / "run.json"
+    words = ("--batch", "8", "--gpus", "1,2", "--compress", "none,bf16", "--budget", "1")
+    ran = start(folder, *words, "--iterations", "3", "--json", str(path))
+    out, errors = ran.communicate(timeout=120)
+    assert (ran.returncode, errors) == (0, "")
+    found = results(path)
+    assert [(r["case"]["gpus"], r["case"]["compress"]) for r in found] == [
+        (1, "none"), (2, "none"), (2, "bf16"),
+    ]  # fmt: skip
+    one, two, rounded = found
+    assert "exchange" not in one
+    assert (one["step_units"], two["step_units"]) == (8, 16)
+    assert two["exchange"]["bytes"] == 2 * rounded["exchange"]["bytes"] == one["model_bytes"]
+    assert len(two["exchange"]["rank_local_s"]) == 2
+    assert [len(r["repeats"]) for r in found] == [1, 1, 1]
+    assert "efficiency" in out
+    assert "Exchange of gradients" in out
+
+
+def test_under_torchrun_rank_0_has_screen_and_file(folder: Path) -> None:
+    path = folder / "run.json"
+    ran = subprocess.run(
+        [*TORCHRUN, "1", "-m", "e2e", *OWN, "--batch", "8", "--budget", "1", "--json", str(path)],
+        env=ranks_environment(), cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    (found,) = results(path)
+    exchange = found["exchange"]
+    assert (exchange["ranks"], exchange["exposed_s"], exchange["alone_s"]) == (1, 0.0, 0.0)
+    assert ran.stdout.count("Run file:") == 1
+
+
+def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
+    """(rank, process) of what torchrun started below a command."""
+    for child in children(pid):
+        for one in children(child):
+            words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
+            for word in words:
+                if word.startswith(b"RANK="):
+                    yield int(word[5:]), one
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for path in tasks for word in path.read_text().split()]
+
+
+def test_a_rank_that_dies_ends_the_others_and_costs_its_variant_alone(folder: Path) -> None:
+    broken, whole = ended_by(signal.SIGKILL, folder)
+    assert (broken.status, whole.status) == ("failed", "ok")
+    assert str(broken.reason).startswith("rank 1 ended (SIGKILL) while ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_others(folder: Path) -> None:
+    broken, whole = ended_by(signal.SIGSTOP, folder)
+    assert (broken.status, whole.status) == ("failed", "ok")
+    assert str(broken.reason).startswith("rank 1 does not answer while ")
+
+
+def ended_by(number: int, folder: Path) -> tuple[Training, ...]:
+    """What a run has whose rank 1 got a signal; its ranks end within a minute, and it goes on."""
+    path = folder / "run.json"
+    ran = start(folder, "--batch", "8,4", "--gpus", "2", "--budget", "4", "--json", str(path))
+    assert ran.stdout
+    for line in ran.stdout:
+        if "about" in line:  # the ranks have joined, and set up
+            break
+    before = dict(ranks_of(ran.pid))
+    time.sleep(2)
+    os.kill(before[1], number)
+    began_s = time.monotonic()
+    wait_for(lambda: is_gone(before[0]))
+    assert time.monotonic() - began_s < 60
+    _, errors = ran.communicate(timeout=120)
+    assert (ran.returncode, errors) == (0, "")
+    return tuple(read_run(path).of(Training))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "0"), "--gpus"),
+        (("--gpus", "two"), "--gpus"),
+        (("--compress", "bf16"), "--compress"),
+        (("--gpus", "2", "--compress", "zip"), "--compress"),
+        (("--strong",), "--strong"),
+        (("--gpus", "3", "--strong", "--batch", "8"), "--strong"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkey = pytest.MonkeyPatch()
+    monkey.syspath_prepend(str(folder))
+    try:
+        assert main([*OWN, "--quiet", *words]) == 2
+    finally:
+        monkey.undo()
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]

@@ -1,0 +1,98 @@
+"""Training over the ranks of torchrun by NCCL: one GPU is enough for most, the rest needs two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import rank_training
+from samples.commands import ROOT, environment
+
+pytestmark = pytest.mark.gpu
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+CUDA = torch.device("cuda", 0)
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+ROUNDED = 2e-3  # TF32 is off, but sums are in another order; hooks and bfloat16 round
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.run(
+        words, env=environment() | {"PYTHONPATH": paths}, cwd=cwd, capture_output=True, text=True,
+        timeout=280,
+    )  # fmt: skip
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["results"]
+
+
+def ranks(count: int, folder: Path) -> list[dict[str, Any]]:
+    done = run(*TORCHRUN, str(count), "-m", "samples.rank_training", str(folder), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=TWO)])
+def test_ranks_train_as_one_with_their_batches_together(count: int, tmp_path: Path) -> None:
+    found = ranks(count, tmp_path)
+    for name, changes in rank_training.CASES.items():
+        plain = {k: v for k, v in changes.items() if k != "compress"}
+        one = rank_training.trained(plain, CUDA, None, count * rank_training.BATCH)
+        for rank in found:
+            assert (rank[name]["weights"] - one["weights"]).abs().max() < ROUNDED, name
+            assert torch.equal(rank[name]["weights"], found[0][name]["weights"]), name
+            assert torch.equal(rank[name]["again"], found[0][name]["again"]), name
+
+
+def test_amp_under_torchrun_with_one_rank(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    done = run(
+        *TORCHRUN, "1", "-m", "e2e", "resnet18", "--recipe", "tf32,amp,O2", "--batch", "32",
+        "--budget", "3", "--iterations", "5", "--json", str(path), cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = results(path)
+    assert [r["status"] for r in found] == ["ok"] * 3
+    for result in found:
+        assert result["exchange"]["ranks"] == 1
+        assert result["exchange"]["exposed_s"] == 0.0
+        assert result["repeats"]
+    tf32, amp, half = (r["exchange"]["bytes"] for r in found)
+    assert tf32 == amp
+    assert half < 0.6 * amp
+
+
+@TWO
+def test_one_command_over_one_gpu_and_two(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    done = run(
+        sys.executable, "-m", "e2e", "resnet18", "--recipe", "tf32,amp", "--batch", "32",
+        "--gpus", "1,2", "--compress", "none,bf16", "--budget", "6", "--data", "generated",
+        "--input", "3x32x32", "--iterations", "5", "--json", str(path), cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = results(path)
+    assert [(r["case"]["gpus"], r["case"]["compress"]) for r in found] == [
+        (1, "none"), (1, "none"), (2, "none"), (2, "bf16"), (2, "none"), (2, "bf16"),
+    ]  # fmt: skip
+    for result in found[2:]:
+        assert result["status"] == "ok"
+        assert result["exchange"]["bus_bytes_per_s"] > 0
+        assert len(result["exchange"]["rank_local_s"]) == 2
+        terms = [part["term"] for part in result["traced"]["parts"]]
+        assert "gradient exchange" in terms
+
+
+def test_more_gpus_than_there_are(tmp_path: Path) -> None:
+    count = torch.cuda.device_count() + 1
+    done = run(sys.executable, "-m", "e2e", "resnet18", "--gpus", f"1,{count}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert f"--gpus {count}" in done.stderr

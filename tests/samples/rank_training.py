@@ -1,0 +1,115 @@
+"""What the ranks of a torchrun do in tests: each writes what it found to FOLDER/RANK.pt.
+
+`torchrun -m samples.rank_training FOLDER`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from e2e.case import TrainCase
+from e2e.data.datasets.synthetic import Synthetic
+from e2e.networks import Network
+from e2e.networks.losses import classification_loss, count_right
+from e2e.recipes import RECIPES
+from e2e.training.distributed.place import place_of
+from e2e.training.distributed.ranks import Ranks, device_of
+from e2e.training.trainer import Trainer
+from microbench.errors import UserError
+
+FEATURES, CLASSES, BATCH, STEPS = 12, 5, 16, 5
+CASES = {
+    "fp32": {},
+    "adam": {"optimizer": "adam"},
+    "accumulate": {"accumulate": 2},
+    "amp-bf16": {"recipe": "amp-bf16"},
+    "clip": {"clip": 0.1},
+    "bf16 gradients": {"compress": "bf16"},
+    "fp16 gradients": {"compress": "fp16"},
+}
+
+
+def perceptron() -> nn.Module:
+    """Three layers without batch-norm."""
+    return nn.Sequential(
+        nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, CLASSES)
+    )
+
+
+NETWORK = Network(
+    name="own", build=perceptron, input=(FEATURES,), classes=CLASSES, unit="sample",
+    loss=classification_loss, accuracy=count_right,
+    optimizer="sgd", lr=0.05, weight_decay=0.01, batch=8, cpu_batch=8,
+)  # fmt: skip
+CASE = TrainCase("own", "fp32", BATCH, str(FEATURES), "")
+
+
+def trained(
+    changes: dict[str, Any], device: torch.device, ranks: Ranks | None, batch: int = BATCH
+) -> dict[str, Any]:
+    """Weights and held-out results after STEPS steps; a local step, and what equalising undoes."""
+    case = replace(CASE, **{**changes, "batch": batch})
+    trainer = Trainer(NETWORK, case, RECIPES[case.recipe], device, seed=1)
+    data = Synthetic((FEATURES,), CLASSES, share=(ranks.rank, ranks.world) if ranks else (0, 1))
+    feed = data.feed(batch, device, 7)
+    if ranks:
+        trainer.join(ranks)
+    for _ in range(STEPS):
+        trainer.step(feed)
+    found = {"weights": weights_of(trainer), "held out": trainer.evaluate(data.held_out(8, device))}
+    if ranks:
+        trainer.step(feed, exchange=False)
+        found["apart"] = weights_of(trainer)
+        trainer.equalise()
+        found["again"] = weights_of(trainer)
+    return found
+
+
+def weights_of(trainer: Trainer) -> torch.Tensor:
+    """All weights as one vector on the CPU."""
+    return torch.cat([w.detach().float().flatten().cpu() for w in trainer.module.parameters()])
+
+
+def agreement(ranks: Ranks) -> dict[str, str]:
+    """What each rank sees where the last one alone fails, and where none does."""
+    last = ranks.rank == ranks.world - 1
+    found = {"none": str(ranks.together(lambda: "fine"))}
+    planted = {
+        "memory": torch.OutOfMemoryError("planted"),
+        "error": ValueError("planted"),
+        "mistake": UserError("planted"),
+    }
+    for name, error in planted.items():
+        try:
+            with ranks.part():
+                if last:
+                    raise error
+        except Exception as raised:
+            found[name] = f"{type(raised).__name__}: {raised}"
+    return found
+
+
+def main(folder: Path) -> None:
+    """Join, train, and write."""
+    place = place_of(os.environ)
+    assert place
+    asked = "auto" if torch.cuda.is_available() else "cpu"
+    device = device_of(place, os.environ.get("RANK_DEVICE", asked))
+    ranks = Ranks.join(place, device)
+    found: dict[str, Any] = {
+        name: trained(changes, device, ranks) for name, changes in CASES.items()
+    }
+    found |= {"agreement": agreement(ranks), "same": ranks.same(place.rank)}
+    torch.save(found, folder / f"{place.rank}.pt")
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
