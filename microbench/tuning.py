@@ -231,7 +231,10 @@ class Tuner:
         broken = self.precompiler.compile(
             case, labels, lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done")
         )
-        works = [i for i, label in enumerate(labels) if label not in broken]
+        # Where nothing compiles there, it may be that process that is at fault: all are tried here.
+        works = [i for i, label in enumerate(labels) if label not in broken] or [
+            *range(len(labels))
+        ]
         announce(case.key, f"timing {len(works)} configurations")
         self._samples.clear()
 
@@ -247,9 +250,7 @@ class Tuner:
             return candidates[best], Choice(QUICK_TUNED, len(ranked))
         if checks.wrong:  # the check that follows says how wrong it is
             return candidates[checks.wrong[0]], Choice(QUICK_TUNED, len(ranked))
-        if errors:
-            raise errors[-1]
-        raise CannotRun(f"no configuration compiles: {next(iter(broken.values()), 'none')}")
+        raise errors[-1]
 
     def _quick_sample(self, candidate: Candidate) -> Sequence[float]:
         """As many samples as fit QUICK_S; the first time, after a warm-up."""

@@ -10,14 +10,13 @@ from typing import Any
 
 from e2e.profile.findings import findings, rules_of_training
 from e2e.profile.halfway_watch import Watch
-from e2e.profile.operands import HALF, misaligned, types_of
+from e2e.profile.operands import DTYPES, FLOAT8, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import NothingSeen, Partition, Piece, partition, term_of_ops
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import COMMUNICATION, EXCHANGE, LAYOUT, PRODUCT_TERMS
 from e2e.results.traced import TracedCost, TracedPart, TracedStep
 
 BARE_STEPS = 2  # the fewest that the recorder takes before it begins
-_DTYPES = {"Half": "float16", "half": "float16", "BFloat16": "bfloat16", "bfloat16": "bfloat16"}
 
 
 def traced_step(
@@ -79,8 +78,10 @@ def _key(piece: Piece) -> tuple[str, str, str, str, str]:
     if within not in PRODUCT_TERMS:
         return piece.term, "", "", "", ""
     types = types_of(ops)
-    half = next((_DTYPES[name.removeprefix("c10::")] for name in sorted(types & HALF)), "")
+    # Of mixed types the lowest: FP8 before half precision before float32.
+    low = sorted(types & FLOAT8) or sorted(types & HALF)
+    dtype = DTYPES[low[0]] if low else "float32" if types & SINGLE else ""
     return (
-        piece.term, piece.caller.module, half or ("float32" if types else ""),
-        misaligned(ops) if half else "", within if piece.term == LAYOUT else "",
+        piece.term, piece.caller.module, dtype,
+        misaligned(ops) if types & HALF else "", within if piece.term == LAYOUT else "",
     )  # fmt: skip

@@ -13,6 +13,7 @@ from kernels.aten import Argument, TensorSpec
 ALIGNED = 8  # elements of 16 bits in 16 bytes
 HALF = frozenset({"c10::Half", "c10::BFloat16", "Half", "BFloat16", "half", "bfloat16"})
 SINGLE = frozenset({"float", "Float"})
+FLOAT8 = frozenset({"c10::Float8_e4m3fn", "c10::Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2"})
 DTYPES = {  # C++ names of torch's types
     **dict.fromkeys(("c10::Half", "Half", "half"), "float16"),
     **dict.fromkeys(("c10::BFloat16", "BFloat16", "bfloat16"), "bfloat16"),

@@ -93,7 +93,7 @@ def test_a_layer_and_its_gradients_are_those_of_float64(
     layer, exact = nn.Linear(64, 48), nn.Linear(64, 48)
     exact.load_state_dict(layer.state_dict())
     exact.double()
-    assert convert(layer, scaling) == 1
+    assert convert(layer, scaling) == (1, 1)
     inputs = torch.randn(*rows, 64, requires_grad=True)
     same = inputs.detach().double().requires_grad_()
     gradient = torch.randn(*rows, 48)
@@ -119,7 +119,7 @@ def test_only_linear_layers_of_fitting_sizes_are_converted() -> None:
         "attention": attention, "conv": nn.Conv2d(16, 16, 3),
     })  # fmt: skip
     before = list(network.state_dict())
-    assert convert(network, TENSORWISE) == 1
+    assert convert(network, TENSORWISE) == (1, 4)
     assert [name for name, m in network.items() if isinstance(m, Float8Linear)] == ["fits"]
     assert list(network.state_dict()) == before
     with pytest.raises(NothingToConvert):

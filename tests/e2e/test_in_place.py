@@ -34,6 +34,7 @@ from e2e.results.terms import (
 )
 from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import Predicted, Training
+from e2e.training.float8 import TENSORWISE, convert
 
 MS = 10**6  # nanoseconds
 WIDTH, BATCH = 64, 32
@@ -218,6 +219,17 @@ def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
     assert change(lines, MATRIX_PRODUCTS) > 0
     detail = next(line.detail for line in lines if line.term == MATRIX_PRODUCTS)
     assert detail.partition("; ")[2].startswith("2.layer +")
+
+
+def test_products_in_fp8_are_not_taken_for_float32() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 5, bias=False))
+    assert convert(model, TENSORWISE) == (1, 2)
+    step = step_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        traced = traced_step(step, model, 2, named=True, channels_last=False)
+    found = {part.layer: part.dtype for part in traced.parts if part.term == MATRIX_PRODUCTS}
+    assert found["0"].startswith("float8")
+    assert found["1"] == "bfloat16"
 
 
 def test_a_step_that_raises_ends_the_recording() -> None:
