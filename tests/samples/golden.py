@@ -44,7 +44,7 @@ Item = tuple[str, str]  # name, text
 
 def run_files() -> list[Path]:
     """The committed JSON files, run files and others."""
-    return sorted(RESULTS.rglob("*.json"))
+    return sorted(path for path in RESULTS.rglob("*.json") if path.name != "study.json")
 
 
 def name_of(path: Path) -> str:
