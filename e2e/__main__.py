@@ -91,7 +91,7 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "held_out", "repeats", "seed", "lr", "warmup", "schedule", "clip",
+        "epochs", "held_out", "repeats", "same_seed", "seed", "lr", "warmup", "schedule", "clip",
         "count_gradients", "weights", "freeze", "memory_limit", "deterministic", "predict",
         "fixes", "verify", "budget", "processes", "gpus", "strong", "compress",
         *OUTPUT,

@@ -42,7 +42,8 @@ ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
 LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 BODY = "body"
-FULL, SHORT = SEARCHES = ("full", "short")
+FULL, SHORT, OFF = SEARCHES = ("full", "short", "off")
+SEARCH_LABELS = {SHORT: "short search", OFF: "no search"}
 NO_COMPRESSION = "none"
 COMPRESSIONS = (NO_COMPRESSION, "fp16", "bf16")  # of gradients, on their way to other GPUs
 
@@ -209,9 +210,9 @@ class TrainCase:
         1, label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else "", least=1
     )
     search: str = setting(
-        FULL, "How long cuDNN searches for algorithms: short or full  [default: short]",
+        FULL, "How long cuDNN searches for algorithms: short, full or off  [default: short]",
         asked=None, check=one_of(SEARCHES), later=True,
-        label=lambda case: "short search" if case.search == SHORT else "",
+        label=lambda case: SEARCH_LABELS.get(case.search, ""),
     )  # fmt: skip
     lr: float | None = setting(
         None, "Learning rate  [default: the network's usual]", check=check_positive, later=True,
@@ -385,6 +386,10 @@ class TrainRequest:
         check=at_least(1),
     )  # fmt: skip
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
+    same_seed: bool = choice(
+        False, "Give all trainings of a recipe the same seed: what differs is not the seed's",
+        kept=True,
+    )  # fmt: skip
     predict: bool | None = choice(
         None, "Also predict each step before it is timed, and show the errors  [default: no]",
         written="--predict/--no-predict",

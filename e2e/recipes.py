@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from e2e.case import FULL, SHORT, TrainCase
+from e2e.case import FULL, OFF, SHORT, TrainCase
 from microbench.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -167,9 +167,9 @@ def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
 def algorithms_timed(recipe: Recipe, search: str | None) -> int | None:
     """How many algorithms cuDNN times for a convolution; None: it takes the first that suits.
 
-    `search` is one of SEARCH_LIMITS or None. A short one is for IEEE float32 alone.
+    `search` is one of SEARCHES or None. A short one is for IEEE float32 alone.
     """
-    if search is None or (search == SHORT and (recipe.tf32 or recipe.low)):
+    if search in (None, OFF) or (search == SHORT and (recipe.tf32 or recipe.low)):
         return None
     return SEARCH_LIMITS[search]
 

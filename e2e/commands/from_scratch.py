@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def trained(job: Job, run: Run, comparison: Comparison, steps: int) -> Run:
     """The run with each arm trained for `steps` steps from each seed, turn by turn."""
-    first = job.work.request.settings.seed
+    request = job.work.request
     todo = [
-        (case, seed)
-        for seed in range(first, first + job.work.request.repeats)
+        (case, request.settings.seed + (0 if request.same_seed else repeat))
+        for repeat in range(request.repeats)
         for case in comparison.cases
-        if (timed := _timed_arm(run, case)) and seed not in {r.seed for r in timed.repeats}
+        if (timed := _timed_arm(run, case)) and repeat >= len(timed.repeats)
     ]
     if todo:
         job.worker.use(comparison.cases[0].gpus)

@@ -148,6 +148,8 @@ def _check_together(asked: Mapping[str, Any]) -> None:
         raise UserError("--iterations and --epochs exclude each other; give one of them")
     if asked["repeats"] > 1 and not trains:
         raise UserError("--repeats needs --iterations or --epochs")
+    if asked["same_seed"] and asked["repeats"] == 1:
+        raise UserError("--same-seed needs --repeats")
     for name, without in (
         ("schedule", CONSTANT), ("held_out", None), ("count_gradients", None),
     ):  # fmt: skip

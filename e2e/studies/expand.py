@@ -22,7 +22,9 @@ OWN_DATA = ("generated", "made", "synthetic")  # that need no folder
 CROSSED_SHOWN = ("clip", "memory_gb", "cudnn_search", "compress", "optimizer")
 SHOWN = ("loader", "workers", "cpus", "lr", "epochs", "device")  # options that cells show
 # Options that a run takes only where something is trained from scratch.
-OF_TRAINING = ("iterations", "epochs", "repeats", "schedule", "held_out", "evaluate")
+OF_TRAINING = (
+    "iterations", "epochs", "repeats", "same_seed", "schedule", "held_out", "evaluate",
+)  # fmt: skip
 STEPS = ("iterations", "epochs")  # one of them: the later layer has its way
 
 
@@ -196,6 +198,8 @@ def _words(
                 lacking[name] = factor.missing
         elif not factor.missing and factor.option and value != factor.neutral:
             words[factor.option] = factor.write(value)
+    if "seeds" in factors:
+        words |= _seeds(listed(factors["seeds"]))
     rate: Value = factors.get("lr")
     if isinstance(rate, Mapping):
         found = cast("Mapping[str, float]", rate)
@@ -209,6 +213,16 @@ def _words(
         else:
             lacking["pretrained"] = "no --weights DIR with its file: accuracy is not of fine-tuning"
     return words, skipped
+
+
+def _seeds(seeds: Sequence[int]) -> dict[str, Any]:
+    """The options for trainings from these seeds. UserError for any that no option gives."""
+    if not seeds:
+        raise UserError("seeds is empty; write a list such as [1, 2, 3]")
+    same = len(set(seeds)) == 1 < len(seeds)
+    if not same and list(seeds) != list(range(seeds[0], seeds[0] + len(seeds))):
+        raise UserError(f"seeds cannot be {list(seeds)}: one seed again and again, or consecutive")
+    return {"repeats": len(seeds), "seed": seeds[0], "same_seed": same}
 
 
 def _data(factors: Factors, folders: Mapping[str, Path]) -> str | None:

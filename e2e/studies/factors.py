@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.case import SCHEMAS
+from e2e.case import OFF, SCHEMAS, SHORT
 from e2e.results.types import Repeat
 from microbench.command_line import options_of
 
@@ -104,9 +104,8 @@ FACTORS: dict[str, Factor] = {
     "measured_epochs": Factor("epochs that are run; the others are projected", (int,)),
     "repeats": Factor("trainings, each from its own seed", (int,), "repeats"),
     "seeds": Factor(
-        "the seed of each training, to repeat one", (int,), "seeds",
-        "a run trains each seed once: repeats of one seed are not there yet",
-        vital=True, crossed=False,
+        "the seed of each training: one seed again and again, or consecutive ones", (int,),
+        crossed=False,
     ),
     "held_out": Factor(
         "held-out samples that are evaluated", (int,), "held_out",
@@ -127,8 +126,8 @@ FACTORS: dict[str, Factor] = {
         "training cannot emulate a smaller card yet", vital=True, write=lambda v: f"{v:g}GB",
     ),
     "cudnn_search": Factor(
-        "whether cuDNN searches for algorithms", (bool,), "cudnn_search",
-        "a training's search is short or full, never off", True, vital=True,
+        "whether cuDNN searches for algorithms", (bool,), "search", neutral=True, vital=True,
+        write=lambda on: SHORT if on else OFF,
     ),
     "deterministic": Factor(
         "deterministic algorithms", (bool,), "deterministic",

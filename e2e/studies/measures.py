@@ -180,6 +180,14 @@ COLUMNS: dict[str, Column] = {
     "mean_loss": Column(
         "average loss", lambda t: _mean("mean_loss")(t), _of_repeat("mean_loss"), text=fixed(4)
     ),
+    "zero_pct": Column(
+        "zero gradients, %", lambda t: _mean("zero_pct")(t),
+        lambda r: None if r.zero_gradients is None else 100 * r.zero_gradients,
+    ),
+    "infinite_pct": Column(
+        "infinite gradients, %", lambda t: _mean("infinite_pct")(t),
+        lambda r: None if r.infinite_gradients is None else 100 * r.infinite_gradients,
+    ),
     "losses": Column("last (average) loss", lambda t: _losses(t), text=str),
     # It takes the study's own number of epochs: the cell fills it in.
     "projected_s": Column("all epochs, s (projected)", lambda t: None, text=clock),
@@ -240,6 +248,6 @@ MEASURES: dict[str, Measure] = {
     "checkpoint": Measure(("checkpoint_mb",)),
     # Its columns are named by the study's targets: `seconds_to`.
     "time-to-accuracy": Measure((), trains=True),
-    "zero-gradients": Measure((), lacking="zero and infinite gradients are not counted yet"),
+    "zero-gradients": Measure(("zero_pct", "infinite_pct"), trains=True),
     "exchange": Measure(("exchange_mb", "exposed_ms", "alone_ms", "overlapped_pct", "bandwidth")),
 }  # fmt: skip

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from e2e.commands.train import Procedure
     from microbench.results.types import Run
 
+COUNT_EVERY = 10  # steps, of counted gradients
 STATE, TOML, RUNS = "study.json", "study.toml", "runs"
 IDENTITY = ("study", "sha256", "profile", "budget_s", "sets", "data")
 
@@ -129,6 +130,8 @@ def _run(task: Task, out: Path, *, quiet: bool) -> None:
         words["layout"] = ",".join(task.layouts)
     if "predict" in task.measure:
         words["predict"] = True
+    if "zero-gradients" in task.measure:
+        words["count_gradients"] = COUNT_EVERY
     if task.kind == "train":
         instead: dict[str, Any] = {"record": "ledger" in task.measure, "allow_run": True}
     else:

@@ -643,6 +643,17 @@ def test_a_training_lists_its_seeds_and_says_its_data(
         assert fp32["first_loss"] == pytest.approx(amp["first_loss"], rel=0.05), "the same start"
 
 
+def test_trainings_of_one_seed_begin_alike_and_resume_keeps_it(folder: Path) -> None:
+    file = folder / "same.json"
+    words = (*SMALL, "--recipe", "fp32", "--iterations", "3", "--batch", "16", *CPU)
+    ran = e2e(*words, "--repeats", "2", "--same-seed", "--json", file, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert e2e("--resume", file, "--repeats", "3", cwd=folder).returncode == 0
+    (result,) = document(file)["results"]
+    assert [repeat["seed"] for repeat in result["repeats"]] == [1, 1, 1]
+    assert len({repeat["curve"][0] for repeat in result["repeats"]}) == 1
+
+
 def test_held_out_accuracy_is_a_share_and_its_mean_that_of_the_repeats(training: Doc) -> None:
     for result in by_recipe(training).values():
         for name in ("accuracy", "loss"):

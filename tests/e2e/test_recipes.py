@@ -11,7 +11,7 @@ import torch
 from samples.feeding import Batches, Census, convolutions
 from torch import Tensor, nn
 
-from e2e.case import FULL, ON_CPU, SHORT, TrainCase
+from e2e.case import FULL, OFF, ON_CPU, SHORT, TrainCase
 from e2e.networks import Network, find
 from e2e.recipes import (
     RECIPES,
@@ -143,7 +143,13 @@ def test_cudnn_tries_as_many_algorithms_as_were_asked_for() -> None:
         assert torch.backends.cudnn.benchmark
         tried[search] = torch.backends.cudnn.benchmark_limit
     assert 1 < tried[SHORT] < tried[FULL] == 10  # torch's own
-    for recipe, search in (("fp32", None), ("tf32", SHORT), ("amp", SHORT), ("bf16", SHORT)):
+    for recipe, search in (
+        ("fp32", None),
+        ("fp32", OFF),
+        ("tf32", SHORT),
+        ("amp", SHORT),
+        ("bf16", SHORT),
+    ):
         switch_process(RECIPES[recipe], "cuda", search)
         assert not torch.backends.cudnn.benchmark
 

@@ -269,6 +269,26 @@ def test_more_gpus_than_there_are_are_skipped_with_the_reason() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [([1, 1, 1], (3, 1, True)), ([4, 5], (2, 4, False)), ([7], (1, 7, False))],
+)
+def test_seeds_repeat_one_or_follow_one_another(
+    seeds: list[int], words: tuple[int, int, bool]
+) -> None:
+    for task in expand(layers(small(), "quick", {"seeds": seeds}), H200, {}, None).tasks:
+        assert tuple(task.words[name] for name in ("repeats", "seed", "same_seed")) == words
+    for wrong in ([], [1, 3], [2, 2, 3]):
+        with pytest.raises(UserError, match="seeds"):
+            expand(layers(small(), "quick", {"seeds": wrong}), H200, {}, None)
+
+
+@pytest.mark.parametrize(("on", "search"), [(True, None), (False, "off")])
+def test_the_search_of_cudnn_is_as_usual_or_off(on: bool, search: str | None) -> None:
+    for task in expand(layers(small(), "quick", {"cudnn_search": on}), H200, {}, None).tasks:
+        assert task.words.get("search") == search
+
+
 def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
     study = small(**{'data = ["generated"]': 'data = ["cifar10", "folder:own"]'})
     parts = layers(study, "quick", {})

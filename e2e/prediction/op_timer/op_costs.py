@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from e2e.case import SHORT, TrainCase
+from e2e.case import FULL, TrainCase
 from e2e.prediction.op_timer.cuda import CudaStopwatch, silent
 from e2e.prediction.op_timer.op_timer import (
     TOO_LARGE,
@@ -177,8 +177,8 @@ def key_of(case: TrainCase, op: TracedOp) -> str:
     recipe = recipe_of(case)
     tf32 = recipe.tf32 and kind(op) == "product"
     search = ""
-    if case.search == SHORT and op.call.operator in CONVOLUTIONS:
-        search = "short search" if algorithms_timed(recipe, SHORT) else "no search"
+    if case.search != FULL and op.call.operator in CONVOLUTIONS:
+        search = "short search" if algorithms_timed(recipe, case.search) else "no search"
     return " ".join(filter(None, ("tf32" * tf32, search, op.cold.key, op.call.key)))
 
 
