@@ -472,14 +472,22 @@ def main(words: Sequence[str] | None = None) -> None:
 # ---------------------------------------------------------------- parts
 
 
+def _paths(model: Any) -> dict[int, str]:
+    """Each module's path in a model, by its id: the same where it is spread over several GPUs."""
+    import torch
+
+    kinds: Any = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    whole: Any = model.module if isinstance(model, kinds) else model
+    return {id(model): "", **{id(part): path for path, part in whole.named_modules()}}
+
+
 class _ModuleNames:
     """Names every module's forward in the trace, by its path from the outermost module called."""
 
     def __init__(self, model: Any) -> None:
         from torch.nn.modules import module
 
-        known = model.named_modules() if model is not None else ()
-        self._names: dict[int, str] = {id(m): path for path, m in known}
+        self._names: dict[int, str] = _paths(model) if model is not None else {}
         self._open: list[tuple[int, Any]] = []
         try:  # checkpointing ends a forward by an exception
             left = module.register_module_forward_hook(self._leave, always_call=True)
@@ -500,7 +508,7 @@ class _ModuleNames:
 
         if not self._open and id(module) not in self._names:
             # Checkpointing calls parts of the model again by themselves: they keep their paths.
-            self._names.update((id(m), path) for path, m in module.named_modules())
+            self._names.update(_paths(module))
         # A module that is called inside another but is no part of it has its class's name.
         path = self._names.get(id(module), type(module).__name__)
         record = torch.profiler.record_function(PREFIX + path)

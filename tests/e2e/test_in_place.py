@@ -221,6 +221,15 @@ def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
     assert detail.partition("; ")[2].startswith("2.layer +")
 
 
+def test_a_layer_has_the_same_name_over_several_gpus() -> None:
+    model = network(1)
+    wrapped = nn.DataParallel(model)  # with no GPU it calls the model
+    traced = traced_step(step_of(wrapped), wrapped, 2, named=True, channels_last=False)
+    layers = {part.layer for part in traced.parts if part.term == MATRIX_PRODUCTS}
+    assert "0" in layers
+    assert not any(layer.startswith("module") for layer in layers)
+
+
 def test_products_in_fp8_are_not_taken_for_float32() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 5, bias=False))
     assert convert(model, TENSORWISE) == (1, 2)
