@@ -1,8 +1,8 @@
 """`peak`: the shape, layout and back end of the highest rate of each precision.
 
 It climbs: all layouts of a middle shape in all back ends, then from the best one along M, N and K
-while the rate grows. What is best is measured again for longer, until the best has been. So a
-lucky short reading is never the answer.
+while the rate grows. The best three are then measured again for longer, and the peak is the best of
+these: a short reading may be lucky.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from microbench.sweep import Group, parse_choice, parse_numbers
 TRY_S = 0.3  # of sampling per variant, of a try
 LAST_S = 2.5  # of sampling of what is best, again
 PEAK_S = 100.0  # of searching in all: two minutes with the start
-MOST_AGAIN = 3  # shapes that are measured again, at most
+AGAIN = 3  # shapes that are measured again
 DIMENSIONS = ("m", "n", "k")
 BACKENDS = "cublaslt,triton"
 
@@ -30,6 +30,13 @@ def best_of(results: Sequence[Result]) -> Result | None:
     """The result of the highest rate; None where none was measured."""
     timed = [result for result in results if result.measurement and result.flop_per_s]
     return max(timed, key=lambda result: result.flop_per_s or 0.0, default=None)
+
+
+def peak_of(results: Sequence[Result]) -> Result | None:
+    """The highest rate among those sampled in many rounds; None where none was measured."""
+    rounds = {id(r): len(r.measurement.blocks) for r in results if r.measurement}
+    most = max(rounds.values(), default=0)
+    return best_of([r for r in results if rounds.get(id(r), 0) >= most / 2])
 
 
 class Climb:
@@ -79,7 +86,11 @@ class Climb:
 
     def _next_of(self, name: str, run: Run) -> tuple[Group, float] | None:
         cases = [case for case in self.cases if case.precision_name == name]
-        known = {r.case.key: r for r in run.results if r.case.precision_name == name}
+        known = {
+            r.case.key: r
+            for r in run.results
+            if r.case.precision_name == name and {*map(r.case.dim, DIMENSIONS)} <= {*self._sides}
+        }
         in_time = self._now() < self._share_ends_s
         for layout in dict.fromkeys(case.layout for case in cases):
             if known and not in_time:
@@ -92,10 +103,11 @@ class Climb:
             return None
         if in_time and (tried := self._beside(best.case, known)):
             return Group((tried,)), TRY_S
-        if best.case.key in self._again or len(self._again) == MOST_AGAIN:
+        left = best_of([known[key] for key in known.keys() - self._again])
+        if left is None or len(self._again) == AGAIN:
             return None
-        self._again.add(best.case.key)
-        return Group((best.case,)), LAST_S
+        self._again.add(left.case.key)
+        return Group((left.case,)), LAST_S
 
     def _beside(self, case: Case, known: dict[str, Result]) -> Case | None:
         """The first case that was not tried, one step from this one in one dimension."""

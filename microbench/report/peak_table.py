@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from microbench import fmt
-from microbench.peak import DIMENSIONS, best_of
+from microbench.peak import DIMENSIONS, peak_of
 from microbench.report.arms import arms_of, rate_unit
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import Result, Run
@@ -20,7 +20,7 @@ def is_peak(run: Run) -> bool:
 def peaks_of(run: Run) -> list[Result]:
     """The best result of each precision, in the order asked; those that were measured."""
     found = [
-        best_of([r for r in run.results if r.case.precision_name == name])
+        peak_of([r for r in run.results if r.case.precision_name == name])
         for name in arms_of(run).asked
     ]
     return [result for result in found if result]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.data.datasets import Options, open_data
-from e2e.data.datasets.tokens import ODDS, SUCCESSORS, TokenFeed, entropy, rows_of_tokens
+from e2e.data.datasets.tokens import SUCCESSORS, TokenFeed, entropy, rows_of_tokens
 from e2e.data.types import Data
 from microbench.errors import UserError
 
@@ -23,9 +24,20 @@ def data(loader: str | None = None) -> Data:
     return open_data("generated", Options((64,), tokens=256, loader=loader))
 
 
-def test_the_entropy_is_that_of_the_odds() -> None:
-    assert entropy() == pytest.approx(-sum(p * math.log(p) for p in ODDS.tolist()))
-    assert 0 < entropy() < math.log(SUCCESSORS)
+@pytest.mark.parametrize("vocabulary", [4, 64, 300, 50_257])
+def test_the_entropy_is_that_of_the_chain_that_is_drawn(vocabulary: int) -> None:
+    """Counted in long text: the surprise of each token after the one before it."""
+    assert 0 < entropy(vocabulary) <= math.log(SUCCESSORS)
+    if vocabulary > 64:
+        assert entropy(vocabulary) == entropy(SUCCESSORS)
+        return
+    tokens = rows_of_tokens(2000, 256, vocabulary, 1)
+    pairs, firsts = Counter[tuple[int, int]](), Counter[int]()
+    for row in tokens.tolist():
+        pairs.update(pairwise(row))
+        firsts.update(row[:-1])
+    counted = -sum(n * math.log(n / firsts[a]) for (a, _), n in pairs.items()) / pairs.total()
+    assert counted == pytest.approx(entropy(vocabulary), rel=0.01)
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(2, 300), st.integers(1, 2))
@@ -47,12 +59,12 @@ def test_both_parts_walk_through_one_chain_with_its_odds() -> None:
         follows = tokens[:, 1:][tokens[:, :-1] == 7]
         found.update(follows.tolist())
     assert set(after[1]) <= set(after[0])
-    assert len(after[0]) <= SUCCESSORS
+    assert len(after[0]) == SUCCESSORS
     surprise = -sum(
         count / after[1].total() * math.log(after[0][token] / after[0].total())
         for token, count in after[1].items()
     )
-    assert surprise <= entropy() + 0.1  # less where two successors are the same token
+    assert surprise == pytest.approx(entropy(64), abs=0.1)
 
 
 def test_an_epoch_has_every_row_once() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +18,10 @@ from kernels.case import Case
 from microbench.__main__ import main
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.peak import DIMENSIONS, LAST_S, Climb, best_of, plan_peak, sides_of
+from microbench.peak import DIMENSIONS, LAST_S, Climb, peak_of, plan_peak, sides_of
 from microbench.report.peak_table import peak_table, peak_verdict
 from microbench.report.table import markdown
-from microbench.results.types import Run
+from microbench.results.types import Result, Run
 
 SIDES = "1024,2048,4096,8192,16384"
 Rate = Callable[[Case, bool], float]  # TFLOP/s of a case, in a long reading or a try
@@ -43,11 +44,20 @@ class Bench:
             self.now_s += 1.0
             long = seconds >= LAST_S
             self.seen += [(case.key, seconds) for case in group.cases]
-            found = [measured(case, self.rate(case, long)) for case in group.cases]
+            found = [read(measured(case, self.rate(case, long)), long) for case in group.cases]
             self.run = self.run.with_results(found)
             assert climb.left_s() >= 0
             assert len(self.seen) < 500
         return self.run
+
+
+def read(result: Result, long: bool) -> Result:
+    """The result with as many rounds as a long reading has, or a try."""
+    assert result.measurement
+    rounds = 15 if long else 3
+    times = (result.measurement.median_s,) * rounds
+    blocks = (1,) * rounds
+    return replace(result, measurement=replace(result.measurement, times_s=times, blocks=blocks))
 
 
 def hill(m: int, n: int, k: int, layout: str, backend: str) -> Rate:
@@ -63,7 +73,7 @@ def hill(m: int, n: int, k: int, layout: str, backend: str) -> Rate:
 
 
 def best(run: Run, precision: str) -> Case:
-    found = best_of([r for r in run.results if r.case.precision_name == precision])
+    found = peak_of([r for r in run.results if r.case.precision_name == precision])
     assert found
     return found.case
 
@@ -95,6 +105,22 @@ def test_a_lucky_try_is_measured_again_and_forgotten() -> None:
     assert found.by_key[lucky].flop_per_s == pytest.approx(
         truth(found.by_key[lucky].case, True) * 1e12
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_flat_ground_the_peak_is_a_long_reading(seed: int) -> None:
+    draw = Random(seed)
+    bench = Bench(lambda case, long: 700 * (1 + draw.gauss(0, 0.003 if long else 0.02)))
+    case = best(bench.search("fp16"), "fp16")
+    assert (case.key, LAST_S) in bench.seen
+
+
+def test_results_of_other_sides_are_passed_by() -> None:
+    bench = Bench(hill(4096, 4096, 4096, "nt", "cublaslt"))
+    odd = Case("gemm", dict.fromkeys(DIMENSIONS, 77), "fp16", "triton")
+    bench.run = bench.run.with_results([read(measured(odd, 999), False)])
+    bench.search("fp16")
+    assert not any("=77," in key for key, _ in bench.seen)
 
 
 def test_a_finished_search_only_repeats_the_best() -> None:
