@@ -20,7 +20,9 @@ from kernels.user_folders import cache_folder, warn
 
 FOLDER = "quick-tuned"
 MOST_CANDIDATES = 1000  # that an entry may claim
-SOURCES = ("gemm/triton", "conv/triton")  # below this package
+SOURCES = (  # below this package
+    "gemm/triton/*.py", "conv/triton/*.py", "tile_model.py", "choosing.py", "triton_config.py",
+)  # fmt: skip
 HASH_LETTERS = 12
 
 Found = tuple[str, int]
@@ -79,8 +81,8 @@ def source_hash() -> str:
     """A hash of the kernels' source, and of what chooses among them."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    for folder in SOURCES:
-        for file in sorted((package / folder).glob("*.py")):
+    for pattern in SOURCES:
+        for file in sorted(package.glob(pattern)):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:HASH_LETTERS]
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from e2e.results.types import Training
+from microbench.fmt import half_interval
 from microbench.results.runfile import read_run
+from microbench.results.types import Result
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -60,15 +62,21 @@ def test_the_memory_of_o2_is_the_cells_own() -> None:
 
 def test_fp8_products_are_those_of_the_run_file() -> None:
     shown = {row[0]: row[1:] for row in table(FP8, "| tokens x out x in |")}
-    problems = defaultdict[str, dict[str, float]](dict)
+    problems = defaultdict[str, dict[str, Result]](dict)
     for result in read_run(H200 / "fp8-widths.json").results:
         name = " x ".join(str(result.case.dim(one)) for one in "mnk")
-        problems[name][result.case.precision_name] = result.flop_per_s or 0.0
+        problems[name][result.case.precision_name] = result
     assert shown.keys() == problems.keys()
-    for name, rates in problems.items():
-        bf16, fp8 = rates["bf16"], rates["fp8-e4m3"]
-        assert shown[name] == [f"{bf16 / 1e12:.0f}", f"{fp8 / 1e12:.0f}", f"{fp8 / bf16:.2f}"]
-    ratios = [float(row[2]) for row in shown.values()]
+    ratios: list[float] = []
+    for name, found in problems.items():
+        expected: list[str] = []
+        for result in (found["bf16"], found["fp8-e4m3"]):
+            timed = result.measurement
+            assert timed
+            half = half_interval(timed.median_s, timed.ci95_s)
+            expected += [f"{(result.flop_per_s or 0) / 1e12:.0f}", half]
+        ratios.append((found["fp8-e4m3"].flop_per_s or 0) / (found["bf16"].flop_per_s or 1))
+        assert shown[name] == [*expected, f"{ratios[-1]:.1f}"]
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in FP8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,8 @@ def test_a_convolution_has_usual_values_where_none_are_given(tmp_path: Path) -> 
         ("m,n,k\n1,2,3\n1,x,3\n", "line 3: n must be a number, not 'x'"),
         ("m,n,k\n1,,3\n", "line 2: n must be a number"),
         ("m,n,k\n0,2,3\n", "line 2: "),
+        ("m,m,n,k\n1,2,3,4\n", "has a column twice"),
+        ('m,n,k\n"64\n64",64,64\n', "line 2: 1 values for 3 columns"),
         ("m,n,k,layout\n1,2,3,xx\n", "line 2: layout must be one of"),
     ],
 )
@@ -69,7 +72,8 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, says: s
 
 def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00m")
-    for name in ("no.csv", "b.csv"):
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("no.csv", "b.csv", "pipe.csv"):
         with pytest.raises(UserError, match="cannot read it"):
             plan_shapes("gemm", ASKED, "cuda", tmp_path / name)
 
