@@ -46,6 +46,9 @@ def _switches() -> Iterator[None]:
     """
     yield
     torch: Any = sys.modules.get("torch")
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    if compiler:  # a recorder does not name the layers of what is compiled, and asks these
+        compiler.counters.clear()
     if torch:
         matmul, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, newer = FRESH
         torch.backends.cudnn.benchmark_limit = TRIED

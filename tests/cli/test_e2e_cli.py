@@ -1069,8 +1069,9 @@ NEEDS_DEVICE = ("--epochs 1", "--graph", "--device")
 class Unasked:
     """In the place of the training process: it may be started early, and is asked nothing."""
 
-    def __init__(self, _settings: object, *, here: bool) -> None:
+    def __init__(self, _settings: object, *, here: bool, gpus: int) -> None:
         assert not here
+        assert gpus == 1
 
     def close(self) -> None:
         """As the real one's: after a mistake too."""
