@@ -42,6 +42,8 @@ CUBLAS_DETERMINISTIC = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SILENT = "9"  # of the profiler's own messages on standard error
 # Requests that all ranks answer, where there are several.
 SHARED = ("open", "set_up", "time", "trace", "train")
+# Those of them in which a rank that hangs is known from an exchange alone.
+EXCHANGING = ("trace", "train")
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
 
@@ -197,6 +199,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
     from e2e.training.arm_timer import ArmTimer
+    from e2e.training.distributed.ranks import AGREE_S, ALONE_S
     from microbench.device import device as devices
     from microbench.device.load import others_now
 
@@ -237,7 +240,8 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
                     host_speed = predictor.host_speed if predictor else own_speed
                     answer = partial(_answer, timer, meter, host_speed, kind, rest, announce)
                     if ranks and kind in SHARED:
-                        pipe.send(("ok", ranks.together(answer)))
+                        wait_s = AGREE_S if kind in EXCHANGING else ALONE_S
+                        pipe.send(("ok", ranks.together(answer, wait_s)))
                     else:
                         pipe.send(("ok", answer()))
         finally:

@@ -133,11 +133,11 @@ def _exposed(exchange: Exchange) -> str:
 
 
 def _hidden(exchange: Exchange) -> str:
-    """The share that is hidden, "?" where the difference is not known to the exchange itself."""
+    """The share that is hidden, "?" where the interval is wider than the exchange itself."""
     ends = exchange.exposed_ci95_s
     if exchange.overlapped is None:
         return ""
-    known = ends is not None and ends[1] - ends[0] < 2 * exchange.alone_s
+    known = ends is not None and ends[1] - ends[0] <= exchange.alone_s
     return fmt.per_cent(100 * exchange.overlapped) if known else "?"
 
 

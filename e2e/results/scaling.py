@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.case import NO_COMPRESSION, TrainCase
@@ -38,22 +38,46 @@ class Scaled:
 
 
 def scaled(trainings: Sequence[Training]) -> list[Scaled]:
-    """Each timed training over several GPUs of which the same over one is there, in their order."""
-    timed = {training.case: training for training in trainings if training.per_s}
+    """Each timed training over several GPUs of which the same over one is there, in their order.
+
+    Where there are two, of the same batch a GPU and of the same batch in all, it is the one that
+    more trainings over as many GPUs have. Learning rates may differ: they change no time.
+    """
+    timed_last = sorted(trainings, key=lambda training: training.per_s is not None)
+    ones = {_over_one(t.case, t.case.batch): t for t in timed_last if t.case.gpus == 1}
     found: list[Scaled] = []
-    for case, training in timed.items():
-        if case.gpus == 1:
-            continue
-        for kind, batch in ((WEAK, case.batch), (STRONG, case.batch * case.gpus)):
-            one = timed.get(_over_one(case, batch))
-            if one:
+    for training in {t.case: t for t in trainings if t.case.gpus > 1 and t.per_s}.values():
+        for kind in _kinds(trainings, training.case.gpus, ones):
+            one = ones.get(_over_one(training.case, _batch_of_one(training.case, kind)))
+            if one and one.per_s:
                 found.append(Scaled(kind, one, training))
                 break
     return found
 
 
+def _kinds(
+    trainings: Sequence[Training], gpus: int, ones: Mapping[TrainCase, Training]
+) -> Sequence[str]:
+    """Both kinds, the one first for which more trainings over so many GPUs have one to be held
+    against, whether or not it ran.
+
+    Of batches that were divided among GPUs the smallest is of no training over one GPU: a run with
+    `--strong` is recognised.
+    """
+    cases = [t.case for t in trainings if t.case.gpus == gpus]
+    counts = {
+        kind: sum(_over_one(case, _batch_of_one(case, kind)) in ones for case in cases)
+        for kind in (WEAK, STRONG)
+    }
+    return sorted(counts, key=lambda kind: -counts[kind])
+
+
+def _batch_of_one(case: TrainCase, kind: str) -> int:
+    return case.batch if kind == WEAK else case.batch * case.gpus
+
+
 def _over_one(case: TrainCase, batch: int) -> TrainCase:
-    return replace(case, gpus=1, batch=batch, compress=NO_COMPRESSION)
+    return replace(case, gpus=1, batch=batch, compress=NO_COMPRESSION, lr=None)
 
 
 def _half_of_log(training: Training) -> float | None:

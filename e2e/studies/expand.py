@@ -203,7 +203,8 @@ def _words(
     rate: Value = factors.get("lr")
     if isinstance(rate, Mapping):
         found = cast("Mapping[str, float]", rate)
-        words["lr"] = found["value"] * batches[0] / found.get("per", batches[0])
+        whole = batches[0] * factors.get("gpus", 1)  # of all GPUs
+        words["lr"] = found["value"] * whole / found.get("per", whole)
     if "pretrained" in factors and "weights" in words:
         file = factors["pretrained"].get(factors["networks"])
         path = weights / file if weights and file else None

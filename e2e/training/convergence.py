@@ -45,7 +45,8 @@ def train_once(
     trainer, case = held.trainer, held.training.case
     trainer.switch()
     trainer.restart(seed, steps)
-    feed = feed_of(data, case, trainer.device, seed)
+    with trainer.part():
+        feed = feed_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
     evaluations: list[Evaluation] = []

@@ -30,6 +30,7 @@ from e2e.training.distributed.ranks import Ranks
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 
+SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
 
 _numbers = itertools.count()
@@ -67,7 +68,7 @@ class Trainer:
         module: nn.Module | None = None,
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
-        self.steps_done = 0
+        self.steps_done, self._seed = 0, seed
         self.float8_layers: tuple[int, int] | None = None  # in FP8, and linear ones
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
@@ -177,6 +178,7 @@ class Trainer:
         self.ranks = ranks
         self.equalise()
         self.spread = self._called = spread(self.module, ranks, self.case.compress)
+        self._draw_apart()
 
     def try_alone(self, feed: Feed) -> None:
         """Forward and backward of this rank's batch, without an exchange and without an update.
@@ -187,6 +189,16 @@ class Trainer:
             inputs, targets = feed.place(feed.fetch())
             self.optimizer.backward(self._loss(inputs, targets))
         self.optimizer.clear()
+
+    def part(self) -> AbstractContextManager[object]:
+        """A part of the work that all ranks do, if there are several; see `Ranks.part`."""
+        return self.ranks.part() if self.ranks else nullcontext()
+
+    def _draw_apart(self) -> None:
+        """From now on each rank draws random numbers of its own, such as masks of dropout."""
+        if self.ranks and self.ranks.rank:
+            seed = self._seed + self.ranks.rank * SEEDS_APART
+            torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
 
     def equalise(self) -> None:
         """Give all ranks the weights, buffers, masters and optimizer state of rank 0."""
@@ -258,12 +270,15 @@ class Trainer:
 
         A schedule of the learning rate is over `steps` steps; without them the rate is constant.
         """
+        self._seed = seed
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-        fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
+        with self.part():
+            fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])
         self.optimizer.restart(steps)
         self.equalise()
+        self._draw_apart()
         self.steps_done = 0
 
     @torch.no_grad()
@@ -281,20 +296,23 @@ class Trainer:
         count = self.network.accuracy
         try:
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            right: Tensor | None = torch.zeros((), dtype=torch.int64, device=self.device)
-            seen = torch.zeros((), dtype=torch.int64, device=self.device)
+            # Samples, and those of them that were right, or have no right and wrong.
+            seen, right, neither = torch.zeros(3, dtype=torch.int64, device=self.device)
             for inputs, targets in self._own(batches):
                 output = self.forward(inputs)
                 seen += len(inputs)
                 loss += self.network.loss(output, targets, 0.0).double() * len(inputs)
                 found = count and count(output, targets)
-                right = None if found is None or right is None else right + found
-            if self.ranks:
-                self.ranks.sums(loss, seen, *([] if right is None else [right]))
+                if found is None:
+                    neither += len(inputs)
+                else:
+                    right += found
+            if self.ranks:  # the same sums on each, also on one without a batch
+                self.ranks.sums(loss, seen, right, neither)
         finally:
             self.module.train()
         mean = loss.item() / seen.item()
-        share = None if right is None else right.item() / seen.item()
+        share = None if neither.item() else right.item() / seen.item()
         return (mean if math.isfinite(mean) else None), share
 
     def _own(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from samples.processes import is_gone, wait_for
 from e2e.__main__ import main
 from e2e.case import TrainCase
 from e2e.data.loaders.sampling import Shuffled
+from e2e.report.ranks import exchange_columns
 from e2e.results.exchange import Exchange
 from e2e.results.scaling import STRONG, WEAK, scaled
 from e2e.results.types import StepTimes, Training
@@ -90,6 +93,28 @@ def test_ranks_share_the_held_out_data(two: list[dict[str, Any]], name: str) -> 
         assert rank[name]["held out"] == pytest.approx(one["held out"], abs=1e-6)
 
 
+def test_a_rank_without_held_out_batches_adds_nothing(two: list[dict[str, Any]]) -> None:
+    loss, accuracy = rank_training.of_one_batch(CPU, None)
+    assert accuracy is None
+    for rank in two:
+        assert rank["one batch"] == (pytest.approx(loss, abs=1e-6), None)
+
+
+def test_ranks_drop_other_units_at_each_beginning(two: list[dict[str, Any]]) -> None:
+    masks = [mask for rank in two for mask in rank["masks"][:1] + rank["masks"][2:]]
+    assert not any(torch.equal(a, b) for a, b in combinations(masks, 2))
+
+
+def test_a_rank_is_waited_for_where_nothing_is_exchanged(tmp_path: Path) -> None:
+    subprocess.run(
+        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path)],
+        env=ranks_environment(), check=True, timeout=120,
+    )  # fmt: skip
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert torch.equal(first["weights"], second["weights"])
+    assert first["lost"]
+
+
 def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
     first, second = (rank["agreement"] for rank in two)
     assert first["none"] == second["none"] == "fine"
@@ -154,6 +179,28 @@ def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
     assert width(0.0) < 1e-6 < width(0.002) < width(0.02)
 
 
+@given(st.lists(st.tuples(st.floats(0.1, 0.2), st.floats(0.1, 0.2), seconds), min_size=2))
+def test_what_the_exchange_adds_is_in_its_interval(rounds: list[tuple[float, ...]]) -> None:
+    found = exchange_of(2, 1, [(a, b, c) for a, b, c in rounds], [0.1, 0.1])
+    assert found.exposed_ci95_s is not None
+    low, high = found.exposed_ci95_s
+    assert low - 1e-9 <= found.exposed_s <= high + 1e-9
+
+
+@given(st.floats(0.1, 3))
+def test_the_hidden_share_is_said_where_its_interval_is_narrower_than_the_exchange(
+    width: float,
+) -> None:
+    alone_s = 0.01
+    ends = (0.004 - width * alone_s / 2, 0.004 + width * alone_s / 2)
+    training = replace(
+        timed(2, 8, 1.0), exchange=Exchange(2, 1, 0.1, alone_s, 0.004, ends, (0.1, 0.1))
+    )
+    (column,) = (one for one in exchange_columns() if one.title == "hidden")
+    assert column.cell
+    assert (column.cell(training) == "?") == (ends[1] - ends[0] > alone_s)
+
+
 @given(st.integers(0, 7), st.floats(1.06, 3))
 def test_a_rank_that_is_slower_than_the_others_is_named(slow: int, by: float) -> None:
     times = [0.1 * (by if rank == slow else 1.0) for rank in range(8)]
@@ -180,6 +227,39 @@ def test_efficiency_of_weak_and_strong_scaling(gpus: int, efficiency: float) -> 
         assert ratio.ratio == pytest.approx(efficiency)
         assert ratio.ci95 is not None
         assert ratio.ci95[0] < efficiency < ratio.ci95[1]
+
+
+@given(
+    st.sampled_from([(1, 2), (1, 2, 4)]), st.sets(st.sampled_from([64, 128, 256, 512]), min_size=1),
+    st.booleans(),
+)  # fmt: skip
+def test_batches_that_double_are_compared_as_the_run_was_asked(
+    numbers: tuple[int, ...], batches: set[int], strong: bool
+) -> None:
+    found = scaled(
+        [
+            timed(gpus, batch // gpus if strong else batch, 1.0)
+            for gpus in numbers
+            for batch in sorted(batches)
+        ]
+    )
+    assert [row.kind for row in found] == [STRONG if strong else WEAK] * len(found)
+    assert len(found) == (len(numbers) - 1) * len(batches)
+
+
+def test_a_strong_run_is_recognised_where_one_gpu_had_no_room() -> None:
+    large = replace(timed(1, 1024, 1.0), status="failed", steps=None)
+    ones = [timed(1, 256, 1.0), timed(1, 512, 1.0), large]
+    found = scaled([*ones, *(timed(2, batch, 1.0) for batch in (128, 256, 512))])
+    assert [(row.many.case.batch, row.kind, row.one.case.batch) for row in found] == [
+        (128, STRONG, 256), (256, STRONG, 512), (512, WEAK, 512),
+    ]  # fmt: skip
+
+
+def test_trainings_are_compared_whatever_their_rates() -> None:
+    many = timed(2, 64, 1.0)
+    found = scaled([timed(1, 64, 1.0), replace(many, case=replace(many.case, lr=0.2))])
+    assert [row.kind for row in found] == [WEAK]
 
 
 # ---------------------------------------------------------------- the command

@@ -74,6 +74,18 @@ def test_an_epoch_has_every_row_once() -> None:
     assert sorted(seen[:10].tolist()) == sorted(seen[10:].tolist()) == list(range(10))
 
 
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4), st.sampled_from([None, "pinned"]))
+def test_ranks_share_one_order(batch: int, ranks: int, steps: int, loader: str | None) -> None:
+    def rows(batch: int, share: tuple[int, int]) -> list[torch.Tensor]:
+        opened = open_data("generated", Options((64,), tokens=256, loader=loader, share=share))
+        feed = opened.feed(batch, CPU, 7)
+        return [feed.place(feed.fetch())[0] for _ in range(steps)]
+
+    parts = [rows(batch, (rank, ranks)) for rank in range(ranks)]
+    for whole, *own in zip(rows(batch * ranks, (0, 1)), *parts, strict=True):
+        assert torch.equal(torch.stack(own, dim=1).flatten(0, 1), whole)
+
+
 def test_held_out_rows_are_others_and_are_their_own_targets() -> None:
     opened = data()
     kept = list(opened.held_out(16, CPU, count=40))

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.results.types import Repeat, Training
+from e2e.results import scaling
+from e2e.results.types import Repeat, StepTimes, Training
 from e2e.studies.answers import NO, UNKNOWN, UNTESTABLE, YES, answer
 from e2e.studies.budget import estimate_s, scaled
 from e2e.studies.cells import Cell, cells_of
@@ -29,7 +30,7 @@ from e2e.studies.report import Judged, judged
 from e2e.studies.run import RUNS, State, begun
 from e2e.studies.schema import parse_study, read_study, seconds, shipped
 from e2e.studies.tables import number_of, published_ratio
-from e2e.studies.tasks import Machine, parse_recipe
+from e2e.studies.tasks import Machine, Task, parse_recipe
 from e2e.studies.types import Study
 from microbench.errors import UserError
 from microbench.report.screen import make_console
@@ -247,6 +248,41 @@ def test_a_rate_by_the_batch_grows_with_it() -> None:
     study = small(**{"lr = [0.1, 0.2]": "lr = { value = 0.1, per = 8 }"})
     plan = expand(layers(study, "quick", {}), H200, {}, None)
     assert [(task.batches, task.words["lr"]) for task in plan.tasks] == [((8,), 0.1), ((16,), 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("part", "rates", "kind"),
+    [("weak", [0.00125, 0.0025, 0.005], "weak"), ("strong", [0.005, 0.005, 0.005], "strong")],
+)
+def test_a_rate_is_of_the_batch_of_all_gpus_which_scale_as_the_part_says(
+    part: str, rates: list[float], kind: str
+) -> None:
+    study = next(one for one in STUDIES if one.name == "finetune-multigpu")
+    sets = {"networks": ["resnet50"], "recipes": ["amp"], "compress": ["none"]}
+    laid = layers(study, "full", sets | ({"batch": [16]} if part == "weak" else {}))
+    parts = [one for one in laid if one.id == part]
+    tasks = expand(parts, replace(H200, gpus=4), {}, None).tasks
+    cells = [
+        Cell(f"{part}-{i}", part, task.measure, task.named, "ok", training=trained(task))
+        for i, task in enumerate(tasks)
+    ]
+    assert [cell.factors["gpus"] for cell in cells] == [1, 2, 4]
+    assert [cell.training.case.lr for cell in cells if cell.training] == pytest.approx(rates)
+    rows = scaling.scaled([cell.training for cell in cells if cell.training])
+    assert [row.kind for row in rows] == [kind, kind]
+    for gpus in (2, 4):
+        found = answer(parse_test(f"efficiency(part={part}, gpus={gpus}) >= 0.5", ""), cells)
+        assert (found.answer, found.value) == (YES, pytest.approx(0.8))
+
+
+def trained(task: Task) -> Training:
+    """A training as the task asks, of which several GPUs have an efficiency of 80 %."""
+    gpus, (batch,) = task.named["gpus"], task.batches
+    case = TrainCase(task.network, "amp", batch, "3x224x224", gpus=gpus, lr=task.words["lr"])
+    step_s = batch / 1000 / (0.8 if gpus > 1 else 1.0)
+    ends = (0.99 * step_s, 1.01 * step_s)
+    times = StepTimes((step_s,), (step_s,), (1,), step_s, ends, step_s, 1)
+    return Training(case, "ok", step_units=batch * gpus, steps=times)
 
 
 def test_what_the_user_sets_is_over_profile_and_part() -> None:

@@ -77,6 +77,28 @@ def weights_of(trainer: Trainer) -> torch.Tensor:
     return torch.cat([w.detach().float().flatten().cpu() for w in trainer.module.parameters()])
 
 
+def of_one_batch(device: torch.device, ranks: Ranks | None) -> tuple[float | None, float | None]:
+    """(loss, accuracy) of a network without accuracy on one batch, which is of rank 0 alone."""
+    network = replace(NETWORK, accuracy=None)
+    trainer = Trainer(network, CASE, RECIPES["fp32"], device, seed=1)
+    if ranks:
+        trainer.join(ranks)
+    batches = Synthetic((FEATURES,), CLASSES).held_out(8, device)
+    return trainer.evaluate(iter([next(batches)]))
+
+
+def masks(device: torch.device, ranks: Ranks) -> list[torch.Tensor]:
+    """Masks of dropout after joining, and after each of two new beginnings."""
+    trainer = Trainer(NETWORK, CASE, RECIPES["fp32"], device, seed=1)
+    trainer.join(ranks)
+    drop, ones = nn.Dropout(0.5), torch.ones(64, device=device)
+    found = [drop(ones)]
+    for seed in (1, 2):
+        trainer.restart(seed)
+        found.append(drop(ones))
+    return [mask.cpu() for mask in found]
+
+
 def agreement(ranks: Ranks) -> dict[str, str]:
     """What each rank sees where the last one alone fails, and where none does."""
     last = ranks.rank == ranks.world - 1
@@ -106,6 +128,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {
         name: trained(changes, device, ranks) for name, changes in CASES.items()
     }
+    found |= {"one batch": of_one_batch(device, ranks), "masks": masks(device, ranks)}
     found |= {"agreement": agreement(ranks), "same": ranks.same(place.rank)}
     torch.save(found, folder / f"{place.rank}.pt")
     ranks.leave()

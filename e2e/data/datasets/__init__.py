@@ -85,7 +85,7 @@ def _synthetic(options: Options, folder: Path) -> Data:
 
 def _generated(options: Options, folder: Path) -> Data:
     if options.tokens is not None:
-        return GeneratedTokens(options.sample, options.tokens, options.loader)
+        return GeneratedTokens(options.sample, options.tokens, options.loader, options.share)
     return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
                     options)  # fmt: skip
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.types import LoaderFeed, ReadyFeed, some_of
+from e2e.data.types import ALL, LoaderFeed, ReadyFeed, Share, some_of
 from microbench.errors import UserError
 
 SEED = 20_261_125  # of the data set, independent of a run's seed
@@ -83,10 +83,13 @@ class GeneratedTokens:
     name = "generated"
     generated = True
 
-    def __init__(self, sample: tuple[int, ...], vocabulary: int, loader: str | None = None) -> None:
+    def __init__(
+        self, sample: tuple[int, ...], vocabulary: int, loader: str | None = None,
+        share: Share = ALL,
+    ) -> None:  # fmt: skip
         self.sample, self.classes = sample, vocabulary
-        self._loader = loader
-        self._noise = Synthetic(sample, vocabulary, vocabulary)
+        self._loader, self._share = loader, share
+        self._noise = Synthetic(sample, vocabulary, vocabulary, share=share)
         self._check(loader)
         self._train, self._kept = _parts(sample[0], vocabulary)
         self.train_samples, self.held_out_samples = len(self._train), len(self._kept)
@@ -103,7 +106,7 @@ class GeneratedTokens:
         self._check(loader)
         if (loader or self._loader) in ("synthetic", "pinned"):
             return self._noise.feed(batch, device, seed, loader=loader or self._loader)
-        return TokenFeed(self._train.to(device), batch, seed)
+        return TokenFeed(self._train.to(device), batch, seed, self._share)
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
@@ -119,23 +122,28 @@ class GeneratedTokens:
 
 
 class TokenFeed(ReadyFeed):
-    """A `LoaderFeed` of rows that are on the device: each batch is gathered there."""
+    """A `LoaderFeed` of rows that are on the device: each batch is gathered there.
 
-    def __init__(self, rows: Tensor, batch: int, seed: int) -> None:
+    `share` is this rank's of a batch that all have together, as in `Wanted`.
+    """
+
+    def __init__(self, rows: Tensor, batch: int, seed: int, share: Share = ALL) -> None:
         self._rows: Tensor | None = rows
-        self._batch = batch
+        self._batch, self._share = batch, share
         self._generator = torch.Generator(rows.device).manual_seed(seed)
         self._order = torch.empty(0, dtype=torch.int64, device=rows.device)
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The next rows of the epoch, int64 [batch, T], twice; a batch may span two epochs."""
         assert self._rows is not None, "closed"
-        while len(self._order) < self._batch:
+        rank, ranks = self._share
+        whole = self._batch * ranks
+        while len(self._order) < whole:
             order = torch.randperm(
                 len(self._rows), generator=self._generator, device=self._rows.device
             )
             self._order = torch.cat([self._order, order])
-        which, self._order = self._order[: self._batch], self._order[self._batch :]
+        which, self._order = self._order[rank:whole:ranks], self._order[whole:]
         tokens = self._rows[which]
         return tokens, tokens
 

@@ -76,14 +76,15 @@ def exchange_of(
     """
     if world == 1:
         return Exchange(1, bytes_, 0.0, 0.0, 0.0, (0.0, 0.0), tuple(ranks_s))
-    with_s, without_s, alone_s = (median(times) for times in zip(*rounds, strict=True))
+    _, without_s, alone_s = (median(times) for times in zip(*rounds, strict=True))
+    exposed_s = median([with_s - local_s for with_s, local_s, _ in rounds])
     return Exchange(
-        world, bytes_, without_s, alone_s, with_s - without_s, _difference(rounds), tuple(ranks_s)
+        world, bytes_, without_s, alone_s, exposed_s, _difference(rounds), tuple(ranks_s)
     )
 
 
 def _difference(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
-    """The 95 % interval of step less step without exchange, which may be below 0."""
+    """The 95 % interval of the median of step less step without exchange; it may be below 0."""
     # Moved so that its logarithm is nearly the difference itself.
     middle = median([with_s for with_s, _, _ in rounds])
     whole = 100 * middle

@@ -24,9 +24,10 @@ from microbench.errors import UserError
 
 T = TypeVar("T")
 
-# A rank that does not come to an exchange, or to an agreement, for so long has hung. The second is
-# longer: a rank that waits in an exchange must be able to say so.
+# A rank that does not come to an exchange, or to an agreement after one, for so long has hung. The
+# second is longer: a rank that waits in an exchange must be able to say so.
 EXCHANGE_S, AGREE_S = 20.0, 25.0
+ALONE_S = 900.0  # what each does for itself may take: to start, to build, to open its data
 WAITS_S = 7 * 24 * 3600.0  # for rank 0, while it explains, predicts, or writes
 FINE, NO_MEMORY, FAILED, MISTAKE = range(4)  # what a rank says of its part; the largest counts
 NO_DUMP = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which ranks would wait for before they end
@@ -48,13 +49,13 @@ class Ranks:
 
     @staticmethod
     def join(place: Place, device: torch.device) -> Ranks:
-        """Meet the other ranks. RuntimeError where that fails."""
+        """Meet the other ranks, which may start ALONE_S apart. RuntimeError where that fails."""
         ranks, cuda = _torch_ranks(), device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
         ranks.init_process_group(
-            "nccl" if cuda else "gloo", timeout=timedelta(seconds=EXCHANGE_S),
-            device_id=device if cuda else None,
+            "nccl" if cuda else "gloo", store=_met(place), rank=place.rank, world_size=place.world,
+            timeout=timedelta(seconds=EXCHANGE_S), device_id=device if cuda else None,
         )  # fmt: skip
         control = ranks.new_group(backend="gloo", timeout=timedelta(seconds=WAITS_S))
         return Ranks(place.rank, place.world, device, control)
@@ -87,12 +88,14 @@ class Ranks:
     # ------------------------------------------------------------ what all agree on
 
     @contextmanager
-    def part(self, *, exchanges: bool = False) -> Generator[None]:
+    def part(self, *, exchanges: bool = False, wait_s: float | None = None) -> Generator[None]:
         """A part of the work that every rank does; it has failed for all where it fails for one.
 
         What was raised here is raised. Where another rank failed: UserError or OutOfMemoryError as
         there, else RuntimeError. If it `exchanges` gradients, a failure leaves others waiting, and
         whatever it is but a UserError, RanksLost is raised.
+
+        A rank is waited for `wait_s`: usually AGREE_S if it `exchanges`, else ALONE_S.
         """
         error: Exception | None = None
         try:
@@ -101,7 +104,9 @@ class Ranks:
             raise
         except Exception as raised:
             error = raised
-        found, text = self._agreed(error)
+        if wait_s is None:
+            wait_s = AGREE_S if exchanges else ALONE_S
+        found, text = self._agreed(error, wait_s)
         if found == FINE:
             return
         lost = exchanges and found != MISTAKE
@@ -109,16 +114,16 @@ class Ranks:
             raise error
         _raise(found, text, lost=lost)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], wait_s: float = ALONE_S) -> T:
         """What the work returns, once every rank has done it; see `part`."""
-        with self.part():
+        with self.part(wait_s=wait_s):
             result = work()
         return result
 
-    def _agreed(self, error: Exception | None) -> tuple[int, str]:
+    def _agreed(self, error: Exception | None, wait_s: float) -> tuple[int, str]:
         """(the worst of what the ranks say, which rank said it and why). RanksLost."""
         ranks, own = _torch_ranks(), _kind_of(error)
-        self._meet()
+        self._meet(wait_s)
         with _lost("a rank ended"):
             worst = torch.tensor(own)
             ranks.all_reduce(worst, ranks.ReduceOp.MAX, group=self.control)
@@ -128,11 +133,11 @@ class Ranks:
         rank, text = next((r, text) for r, (kind, text) in enumerate(said) if kind == worst)
         return int(worst), f"rank {rank}: {text}"
 
-    def _meet(self) -> None:
-        """Wait until every rank is here, AGREE_S at most. RanksLost names who is not."""
+    def _meet(self, wait_s: float) -> None:
+        """Wait until every rank is here, `wait_s` at most. RanksLost names who is not."""
         with _lost("a rank ended"):
             _torch_ranks().monitored_barrier(
-                group=self.control, timeout=timedelta(seconds=AGREE_S), wait_all_ranks=True
+                group=self.control, timeout=timedelta(seconds=wait_s), wait_all_ranks=True
             )
 
     def gather(self, value: T) -> list[T]:
@@ -174,6 +179,17 @@ def device_of(place: Place, asked: str) -> torch.device:
         has = fmt.count(count, "GPU")
         raise UserError(f"this machine has {has}, too few for {place.local_world} ranks")
     return torch.device("cuda", place.local_rank)
+
+
+def _met(place: Place) -> Any:
+    """The store of torchrun, once every rank is there."""
+    ranks, patience = _torch_ranks(), timedelta(seconds=ALONE_S)
+    store, _, _ = next(ranks.rendezvous("env://", timeout=patience))
+    store.set_timeout(patience)
+    own = ranks.PrefixStore("halfway", store)
+    own.set(f"rank {place.rank}", "here")
+    own.wait([f"rank {rank}" for rank in range(place.world)], patience)
+    return own
 
 
 def _kind_of(error: Exception | None) -> int:
