@@ -1,4 +1,4 @@
-"""Draws GEMM or convolution shapes that nobody tuned for, as a file for --shapes.
+"""Draws GEMM or convolution shapes that no table is tuned for, as a file for --shapes.
 
     python examples/draw_shapes.py conv --seed 2026 > conv.csv
     python -m microbench conv --shapes conv.csv --backend cudnn,triton

@@ -1,7 +1,7 @@
 """Chooses among the ways to run a case by timing them: a few by default, many with --autotune.
 
 A quick tune compiles the model's first few configurations side by side (`microbench.precompile`),
-times each for milliseconds in turns, and keeps the winner in the user's cache. What fails to
+times each for milliseconds, interleaved, and keeps the winner in the user's cache. What fails to
 compile or to launch is left out; it never ends the run.
 """
 
@@ -182,7 +182,7 @@ class Tuner:
     # ------------------------------------------------------------ many candidates
 
     def _wide(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
-        """All are timed once; the fastest are checked, and timed again in turns."""
+        """All are timed once; the fastest are checked, and timed again, interleaved."""
         candidates = prepared.candidates
         checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
         seen: set[int] = set()

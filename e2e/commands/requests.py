@@ -105,7 +105,7 @@ def gpus_of(options: ArmOptions) -> list[int]:
 
 
 def _check_gpus(options: ArmOptions) -> None:
-    """UserError for what cannot be over so many GPUs."""
+    """UserError for what cannot run over several GPUs."""
     several = max(gpus_of(options)) > 1
     if options.strong and options.gpus is None:
         raise UserError("--strong needs --gpus, such as --gpus 1,2,4")

@@ -119,7 +119,7 @@ def _environment(count: int) -> dict[str, str]:
     """This process's, with the cores shared out and gloo on the loopback, unless it says so."""
     usual = {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // count)), "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_CPP_LOG_LEVEL": "FATAL",  # a rank that is lost is told in a line
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # a lost rank is reported in one line
     }  # fmt: skip
     return {**usual, **os.environ}
 

@@ -91,7 +91,7 @@ class TrainWorker(Child):
         self._renew(self.gpus)
 
     def use(self, gpus: int) -> None:
-        """Train over so many GPUs from now on, in new processes where that is another number."""
+        """Train over this number of GPUs from now on, in new processes where it changes."""
         if gpus != self.gpus:
             self._renew(gpus)
 

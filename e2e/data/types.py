@@ -88,7 +88,7 @@ class Wanted:
     `size` is (height, width) in pixels, `batch` in images. `cold`: each file is dropped from the
     page cache right before it is read. `on_death`: what to do when a worker dies, "stop" or
     "restart". Each worker is `prefetch` batches ahead. `note` gets remarks for the user, a line at
-    a time. `share` is this rank's of a batch that is so many times as large.
+    a time. `share` is (rank, ranks): this rank's part of a batch that is `ranks` times as large.
     """
 
     size: tuple[int, int]

@@ -25,7 +25,7 @@ class Scaled:
     def efficiency(self) -> Ratio:
         """Throughput over that of one GPU times the number of GPUs, with a 95 % interval.
 
-        The two were not timed in turns: their intervals add up as independent ones do.
+        The two were not interleaved: their intervals add up as independent ones do.
         """
         assert self.one.per_s
         assert self.many.per_s
@@ -58,7 +58,7 @@ def scaled(trainings: Sequence[Training]) -> list[Scaled]:
 def _kinds(
     trainings: Sequence[Training], gpus: int, ones: Mapping[TrainCase, Training]
 ) -> Sequence[str]:
-    """Both kinds, the one first for which more trainings over so many GPUs have one to be held
+    """Both kinds, the one first for which more trainings over several GPUs have one to be held
     against, whether or not it ran.
 
     Of batches that were divided among GPUs the smallest is of no training over one GPU: a run with

@@ -1,7 +1,7 @@
 """Generated text: rows of tokens in which a language model has something to learn.
 
 Each token is followed by one of SUCCESSORS different ones, the kth with a probability proportional
-to 1 / k: a Markov chain of order one. Nothing foresees text that it has not seen better than the
+to 1 / k: a Markov chain of order one. No model predicts new text better than the
 chain's entropy, so the best possible loss on held-out text is known: 2.36 nats a token. On text
 that it sees again a network can do better, by memory.
 """

@@ -64,7 +64,7 @@ class Parity:
 def parities(what: Sum) -> list[Parity]:
     """The sub-convolutions of a pass, the one of most taps first: one, or dgrad's stride**2.
 
-    Their order spreads the work: programs take tiles in turns, the long ones first.
+    Their order spreads the work: programs take tiles one after another, the long ones first.
     """
     step = what.shape.stride if what.split_output else 1
     found = [

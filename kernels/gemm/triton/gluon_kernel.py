@@ -265,7 +265,7 @@ def gemm_gluon(
         ], [4, 1], [240, 24])  # fmt: skip
 
 
-# ------------------------------------------------------------ for who launches
+# ------------------------------------------------------------ launching
 
 _BY_WIDTH = {1: gl.int8, 2: gl.float16, 4: gl.float32}  # all that a layout asks of a type
 
