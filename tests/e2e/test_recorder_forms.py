@@ -311,7 +311,7 @@ def test_ranks_of_torchrun_have_a_file_each(tmp_path: Path) -> None:
         check_diagnosis(trace)
         facts = read_trace(trace).facts
         assert (facts["rank"], facts["world_size"]) == (rank, 2)
-        assert forwards(trace)["module.head"] == 3
+        assert forwards(trace)["head"] == 3
 
 
 FOREIGN = """
