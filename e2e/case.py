@@ -382,7 +382,7 @@ class TrainRequest:
         None, "Train this many epochs, then evaluate", check=at_least(1), kept=True
     )
     count_gradients: int | None = choice(
-        None, "Count zero and infinite gradients every so many steps of a training",
+        None, "Count zero and infinite gradients after every N steps of a training",
         check=at_least(1),
     )  # fmt: skip
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))

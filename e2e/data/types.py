@@ -228,7 +228,7 @@ class Data(Protocol):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Every held-out sample once, in batches like a feed's, not augmented; any may be short.
 
-        With a `count` only so many of them, drawn once: always the same ones.
+        With a `count` only that many of them, drawn once: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.
         """
         ...

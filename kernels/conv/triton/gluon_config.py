@@ -174,6 +174,7 @@ WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of
 WIDTHS_KEPT, WORST_WIDTH = 4, 1.35  # of the clocks of the best
 STAGES = (6, 3)  # at most, at least
 MOST_ACCUMULATORS = 160  # float32 sums of one thread, which may have 240 registers
+MOST_ACCUMULATORS_OF_SINGLES = 128  # where pixels are stored by elements: addresses take registers
 MOST_ACCUMULATORS_OF_TWO = 64  # with two programs of 8 warps on an SM
 
 
@@ -205,6 +206,8 @@ def tiles(what: Sum) -> Iterator[tuple[int, int, int, int, int, int, int]]:
         for pixels, warps, split, per_sm in TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO
+            if word(what.k, size) == 1:
+                most = min(most, MOST_ACCUMULATORS_OF_SINGLES)
             if sums > most or (split > 1 and halves(bk)[0] < 2 * LEAST_WIDTH):
                 continue
             left = HOPPER.sm_shared_bytes // per_sm - HOPPER.block_reserve_bytes
