@@ -124,7 +124,7 @@ def main(folder: Path) -> None:
     assert place
     asked = "auto" if torch.cuda.is_available() else "cpu"
     device = device_of(place, os.environ.get("RANK_DEVICE", asked))
-    ranks = Ranks.join(place, device)
+    ranks = Ranks.join(place, device, print)
     found: dict[str, Any] = {
         name: trained(changes, device, ranks) for name, changes in CASES.items()
     }
