@@ -31,6 +31,7 @@ from microbench.command_line import (
     run_app,
     said,
 )
+from microbench.command_words import Command, Named
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.requests import (
@@ -41,7 +42,6 @@ from microbench.requests import (
     PeakRequest,
     request_of,
 )
-from microbench.resumed_command import Command, Named
 
 DEVICE = options_of(Conditions)["device"].click()
 BUDGET = options_of(Conditions)["budget"].click()

@@ -16,8 +16,8 @@ from typing import Any, Self
 from microbench import fmt
 from microbench.__main__ import app
 from microbench.callables import Function, time_variants
+from microbench.command_words import called
 from microbench.errors import UserError as UserError
-from microbench.keywords import called
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, html, records, screen
 from microbench.requests import (

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.ceilings.plan import LAUNCHES, Probe, all_probes
+from microbench.child_pipes import Pipe
 from microbench.command_line import Outputs, check_budget
 from microbench.errors import UserError
-from microbench.pulse import Pipe
 from microbench.report.ceilings import in_one_line
 from microbench.report.live import LiveLine
 from microbench.results.ceilings import CeilingResult, ceiling_of

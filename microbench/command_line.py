@@ -19,9 +19,15 @@ import click
 
 from kernels.error_words import first_line
 from microbench.errors import NothingMeasured, UserError
-from microbench.printable import clean_streams, message
 from microbench.stopping import Stopped, end
-from microbench.streams import fault_of, give_up, is_of_stream, open_closed_streams
+from microbench.streams import (
+    clean_streams,
+    fault_of,
+    give_up,
+    is_of_stream,
+    message,
+    open_closed_streams,
+)
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microbench.errors import UserError
-from microbench.results.claim import claimed
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
     check_apart,
     check_readable,
     check_writable,
+    claimed,
     damaged,
     read_json,
     read_run,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kernels import size_of
 from kernels.case import Case
-from microbench.printable import clean
 from microbench.results.types import Interval, Ratio
+from microbench.streams import clean
 from microbench.timing.stats import excludes_one, half_width_pct
 
 NO_DIFFERENCE = "~1"

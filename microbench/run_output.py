@@ -17,16 +17,16 @@ import click
 from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
+from microbench.command_words import WORDS
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
-from microbench.keywords import WORDS
-from microbench.results.claim import claimed
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import (
     check_apart,
     check_readable,
     check_writable,
+    claimed,
     read_run,
     write_run,
     write_text,

@@ -33,9 +33,8 @@ from microbench.errors import UserError
 from microbench.report.documents import print_sheet
 from microbench.report.page import write_document
 from microbench.report.screen import make_console
-from microbench.results.claim import claimed
 from microbench.results.kinds import document_of
-from microbench.results.runfile import check_apart, check_writable, write_text
+from microbench.results.runfile import check_apart, check_writable, claimed, write_text
 from microbench.results.values import Json
 from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.text import Text
 
-from microbench.printable import allow_plain_characters, itself, printable
+from microbench.streams import allow_plain_characters, itself, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20

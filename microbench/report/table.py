@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from microbench import fmt
-from microbench.printable import printable
+from microbench.streams import printable
 
 DIM = "dim"
 COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes

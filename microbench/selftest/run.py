@@ -21,8 +21,7 @@ from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.device.device import target_of
 from microbench.errors import UserError
-from microbench.results.claim import claimed
-from microbench.results.runfile import check_apart, check_writable, read_run, write_text
+from microbench.results.runfile import check_apart, check_writable, claimed, read_run, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
 from microbench.run_output import STDOUT
