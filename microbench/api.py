@@ -115,7 +115,7 @@ class Measurement(types.Measurement):
 
     def chart(self) -> Any:
         """An Altair chart of the samples."""
-        from microbench.report.drawing_samples import samples_chart
+        from microbench.report.drawing_rows import samples_chart
 
         return samples_chart({self.name: self})
 
@@ -145,7 +145,7 @@ class Variants:
 
     def chart(self) -> Any:
         """An Altair chart of all samples, a row a callable."""
-        from microbench.report.drawing_samples import samples_chart
+        from microbench.report.drawing_rows import samples_chart
 
         return samples_chart(self.measurements)
 

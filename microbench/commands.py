@@ -176,7 +176,7 @@ def compare_with(
     if json:
         write_text(dumps(data, allow_nan=False), json)
     if junit:
-        from microbench.report.junit import junit as as_junit
+        from microbench.report.export import junit as as_junit
 
         write_text(as_junit(found, paths[0].name, wanted), junit)
     if html:

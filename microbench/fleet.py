@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any, cast
 from kernels.error_words import first_line
 from microbench.command_line import MAX_SEED, Outputs
 from microbench.errors import UserError
-from microbench.fleet_rows import (
+from microbench.fleet_verdict import (
     CHECK,
+    KINDS,
     Fleet,
     GpuRow,
     copy_reading,
+    findings,
     fleet_to_json,
     reading_of,
     row_from_json,
     row_to_json,
 )
-from microbench.fleet_verdict import KINDS, findings
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
 from microbench.results.values import Json

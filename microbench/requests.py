@@ -85,8 +85,7 @@ class GemmRequest(Request):
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
-        from microbench.plans import plan_gemm
-        from microbench.shapes_file import plan_shapes
+        from microbench.plans import plan_gemm, plan_shapes
 
         if self.shapes:
             return plan_shapes("gemm", self.conditions, kind, self.shapes)
@@ -126,8 +125,7 @@ class ConvRequest(Request):
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per width, pass, layout, image, batch, kernel. UserError: bad value."""
-        from microbench.plans import plan_conv
-        from microbench.shapes_file import plan_shapes
+        from microbench.plans import plan_conv, plan_shapes
 
         if self.shapes:
             return plan_shapes("conv", self.conditions, kind, self.shapes)

@@ -12,9 +12,9 @@ from typing import Any
 from kernels.error_words import first_line
 from kernels.files import write_atomically
 from microbench.errors import UserError
-from microbench.report.drawing_layers import layers_chart
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
+from microbench.report.drawing_rows import layers_chart
 from microbench.report.drawing_style import library, scripts
 from microbench.report.map_table import is_map
 from microbench.results.kinds import reports

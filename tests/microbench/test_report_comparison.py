@@ -18,7 +18,7 @@ from microbench.report.comparison import (
     summary,
     threshold,
 )
-from microbench.report.junit import junit
+from microbench.report.export import junit
 from microbench.results.comparison import CompareRow, Comparison
 
 REASONS = {
