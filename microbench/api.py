@@ -20,22 +20,11 @@ from microbench.command_words import called
 from microbench.errors import UserError as UserError
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, html, records, screen
-from microbench.requests import (
-    ConvRequest,
-    GemmRequest,
-    LayersRequest,
-    PayoffRequest,
-    PeakRequest,
-    request_of,
-)
+from microbench.requests import REQUESTS, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
 
-KINDS: Mapping[str, type[Any]] = {
-    "gemm": GemmRequest, "conv": ConvRequest, "payoff": PayoffRequest, "peak": PeakRequest,
-    "layers": LayersRequest,
-}  # fmt: skip
 Words = str | int | Iterable[str | int | tuple[int, ...]]
 
 
@@ -231,7 +220,7 @@ def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
     from microbench.run_command import run_request
 
     with called(app.commands[name], arguments, options, also={"dtypes": "dtype"}) as words:
-        return Run.of_done(run_request(request_of(KINDS[name], words)))
+        return Run.of_done(run_request(request_of(REQUESTS[name], words)))
 
 
 # ---------------------------------------------------------------- showing

@@ -132,6 +132,11 @@ def option(
     return {OPTION: {"help": help, "also": also, "switches": switches, **said}}
 
 
+def choice(default: Any, help: str, **said: Any) -> Any:
+    """A field of a dataclass that is an option; `said` are further arguments of `option`."""
+    return field(default=default, metadata=option(help, **said))
+
+
 @cache
 def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     """The options of dataclasses, by name, in the order of the fields."""
@@ -227,20 +232,15 @@ def check_seed(name: str, seed: int) -> None:
 class Outputs:
     """Where a run is written, drawn and shown, as given on the command line."""
 
-    json: Path | None = field(
-        default=None,
-        metadata=option("Run file to write; - is stdout  [default: in the state folder]"),
+    json: Path | None = choice(
+        None, "Run file to write; - is stdout  [default: in the state folder]"
     )
-    csv: Path | None = field(default=None, metadata=option("Write the results as CSV"))
-    chart: Path | None = field(default=None, metadata=option("Write a chart: .png, .svg or .html"))
-    html: Path | None = field(
-        default=None, metadata=option("Write an HTML page, one file, works offline")
-    )
-    resume: Path | None = field(
-        default=None, metadata=option("Continue this run file: measure what is missing")
-    )
-    verbose: bool = field(default=False, metadata=option("Show all rows and every explanation"))
-    quiet: bool = field(default=False, metadata=option("Print errors only"))
+    csv: Path | None = choice(None, "Write the results as CSV")
+    chart: Path | None = choice(None, "Write a chart: .png, .svg or .html")
+    html: Path | None = choice(None, "Write an HTML page, one file, works offline")
+    resume: Path | None = choice(None, "Continue this run file: measure what is missing")
+    verbose: bool = choice(False, "Show all rows and every explanation")
+    quiet: bool = choice(False, "Print errors only")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from kernels.user_folders import warn
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.requests import Request
+from microbench.requests import REQUESTS, Request
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     Done,
@@ -29,7 +29,6 @@ from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
-COMMANDS = ("gemm", "conv", "payoff", "peak", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
 # Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
 # holds bands of three tensors in float64, and torch keeps an output of its own.
@@ -128,7 +127,7 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
 
 def _check_same_task(path: Path | None, before: Run, name: str, network: NetworkUse | None) -> None:
     """UserError when a run file is of another command, or of another network."""
-    command = next((word for word in before.command if word in COMMANDS), name)
+    command = next((word for word in before.command if word in REQUESTS), name)
     if command != name:
         raise UserError(f"--resume {path} is a run of {command}, not of {name}; start a new run")
     if network and before.network and _identity(network) != _identity(before.network):
