@@ -19,13 +19,17 @@ from microbench.callables import Function, time_variants
 from microbench.command_words import called
 from microbench.errors import UserError as UserError
 from microbench.report.screen import WIDTH
-from microbench.report.table import Column, Row, Table, html, records, screen
+from microbench.report.table import Column, Row, Table, ends_of, html, records, screen
 from microbench.requests import REQUESTS, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
 
 Words = str | int | Iterable[str | int | tuple[int, ...]]
+
+
+def _fields_of(found: types.Run | types.Measurement) -> dict[str, Any]:
+    return {one.name: getattr(found, one.name) for one in fields(found)}
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Run(types.Run):
     @classmethod
     def of_run(cls, run: types.Run, path: Path | None = None) -> Self:
         """The same run with `path`."""
-        return cls(**{one.name: getattr(run, one.name) for one in fields(types.Run)}, path=path)
+        return cls(**_fields_of(run), path=path)
 
     @classmethod
     def of_done(cls, done: Done) -> Self:
@@ -83,12 +87,6 @@ class Measurement(types.Measurement):
     """The time of one callable, in seconds a call, and the state of the device meanwhile."""
 
     name: str = ""
-
-    @classmethod
-    def of_measurement(cls, found: types.Measurement, name: str) -> Self:
-        """The same measurement with a name."""
-        known = {one.name: getattr(found, one.name) for one in fields(types.Measurement)}
-        return cls(**known, name=name)
 
     def __str__(self) -> str:
         """Median and interval in one line."""
@@ -205,7 +203,7 @@ def compare_arms(variants: Mapping[str, Function], *tensors: Any, **conditions: 
     The first is the baseline of the speed-ups. Conditions and errors as in `bench`.
     """
     found, speedups = time_variants(variants, tensors, **conditions)
-    named = {name: Measurement.of_measurement(one, name) for name, one in found.items()}
+    named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
     return Variants(named, speedups)
 
 
@@ -233,25 +231,19 @@ def _table(lines: Iterable[_Line]) -> Table[_Line]:
         Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
         Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
                csv={"median_s": lambda line: line[0].median_s}),
-        Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
-               csv={"ci95_low_s": lambda line: line[0].ci95_s and line[0].ci95_s[0],
-                    "ci95_high_s": lambda line: line[0].ci95_s and line[0].ci95_s[1]}),
+        Column("±", lambda line: fmt.half_of(line[0]), right=True,
+               csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
         Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
                csv={"speedup": lambda line: line[1] and line[1].ratio,
-                    "speedup_low": lambda line: line[1] and line[1].ci95 and line[1].ci95[0],
-                    "speedup_high": lambda line: line[1] and line[1].ci95 and line[1].ci95[1]}),
-        Column("MHz", lambda line: _rounded(line[0].sm_clock_mhz), right=True,
+                    **ends_of("speedup{}", lambda line: line[1] and line[1].ci95)}),
+        Column("MHz", lambda line: fmt.whole(line[0].sm_clock_mhz), right=True,
                csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
-        Column("W", lambda line: _rounded(line[0].power_w), right=True,
+        Column("W", lambda line: fmt.whole(line[0].power_w), right=True,
                csv={"power_w": lambda line: line[0].power_w}),
         Column("samples", lambda line: str(len(line[0].times_s)), right=True,
                csv={"samples": lambda line: len(line[0].times_s)}),
     ]  # fmt: skip
     return Table(columns, [Row(line) for line in lines])
-
-
-def _rounded(value: float | None) -> str:
-    return f"{value:.0f}" if value else ""
 
 
 def _lines(table: Table[_Line]) -> str:

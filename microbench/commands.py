@@ -63,15 +63,10 @@ def show_run(
         print(f"Page: {html}")
     if chart or html:
         return
-    if form == "csv":
-        from microbench.report.export import to_csv
+    if form:
+        from microbench.report.export import to_csv, to_markdown
 
-        sys.stdout.write(to_csv(run))
-        return
-    if form == "markdown":
-        from microbench.report.export import to_markdown
-
-        sys.stdout.write(to_markdown(run))
+        sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
         return
     from microbench.report.console import print_run
     from microbench.report.screen import make_console
@@ -96,9 +91,9 @@ def show_document(
     try:
         sheet: Sheet = document.sheet(data)
         if html:
-            from microbench.report.page import document_page, write_page
+            from microbench.report.page import write_document
 
-            write_page(document_page(data, sheet, f"Output of {document.written_by}"), html)
+            write_document(data, html)
             print(f"Page: {html}")
         elif form == "csv":
             sys.stdout.write(write_csv([records(sheet.table)]))
@@ -185,11 +180,6 @@ def compare_with(
         write_comparisons(found, paths[0].name, loads(dumps(data)), html)
     _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
-
-
-def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
-    """Compare two run files; returns the exit code. See `compare_with`."""
-    return compare_with([a, b], fail_on=fail_on, json=json_path)
 
 
 def _apart(path: Path, taken: Container[str]) -> str:

@@ -13,7 +13,7 @@ from microbench import fmt
 from microbench.report.comparison import MOST_NAMED, listed_alone, only_in, summary, threshold
 from microbench.report.console import header
 from microbench.report.screen import prose_width
-from microbench.report.table import Column, Part, Row, Table, screen
+from microbench.report.table import Column, Part, Row, Table, ends_of, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
 from microbench.results.types import Run
@@ -188,8 +188,7 @@ def _sheet(
         Column("A / B", lambda row: f"{row.ratio:.3f}" if row.ratio else "", True,
                csv={"ratio": lambda row: row.ratio}),
         Column("interval", lambda row: ends(row.ci95), True, 4,
-               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
-                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+               csv=ends_of("ci95{}", lambda row: row.ci95)),
         Column("note", lambda row: fmt.clean(row.note), drop=6, csv={"note": lambda row: row.note}),
         Column("threshold", threshold, True, 3,
                csv={"threshold_pct": lambda row: row.threshold_pct}),

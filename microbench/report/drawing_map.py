@@ -25,7 +25,6 @@ from microbench.report.drawing_style import (
     varying,
 )
 from microbench.results.types import Json, Result, Run
-from microbench.timing.stats import excludes_one
 
 AXES = ("image", "batch")  # the settings that lie across the map; the size runs up it
 MOST_PANELS = 24
@@ -87,8 +86,7 @@ def map_rows(run: Run) -> list[Json]:
 
 def _cell(result: Result, baseline: str, row: str, *, several: bool) -> Json:
     case, ratio = result.case, result.speedup[baseline]
-    interval = ratio.ci95
-    same = interval is not None and not excludes_one(interval)
+    interval, same = ratio.ci95, ratio.no_difference
     return {
         "row": row,
         "column": fmt.clean(f"{case.precision_name if several else ''} against {baseline}"),

@@ -12,7 +12,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.arms import arms_of
 from microbench.report.drawing_style import COLOURS, FAINT, INK, heading, library, styled
-from microbench.report.layers_table import Layer, layers_of, no_difference
+from microbench.report.layers_table import Layer, layers_of
 from microbench.results.types import Json, Measurement, Run
 
 WIDTH, HEIGHT = 560, 700  # pixels: of the bars; with names, title and key about 900 by 900
@@ -65,7 +65,7 @@ def layer_rows(layers: Sequence[Layer], name: str, baseline: str) -> list[Json]:
             "ms": 1e3 * own_s,
             "base_ms": 1e3 * own_s * ratio.ratio,
             "text": fmt.short_ratio(ratio),
-            "verdict": "no difference" if no_difference(ratio) else verdict,
+            "verdict": "no difference" if ratio.no_difference else verdict,
             "bottleneck": layer.bound(name),
         })  # fmt: skip
     return sorted(found, key=lambda row: -row["ms"])

@@ -12,7 +12,6 @@ from microbench.break_even import BASELINES, gain, library_or_best, subject_of
 from microbench.report.arms import arms_of
 from microbench.report.table import Column, Row, Table, screen
 from microbench.results.types import Result, Run
-from microbench.timing.stats import excludes_one
 
 Place = tuple[str, str]  # image, batch
 ACROSS = ("image", "batch")
@@ -97,7 +96,7 @@ def _cell(result: Result | None, baseline: str) -> str:
     ratio = result.speedup.get(baseline) if result else None
     if result is None or ratio is None:
         return "."
-    sign = "=" if ratio.ci95 and not excludes_one(ratio.ci95) else ""
+    sign = "=" if ratio.no_difference else ""
     cause = CAUSES.get(result.bound or "", "")
     return f"{sign}{ratio.ratio:.2g}{f'/{cause}' * bool(cause)}"
 

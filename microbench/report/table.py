@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from microbench import fmt
+from microbench.results.values import Interval
 from microbench.streams import printable
 
 DIM = "dim"
@@ -343,6 +344,24 @@ def records(table: Table[R]) -> Records:
     names = list(dict.fromkeys([*table.csv_order, *values]))
     rows = [{name: values[name](row.item) for name in names} for row in table.items]
     return names, rows
+
+
+def measured(*names: str) -> dict[str, Callable[[Any], Value]]:
+    """The raw values of fields of the rows' measurements; None for what was not measured."""
+
+    def value(name: str) -> Callable[[Any], Value]:
+        return lambda row: getattr(row.measurement, name, None)
+
+    return {name: value(name) for name in names}
+
+
+def ends_of(name: str, of: Callable[[R], Interval | None]) -> dict[str, Callable[[R], Value]]:
+    """The ends of an interval; `name` has a place for which of them."""
+
+    def end(which: int) -> Callable[[R], Value]:
+        return lambda row: ends[which] if (ends := of(row)) else None
+
+    return {name.format("_low"): end(0), name.format("_high"): end(1)}
 
 
 def write_csv(parts: Iterable[Records]) -> str:

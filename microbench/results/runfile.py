@@ -24,7 +24,6 @@ from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.kinds import document_of
 from microbench.results.types import SCHEMA_VERSION, Json, Run
-from microbench.stopping import temporary
 
 
 def read_run(path: Path) -> Run:
@@ -161,6 +160,8 @@ def claimed(path: Path, option: str) -> Generator[None]:
 
     UserError where another command holds it, or its folder takes no file.
     """
+    from microbench.stopping import temporary  # of commands: reading a file needs none of it
+
     file = Path(os.path.realpath(path))
     lock = file.with_name(f".{file.name}.lock")
     try:

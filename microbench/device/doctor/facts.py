@@ -143,4 +143,9 @@ class Finding:
     remedy: str | None = None
 
 
+def graded(name: str, good: bool, what: str, remedy: str) -> Finding:
+    """A fact that is fine where it is `good`, else a warning with what the user can do."""
+    return Finding(name, "ok", what) if good else Finding(name, "warning", what, remedy)
+
+
 Check = Callable[[Facts], Finding | None]  # None: does not apply here, or is not known
