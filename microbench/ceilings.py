@@ -52,7 +52,9 @@ def _measured(
         with Progress(run_console(outputs), len(probes), quiet=outputs.quiet) as progress:
             for probe in probes:
                 result = session.measure(probe, each_s, progress.stage)
-                run = _with(run, result)
+                found = ceiling_of(result)
+                run = run.with_other(result)
+                run = replace(run, ceilings=(*run.ceilings, *([found] if found else ())))
                 save(run, path)
                 progress.done(result)
     finally:
@@ -81,11 +83,6 @@ def _begin(greeting: Greeting, probes: Sequence[Probe], budget: float | None) ->
     return replace(
         run, ceilings=tuple(datasheet_ceilings(str(greeting.device["name"]), precisions))
     )
-
-
-def _with(run: Run, result: CeilingResult) -> Run:
-    found = ceiling_of(result)
-    return replace(run.with_other(result), ceilings=(*run.ceilings, *([found] if found else ())))
 
 
 class Progress(LiveLine):

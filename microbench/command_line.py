@@ -89,9 +89,7 @@ class Option:
         if isinstance(default, float):
             said["default"] = f"{default:g}"  # as --help shows it
         add = click.option(words, *self.also, name, show_default=shown, **said)
-        for switch, value in self.switches.items():
-            add = _both(add, _switch(self, switch, value))
-        return add
+        return _each([add, *(_switch(self, word, value) for word, value in self.switches.items())])
 
 
 class Switch(click.Option):
@@ -107,11 +105,13 @@ def _switch(of: Option, word: str, value: Any) -> Callable[..., Any]:
     return click.option(word, is_flag=True, cls=One, help=f"Same as {of.words} {value}")
 
 
-def _both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that applies both; the first comes first in --help."""
+def _each(decorators: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A decorator that applies all of them; the first comes first in --help."""
 
     def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        return first(second(decorated))
+        for add in reversed(decorators):
+            decorated = add(decorated)
+        return decorated
 
     return decorate
 
@@ -279,13 +279,7 @@ def click_options(
             found.append(known[row.name].click(**row.changes))
         else:
             found.append(row)
-
-    def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        for add in reversed(found):
-            decorated = add(decorated)
-        return decorated
-
-    return decorate
+    return _each(found)
 
 
 def _name(row: Row) -> str:

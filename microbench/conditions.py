@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from kernels.choosing import NONE, QUICK, WIDE
 from microbench.command_line import (
-    Check,
     Outputs,
     check_budget,
     check_processes,
@@ -15,17 +14,7 @@ from microbench.command_line import (
     one_of,
 )
 from microbench.errors import UserError
-
-
-def _one_of_the_timers(choices: str) -> Check:
-    """A check that a word is one of these names of `microbench.timing.timers`."""
-
-    def check(name: str, value: str) -> None:
-        from microbench.timing import timers
-
-        one_of(getattr(timers, choices))(name, value)
-
-    return check
+from microbench.timing import L2_STATES, REGIMES, TIMERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +40,19 @@ class Conditions:
         "auto",
         "Timer: auto, events, graph (CUDA graph), clock (CPU)",
         kept=True,
-        check=_one_of_the_timers("TIMERS"),
+        check=one_of(TIMERS),
     )
     l2: str = choice(
         "cold",
         "cold: flush the L2 before each launch; warm: do not",
         kept=True,
-        check=_one_of_the_timers("L2_STATES"),
+        check=one_of(L2_STATES),
     )
     regime: str = choice(
         "sustained",
         "sustained: clocks settled; burst: a cool card",
         kept=True,
-        check=_one_of_the_timers("REGIMES"),
+        check=one_of(REGIMES),
     )
     budget: float | None = choice(
         None, "Total sampling time in seconds  [default: by case]", check=check_budget

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels import OPS
-from kernels.user_folders import warn
+from kernels.user_folders import warn_not_kept
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
@@ -74,7 +74,8 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
-                ahead = workers.load_ahead if kind == "cuda" else _nothing
+                # A CPU that measures is left alone.
+                ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
                 run = _measure(runner, schedule, groups, path)
         else:
@@ -84,10 +85,6 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
     if asked.autotune:
         _keep_tuned(run, greeting)
     return Done(run, path, asked.outputs)
-
-
-def _nothing() -> None:
-    """A CPU that measures is left alone."""
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -153,5 +150,4 @@ def _keep_tuned(run: Run, greeting: Greeting) -> None:
             try:
                 OPS[result.case.op].save_tuned(result.case, greeting.target, result.variant)
             except OSError as error:
-                where = f"{error.filename}: " if error.filename else ""
-                warn(f"the tuned configurations cannot be kept ({where}{error.strerror})")
+                warn_not_kept("the tuned configurations", error)

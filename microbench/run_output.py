@@ -18,7 +18,7 @@ from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
 from microbench.command_words import WORDS
-from microbench.device.host import WATCHED_VARIABLES
+from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
@@ -120,11 +120,6 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
             **({LOAD: greeting.load} if greeting.load else {}),
         },
     )  # fmt: skip
-
-
-def watched_environment() -> dict[str, str]:
-    """The environment variables that change results (WATCHED_VARIABLES) and are set."""
-    return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
 
 
 def command_line(program: str) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def ceilings_table(run: Run) -> Table[CeilingResult]:
                True, 4, csv={**measured("median_s"), "cycles": lambda r: r.cycles}),
         Column("±", lambda r: fmt.half_of(r.measurement), True, 5,
                csv=ends_of("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
-        Column("best variant", _variant, drop=1,
+        Column("best variant", lambda r: fmt.clean(r.variant or "") * (len(r.tried) > 1), drop=1,
                csv={"variant": lambda r: r.variant, "rel_error": lambda r: r.rel_error}),
     ]  # fmt: skip
     table: Table[CeilingResult] = Table(columns)
@@ -184,10 +184,6 @@ def _nominal_pct(run: Run, result: CeilingResult) -> float | None:
     if result.case.name in DRAM and sheet and sheet.byte_per_s and result.byte_per_s:
         return 100 * result.byte_per_s / sheet.byte_per_s
     return result.nominal_pct
-
-
-def _variant(result: CeilingResult) -> str:
-    return fmt.clean(result.variant or "") if len(result.tried) > 1 else ""
 
 
 # ---------------------------------------------------------------- the report's parts

@@ -66,17 +66,13 @@ def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> li
     for some in (places[i : i + most] for i in range(0, len(places), most)):
         table = Table(
             [
-                Column("image\nbatch", _itself, right=True, bold=True),
+                Column[str]("image\nbatch", lambda size: size, right=True, bold=True),
                 *(Column("\n".join(p), _cells(found[p], baseline), right=True) for p in some),
             ]
         )
         table.block("", map(Row, reversed(sizes)))
         lines += [Text(fmt.clean(title), "bold"), *screen(table, width).lines, Text()]
     return lines
-
-
-def _itself(size: str) -> str:
-    return size
 
 
 def _cells(by_size: Mapping[str, Result], baseline: str) -> Callable[[str], str]:

@@ -268,13 +268,9 @@ def _grid(table: Table[R]) -> _Grid:
         [one_line(titles[i]) for i in kept],
         [columns[i].right for i in kept],
         [[row[i] for i in kept] for row in rows],
-        [[_is_faint(columns[i], row.item) for i in kept]
+        [[bool((faint := columns[i].faint) and faint(row.item)) for i in kept]
          for row in table.items],
     )  # fmt: skip
-
-
-def _is_faint(column: Column[R], item: R) -> bool:
-    return column.faint is not None and column.faint(item)
 
 
 def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:

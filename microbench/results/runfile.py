@@ -185,23 +185,17 @@ def _locked(lock: Path) -> int:
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            with _where_there_are_locks():
+            try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
             if _is_still(lock, handle):
                 return handle
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)  # its last owner removed it meanwhile
-
-
-@contextmanager
-def _where_there_are_locks() -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
 
 
 def _is_still(lock: Path, handle: int) -> bool:

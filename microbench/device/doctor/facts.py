@@ -70,9 +70,7 @@ def gather(info: DeviceInfo) -> Facts:
         torch_architectures=tuple(torch.cuda.get_arch_list()),
         matmul_fp32=str(torch.backends.cuda.matmul.fp32_precision),
         conv_fp32=str(cudnn.conv.fp32_precision),
-        environment={
-            name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
-        },
+        environment=host.watched_environment(),
         shadowed=_also_theirs(),
         own_pid=os.getpid(),
         cores_usable=host.usable_cores(),
