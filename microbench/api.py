@@ -8,24 +8,31 @@ raise `UserError`. Results print themselves, also in notebooks.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from microbench import fmt
 from microbench.__main__ import app
-from microbench.callables import Function, time_variants
 from microbench.command_words import called
+from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
+from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, ends_of, html, records, screen
 from microbench.requests import REQUESTS, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
+from microbench.timing.interleave import HEAVY, Arm, ArmFailed, Turns
+from microbench.timing.stats import median, ratio_interval
+from microbench.timing.timers import Timer, make_timer
 
 Words = str | int | Iterable[str | int | tuple[int, ...]]
+Function = Callable[..., object]
+BUDGET_S = 2.0  # of sampling, a callable
 
 
 def _fields_of(found: types.Run | types.Measurement) -> dict[str, Any]:
@@ -197,14 +204,69 @@ def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
     return compare_arms({name: function}, *tensors, **conditions)[name]
 
 
-def compare_arms(variants: Mapping[str, Function], *tensors: Any, **conditions: Any) -> Variants:
+def compare_arms(
+    variants: Mapping[str, Function],
+    *tensors: Any,
+    device: str | None = None,
+    timer: str = "auto",
+    l2: str = "cold",
+    regime: str = "sustained",
+    budget: float | None = None,
+) -> Variants:
     """Time several callables on the same tensors, interleaved in random order.
 
-    The first is the baseline of the speed-ups. Conditions and errors as in `bench`.
+    The first is the baseline of the speed-ups. Conditions and errors as in `bench`. This runs in
+    the caller's process, so a callable may close over anything; each is called once before, so that
+    it may compile. `budget` is seconds of sampling in all, 2 a callable by default; `device` is
+    that of the tensors by default.
     """
-    found, speedups = time_variants(variants, tensors, **conditions)
+    if not variants:
+        raise UserError("nothing to time: pass at least one callable")
+    info = _device(device, tensors)
+    made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
+    arms = [_arm(name, partial(function, *tensors), made) for name, function in variants.items()]
+    with open_telemetry(info) as telemetry:
+        turns = Turns(made, regime, budget or BUDGET_S * len(arms), during=telemetry.during)
+        try:
+            turns.take(arms)
+        except ArmFailed as failure:
+            raise failure.__cause__ or failure from None
+        on_gpu = info.kind == "cuda"
+        heavy = on_gpu and turns.pace(arms) is HEAVY
+        regime = regime if on_gpu else UNMANAGED
+        found = {
+            arm.key: measurement_of(arm, made, regime, telemetry.summary(arm.key), heavy)
+            for arm in arms
+        }
+    made.forget()
     named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
-    return Variants(named, speedups)
+    return Variants(named, _speedups(arms, made.overhead_s, made.resolution_s))
+
+
+def _device(name: str | None, tensors: tuple[Any, ...]) -> DeviceInfo:
+    """The device that is named, or that of the first tensor."""
+    places = [str(tensor.device) for tensor in tensors if hasattr(tensor, "device")]
+    info = describe(name or (places[0] if places else "auto"))
+    if info.kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(info.index)
+    return info
+
+
+def _arm(name: str, launch: Function, timer: Timer) -> Arm:
+    timer.run(launch, 1)
+    return Arm(name, launch, median(timer.block(launch, ESTIMATE_SAMPLES).times_s))
+
+
+def _speedups(arms: list[Arm], overhead_s: float, resolution_s: float) -> dict[str, Ratio]:
+    first, *others = (
+        [[t - overhead_s for t in block.times_s] for block in arm.blocks] for arm in arms
+    )
+    return {
+        arm.key: Ratio(*ratio_interval(first, blocks, resolution_s))
+        for arm, blocks in zip(arms[1:], others, strict=True)
+    }
 
 
 def load(path: str | Path) -> Run:

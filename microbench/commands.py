@@ -146,6 +146,8 @@ def compare_with(
     Returns the exit code: 1 when a verdict is one to fail on, else 0. UserError for what cannot be
     read, compared or written.
     """
+    from microbench.report.comparison import in_markdown, print_comparisons
+    from microbench.report.screen import make_console
     from microbench.results.comparison import VERDICTS, compare, failing, parse_threshold
 
     paths = [baseline, *files] if baseline else list(files)
@@ -178,7 +180,10 @@ def compare_with(
         from microbench.report.page import write_comparisons
 
         write_comparisons(found, paths[0].name, loads(dumps(data)), html)
-    _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
+    if markdown:
+        sys.stdout.write(in_markdown(found, paths[0].name))
+    else:
+        print_comparisons(found, paths[0].name, make_console(), details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
 
@@ -196,21 +201,6 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
     one = next(iter(found.values())).as_dict()
     return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
-
-
-def _print_comparisons(
-    found: Mapping[str, Comparison], baseline: str, *, markdown: bool, details: bool
-) -> None:
-    from microbench.report.comparison import in_markdown, print_comparisons, print_named
-    from microbench.report.screen import make_console
-
-    if markdown:
-        sys.stdout.write(in_markdown(found, baseline))
-    elif len(found) == 1:
-        ((name, comparison),) = found.items()
-        print_named(name, comparison, baseline, make_console(), details=details)
-    else:
-        print_comparisons(found, baseline, make_console(), details=details)
 
 
 def examine_machine(device: str, html: Path | None = None) -> None:

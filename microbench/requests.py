@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from microbench.command_line import (
-    Outputs,
-    Schema,
-    at_least,
-    check_options,
-    choice,
-    filled,
-)
+from microbench.command_line import Outputs, Schema, at_least, check_options, choice, filled
 from microbench.conditions import Conditions
 
 if TYPE_CHECKING:  # --help is to load nothing heavy

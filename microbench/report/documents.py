@@ -12,7 +12,7 @@ from rich.text import Text
 from microbench import fmt
 from microbench.report.comparison import MOST_NAMED, listed_alone, only_in, summary, threshold
 from microbench.report.console import header
-from microbench.report.screen import prose_width
+from microbench.report.screen import print_lines
 from microbench.report.table import Column, Part, Row, Table, ends_of, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
@@ -43,8 +43,7 @@ class Sheet:
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
     """Print the device, if the document has one, and the sheet. ValueError: invalid field."""
     if "device" in data:
-        for line in header(run_of_document(data), details):
-            console.print(line, width=prose_width(console))
+        print_lines(console, header(run_of_document(data), details))
         console.print()
     print_sheet(sheet, console, details=details)
 
@@ -65,9 +64,7 @@ def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> Non
         rows = screen(part.table, console.width).lines if part.table else ()
         lines += [Text(""), Text(part.title), *rows, *map(Text, part.below)]
     lines += [Text(line) for line in sheet.more] if details else []
-    for line in lines:
-        width = console.width if line.no_wrap else prose_width(console)
-        console.print(line, width=width, overflow="fold")
+    print_lines(console, lines)
     if sheet.summary:
         console.print(*([""] if lines else []), Text(sheet.summary, "bold"), sep="\n")
 

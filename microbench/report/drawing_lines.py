@@ -170,9 +170,7 @@ def _texts(alt: Any, panel: Panel, lines: Lines) -> list[Any]:
     note = alt.Chart(alt.InlineData(values=[{"text": "not measured"}]))
     return [
         note.mark_text(fontSize=13, color=FAINT).encode(
-            x=alt.value(lines.size[0] / 2),
-            y=alt.value(lines.size[1] / 2),
-            text="text:N",
+            x=alt.value(lines.size[0] / 2), y=alt.value(lines.size[1] / 2), text="text:N"
         )
     ]
 

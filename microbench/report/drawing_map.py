@@ -139,9 +139,7 @@ def _panel(
         shape=HATCH, size=CELL[0] ** 2 * 0.85, filled=False, stroke="#b0b0b0", strokeWidth=1
     )
     far = f"datum.shade > {DARK} || datum.shade < {1 / DARK}"
-    text = base.encode(
-        color=alt.condition(far, alt.value("white"), alt.value(INK)),
-    )
+    text = base.encode(color=alt.condition(far, alt.value("white"), alt.value(INK)))
     layers = [
         base.mark_rect(stroke="white", strokeWidth=1).encode(color=_colour(alt), tooltip=told),
         hatch,

@@ -11,24 +11,8 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.break_even import subject_of
 from microbench.libraries import is_tuned, libraries_beside_own
-from microbench.report.arms import (
-    Arms,
-    arms_of,
-    groups_of,
-    rate_unit,
-    representative,
-    varying,
-)
-from microbench.report.table import (
-    DIM,
-    MISSING,
-    Column,
-    Row,
-    Table,
-    Value,
-    ends_of,
-    measured,
-)
+from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative, varying
+from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
 from microbench.results.types import Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.verdict import BASELINES

@@ -22,13 +22,7 @@ from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Interval, Json
 from microbench.timing import LARGE_FLOPS, SUSTAINED
 from microbench.timing.interleave import HEAVY, Arm, Turns
-from microbench.timing.stats import (
-    CONFIDENCE,
-    excludes_one,
-    median,
-    ratio_interval,
-    share_interval,
-)
+from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval
 from microbench.timing.timers import Timer, make_timer
 
 SIZES = {"cuda": (256, 512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256)}
