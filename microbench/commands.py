@@ -111,22 +111,19 @@ def explain_again(file: Path) -> None:
     The file keeps its permissions and its links. UserError for a file that is no run, cannot be
     written, or is being measured.
     """
-    check_readable(file)
-    with claimed(file, "FILE"):
-        _explain(file)
-
-
-def _explain(file: Path) -> None:
     from microbench.roofline.explain import annotate
 
-    run = read_run(file)
-    if run.others and not run.results:
-        print(f"{file} has no kernel results. Other results are explained when they are measured.")
-        return
-    explained = annotate(run)
-    changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
-    write_run(explained, file)
-    print(f"{file}: {changed} of {len(run.results)} explanations changed")
+    check_readable(file)
+    with claimed(file, "FILE"):
+        run = read_run(file)
+        if run.others and not run.results:
+            why = "Other results are explained when they are measured."
+            print(f"{file} has no kernel results. {why}")
+            return
+        explained = annotate(run)
+        changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
+        write_run(explained, file)
+        print(f"{file}: {changed} of {len(run.results)} explanations changed")
 
 
 def compare_with(

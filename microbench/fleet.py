@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
@@ -38,7 +38,7 @@ from microbench.fleet_verdict import (
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
 from microbench.results.values import Json
-from microbench.run_output import STDOUT, check_outputs, command_line, run_console, run_file
+from microbench.run_output import STDOUT, check_outputs, command_line, now, run_console, run_file
 from microbench.runner import default_budget_s, group_weight
 from microbench.sweep import parse_names
 from microbench.worker import Worker
@@ -206,7 +206,7 @@ class _Session:
     def save(self, fleet: Fleet) -> None:
         """Write the file, where this process has one. OSError where the disk refuses."""
         if self.path:
-            self.facts["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+            self.facts["finished_at"] = now()
             write_text(json.dumps(fleet_to_json(fleet, self.facts), allow_nan=False), self.path)
 
     def say(self, line: str) -> None:

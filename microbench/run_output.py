@@ -108,11 +108,16 @@ def _own_path(name: str) -> Path:
     return folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
 
 
+def now() -> str:
+    """This moment as run files have it: ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
     """A run that begins now; `settings` are the options to keep in it."""
     return Run(
         command=command_line(program),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=now(),
         device=greeting.device,
         software=greeting.software,
         settings={

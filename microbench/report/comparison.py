@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -216,32 +215,18 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
         Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
         Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
         Column("A / B", _ratio, right=True),
-        Column("threshold", threshold, right=True),
+        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), right=True),
         Column(REASON, lambda row: fmt.clean(row.reason), drop=2),
     ]  # fmt: skip
     return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
 
 
-class Judged(Protocol):
-    """A row with its threshold, of a comparison or of its file."""
-
-    @property
-    def threshold_pct(self) -> float | None:
-        """Per cent that the interval must lie beyond."""
-        ...
-
-    @property
-    def threshold_s(self) -> float | None:
-        """The same in seconds, where an absolute time decides; else None."""
-        ...
-
-
-def threshold(row: Judged) -> str:
+def threshold(pct: float | None, seconds: float | None) -> str:
     """ "3.0 %"; "21 % (1.3 us)" where an absolute time decides; "" for a case without times."""
-    if row.threshold_pct is None:
+    if pct is None:
         return ""
-    text = f"{row.threshold_pct:.{1 if row.threshold_pct < 9.95 else 0}f} %"
-    return text if row.threshold_s is None else f"{text} ({_us(row.threshold_s)})"
+    text = f"{pct:.{1 if pct < 9.95 else 0}f} %"
+    return text if seconds is None else f"{text} ({_us(seconds)})"
 
 
 def _us(seconds: float) -> str:

@@ -187,7 +187,7 @@ def _sheet(
         Column("interval", lambda row: ends(row.ci95), True, 4,
                csv=ends_of("ci95{}", lambda row: row.ci95)),
         Column("note", lambda row: fmt.clean(row.note), drop=6, csv={"note": lambda row: row.note}),
-        Column("threshold", threshold, True, 3,
+        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), True, 3,
                csv={"threshold_pct": lambda row: row.threshold_pct}),
         Column("reason", lambda row: fmt.clean(row.reason), drop=1,
                csv={"reason": lambda row: row.reason}),

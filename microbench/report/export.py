@@ -120,9 +120,10 @@ def _add_suite(
 
 def _message(row: CompareRow) -> str:
     """ "slower: A / B 0.800, threshold 3.0 %, interval is beyond it"."""
+    limit = threshold(row.threshold_pct, row.threshold_s)
     parts = [
         f"A / B {row.ratio:.3f}" if row.ratio is not None else "",
-        f"threshold {threshold(row)}" if row.threshold_pct is not None else "",
+        f"threshold {limit}" if limit else "",
         fmt.clean(row.reason),
         fmt.clean(row.note) if row.note != row.reason else "",
     ]

@@ -308,11 +308,10 @@ def _kind(ratio: Ratio) -> str:
 
 def _faster(gain: Ratio) -> str:
     """ "2.22 ±0.01 times faster"; how much slower as a ratio below 1."""
-    if gain.ci95 is None:
-        return f"{fmt.short_ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
     if gain.no_difference:
         return f"no difference seen ({fmt.ratio(gain)})"
-    return f"{fmt.ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
+    text = fmt.ratio(gain) if gain.ci95 else fmt.short_ratio(gain)
+    return f"{text} times {'as fast' if gain.ratio < 1 else 'faster'}"
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:

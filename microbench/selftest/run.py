@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from microbench.errors import UserError
 from microbench.results.runfile import check_apart, check_writable, claimed, read_run, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
-from microbench.run_output import STDOUT
+from microbench.run_output import STDOUT, now
 from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
@@ -55,29 +54,22 @@ def run_selftest(
     `budget` is seconds of sampling in all. UserError for a bad option or a device that fails.
     """
     from microbench.report.screen import make_console
+    from microbench.selftest.screen import sheet
 
     if budget is not None:
         check_budget("--budget", budget)
     with _outputs(json_path, html):
         console = make_console(stderr=json_path == STDOUT, quiet=quiet)
-        return _tested(json_path, device, budget, console, html)
-
-
-def _tested(
-    json_path: Path | None, device: str, budget: float | None, console: Console, html: Path | None
-) -> int:
-    from microbench.selftest.screen import sheet
-
-    seed = secrets.randbelow(MAX_SEED)
-    cold = Workers(Conditions(device=device, seed=seed, no_tune=True))
-    try:
-        greeting = cold.greet()
-        plants, absent = planted_for(greeting)
-        runs = measure(plants, cold, greeting, budget, console)
-    finally:
-        cold.close()
-    judged = [judge(plant, runs) for plant in plants]
-    _publish(evidence(judged, absent, runs), sheet, json_path, console, html)
+        seed = secrets.randbelow(MAX_SEED)
+        cold = Workers(Conditions(device=device, seed=seed, no_tune=True))
+        try:
+            greeting = cold.greet()
+            plants, absent = planted_for(greeting)
+            runs = measure(plants, cold, greeting, budget, console)
+        finally:
+            cold.close()
+        judged = [judge(plant, runs) for plant in plants]
+        _publish(evidence(judged, absent, runs), sheet, json_path, console, html)
     return 0 if passed([item for item in judged if not item.plant.held_out]) else 1
 
 
@@ -120,7 +112,7 @@ def validate_method(
         document = {
             "check": what,
             "command": ["python", "-m", "microbench", "validate", what, *words],
-            "finished_at": _now(),
+            "finished_at": now(),
             "device": info.as_dict(),
             "software": software(),
             **asdict(figures),
@@ -281,7 +273,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
     """A run of this device without results."""
     return Run(
         command=("python", "-m", "microbench", "selftest"),
-        started_at=_now(),
+        started_at=now(),
         device=greeting.device,
         software=greeting.software,
         settings={**kept(settings), "seed": settings.seed},
@@ -296,7 +288,7 @@ def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> 
         "check": "selftest",
         "command": list(runs.cold.command),
         "started_at": runs.cold.started_at,
-        "finished_at": _now(),
+        "finished_at": now(),
         "device": runs.cold.device,
         "software": runs.cold.software,
         "settings": runs.cold.settings,
@@ -311,7 +303,3 @@ def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> 
         "absent": [{"condition": a.condition, "reason": a.reason} for a in absent],
         "rows": [item.as_dict(runs) for item in judged],
     }  # fmt: skip
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
