@@ -52,15 +52,6 @@ STORE_ERRORS = (RuntimeError, ValueError, KeyError)  # of torch's store, and wha
 
 
 @dataclass(frozen=True)
-class Check:
-    """What counts, as written: a slow-down, the GPUs expected, the findings to fail on."""
-
-    threshold: str = "5%"
-    expect: int | None = None
-    fail_on: str = ",".join(KINDS)
-
-
-@dataclass(frozen=True)
 class Place:
     """A process of torchrun: its rank, how many ranks there are, and the GPU that is its own."""
 
@@ -69,14 +60,20 @@ class Place:
     local_rank: int | None  # None: one process a host, which has all of its GPUs
 
 
-def check_fleet(request: Request, check: Check) -> int:
+def check_fleet(
+    request: Request,
+    threshold: str = "5%",
+    expect: int | None = None,
+    fail_on: str = ",".join(KINDS),
+) -> int:
     """Measure every GPU, print one table, write it; the exit code.
 
-    1 where there is a finding to fail on, else 0. UserError for a bad option or no GPU.
+    What counts is as written on the command line: a slow-down, how many GPUs there must be, the
+    findings to fail on. 1 where there is one of these, else 0. UserError: a bad option, no GPU.
     """
     asked = request.conditions
-    start = Fleet((), parse_threshold(check.threshold), check.expect)
-    fails = [] if check.fail_on == "none" else parse_names(check.fail_on, KINDS, "--fail-on")
+    start = Fleet((), parse_threshold(threshold), expect)
+    fails = [] if fail_on == "none" else parse_names(fail_on, KINDS, "--fail-on")
     refused = {"--resume": asked.outputs.resume, "--chart": asked.outputs.chart,
                "--processes": asked.processes, "--autotune": asked.autotune}  # fmt: skip
     for option, given in refused.items():
