@@ -27,6 +27,7 @@ from microbench.results.runfile import (
     check_readable,
     check_writable,
     claimed,
+    claimed_new,
     read_run,
     write_run,
     write_text,
@@ -86,9 +87,7 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
             yield outputs.resume, read_run(outputs.resume)
         return
     path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
-    check_writable(path, "--json", resumes=True)
-    with claimed(path, "--json"):
-        check_writable(path, "--json", resumes=True)  # another command may have ended just now
+    with claimed_new(path, "--json", resumes=True):
         yield path, None
 
 

@@ -180,6 +180,15 @@ def claimed(path: Path, option: str) -> Generator[None]:
         os.close(held)
 
 
+@contextmanager
+def claimed_new(path: Path, option: str, *, resumes: bool = False) -> Generator[None]:
+    """Hold a file that is to be new; errors as of `check_writable` and `claimed`."""
+    check_writable(path, option, resumes=resumes)
+    with claimed(path, option):
+        check_writable(path, option, resumes=resumes)  # another command may have ended just now
+        yield
+
+
 def _locked(lock: Path) -> int:
     """An open handle of the lock's file, locked. BlockingIOError where another has it."""
     while True:
