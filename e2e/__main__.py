@@ -20,7 +20,7 @@ from e2e.case import SCHEMAS
 from e2e.commands.record import Script
 from e2e.training.distributed.place import place_of
 from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
-from microbench.resumed_command import NO_NETWORK, Command, Named
+from microbench.command_words import NO_NETWORK, Command, Named
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 

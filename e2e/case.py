@@ -33,6 +33,7 @@ from microbench.command_line import (
     check_budget,
     check_processes,
     check_seed,
+    choice,
     one_of,
     option,
 )
@@ -113,11 +114,6 @@ def setting(
 ) -> Any:
     """A field of `TrainCase`; `asked` is the default of its option, where that is another."""
     return field(default=default, metadata=of_case(help, label=label, default=asked, **said))
-
-
-def choice(default: Any, help: str, **said: Any) -> Any:
-    """A field that is an option; see `microbench.command_line.option`."""
-    return field(default=default, metadata=option(help, **said))
 
 
 # ---------------------------------------------------------------- the options
@@ -353,9 +349,8 @@ class TrainSettings:
     seed: int = choice(
         1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
     )
-    weights: Path | None = field(
-        default=None,
-        metadata=option("Start from this state dict, or that of NETWORK in this folder"),
+    weights: Path | None = choice(
+        None, "Start from this state dict, or that of NETWORK in this folder"
     )
     strict: bool = choice(False, "Stop at the first broken image")
     on_worker_death: str = choice(

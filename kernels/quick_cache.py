@@ -111,19 +111,14 @@ def _read(file: Path) -> dict[str, Found]:
         return _damaged(file, error)
     if not isinstance(value, dict):
         return _damaged(file, ValueError("it is no object"))
-    return {
-        name: (entry[0], entry[1])
-        for name, entry in cast("dict[str, Any]", value).items()
-        if _is_entry(entry)
-    }
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, list) or len(cast("list[Any]", entry)) != 2:
-        return False
-    label, candidates = cast("list[Any]", entry)
-    counted = isinstance(candidates, int) and 1 <= candidates <= MOST_CANDIDATES
-    return isinstance(label, str) and counted
+    found: dict[str, Found] = {}
+    for name, entry in cast("dict[str, Any]", value).items():
+        match entry:
+            case [str(label), int(candidates)] if 1 <= candidates <= MOST_CANDIDATES:
+                found[name] = label, candidates
+            case _:
+                pass  # as if it were not there
+    return found
 
 
 def _damaged(file: Path, error: Exception) -> dict[str, Found]:

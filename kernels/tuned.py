@@ -41,10 +41,7 @@ def tables_for(target: Target) -> tuple[str, ...]:
 
 
 def nearest(
-    listed: Mapping[str, str],
-    size: Size,
-    usable: Callable[[Size, str], bool],
-    reach: float = NEAR,
+    listed: Mapping[str, str], size: Size, usable: Callable[[Size, str], bool], reach: float = NEAR
 ) -> tuple[Size, str] | None:
     """(size, label) of the nearest usable entry in reach, the exact size first; None if there is
     none.

@@ -73,6 +73,12 @@ def temporary_folder(name: str) -> Path:
     return folder
 
 
+def warn_not_kept(what: str, error: OSError) -> None:
+    """Warn that the disk refuses a result that later runs could use."""
+    where = f"{error.filename}: " if error.filename else ""
+    warn(f"{what} cannot be kept ({where}{error.strerror or error})")
+
+
 def warn(text: str) -> None:
     """Print a warning to standard error, once a process, as one line of what prints."""
     if text not in _said:

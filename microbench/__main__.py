@@ -31,6 +31,7 @@ from microbench.command_line import (
     run_app,
     said,
 )
+from microbench.command_words import Command, Named
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.requests import (
@@ -41,7 +42,6 @@ from microbench.requests import (
     PeakRequest,
     request_of,
 )
-from microbench.resumed_command import Command, Named
 
 DEVICE = options_of(Conditions)["device"].click()
 BUDGET = options_of(Conditions)["budget"].click()
@@ -100,9 +100,9 @@ def gemm(**options: Any) -> int:
     if options["device"] != "all":
         _measure(GemmRequest, options)
         return 0
-    from microbench.fleet import Check, check_fleet
+    from microbench.fleet import check_fleet
 
-    return check_fleet(request_of(GemmRequest, options), Check())
+    return check_fleet(request_of(GemmRequest, options))
 
 
 @app.command()
@@ -278,10 +278,10 @@ def fleet(threshold: str, expect: int | None, fail_on: str, **options: Any) -> i
       1  a GPU failed, is slow, or has a fault
       2  a mistake, or no GPU
     """
-    from microbench.fleet import Check, check_fleet
+    from microbench.fleet import check_fleet
 
     asked = {**options, "vs": "none", "device": "all", "budget": options["budget"] or FLEET_S}
-    return check_fleet(request_of(GemmRequest, asked), Check(threshold, expect, fail_on))
+    return check_fleet(request_of(GemmRequest, asked), threshold, expect, fail_on)
 
 
 @app.command()

@@ -8,35 +8,35 @@ raise `UserError`. Results print themselves, also in notebooks.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from microbench import fmt
 from microbench.__main__ import app
-from microbench.callables import Function, time_variants
+from microbench.command_words import called
+from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
-from microbench.keywords import called
+from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
 from microbench.report.screen import WIDTH
-from microbench.report.table import Column, Row, Table, html, records, screen
-from microbench.requests import (
-    ConvRequest,
-    GemmRequest,
-    LayersRequest,
-    PayoffRequest,
-    PeakRequest,
-    request_of,
-)
+from microbench.report.table import Column, Row, Table, ends_of, html, records, screen
+from microbench.requests import REQUESTS, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
+from microbench.timing.interleave import HEAVY, Arm, ArmFailed, Turns
+from microbench.timing.stats import median, ratio_interval
+from microbench.timing.timers import Timer, make_timer
 
-KINDS: Mapping[str, type[Any]] = {
-    "gemm": GemmRequest, "conv": ConvRequest, "payoff": PayoffRequest, "peak": PeakRequest,
-    "layers": LayersRequest,
-}  # fmt: skip
 Words = str | int | Iterable[str | int | tuple[int, ...]]
+Function = Callable[..., object]
+BUDGET_S = 2.0  # of sampling, a callable
+
+
+def _fields_of(found: types.Run | types.Measurement) -> dict[str, Any]:
+    return {one.name: getattr(found, one.name) for one in fields(found)}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Run(types.Run):
     @classmethod
     def of_run(cls, run: types.Run, path: Path | None = None) -> Self:
         """The same run with `path`."""
-        return cls(**{one.name: getattr(run, one.name) for one in fields(types.Run)}, path=path)
+        return cls(**_fields_of(run), path=path)
 
     @classmethod
     def of_done(cls, done: Done) -> Self:
@@ -95,12 +95,6 @@ class Measurement(types.Measurement):
 
     name: str = ""
 
-    @classmethod
-    def of_measurement(cls, found: types.Measurement, name: str) -> Self:
-        """The same measurement with a name."""
-        known = {one.name: getattr(found, one.name) for one in fields(types.Measurement)}
-        return cls(**known, name=name)
-
     def __str__(self) -> str:
         """Median and interval in one line."""
         return _lines(_table([(self, None)]))
@@ -115,7 +109,7 @@ class Measurement(types.Measurement):
 
     def chart(self) -> Any:
         """An Altair chart of the samples."""
-        from microbench.report.drawing_samples import samples_chart
+        from microbench.report.drawing_rows import samples_chart
 
         return samples_chart({self.name: self})
 
@@ -145,7 +139,7 @@ class Variants:
 
     def chart(self) -> Any:
         """An Altair chart of all samples, a row a callable."""
-        from microbench.report.drawing_samples import samples_chart
+        from microbench.report.drawing_rows import samples_chart
 
         return samples_chart(self.measurements)
 
@@ -210,14 +204,69 @@ def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
     return compare_arms({name: function}, *tensors, **conditions)[name]
 
 
-def compare_arms(variants: Mapping[str, Function], *tensors: Any, **conditions: Any) -> Variants:
+def compare_arms(
+    variants: Mapping[str, Function],
+    *tensors: Any,
+    device: str | None = None,
+    timer: str = "auto",
+    l2: str = "cold",
+    regime: str = "sustained",
+    budget: float | None = None,
+) -> Variants:
     """Time several callables on the same tensors, interleaved in random order.
 
-    The first is the baseline of the speed-ups. Conditions and errors as in `bench`.
+    The first is the baseline of the speed-ups. Conditions and errors as in `bench`. This runs in
+    the caller's process, so a callable may close over anything; each is called once before, so that
+    it may compile. `budget` is seconds of sampling in all, 2 a callable by default; `device` is
+    that of the tensors by default.
     """
-    found, speedups = time_variants(variants, tensors, **conditions)
-    named = {name: Measurement.of_measurement(one, name) for name, one in found.items()}
-    return Variants(named, speedups)
+    if not variants:
+        raise UserError("nothing to time: pass at least one callable")
+    info = _device(device, tensors)
+    made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
+    arms = [_arm(name, partial(function, *tensors), made) for name, function in variants.items()]
+    with open_telemetry(info) as telemetry:
+        turns = Turns(made, regime, budget or BUDGET_S * len(arms), during=telemetry.during)
+        try:
+            turns.take(arms)
+        except ArmFailed as failure:
+            raise failure.__cause__ or failure from None
+        on_gpu = info.kind == "cuda"
+        heavy = on_gpu and turns.pace(arms) is HEAVY
+        regime = regime if on_gpu else UNMANAGED
+        found = {
+            arm.key: measurement_of(arm, made, regime, telemetry.summary(arm.key), heavy)
+            for arm in arms
+        }
+    made.forget()
+    named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
+    return Variants(named, _speedups(arms, made.overhead_s, made.resolution_s))
+
+
+def _device(name: str | None, tensors: tuple[Any, ...]) -> DeviceInfo:
+    """The device that is named, or that of the first tensor."""
+    places = [str(tensor.device) for tensor in tensors if hasattr(tensor, "device")]
+    info = describe(name or (places[0] if places else "auto"))
+    if info.kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(info.index)
+    return info
+
+
+def _arm(name: str, launch: Function, timer: Timer) -> Arm:
+    timer.run(launch, 1)
+    return Arm(name, launch, median(timer.block(launch, ESTIMATE_SAMPLES).times_s))
+
+
+def _speedups(arms: list[Arm], overhead_s: float, resolution_s: float) -> dict[str, Ratio]:
+    first, *others = (
+        [[t - overhead_s for t in block.times_s] for block in arm.blocks] for arm in arms
+    )
+    return {
+        arm.key: Ratio(*ratio_interval(first, blocks, resolution_s))
+        for arm, blocks in zip(arms[1:], others, strict=True)
+    }
 
 
 def load(path: str | Path) -> Run:
@@ -231,7 +280,7 @@ def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
     from microbench.run_command import run_request
 
     with called(app.commands[name], arguments, options, also={"dtypes": "dtype"}) as words:
-        return Run.of_done(run_request(request_of(KINDS[name], words)))
+        return Run.of_done(run_request(request_of(REQUESTS[name], words)))
 
 
 # ---------------------------------------------------------------- showing
@@ -244,25 +293,19 @@ def _table(lines: Iterable[_Line]) -> Table[_Line]:
         Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
         Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
                csv={"median_s": lambda line: line[0].median_s}),
-        Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
-               csv={"ci95_low_s": lambda line: line[0].ci95_s and line[0].ci95_s[0],
-                    "ci95_high_s": lambda line: line[0].ci95_s and line[0].ci95_s[1]}),
+        Column("±", lambda line: fmt.half_of(line[0]), right=True,
+               csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
         Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
                csv={"speedup": lambda line: line[1] and line[1].ratio,
-                    "speedup_low": lambda line: line[1] and line[1].ci95 and line[1].ci95[0],
-                    "speedup_high": lambda line: line[1] and line[1].ci95 and line[1].ci95[1]}),
-        Column("MHz", lambda line: _rounded(line[0].sm_clock_mhz), right=True,
+                    **ends_of("speedup{}", lambda line: line[1] and line[1].ci95)}),
+        Column("MHz", lambda line: fmt.whole(line[0].sm_clock_mhz), right=True,
                csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
-        Column("W", lambda line: _rounded(line[0].power_w), right=True,
+        Column("W", lambda line: fmt.whole(line[0].power_w), right=True,
                csv={"power_w": lambda line: line[0].power_w}),
         Column("samples", lambda line: str(len(line[0].times_s)), right=True,
                csv={"samples": lambda line: len(line[0].times_s)}),
     ]  # fmt: skip
     return Table(columns, [Row(line) for line in lines])
-
-
-def _rounded(value: float | None) -> str:
-    return f"{value:.0f}" if value else ""
 
 
 def _lines(table: Table[_Line]) -> str:

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.ceilings.plan import LAUNCHES, Probe, all_probes
+from microbench.child_pipes import Pipe
 from microbench.command_line import Outputs, check_budget
 from microbench.errors import UserError
-from microbench.pulse import Pipe
 from microbench.report.ceilings import in_one_line
 from microbench.report.live import LiveLine
 from microbench.results.ceilings import CeilingResult, ceiling_of
 from microbench.results.types import Run
 from microbench.roofline.ceilings import datasheet_ceilings
-from microbench.run_output import Done, check_outputs, new_run, run_console, run_file, save
+from microbench.run_output import (
+    Done,
+    check_outputs,
+    new_run,
+    now,
+    run_console,
+    run_file,
+    save,
+)
 from microbench.worker import HANG_S, Child, Greeting, WorkerDied, greet, greet_parent
 
 if TYPE_CHECKING:
@@ -39,27 +45,22 @@ def measure_ceilings(
     check_outputs(outputs)
     each_s = budget / len(probes) if budget else BUDGET_S
     with run_file(outputs, "ceilings") as (path, _):
-        return Done(_measured(device, probes, budget, each_s, path, outputs), path, outputs)
-
-
-def _measured(
-    device: str, probes: Sequence[Probe], budget: float | None, each_s: float, path: Path,
-    outputs: Outputs,
-) -> Run:  # fmt: skip
-    session = _Session(device)
-    try:
-        run = _begin(session.greeting, probes, budget)
-        with Progress(run_console(outputs), len(probes), quiet=outputs.quiet) as progress:
-            for probe in probes:
-                result = session.measure(probe, each_s, progress.stage)
-                run = _with(run, result)
-                save(run, path)
-                progress.done(result)
-    finally:
-        session.close()
-    run = replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
-    save(run, path)
-    return run
+        session = _Session(device)
+        try:
+            run = _begin(session.greeting, probes, budget)
+            with Progress(run_console(outputs), len(probes), quiet=outputs.quiet) as progress:
+                for probe in probes:
+                    result = session.measure(probe, each_s, progress.stage)
+                    found = ceiling_of(result)
+                    run = run.with_other(result)
+                    run = replace(run, ceilings=(*run.ceilings, *([found] if found else ())))
+                    save(run, path)
+                    progress.done(result)
+        finally:
+            session.close()
+        run = replace(run, finished_at=now())
+        save(run, path)
+        return Done(run, path, outputs)
 
 
 def chosen(only: str | None) -> list[Probe]:
@@ -81,11 +82,6 @@ def _begin(greeting: Greeting, probes: Sequence[Probe], budget: float | None) ->
     return replace(
         run, ceilings=tuple(datasheet_ceilings(str(greeting.device["name"]), precisions))
     )
-
-
-def _with(run: Run, result: CeilingResult) -> Run:
-    found = ceiling_of(result)
-    return replace(run.with_other(result), ceilings=(*run.ceilings, *([found] if found else ())))
 
 
 class Progress(LiveLine):

@@ -19,9 +19,15 @@ import click
 
 from kernels.error_words import first_line
 from microbench.errors import NothingMeasured, UserError
-from microbench.printable import clean_streams, message
 from microbench.stopping import Stopped, end
-from microbench.streams import fault_of, give_up, is_of_stream, open_closed_streams
+from microbench.streams import (
+    clean_streams,
+    fault_of,
+    give_up,
+    is_of_stream,
+    message,
+    open_closed_streams,
+)
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
@@ -83,9 +89,7 @@ class Option:
         if isinstance(default, float):
             said["default"] = f"{default:g}"  # as --help shows it
         add = click.option(words, *self.also, name, show_default=shown, **said)
-        for switch, value in self.switches.items():
-            add = _both(add, _switch(self, switch, value))
-        return add
+        return _each([add, *(_switch(self, word, value) for word, value in self.switches.items())])
 
 
 class Switch(click.Option):
@@ -101,11 +105,13 @@ def _switch(of: Option, word: str, value: Any) -> Callable[..., Any]:
     return click.option(word, is_flag=True, cls=One, help=f"Same as {of.words} {value}")
 
 
-def _both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that applies both; the first comes first in --help."""
+def _each(decorators: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A decorator that applies all of them; the first comes first in --help."""
 
     def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        return first(second(decorated))
+        for add in reversed(decorators):
+            decorated = add(decorated)
+        return decorated
 
     return decorate
 
@@ -124,6 +130,11 @@ def option(
     """Metadata that make a field an option; see `Option` for the arguments."""
     said = {"default": default, "type": type, "written": written, "check": check, "kept": kept}
     return {OPTION: {"help": help, "also": also, "switches": switches, **said}}
+
+
+def choice(default: Any, help: str, **said: Any) -> Any:
+    """A field of a dataclass that is an option; `said` are further arguments of `option`."""
+    return field(default=default, metadata=option(help, **said))
 
 
 @cache
@@ -221,20 +232,15 @@ def check_seed(name: str, seed: int) -> None:
 class Outputs:
     """Where a run is written, drawn and shown, as given on the command line."""
 
-    json: Path | None = field(
-        default=None,
-        metadata=option("Run file to write; - is stdout  [default: in the state folder]"),
+    json: Path | None = choice(
+        None, "Run file to write; - is stdout  [default: in the state folder]"
     )
-    csv: Path | None = field(default=None, metadata=option("Write the results as CSV"))
-    chart: Path | None = field(default=None, metadata=option("Write a chart: .png, .svg or .html"))
-    html: Path | None = field(
-        default=None, metadata=option("Write an HTML page, one file, works offline")
-    )
-    resume: Path | None = field(
-        default=None, metadata=option("Continue this run file: measure what is missing")
-    )
-    verbose: bool = field(default=False, metadata=option("Show all rows and every explanation"))
-    quiet: bool = field(default=False, metadata=option("Print errors only"))
+    csv: Path | None = choice(None, "Write the results as CSV")
+    chart: Path | None = choice(None, "Write a chart: .png, .svg or .html")
+    html: Path | None = choice(None, "Write an HTML page, one file, works offline")
+    resume: Path | None = choice(None, "Continue this run file: measure what is missing")
+    verbose: bool = choice(False, "Show all rows and every explanation")
+    quiet: bool = choice(False, "Print errors only")
 
 
 @dataclass(frozen=True)
@@ -273,13 +279,7 @@ def click_options(
             found.append(known[row.name].click(**row.changes))
         else:
             found.append(row)
-
-    def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        for add in reversed(found):
-            decorated = add(decorated)
-        return decorated
-
-    return decorate
+    return _each(found)
 
 
 def _name(row: Row) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microbench.errors import UserError
-from microbench.results.claim import claimed
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
     check_apart,
     check_readable,
     check_writable,
+    claimed,
     damaged,
     read_json,
     read_run,
@@ -63,15 +63,10 @@ def show_run(
         print(f"Page: {html}")
     if chart or html:
         return
-    if form == "csv":
-        from microbench.report.export import to_csv
+    if form:
+        from microbench.report.export import to_csv, to_markdown
 
-        sys.stdout.write(to_csv(run))
-        return
-    if form == "markdown":
-        from microbench.report.export import to_markdown
-
-        sys.stdout.write(to_markdown(run))
+        sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
         return
     from microbench.report.console import print_run
     from microbench.report.screen import make_console
@@ -96,9 +91,9 @@ def show_document(
     try:
         sheet: Sheet = document.sheet(data)
         if html:
-            from microbench.report.page import document_page, write_page
+            from microbench.report.page import write_document
 
-            write_page(document_page(data, sheet, f"Output of {document.written_by}"), html)
+            write_document(data, html)
             print(f"Page: {html}")
         elif form == "csv":
             sys.stdout.write(write_csv([records(sheet.table)]))
@@ -116,22 +111,19 @@ def explain_again(file: Path) -> None:
     The file keeps its permissions and its links. UserError for a file that is no run, cannot be
     written, or is being measured.
     """
-    check_readable(file)
-    with claimed(file, "FILE"):
-        _explain(file)
-
-
-def _explain(file: Path) -> None:
     from microbench.roofline.explain import annotate
 
-    run = read_run(file)
-    if run.others and not run.results:
-        print(f"{file} has no kernel results. Other results are explained when they are measured.")
-        return
-    explained = annotate(run)
-    changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
-    write_run(explained, file)
-    print(f"{file}: {changed} of {len(run.results)} explanations changed")
+    check_readable(file)
+    with claimed(file, "FILE"):
+        run = read_run(file)
+        if run.others and not run.results:
+            why = "Other results are explained when they are measured."
+            print(f"{file} has no kernel results. {why}")
+            return
+        explained = annotate(run)
+        changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
+        write_run(explained, file)
+        print(f"{file}: {changed} of {len(run.results)} explanations changed")
 
 
 def compare_with(
@@ -151,6 +143,8 @@ def compare_with(
     Returns the exit code: 1 when a verdict is one to fail on, else 0. UserError for what cannot be
     read, compared or written.
     """
+    from microbench.report.comparison import in_markdown, print_comparisons
+    from microbench.report.screen import make_console
     from microbench.results.comparison import VERDICTS, compare, failing, parse_threshold
 
     paths = [baseline, *files] if baseline else list(files)
@@ -176,20 +170,18 @@ def compare_with(
     if json:
         write_text(dumps(data, allow_nan=False), json)
     if junit:
-        from microbench.report.junit import junit as as_junit
+        from microbench.report.export import junit as as_junit
 
         write_text(as_junit(found, paths[0].name, wanted), junit)
     if html:
         from microbench.report.page import write_comparisons
 
         write_comparisons(found, paths[0].name, loads(dumps(data)), html)
-    _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
+    if markdown:
+        sys.stdout.write(in_markdown(found, paths[0].name))
+    else:
+        print_comparisons(found, paths[0].name, make_console(), details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
-
-
-def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
-    """Compare two run files; returns the exit code. See `compare_with`."""
-    return compare_with([a, b], fail_on=fail_on, json=json_path)
 
 
 def _apart(path: Path, taken: Container[str]) -> str:
@@ -206,21 +198,6 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
     one = next(iter(found.values())).as_dict()
     return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
-
-
-def _print_comparisons(
-    found: Mapping[str, Comparison], baseline: str, *, markdown: bool, details: bool
-) -> None:
-    from microbench.report.comparison import in_markdown, print_comparisons, print_named
-    from microbench.report.screen import make_console
-
-    if markdown:
-        sys.stdout.write(in_markdown(found, baseline))
-    elif len(found) == 1:
-        ((name, comparison),) = found.items()
-        print_named(name, comparison, baseline, make_console(), details=details)
-    else:
-        print_comparisons(found, baseline, make_console(), details=details)
 
 
 def examine_machine(device: str, html: Path | None = None) -> None:

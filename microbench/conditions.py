@@ -7,26 +7,15 @@ from fnmatch import fnmatchcase
 
 from kernels.choosing import NONE, QUICK, WIDE
 from microbench.command_line import (
-    Check,
     Outputs,
     check_budget,
     check_processes,
     check_seed,
+    choice,
     one_of,
-    option,
 )
 from microbench.errors import UserError
-
-
-def _one_of_the_timers(choices: str) -> Check:
-    """A check that a word is one of these names of `microbench.timing.timers`."""
-
-    def check(name: str, value: str) -> None:
-        from microbench.timing import timers
-
-        one_of(getattr(timers, choices))(name, value)
-
-    return check
+from microbench.timing import L2_STATES, REGIMES, TIMERS
 
 
 def patterns(text: str) -> tuple[str, ...]:
@@ -36,14 +25,14 @@ def patterns(text: str) -> tuple[str, ...]:
 
 def _patterns_of_labels(name: str, value: str) -> None:
     from kernels.conv.triton import data_config, wgrad_config
-    from kernels.gemm.triton import tiles
+    from kernels.gemm.triton import catalogue
 
-    kinds = (tiles, data_config, wgrad_config)
+    kinds = (catalogue, data_config, wgrad_config)
     known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
     for pattern in patterns(value):
         kernel = pattern.split("/")[0]
         if not any(fnmatchcase(one, kernel) for one in known):
-            raise UserError(f"{name}: {pattern!r} fits none of our kernels: {', '.join(known)}")
+            raise UserError(f"{name}: {pattern!r} matches none of our kernels: {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,70 +43,52 @@ class Conditions:
     run file keeps and --resume must repeat are derived from it.
     """
 
-    dtype: str = field(
-        default="fp16",
-        metadata=option(
-            "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...", also=("--precision",)
-        ),
+    dtype: str = choice(
+        "fp16",
+        "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...",
+        also=("--precision",),
     )
-    backend: str | None = field(default=None, metadata=option("Back ends"))
-    vs: str = field(
-        default="fp32,tf32",
-        metadata=option("Baselines, interleaved with the rest; or none", also=("--baseline",)),
+    backend: str | None = choice(None, "Back ends")
+    vs: str = choice(
+        "fp32,tf32", "Baselines, interleaved with the rest; or none", also=("--baseline",)
     )
-    data: str = field(
-        default="normal", metadata=option("Input values: normal, uniform, integers or zeros")
+    data: str = choice("normal", "Input values: normal, uniform, integers or zeros")
+    device: str = choice("auto", "Device: auto, cuda, cuda:N or cpu")
+    timer: str = choice(
+        "auto",
+        "Timer: auto, events, graph (CUDA graph), clock (CPU)",
+        kept=True,
+        check=one_of(TIMERS),
     )
-    device: str = field(default="auto", metadata=option("Device: auto, cuda, cuda:N or cpu"))
-    timer: str = field(
-        default="auto",
-        metadata=option(
-            "Timer: auto, events, graph (CUDA graph), clock (CPU)", kept=True,
-            check=_one_of_the_timers("TIMERS"),
-        ),
-    )  # fmt: skip
-    l2: str = field(
-        default="cold",
-        metadata=option(
-            "cold: flush the L2 before each launch; warm: do not", kept=True,
-            check=_one_of_the_timers("L2_STATES"),
-        ),
-    )  # fmt: skip
-    regime: str = field(
-        default="sustained",
-        metadata=option(
-            "sustained: clocks settled; burst: a cool card", kept=True,
-            check=_one_of_the_timers("REGIMES"),
-        ),
-    )  # fmt: skip
-    budget: float | None = field(
-        default=None,
-        metadata=option("Total sampling time in seconds  [default: by case]", check=check_budget),
+    l2: str = choice(
+        "cold",
+        "cold: flush the L2 before each launch; warm: do not",
+        kept=True,
+        check=one_of(L2_STATES),
     )
-    processes: int | None = field(
-        default=None,
-        metadata=option(
-            "Processes that time each case  [default: gemm on a GPU 3]", check=check_processes
-        ),
+    regime: str = choice(
+        "sustained",
+        "sustained: clocks settled; burst: a cool card",
+        kept=True,
+        check=one_of(REGIMES),
     )
-    autotune: bool = field(
-        default=False, metadata=option("Search many Triton configurations and keep the fastest")
+    budget: float | None = choice(
+        None, "Total sampling time in seconds  [default: by case]", check=check_budget
     )
-    no_tune: bool = field(
-        default=False,
-        metadata=option("Time no Triton configurations: where none is tuned, the model chooses"),
+    processes: int | None = choice(
+        None, "Processes that time each case  [default: gemm on a GPU 3]", check=check_processes
     )
-    without: str = field(
-        default="",
-        metadata=option(
-            "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'", kept=True,
-            check=_patterns_of_labels,
-        ),
-    )  # fmt: skip
-    seed: int | None = field(
-        default=None,
-        metadata=option("Seed of the input values  [default: random]", check=check_seed),
+    autotune: bool = choice(False, "Search many Triton configurations and keep the fastest")
+    no_tune: bool = choice(
+        False, "Time no Triton configurations: where none is tuned, the model chooses"
     )
+    without: str = choice(
+        "",
+        "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
+        kept=True,
+        check=_patterns_of_labels,
+    )
+    seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
 
     @property

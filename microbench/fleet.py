@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
@@ -23,21 +23,22 @@ from typing import TYPE_CHECKING, Any, cast
 from kernels.error_words import first_line
 from microbench.command_line import MAX_SEED, Outputs
 from microbench.errors import UserError
-from microbench.fleet_rows import (
+from microbench.fleet_verdict import (
     CHECK,
+    KINDS,
     Fleet,
     GpuRow,
     copy_reading,
+    findings,
     fleet_to_json,
     reading_of,
     row_from_json,
     row_to_json,
 )
-from microbench.fleet_verdict import KINDS, findings
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
 from microbench.results.values import Json
-from microbench.run_output import STDOUT, check_outputs, command_line, run_console, run_file
+from microbench.run_output import STDOUT, check_outputs, command_line, now, run_console, run_file
 from microbench.runner import default_budget_s, group_weight
 from microbench.sweep import parse_names
 from microbench.worker import Worker
@@ -51,15 +52,6 @@ STORE_ERRORS = (RuntimeError, ValueError, KeyError)  # of torch's store, and wha
 
 
 @dataclass(frozen=True)
-class Check:
-    """What counts, as written: a slow-down, the GPUs expected, the findings to fail on."""
-
-    threshold: str = "5%"
-    expect: int | None = None
-    fail_on: str = ",".join(KINDS)
-
-
-@dataclass(frozen=True)
 class Place:
     """A process of torchrun: its rank, how many ranks there are, and the GPU that is its own."""
 
@@ -68,14 +60,20 @@ class Place:
     local_rank: int | None  # None: one process a host, which has all of its GPUs
 
 
-def check_fleet(request: Request, check: Check) -> int:
+def check_fleet(
+    request: Request,
+    threshold: str = "5%",
+    expect: int | None = None,
+    fail_on: str = ",".join(KINDS),
+) -> int:
     """Measure every GPU, print one table, write it; the exit code.
 
-    1 where there is a finding to fail on, else 0. UserError for a bad option or no GPU.
+    What counts is as written on the command line: a slow-down, how many GPUs there must be, the
+    findings to fail on. 1 where there is one of these, else 0. UserError: a bad option, no GPU.
     """
     asked = request.conditions
-    start = Fleet((), parse_threshold(check.threshold), check.expect)
-    fails = [] if check.fail_on == "none" else parse_names(check.fail_on, KINDS, "--fail-on")
+    start = Fleet((), parse_threshold(threshold), expect)
+    fails = [] if fail_on == "none" else parse_names(fail_on, KINDS, "--fail-on")
     refused = {"--resume": asked.outputs.resume, "--chart": asked.outputs.chart,
                "--processes": asked.processes, "--autotune": asked.autotune}  # fmt: skip
     for option, given in refused.items():
@@ -205,7 +203,7 @@ class _Session:
     def save(self, fleet: Fleet) -> None:
         """Write the file, where this process has one. OSError where the disk refuses."""
         if self.path:
-            self.facts["finished_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+            self.facts["finished_at"] = now()
             write_text(json.dumps(fleet_to_json(fleet, self.facts), allow_nan=False), self.path)
 
     def say(self, line: str) -> None:

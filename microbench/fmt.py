@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from kernels import size_of
 from kernels.case import Case
-from microbench.printable import clean
-from microbench.results.types import Interval, Ratio
-from microbench.timing.stats import excludes_one, half_width_pct
+from microbench.results.values import Interval, Ratio, Timed
+from microbench.streams import clean
+from microbench.timing.stats import half_width_pct
 
 NO_DIFFERENCE = "~1"
 MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it both ends are written
@@ -107,6 +107,16 @@ def half_interval(median_s: float, ci95_s: Interval | None) -> str:
     return f"{pct:.1f}%" if pct < 9.95 else f"{min(pct, 999):.0f}%"
 
 
+def half_of(timed: Timed | None) -> str:
+    """As `half_interval`, of what was timed; "" for None."""
+    return half_interval(timed.median_s, timed.ci95_s) if timed else ""
+
+
+def whole(value: float | None) -> str:
+    """Without decimals, as "1755"; "" for None and 0."""
+    return f"{value:.0f}" if value else ""
+
+
 def per_cent(value: float | None) -> str:
     """Per cent as "67%", "0.4%"; "" for None."""
     if value is None:
@@ -133,7 +143,7 @@ def error(value: float | None) -> str:
 
 def ratio(value: Ratio) -> str:
     """ "12.9 ±0.1", "~1 ±0.02" if the interval contains 1, "12.9 ±?" if there is no interval."""
-    if value.ci95 is not None and not excludes_one(value.ci95):
+    if value.no_difference:
         return f"{NO_DIFFERENCE} {ends(1.0, value.ci95, 2)}"
     return interval(value)
 
@@ -168,7 +178,7 @@ def ends(centre: float, ci95: Interval | None, decimals: int) -> str:
 
 def short_ratio(value: Ratio) -> str:
     """The ratio without its interval; "~1" when no difference was seen."""
-    if value.ci95 is not None and not excludes_one(value.ci95):
+    if value.no_difference:
         return NO_DIFFERENCE
     return _fixed(value.ratio, _decimals(value.ratio))
 

@@ -53,12 +53,7 @@ class Measurer:
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
     def measure(
-        self,
-        group: Group,
-        budget_s: float,
-        announce: Announce,
-        *,
-        checked: Mapping[str, str] = {},
+        self, group: Group, budget_s: float, announce: Announce, *, checked: Mapping[str, str] = {}
     ) -> list[Result]:
         """A result for every case of the group, in order.
 

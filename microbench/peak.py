@@ -92,10 +92,11 @@ class Climb:
             if r.case.precision_name == name and {*map(r.case.dim, DIMENSIONS)} <= {*self._sides}
         }
         in_time = self._now() < self._share_ends_s
+        middle = self._sides[len(self._sides) // 2]
         for layout in dict.fromkeys(case.layout for case in cases):
             if known and not in_time:
                 break
-            first = _at(cases, dict.fromkeys(DIMENSIONS, self._middle), layout)
+            first = _at(cases, dict.fromkeys(DIMENSIONS, middle), layout)
             if not any(case.key in known for case in first):
                 return Group(tuple(first)), TRY_S * len(first)
         best = best_of([*known.values()])
@@ -119,10 +120,6 @@ class Climb:
                     if beside.key not in known:
                         return beside
         return None
-
-    @property
-    def _middle(self) -> int:
-        return self._sides[len(self._sides) // 2]
 
 
 def _at(cases: Sequence[Case], dims: dict[str, int], layout: str) -> list[Case]:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from microbench.command_line import (
-    Outputs,
-    Schema,
-    at_least,
-    check_options,
-    filled,
-    option,
-)
+from microbench.command_line import Outputs, Schema, at_least, check_options, choice, filled
 from microbench.conditions import Conditions
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
@@ -32,26 +25,31 @@ GEMM_PROCESSES = 3
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
-SHAPES = option("CSV file of problems, in place of sizes: see docs/kernels.md")
+SHAPES = "CSV file of problems, in place of sizes: see docs/kernels.md"
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 
 
+@dataclass(frozen=True)
 class Request(ABC):
     """A command's options: the conditions, and a plan made from the others."""
 
+    name: ClassVar[str]  # the command's
+    most_s: ClassVar[float] = math.inf  # of sampling, when the user sets no --budget
+    usual_processes: ClassVar[int] = 1  # of a case on a GPU, where the user does not say
+    searches: ClassVar[bool] = False  # its schedule chooses, and passes by what the run has
+
     conditions: Conditions
-    name: str  # the command's
-    most_s: float = math.inf  # of sampling, when the user sets no --budget
-    usual_processes: int = 1  # that measure each case on a GPU, where the user does not say
 
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
         """The comparisons for a device of kind "cuda" or "cpu". UserError for a bad value."""
 
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """The groups that a run still lacks; of a map, all groups to choose from."""
+        """The groups that a run still lacks; of a search, all groups to choose from."""
         from microbench.runner import missing
 
+        if self.searches:
+            return groups
         return missing(groups, run, retry_skipped=self.conditions.budget is not None)
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
@@ -70,23 +68,16 @@ class Request(ABC):
 class GemmRequest(Request):
     """The options of `microbench gemm`."""
 
-    conditions: Conditions
-    sizes: str = field(
-        default="256..8192",
-        metadata=option("256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK"),
-    )
-    layout: str = field(
-        default="nt",
-        metadata=option("nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear"),
-    )
-    shapes: Path | None = field(default=None, metadata=SHAPES)
-    name: str = "gemm"
-    usual_processes: int = GEMM_PROCESSES
+    name = "gemm"
+    usual_processes = GEMM_PROCESSES
+
+    sizes: str = choice("256..8192", "256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK")
+    layout: str = choice("nt", "nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear")
+    shapes: Path | None = choice(None, SHAPES)
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
-        from microbench.plans import plan_gemm
-        from microbench.shapes_file import plan_shapes
+        from microbench.plans import plan_gemm, plan_shapes
 
         if self.shapes:
             return plan_shapes("gemm", self.conditions, kind, self.shapes)
@@ -97,37 +88,26 @@ class GemmRequest(Request):
 class ConvRequest(Request):
     """The options of `microbench conv`; `most_s` is seconds of sampling without --budget."""
 
-    conditions: Conditions
-    channels: str = field(
-        default="8..2048",
-        metadata=option("8..2048 doubles; 1..72:+1 steps; 64x256 is CxK"),
+    name = "conv"
+    most_s = CONV_MOST_S
+
+    channels: str = choice("8..2048", "8..2048 doubles; 1..72:+1 steps; 64x256 is CxK")
+    passes: str = choice("fprop", "fprop (forward), dgrad and wgrad (gradients)", written="--pass")
+    image: str = choice("28", "Input height and width: 28, 7..56, 28x56")
+    batch: str = choice("16", "Batch size: 16, 8..256")
+    kernel: str = choice("3", "Filter height and width: 3 or 1,3; 1x7 needs --padding")
+    layout: str = choice(
+        "nhwc,nchw", "nhwc (channels_last), nchw (PyTorch's default)", switches=CHANNELS_LAST
     )
-    passes: str = field(
-        default="fprop",
-        metadata=option("fprop (forward), dgrad and wgrad (gradients)", written="--pass"),
-    )
-    image: str = field(default="28", metadata=option("Input height and width: 28, 7..56, 28x56"))
-    batch: str = field(default="16", metadata=option("Batch size: 16, 8..256"))
-    kernel: str = field(
-        default="3",
-        metadata=option("Filter height and width: 3 or 1,3; 1x7 needs --padding"),
-    )
-    layout: str = field(
-        default="nhwc,nchw",
-        metadata=option("nhwc (channels_last), nchw (PyTorch's default)", switches=CHANNELS_LAST),
-    )
-    stride: int = field(default=1, metadata=option("Stride along both axes", check=at_least(1)))
-    padding: str = field(default="same", metadata=option("Padding: a number, or same"))
-    dilation: int = field(default=1, metadata=option("Dilation along both axes", check=at_least(1)))
-    groups: str = field(default="1", metadata=option("Groups: a number, or depthwise"))
-    shapes: Path | None = field(default=None, metadata=SHAPES)
-    name: str = "conv"
-    most_s: float = CONV_MOST_S
+    stride: int = choice(1, "Stride along both axes", check=at_least(1))
+    padding: str = choice("same", "Padding: a number, or same")
+    dilation: int = choice(1, "Dilation along both axes", check=at_least(1))
+    groups: str = choice("1", "Groups: a number, or depthwise")
+    shapes: Path | None = choice(None, SHAPES)
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per width, pass, layout, image, batch, kernel. UserError: bad value."""
-        from microbench.plans import plan_conv
-        from microbench.shapes_file import plan_shapes
+        from microbench.plans import plan_conv, plan_shapes
 
         if self.shapes:
             return plan_shapes("conv", self.conditions, kind, self.shapes)
@@ -142,7 +122,8 @@ class ConvRequest(Request):
 class PayoffRequest(ConvRequest):
     """`microbench payoff`: a convolution sweep of which only the boundary is measured."""
 
-    name: str = "payoff"
+    name = "payoff"
+    searches = True
 
     def plan(self, kind: str) -> list[Group]:
         """Every cell that may be measured. UserError for --vs that is not in BASELINES."""
@@ -157,10 +138,6 @@ class PayoffRequest(ConvRequest):
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
         cells = super().plan(kind)
         return [group for group in cells if len(group.cases) > 1]
-
-    def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """All cells: the search skips those that the run has."""
-        return groups
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """A search for the boundary."""
@@ -177,22 +154,16 @@ class PayoffRequest(ConvRequest):
 class PeakRequest(Request):
     """The options of `microbench peak`: the sides that M, N and K may have."""
 
-    conditions: Conditions
-    sizes: str = field(
-        default="2048,4096,6144,8192,10240,12288,16384",
-        metadata=option("Sides that M, N and K may have"),
-    )
-    name: str = "peak"
+    name = "peak"
+    searches = True
+
+    sizes: str = choice("2048,4096,6144,8192,10240,12288,16384", "Sides that M, N and K may have")
 
     def plan(self, kind: str) -> list[Group]:
         """The middle and the largest shape of each precision and layout. UserError: bad value."""
         from microbench.peak import plan_peak
 
         return plan_peak(self.conditions, kind, self.sizes)
-
-    def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """All: the search passes by what the run has."""
-        return groups
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """A climb over shapes and layouts; --budget is seconds of it in all."""
@@ -205,19 +176,17 @@ class PeakRequest(Request):
 class LayersRequest(Request):
     """The options of `microbench layers`; `image` is pixels a side."""
 
-    conditions: Conditions
+    name = "layers"
+    most_s = LAYERS_MOST_S
+
     network_name: str
-    batch: int = field(default=32, metadata=option("Batch size", check=at_least(1)))
-    image: int | None = field(
-        default=None,
-        metadata=option("Image height and width  [default: of the network]", check=at_least(1)),
+    batch: int = choice(32, "Batch size", check=at_least(1))
+    image: int | None = choice(
+        None, "Image height and width  [default: of the network]", check=at_least(1)
     )
-    layout: str = field(
-        default="nhwc",
-        metadata=option("nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST),
+    layout: str = choice(
+        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST
     )
-    name: str = "layers"
-    most_s: float = LAYERS_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per distinct GEMM or convolution. UserError: cannot be traced."""
@@ -232,6 +201,11 @@ class LayersRequest(Request):
 
         network = traced(self.network_name, self.batch, self.image)
         return plan_layers(network, self.conditions, kind, layout=self.layout)
+
+
+REQUESTS: Mapping[str, type[Request]] = {
+    one.name: one for one in (GemmRequest, ConvRequest, PayoffRequest, PeakRequest, LayersRequest)
+}
 
 
 def request_of(kind: type[S], words: Mapping[str, Any]) -> S:

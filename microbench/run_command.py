@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels import OPS
-from kernels.user_folders import warn
+from kernels.user_folders import warn_not_kept
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.requests import Request
+from microbench.requests import REQUESTS, Request
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     Done,
@@ -29,7 +29,6 @@ from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
-COMMANDS = ("gemm", "conv", "payoff", "peak", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
 # Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
 # holds bands of three tensors in float64, and torch keeps an output of its own.
@@ -75,7 +74,8 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
-                ahead = workers.load_ahead if kind == "cuda" else _nothing
+                # A CPU that measures is left alone.
+                ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
                 run = _measure(runner, schedule, groups, path)
         else:
@@ -85,10 +85,6 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
     if asked.autotune:
         _keep_tuned(run, greeting)
     return Done(run, path, asked.outputs)
-
-
-def _nothing() -> None:
-    """A CPU that measures is left alone."""
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -128,7 +124,7 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
 
 def _check_same_task(path: Path | None, before: Run, name: str, network: NetworkUse | None) -> None:
     """UserError when a run file is of another command, or of another network."""
-    command = next((word for word in before.command if word in COMMANDS), name)
+    command = next((word for word in before.command if word in REQUESTS), name)
     if command != name:
         raise UserError(f"--resume {path} is a run of {command}, not of {name}; start a new run")
     if network and before.network and _identity(network) != _identity(before.network):
@@ -154,5 +150,4 @@ def _keep_tuned(run: Run, greeting: Greeting) -> None:
             try:
                 OPS[result.case.op].save_tuned(result.case, greeting.target, result.variant)
             except OSError as error:
-                where = f"{error.filename}: " if error.filename else ""
-                warn(f"the tuned configurations cannot be kept ({where}{error.strerror})")
+                warn_not_kept("the tuned configurations", error)

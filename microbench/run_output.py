@@ -17,16 +17,17 @@ import click
 from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
-from microbench.device.host import WATCHED_VARIABLES
+from microbench.command_words import WORDS
+from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
-from microbench.keywords import WORDS
-from microbench.results.claim import claimed
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import (
     check_apart,
     check_readable,
     check_writable,
+    claimed,
+    claimed_new,
     read_run,
     write_run,
     write_text,
@@ -86,9 +87,7 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
             yield outputs.resume, read_run(outputs.resume)
         return
     path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
-    check_writable(path, "--json", resumes=True)
-    with claimed(path, "--json"):
-        check_writable(path, "--json", resumes=True)  # another command may have ended just now
+    with claimed_new(path, "--json", resumes=True):
         yield path, None
 
 
@@ -108,11 +107,16 @@ def _own_path(name: str) -> Path:
     return folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
 
 
+def now() -> str:
+    """This moment as run files have it: ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
     """A run that begins now; `settings` are the options to keep in it."""
     return Run(
         command=command_line(program),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=now(),
         device=greeting.device,
         software=greeting.software,
         settings={
@@ -120,11 +124,6 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
             **({LOAD: greeting.load} if greeting.load else {}),
         },
     )  # fmt: skip
-
-
-def watched_environment() -> dict[str, str]:
-    """The environment variables that change results (WATCHED_VARIABLES) and are set."""
-    return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
 
 
 def command_line(program: str) -> tuple[str, ...]:

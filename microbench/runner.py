@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +19,7 @@ from microbench.results.merging import merged, newest
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
-from microbench.run_output import save
+from microbench.run_output import now, save
 from microbench.sweep import Group
 from microbench.timing import LARGE_FLOPS
 from microbench.worker import Worker, WorkerDied
@@ -97,7 +96,7 @@ class Runner:
     progress: LiveProgress
     processes: int = 1  # that measure each case
     load_ahead: Callable[[], None] = lambda: None  # what the next process needs
-    now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    now: Callable[[], str] = now
     load: LoadMeter = field(default_factory=LoadMeter)
     _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
 

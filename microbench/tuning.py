@@ -15,9 +15,8 @@ from math import inf
 from kernels import OPS, quick_cache
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.choosing import QUICK, QUICK_TUNED, TUNED, WIDE, Choice
-from kernels.error_words import first_line
 from kernels.op import TUNED as TUNED_BACKEND
-from kernels.user_folders import warn
+from kernels.user_folders import warn_not_kept
 from microbench.precompile import Precompiler
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
@@ -267,5 +266,4 @@ class Tuner:
         try:
             quick_cache.save(case, self.target, label, candidates)
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            warn(f"what was tuned cannot be kept ({where}{error.strerror or first_line(error)})")
+            warn_not_kept("what was tuned", error)

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.case import Case, Target
 from kernels.error_words import one_line
+from microbench.child_pipes import ALIVE, STDERR, PassedOn, Pipe
 from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
-from microbench.errors_of_child import STDERR, PassedOn
 from microbench.precompile import load_compiler
-from microbench.pulse import ALIVE, Pipe
 from microbench.results.types import Ceiling, Json, Result
 from microbench.stopping import die_with_parent, share_sockets_folder, uninterrupted
 from microbench.sweep import Group
@@ -39,8 +38,8 @@ Serve = Callable[[Pipe, Any], None]
 # Starts a process that is no child of multiprocessing: from the file number of its standard error
 # to the process, with the methods that `Child` calls, and the connection to it.
 Start = Callable[[int], tuple[Any, Any]]
-# Without a sign of life (`microbench.pulse`) for so long, a child has hung: a kernel that does not
-# end, a lock. One that compiles is alive, and has as long as its request is given.
+# Without a sign of life (`child_pipes`) for so long, a child has hung: a kernel that does not end,
+# a lock. One that compiles is alive, and has as long as its request is given.
 HANG_S = 120.0
 START_S = 180.0  # the same, while torch and the driver load
 ENDED = "the measuring process ended"

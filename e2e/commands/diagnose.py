@@ -33,9 +33,8 @@ from microbench.errors import UserError
 from microbench.report.documents import print_sheet
 from microbench.report.page import write_document
 from microbench.report.screen import make_console
-from microbench.results.claim import claimed
 from microbench.results.kinds import document_of
-from microbench.results.runfile import check_apart, check_writable, write_text
+from microbench.results.runfile import check_apart, claimed_new, write_text
 from microbench.results.values import Json
 from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
@@ -157,9 +156,7 @@ class Report:
         with ExitStack() as stack:
             for name, path in (("--json", self._json), ("--html", self._html)):
                 if path and path != STDOUT:
-                    check_writable(path, name)
-                    stack.enter_context(claimed(path, name))
-                    check_writable(path, name)  # another command may have ended just now
+                    stack.enter_context(claimed_new(path, name))
             yield
 
     def of(self, paths: Sequence[Path], words: Sequence[str], names: Sequence[str] = ()) -> int:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from e2e.commands.worker import SHARED, follow_requests, train_on_request
 from e2e.training.distributed.place import Place, place_of
+from microbench.child_pipes import STDERR, Pipe
 from microbench.errors import UserError
-from microbench.errors_of_child import STDERR
-from microbench.pulse import Pipe
 from microbench.stopping import die_with_parent
 from microbench.worker import serve_requests
 

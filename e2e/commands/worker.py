@@ -19,9 +19,9 @@ from e2e.results.traced import TracedStep
 from e2e.results.types import Repeat, Training
 from e2e.training.distributed.place import place_of
 from kernels.error_words import one_line
+from microbench.child_pipes import Pipe
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
-from microbench.pulse import Pipe
 from microbench.worker import HANG_S, Child, OnStage, WorkerDied, greet_parent
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from e2e.studies.factors import Factors
 from e2e.studies.tasks import Plan, Task
 from e2e.studies.types import Study
 from microbench.errors import UserError
-from microbench.results.claim import claimed
-from microbench.results.runfile import read_json, read_run, write_text
+from microbench.results.runfile import claimed, read_json, read_run, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console

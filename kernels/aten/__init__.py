@@ -23,28 +23,8 @@ from kernels.aten.recorder import CallRecorder, Origin
 from kernels.aten.work import flops, min_bytes
 
 __all__ = [
-    "KINDS",
-    "WARM",
-    "Argument",
-    "Call",
-    "CallRecorder",
-    "CannotReplay",
-    "Cold",
-    "Named",
-    "Origin",
-    "Pool",
-    "Replay",
-    "TensorSpec",
-    "describe",
-    "flops",
-    "kind_of",
-    "kind_of_name",
-    "materialise",
-    "min_bytes",
-    "movable",
-    "reserve",
-    "resolve",
-    "spec_of",
-    "tensors_among",
+    "KINDS", "WARM", "Argument", "Call", "CallRecorder", "CannotReplay", "Cold", "Named",
+    "Origin", "Pool", "Replay", "TensorSpec", "describe", "flops", "kind_of", "kind_of_name",
+    "materialise", "min_bytes", "movable", "reserve", "resolve", "spec_of", "tensors_among",
     "why_not",
-]
+]  # fmt: skip

@@ -45,9 +45,8 @@ def _meta(value: Argument) -> Any:
 
 
 def _convolution(args: Sequence[Argument]) -> int:
-    source, weight, _, stride, padding, dilation, transposed = args[:7]
-    assert isinstance(source, TensorSpec)
-    assert isinstance(weight, TensorSpec)
+    source, weight = map(_tensor, args[:2])
+    stride, padding, dilation, transposed = args[3:7]
     if transposed:
         return _convolved(source, weight, source.shape[2:])
     sizes = zip(
@@ -61,10 +60,8 @@ def _convolution(args: Sequence[Argument]) -> int:
 
 def _convolution_backward(args: Sequence[Argument]) -> int:
     """As many as the forward pass for each of the input's and the weight's gradient."""
-    gradient, source, weight, mask = args[0], args[1], args[2], args[10]
-    assert isinstance(gradient, TensorSpec)
-    assert isinstance(source, TensorSpec)
-    assert isinstance(weight, TensorSpec)
+    gradient, source, weight = map(_tensor, args[:3])
+    mask = args[10]
     assert isinstance(mask, tuple)
     at = (source if args[7] else gradient).shape[2:]
     return _convolved(source, weight, at) * (bool(mask[0]) + bool(mask[1]))
@@ -78,26 +75,24 @@ def _convolved(source: TensorSpec, weight: TensorSpec, at: Sequence[int]) -> int
 
 def _attention(args: Sequence[Argument]) -> int:
     """Query times key, and the scores times value."""
-    query, key, value = args[:3]
-    return _scores(query, key) * (_width(key) + _width(value))
+    query, key, value = map(_tensor, args[:3])
+    return _scores(query, key) * (key.shape[-1] + value.shape[-1])
 
 
 def _attention_backward(args: Sequence[Argument]) -> int:
     """The scores again; gradients of scores and value (value's width), of query and key (key's)."""
-    query, key, value = args[1:4]
-    return _scores(query, key) * (3 * _width(key) + 2 * _width(value))
+    query, key, value = map(_tensor, args[1:4])
+    return _scores(query, key) * (3 * key.shape[-1] + 2 * value.shape[-1])
 
 
-def _scores(query: Argument, key: Argument) -> int:
+def _scores(query: TensorSpec, key: TensorSpec) -> int:
     """FLOPs a unit of width: multiply and add for each pair of positions of each head."""
-    assert isinstance(query, TensorSpec)
-    assert isinstance(key, TensorSpec)
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2]
 
 
-def _width(factor: Argument) -> int:
-    assert isinstance(factor, TensorSpec)
-    return factor.shape[-1]
+def _tensor(value: Argument) -> TensorSpec:
+    assert isinstance(value, TensorSpec)
+    return value
 
 
 def _each(value: Argument, dims: int) -> list[int]:
@@ -110,9 +105,7 @@ def _product(first: int) -> Callable[[Sequence[Argument]], int]:
     """Of two factors, the left of which is argument `first`: 2 FLOPs an element and column."""
 
     def count(args: Sequence[Argument]) -> int:
-        left, right = args[first], args[first + 1]
-        assert isinstance(left, TensorSpec)
-        assert isinstance(right, TensorSpec)
+        left, right = map(_tensor, args[first : first + 2])
         return 2 * left.numel * math.prod(right.shape[1:])
 
     return count

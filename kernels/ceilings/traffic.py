@@ -1,8 +1,12 @@
 """Sources of the kernels that do nothing but move bytes, 16 a thread at a time, and of one that
-does nothing.
+does nothing; torch's own copy.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernels.case import Target
 
 WORD_BYTES = 16
 PATTERN = 0x9E3779B9  # what `write` writes, each word its own multiple
@@ -154,3 +158,19 @@ traffic(const uint4* from, uint4* to, unsigned mask, unsigned tiles, unsigned* o
     if (out) atomicAdd(out, sum);
 }
 """
+
+
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # of the source; far beyond any cache
+
+
+def copy(target: Target) -> tuple[Callable[[], object], int]:
+    """(launch, bytes per launch) of a copy within device memory: bytes read plus bytes written.
+
+    torch.OutOfMemoryError where two buffers of COPY_BYTES do not fit.
+    """
+    import torch
+
+    size = COPY_BYTES[target.kind]
+    source = torch.ones(size // 4, dtype=torch.int32, device=target.torch_device)
+    destination = torch.empty_like(source)
+    return (lambda: destination.copy_(source)), 2 * size

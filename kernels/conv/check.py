@@ -123,10 +123,7 @@ def _bands(shape: ConvShape) -> Iterator[tuple[int, int]]:
 
 
 def _reference(
-    which: str,
-    inputs: dict[str, torch.Tensor],
-    shape: ConvShape,
-    signs: torch.Tensor | None = None,
+    which: str, inputs: dict[str, torch.Tensor], shape: ConvShape, signs: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The pass in float64, as sums of GEMMs over the taps; wgrad in bands of images.
 

@@ -35,7 +35,7 @@ def crop_table(
     addresses: Sequence[int], sizes: Sequence[tuple[int, int]], boxes: Tensor, flips: Tensor,
     orientations: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The table that `triton_kernels` reads, one row a crop: int64 [N, 6].
+    """The table that `resample_images` reads, one row a crop: int64 [N, 6].
 
     `addresses` and `sizes` are those of stored images, contiguous uint8 [3, height, width]; `boxes`
     [N, 4] are top, left, height, width in pixels of the upright image; `flips` [N] say which crops

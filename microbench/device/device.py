@@ -235,8 +235,8 @@ def gpu_for(index: int) -> NvmlGpu | None:
     nvml = load_nvml()
     if nvml is None:
         return None
-    torch_view = _properties(index)
-    address = pci_address(torch_view.pci_domain_id, torch_view.pci_bus_id, torch_view.pci_device_id)
+    view = _properties(index)
+    address = f"{view.pci_domain_id:08X}:{view.pci_bus_id:02X}:{view.pci_device_id:02X}.0"
     try:
         return NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByPciBusId(address))
     except nvml.NVMLError:
@@ -249,11 +249,6 @@ def _properties(index: int) -> Any:
 
     cuda: Any = torch.cuda  # its functions have no types
     return cuda.get_device_properties(index)
-
-
-def pci_address(domain: int, bus: int, device: int) -> str:
-    """The address as NVML writes it: "00000000:1B:00.0"."""
-    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
 @functools.cache

@@ -31,6 +31,11 @@ WATCHED_VARIABLES = (
 )
 
 
+def watched_environment() -> dict[str, str]:
+    """The environment variables that change results (WATCHED_VARIABLES) and are set."""
+    return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
+
+
 def usable_cores() -> int:
     """Logical cores that this process may run on (its CPU affinity)."""
     return len(os.sched_getaffinity(0))

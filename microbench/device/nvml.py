@@ -147,8 +147,8 @@ class NvmlGpu:
             utilization_pct=self.utilization_pct(),
             ecc=_on(ecc),
             ecc_pending=_on(ecc_pending),
-            ecc_corrected=self._ecc_errors(CORRECTED),
-            ecc_uncorrected=self._ecc_errors(UNCORRECTED),
+            ecc_corrected=self.ask("nvmlDeviceGetTotalEccErrors", CORRECTED, SINCE_LOADED),
+            ecc_uncorrected=self.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_LOADED),
             rows_failed=_on(failed),
             rows_pending=_on(pending),
             mig=_on(mig),
@@ -161,9 +161,6 @@ class NvmlGpu:
             virtualization=VIRTUALIZATION.get(self.ask("nvmlDeviceGetVirtualizationMode")),
             processes=self.processes(),
         )
-
-    def _ecc_errors(self, kind: int) -> int | None:
-        return self.ask("nvmlDeviceGetTotalEccErrors", kind, SINCE_LOADED)
 
     def _nvlinks(self) -> int | None:
         most: int = getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", NVLINKS)

@@ -71,9 +71,9 @@ class _Segment:
 
 
 class Telemetry:
-    """Samples the sensors in a background thread, from `start` to `stop` (or as a context).
+    """Samples the sensors in a background thread, while it is entered as a context.
 
-    After `stop`, `energy_j` (joules) and `elapsed_s` (seconds) are the differences of the two
+    After it, `energy_j` (joules) and `elapsed_s` (seconds) are the differences of the two
     readings. Without sensors (a CPU, no NVML) there is no thread, and every value is None.
     AssertionError when it is started twice or two segments are open: a mistake of the caller.
     """
@@ -97,26 +97,17 @@ class Telemetry:
         self._begin: tuple[float, float | None] = (0.0, None)
 
     def __enter__(self) -> Telemetry:
-        """Start."""
-        self.start()
+        """Read the energy counter and start the thread. Does nothing where there are no sensors."""
+        assert self._thread is None, "telemetry is already running"
+        if self._sensors is not None:
+            self._begin = (self._clock(), self._sensors.energy_j())
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
-        self.stop()
-
-    def start(self) -> None:
-        """Read the energy counter and start the thread. Does nothing where there are no sensors."""
-        assert self._thread is None, "telemetry is already running"
-        if self._sensors is None:
-            return
-        self._begin = (self._clock(), self._sensors.energy_j())
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Join the thread and read the energy counter again. Stopping twice does no harm."""
+        """Join the thread and read the energy counter again."""
         if self._thread is None or self._sensors is None:
             return
         self._stopping.set()

@@ -112,9 +112,9 @@ class ProductRecorder(CallRecorder):
         """Run one ATen call, and record it if it is a GEMM, a convolution or attention."""
         name = func.overloadpacket.__name__
         if name not in PRODUCTS and not name.startswith(ATTENTION):
-            if not _is_composite(func):
+            if func.namespace != "aten" or not func._can_decompose():  # pyright: ignore[reportPrivateUsage]
                 return func(*args, **kwargs)
-            with self:  # inference mode shows these whole
+            with self:  # of other operators alone, as linear: inference mode shows these whole
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         if name in ("mm", "addmm"):
@@ -148,11 +148,6 @@ class ProductRecorder(CallRecorder):
         """What a backward call belongs to in the forward pass; of a forward call, itself."""
         known = self._sources.get(origin.node) if origin.backward else None
         return known or _Source(origin.module or self._root, len(self._rows), None)
-
-
-def _is_composite(func: OpOverload) -> bool:
-    """Whether it only calls other operators, as linear does."""
-    return func.namespace == "aten" and func._can_decompose()  # pyright: ignore[reportPrivateUsage]
 
 
 def _key(item: Layer | Skipped) -> tuple[object, ...]:

@@ -56,6 +56,16 @@ def rate_unit(results: Sequence[Result]) -> fmt.Unit:
     return fmt.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)
 
 
+def states_of(results: Sequence[Result]) -> list[str]:
+    """How the results were timed: "timer events", "L2 cold", "regime sustained"."""
+    timed = [r.measurement for r in results if r.measurement]
+    return [
+        f"{title} {fmt.clean('/'.join(sorted({getattr(one, field) for one in timed})))}"
+        for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime"))
+        if timed
+    ]
+
+
 def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
     """The peaks, in FLOP/s, of the precisions that were asked for and that `results` have."""
     wanted = {r.case.precision_name for r in results} & set(arms_of(run).asked)

@@ -11,7 +11,19 @@ from kernels.ceilings.plan import DRAM, INSTRUCTIONS, L2, LAUNCHES, MIB, Probe
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.drawing_style import library, main_title, styled
-from microbench.report.table import DIM, MISSING, Column, Part, Row, Table, Value, records, screen
+from microbench.report.table import (
+    DIM,
+    MISSING,
+    Column,
+    Part,
+    Row,
+    Table,
+    Value,
+    ends_of,
+    measured,
+    records,
+    screen,
+)
 from microbench.results.ceilings import OP, CeilingResult, Tried
 from microbench.results.types import Ratio, Run
 
@@ -77,17 +89,15 @@ def ceilings_table(run: Run) -> Table[CeilingResult]:
         Column("per clock", _per_clock, True, csv={"per_clock": lambda r: r.per_clock}),
         Column("of nominal", lambda r: _pct(_nominal_pct(run, r)), True,
                csv={"nominal_pct": lambda r: _nominal_pct(run, r)}),
-        Column("SM MHz", _clock, True, 2,
-               csv={"sm_clock_mhz": lambda r: r.measurement and r.measurement.sm_clock_mhz}),
-        Column("power W", _power, True, 3,
-               csv={"power_w": lambda r: r.measurement and r.measurement.power_w}),
+        Column("SM MHz", lambda r: fmt.whole(r.measurement and r.measurement.sm_clock_mhz), True, 2,
+               csv=measured("sm_clock_mhz")),
+        Column("power W", lambda r: fmt.whole(r.measurement and r.measurement.power_w), True, 3,
+               csv=measured("power_w")),
         Column("time", lambda r: fmt.duration(r.measurement.median_s) if r.measurement else "",
-               True, 4,
-               csv={"median_s": lambda r: r.measurement and r.measurement.median_s,
-                    "cycles": lambda r: r.cycles}),
-        Column("±", _half, True, 5,
-               csv={"ci95_low_s": lambda r: _end(r, 0), "ci95_high_s": lambda r: _end(r, 1)}),
-        Column("best variant", _variant, drop=1,
+               True, 4, csv={**measured("median_s"), "cycles": lambda r: r.cycles}),
+        Column("±", lambda r: fmt.half_of(r.measurement), True, 5,
+               csv=ends_of("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
+        Column("best variant", lambda r: fmt.clean(r.variant or "") * (len(r.tried) > 1), drop=1,
                csv={"variant": lambda r: r.variant, "rel_error": lambda r: r.rel_error}),
     ]  # fmt: skip
     table: Table[CeilingResult] = Table(columns)
@@ -174,30 +184,6 @@ def _nominal_pct(run: Run, result: CeilingResult) -> float | None:
     if result.case.name in DRAM and sheet and sheet.byte_per_s and result.byte_per_s:
         return 100 * result.byte_per_s / sheet.byte_per_s
     return result.nominal_pct
-
-
-def _clock(result: CeilingResult) -> str:
-    clock = result.measurement.sm_clock_mhz if result.measurement else None
-    return f"{clock:.0f}" if clock else ""
-
-
-def _power(result: CeilingResult) -> str:
-    power = result.measurement.power_w if result.measurement else None
-    return f"{power:.0f}" if power else ""
-
-
-def _half(result: CeilingResult) -> str:
-    found = result.measurement
-    return fmt.half_interval(found.median_s, found.ci95_s) if found else ""
-
-
-def _variant(result: CeilingResult) -> str:
-    return fmt.clean(result.variant or "") if len(result.tried) > 1 else ""
-
-
-def _end(result: CeilingResult, which: int) -> float | None:
-    found = result.measurement
-    return found.ci95_s[which] if found and found.ci95_s else None
 
 
 # ---------------------------------------------------------------- the report's parts

@@ -70,7 +70,8 @@ def chart(run: Run, width: int) -> list[Text]:
     low, high = (y / unit.per_s for y in canvas.y_range)
     ticks = log_ticks(low, high)
     if len(ticks) < 2:
-        ticks = [float(f"{y / unit.per_s:.3g}") for y in _ends(series)]
+        rates = [y for curve in series for _, y in curve.points]
+        ticks = [float(f"{y / unit.per_s:.3g}") for y in (min(rates), max(rates))]
     return [
         Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
         *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in ticks]),
@@ -83,12 +84,6 @@ def chart(run: Run, width: int) -> list[Text]:
         *legend(series, hidden, width),
         *_key(run, arms, list(speedups)),
     ]
-
-
-def _ends(series: list[Series]) -> tuple[float, float]:
-    """The lowest and the highest point."""
-    values = [y for curve in series for _, y in curve.points]
-    return min(values), max(values)
 
 
 def _one_subject(run: Run) -> tuple[Run, str]:

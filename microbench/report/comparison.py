@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
 
 from kernels.case import Case
 from microbench import fmt
-from microbench.report.screen import prose_width
+from microbench.report.screen import print_lines
 from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
@@ -30,17 +29,18 @@ _LOOKS = {
 }
 
 
-def print_named(
-    name: str,
-    comparison: Comparison,
-    baseline: str,
-    console: Console,
-    *,
-    details: bool = False,
+def print_comparisons(
+    found: Mapping[str, Comparison], baseline: str, console: Console, *, details: bool = False
 ) -> None:
-    """Which run is B and which is A, and their comparison."""
-    console.print(Text(_heading(name, baseline), "bold"))
-    print_comparison(comparison, console, details=details)
+    """Runs, by name, each against one baseline; of several, the counts of all at the end."""
+    several = len(found) > 1
+    for name, comparison in found.items():
+        console.print(Text(_heading(name, baseline), "bold"))
+        print_comparison(comparison, console, details=details)
+        if several:
+            console.print()
+    if several:
+        print_lines(console, screen(_counts(found), console.width).lines)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, details: bool = False) -> None:
@@ -48,21 +48,11 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
 
     `details` shows every row, and every case that only one run has.
     """
-
-    def say(line: Text) -> None:
-        """Print a line: a table's as wide as the console, others folded at WIDTH."""
-        width = console.width if line.no_wrap else prose_width(console)
-        console.print(line, width=width, overflow="fold")
-
-    for line in _differences(comparison):
-        say(line)
     shown, hidden = _chosen(comparison.rows, details)
-    for line in _body(shown, hidden, console.width):
-        say(line)
+    print_lines(console, [*_differences(comparison), *_body(shown, hidden, console.width)])
     console.print()
-    for line in every_alone(comparison) if details else _alone(comparison):
-        say(Text(line))
-    say(Text(summary(comparison), "bold"))
+    alone = every_alone(comparison) if details else _alone(comparison)
+    print_lines(console, [*map(Text, alone), Text(summary(comparison), "bold")])
 
 
 def _body(shown: Sequence[CompareRow], hidden: Sequence[CompareRow], width: int) -> Iterator[Text]:
@@ -115,22 +105,11 @@ def _threshold_asked(comparison: Comparison) -> str:
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 
-def print_comparisons(
-    found: Mapping[str, Comparison], baseline: str, console: Console, *, details: bool = False
-) -> None:
-    """Several runs, by name, each against one baseline; the counts of all of them at the end."""
-    for name, comparison in found.items():
-        print_named(name, comparison, baseline, console, details=details)
-        console.print()
-    for line in screen(_counts(found), console.width).lines:
-        console.print(line, width=console.width, overflow="fold")
-
-
 def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
     """Every row of every comparison, in Markdown; several begin with a table of counts."""
     parts = [markdown(_counts(found))] if len(found) > 1 else []
     for name, comparison in found.items():
-        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        ordered = _ordered(comparison.rows)
         said = [line.plain.strip() for line in _differences(comparison) if line.plain]
         facts = [f"{line}\n\n" if line.endswith(":") else f"- {line}\n" for line in said]
         facts += [f"- {line}\n" for line in _alone(comparison)]
@@ -147,7 +126,7 @@ def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
     """The parts of a page: for each run all rows, slower ones first, and what differs."""
     parts = [Part("", _counts(found), [])] if len(found) > 1 else []
     for name, comparison in found.items():
-        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        ordered = _ordered(comparison.rows)
         below = [line.plain.strip() for line in _differences(comparison) if line.plain]
         parts.append(Part(_heading(name, baseline), _table(ordered), [*below, *_alone(comparison)]))
     return parts
@@ -208,10 +187,15 @@ def listed_alone(name: str, cases: Sequence[str]) -> list[str]:
     return [f"only in {name}: {case}" for case in cases]
 
 
+def _ordered(rows: Sequence[CompareRow]) -> list[CompareRow]:
+    """Slower ones first."""
+    assert set(ORDER) == set(VERDICTS)
+    return sorted(rows, key=lambda row: ORDER.index(row.verdict))
+
+
 def _chosen(rows: Sequence[CompareRow], details: bool) -> tuple[list[CompareRow], list[CompareRow]]:
     """Rows to show, slower ones first, and the same ones that are too many to show."""
-    assert set(ORDER) == set(VERDICTS)
-    ordered = sorted(rows, key=lambda row: ORDER.index(row.verdict))
+    ordered = _ordered(rows)
     same = [row for row in ordered if row.verdict == "same"]
     if details or len(same) <= MOST_SAME_ROWS:
         return ordered, []
@@ -231,32 +215,18 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
         Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
         Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
         Column("A / B", _ratio, right=True),
-        Column("threshold", threshold, right=True),
+        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), right=True),
         Column(REASON, lambda row: fmt.clean(row.reason), drop=2),
     ]  # fmt: skip
     return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
 
 
-class Judged(Protocol):
-    """A row with its threshold, of a comparison or of its file."""
-
-    @property
-    def threshold_pct(self) -> float | None:
-        """Per cent that the interval must lie beyond."""
-        ...
-
-    @property
-    def threshold_s(self) -> float | None:
-        """The same in seconds, where an absolute time decides; else None."""
-        ...
-
-
-def threshold(row: Judged) -> str:
+def threshold(pct: float | None, seconds: float | None) -> str:
     """ "3.0 %"; "21 % (1.3 us)" where an absolute time decides; "" for a case without times."""
-    if row.threshold_pct is None:
+    if pct is None:
         return ""
-    text = f"{row.threshold_pct:.{1 if row.threshold_pct < 9.95 else 0}f} %"
-    return text if row.threshold_s is None else f"{text} ({_us(row.threshold_s)})"
+    text = f"{pct:.{1 if pct < 9.95 else 0}f} %"
+    return text if seconds is None else f"{text} ({_us(seconds)})"
 
 
 def _us(seconds: float) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from kernels import OPS
 from microbench import fmt
 from microbench.report import notes
-from microbench.report.arms import arms_of, groups_of
+from microbench.report.arms import arms_of, groups_of, states_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
@@ -41,8 +41,8 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     `details` adds the reason for every result.
     """
     width = console.width
-    _section(console, header(run, details), width)
-    _section(console, notes.machine(run), width, "The machine was busy")
+    _section(console, header(run, details))
+    _section(console, notes.machine(run), "The machine was busy")
     if not run.entries:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
@@ -53,27 +53,28 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
         _print_kernels(run, console, width, details)
     for report in reports(run):
         for title, lines in report.sections(run, width, details=details):
-            _section(console, lines, width, title)
+            _section(console, lines, title)
     of_data = [Text(fmt.clean(note)) for note in run.settings.get("notes", ())]
-    _section(console, of_data, width, "Notes on the data")
+    _section(console, of_data, "Notes on the data")
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
     brief = not details and is_long(run)
     lines, left_out, cut = _brief(run, width) if brief else _table(run, width)
     legend = notes.legend(run, left_out, ratios=run.network is None)
-    _section(console, [*lines, *legend], width)
-    _section(console, notes.reasons(cut), width, "Full reasons")
+    _section(console, [*lines, *legend])
+    _section(console, notes.reasons(cut), "Full reasons")
     if not brief:
-        _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
+        of = "each case" if details else fmt.listed([*map(fmt.clean, arms_of(run).asked)])
+        _section(console, notes.whys(run, details), f"What limits {of}")
     if not run.network:
-        _section(console, chart(run, min(width, WIDTH)), width)
+        _section(console, chart(run, min(width, WIDTH)))
     if run.network:
-        _section(console, layers_summary(run, run.network), width, "In short")
+        _section(console, layers_summary(run, run.network), "In short")
     else:
-        _section(console, notes.sentences(_verdict(run, brief)), width, "In short")
-    _section(console, notes.warnings(run), width, "Warnings")
-    _section(console, notes.ceilings(run), width, blank=False)
+        _section(console, notes.sentences(_verdict(run, brief)), "In short")
+    _section(console, notes.warnings(run), "Warnings")
+    _section(console, notes.ceilings(run), blank=False)
 
 
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
@@ -112,18 +113,18 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 
 
 def _print_map(run: Run, console: Console, width: int) -> None:
-    _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
-    _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(console, notes.ceilings(run), width, blank=False)
+    _section(console, [*map_tables(run, width), *notes.missing_reasons(run)])
+    _section(console, [Text(line, "bold") for line in map_verdict(run)], "In short")
+    _section(console, notes.ceilings(run), blank=False)
 
 
 def _print_peak(run: Run, console: Console, width: int) -> None:
     table = screen(peak_table(run), width)
     left_out = table.left_out_note(width)
-    _section(console, [*table.lines, *([Text(left_out, "dim")] if left_out else [])], width)
-    _section(console, notes.sentences(peak_verdict(run)), width, "In short")
-    _section(console, notes.warnings(run), width, "Warnings")
-    _section(console, notes.ceilings(run), width, blank=False)
+    _section(console, [*table.lines, *([Text(left_out, "dim")] if left_out else [])])
+    _section(console, notes.sentences(peak_verdict(run)), "In short")
+    _section(console, notes.warnings(run), "Warnings")
+    _section(console, notes.ceilings(run), blank=False)
 
 
 def header(run: Run, details: bool = False) -> list[Text]:
@@ -160,9 +161,7 @@ def _how(run: Run) -> list[str]:
     parts += [part for report in reports(run) for part in report.conditions(run)]
     if len({r.case.data for r in run.results}) == 1:
         parts.append(f"{fmt.clean(run.results[0].case.data)} data")
-    for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):
-        values = sorted({getattr(r.measurement, field) for r in run.results if r.measurement})
-        parts += [f"{title} {fmt.clean('/'.join(values))}"] if values else []
+    parts += states_of(run.results)
     parts.append(fmt.clean(run.started_at.replace("T", " ").replace("+00:00", " UTC")))
     return parts
 
@@ -176,20 +175,14 @@ def _shared_settings(run: Run) -> list[str]:
             if name not in run.varying]  # fmt: skip
 
 
-def _what_holds_back(run: Run, details: bool) -> str:
-    asked = [fmt.clean(precision) for precision in arms_of(run).asked]
-    return f"What limits {'each case' if details else fmt.listed(asked)}"
-
-
-def _section(
-    console: Console, lines: Sequence[Text], width: int, title: str = "", blank: bool = True
-) -> None:
+def _section(console: Console, lines: Sequence[Text], title: str = "", blank: bool = True) -> None:
     """Lines under a title, and an empty line after them; nothing when there are none.
 
-    Lines of tables may be `width` columns wide, others are folded at WIDTH.
+    Lines of tables may be as wide as the console, others are folded at WIDTH.
     """
     if not lines:
         return
+    width = console.width
     titled = [*([Text(title, "bold underline")] if title else []), *lines]
     parts = [
         part

@@ -12,8 +12,8 @@ from rich.text import Text
 from microbench import fmt
 from microbench.report.comparison import MOST_NAMED, listed_alone, only_in, summary, threshold
 from microbench.report.console import header
-from microbench.report.screen import prose_width
-from microbench.report.table import Column, Part, Row, Table, screen
+from microbench.report.screen import print_lines
+from microbench.report.table import Column, Part, Row, Table, ends_of, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
 from microbench.results.types import Run
@@ -43,8 +43,7 @@ class Sheet:
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
     """Print the device, if the document has one, and the sheet. ValueError: invalid field."""
     if "device" in data:
-        for line in header(run_of_document(data), details):
-            console.print(line, width=prose_width(console))
+        print_lines(console, header(run_of_document(data), details))
         console.print()
     print_sheet(sheet, console, details=details)
 
@@ -65,9 +64,7 @@ def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> Non
         rows = screen(part.table, console.width).lines if part.table else ()
         lines += [Text(""), Text(part.title), *rows, *map(Text, part.below)]
     lines += [Text(line) for line in sheet.more] if details else []
-    for line in lines:
-        width = console.width if line.no_wrap else prose_width(console)
-        console.print(line, width=width, overflow="fold")
+    print_lines(console, lines)
     if sheet.summary:
         console.print(*([""] if lines else []), Text(sheet.summary, "bold"), sep="\n")
 
@@ -188,10 +185,9 @@ def _sheet(
         Column("A / B", lambda row: f"{row.ratio:.3f}" if row.ratio else "", True,
                csv={"ratio": lambda row: row.ratio}),
         Column("interval", lambda row: ends(row.ci95), True, 4,
-               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
-                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+               csv=ends_of("ci95{}", lambda row: row.ci95)),
         Column("note", lambda row: fmt.clean(row.note), drop=6, csv={"note": lambda row: row.note}),
-        Column("threshold", threshold, True, 3,
+        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), True, 3,
                csv={"threshold_pct": lambda row: row.threshold_pct}),
         Column("reason", lambda row: fmt.clean(row.reason), drop=1,
                csv={"reason": lambda row: row.reason}),

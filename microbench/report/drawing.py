@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from kernels.error_words import first_line
 from kernels.files import write_atomically
 from microbench.errors import UserError
-from microbench.report.drawing_layers import layers_chart
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
+from microbench.report.drawing_rows import layers_chart
 from microbench.report.drawing_style import library, scripts
 from microbench.report.map_table import is_map
 from microbench.results.kinds import reports
@@ -99,19 +100,26 @@ def _page(chart: Any) -> str:
 
     Text of the run file is data in it: in a block of JSON, in which markup is escaped.
     """
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    source = files("microbench.report").joinpath("chart.html").read_text(encoding="utf-8")
     own = scripts()
-    return environment.from_string(source).render(
+    return template("chart.html").render(
         allowed=Markup(" ".join(map(_hash, (own, START)))),
         title="Chart",
         library=Markup(own),
         start=Markup(START),
         drawing=chart.to_dict(),
     )
+
+
+@cache
+def template(name: str) -> Any:
+    """A page of this folder, whose values are escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    source = files("microbench.report").joinpath(name).read_text(encoding="utf-8")
+    return environment.from_string(source)
 
 
 def _hash(script: str) -> str:

@@ -17,6 +17,7 @@ from microbench.report.drawing_style import (
     COLOURS,
     FAINT,
     OTHER_COLOUR,
+    check_panels,
     heading,
     in_words,
     library,
@@ -27,7 +28,6 @@ from microbench.report.drawing_style import (
 )
 from microbench.results.types import Ceiling, Json, Result, Run
 
-MOST_PANELS = 24
 MOST_ARMS = 8  # in a panel: with more, each back end gets its own
 LARGE, SMALL = (620, 420), (400, 310)  # width and height of one panel, of each of several
 LABEL_GAP = 13  # pixels between the lines of the labels
@@ -170,9 +170,7 @@ def _texts(alt: Any, panel: Panel, lines: Lines) -> list[Any]:
     note = alt.Chart(alt.InlineData(values=[{"text": "not measured"}]))
     return [
         note.mark_text(fontSize=13, color=FAINT).encode(
-            x=alt.value(lines.size[0] / 2),
-            y=alt.value(lines.size[1] / 2),
-            text="text:N",
+            x=alt.value(lines.size[0] / 2), y=alt.value(lines.size[1] / 2), text="text:N"
         )
     ]
 
@@ -262,11 +260,7 @@ def _panels(results: Sequence[Result], unit: fmt.Unit) -> dict[tuple[str, str], 
         placed.append((row, ", ".join(part for part in column if part), point))
     rows = ordered(in_words(r.case, down) for r in results)
     columns = ordered(column for _, column, _ in placed)
-    if len(rows) * len(columns) > MOST_PANELS:
-        raise UserError(
-            f"a chart of {len(rows) * len(columns)} settings is too large (at most {MOST_PANELS}); "
-            "draw a run with fewer settings"
-        )
+    check_panels(f"a chart of {len(rows) * len(columns)} settings", len(rows) * len(columns))
     panels = {(r, c): Panel(", ".join(part for part in (r, c) if part))
               for r in rows for c in columns}  # fmt: skip
     for row, column, point in placed:

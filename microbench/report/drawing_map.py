@@ -15,6 +15,7 @@ from microbench.report.drawing_style import (
     FAINT,
     INK,
     PALE,
+    check_panels,
     heading,
     in_words,
     library,
@@ -25,10 +26,8 @@ from microbench.report.drawing_style import (
     varying,
 )
 from microbench.results.types import Json, Result, Run
-from microbench.timing.stats import excludes_one
 
 AXES = ("image", "batch")  # the settings that lie across the map; the size runs up it
-MOST_PANELS = 24
 MOST_BESIDE = 12  # places across: wider maps are stacked
 CELL = (50, 36)  # width and height, pixels
 MOST = 4.0  # times faster or slower: from here on the colour stays
@@ -53,14 +52,10 @@ def payoff_map(run: Run) -> Any:
         raise UserError("nothing to draw: the run has no speed-up over fp32 or tf32")
     rows = ordered(c["row"] for c in cells)
     columns = list(dict.fromkeys(c["column"] for c in cells))
-    if len(rows) * len(columns) > MOST_PANELS:
-        raise UserError(
-            f"a map of {len(rows) * len(columns)} panels is too large (at most {MOST_PANELS}); "
-            "draw a run with fewer settings"
-        )
+    check_panels(f"a map of {len(rows) * len(columns)} panels", len(rows) * len(columns))
     alt = library()
     places = sorted({c["place"] for c in cells}, key=lambda v: tuple(map(_mean, v.split("/"))))
-    sizes = _by_number(c["size"] for c in cells)
+    sizes = sorted({c["size"] for c in cells}, key=lambda v: (_mean(v), v))
     panels = [
         _panel(alt, [c for c in cells if (c["row"], c["column"]) == (row, column)],
                ", ".join(part for part in (row, column) if part), places, sizes)
@@ -87,8 +82,7 @@ def map_rows(run: Run) -> list[Json]:
 
 def _cell(result: Result, baseline: str, row: str, *, several: bool) -> Json:
     case, ratio = result.case, result.speedup[baseline]
-    interval = ratio.ci95
-    same = interval is not None and not excludes_one(interval)
+    interval, same = ratio.ci95, ratio.no_difference
     return {
         "row": row,
         "column": fmt.clean(f"{case.precision_name if several else ''} against {baseline}"),
@@ -114,11 +108,6 @@ def _chosen(run: Run) -> list[Result]:
             [r for r in run.results if r.case.precision_name == precision]
         )
     ]
-
-
-def _by_number(values: Any) -> list[str]:
-    """Sizes such as "64" and "64x256" by their geometric mean, smallest first."""
-    return sorted(set(values), key=lambda v: (_mean(v), v))
 
 
 def _mean(value: str) -> float:
@@ -150,9 +139,7 @@ def _panel(
         shape=HATCH, size=CELL[0] ** 2 * 0.85, filled=False, stroke="#b0b0b0", strokeWidth=1
     )
     far = f"datum.shade > {DARK} || datum.shade < {1 / DARK}"
-    text = base.encode(
-        color=alt.condition(far, alt.value("white"), alt.value(INK)),
-    )
+    text = base.encode(color=alt.condition(far, alt.value("white"), alt.value(INK)))
     layers = [
         base.mark_rect(stroke="white", strokeWidth=1).encode(color=_colour(alt), tooltip=told),
         hatch,

@@ -9,7 +9,7 @@ from kernels import OPS
 from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.arms import arms_of
+from microbench.report.arms import arms_of, states_of
 from microbench.results.types import Result, Run
 
 INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
@@ -31,6 +31,7 @@ COLOURS = {
 WHOLLY = {"fp16": "#003a5c", "bf16": "#8c3d00"}
 MIXED_COLOUR = "#7e63b8"  # no precision's
 OTHER_COLOUR = "#b8860b"
+MOST_PANELS = 24
 SHOWN_BARE = ("pass", "layout")  # settings whose values speak for themselves
 
 
@@ -90,6 +91,14 @@ def ordered(values: Iterable[str]) -> list[str]:
     return found
 
 
+def check_panels(what: str, count: int) -> None:
+    """UserError for more panels than a chart has room for."""
+    if count > MOST_PANELS:
+        raise UserError(
+            f"{what} is too large (at most {MOST_PANELS}); draw a run with fewer settings"
+        )
+
+
 def panel_title(alt: Any, text: str) -> Any:
     """The title of one of several panels, for Altair."""
     return alt.TitleParams(text, anchor="start", fontSize=14, color=INK, offset=6)
@@ -113,13 +122,7 @@ def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
     ops = " and ".join(dict.fromkeys(fmt.clean(r.case.op) for r in results))
     device = fmt.clean(run.device.get("name") or "unknown device")
     fixed = [name for name in settings_of(case) if name not in varying(results)]
-    states = {
-        "timer": {r.measurement.timer for r in results if r.measurement},
-        "L2": {r.measurement.l2 for r in results if r.measurement},
-        "regime": {r.measurement.regime for r in results if r.measurement},
-    }
-    conditions = [f"{name} {fmt.clean('/'.join(sorted(found)))}" for name, found in states.items()]
-    below = f"{', '.join(conditions)}; measured {fmt.clean(run.started_at[:10])}"
+    below = f"{', '.join(states_of(results))}; measured {fmt.clean(run.started_at[:10])}"
     return main_title(
         f"{ops} on {device}: {fmt.listed(asked, most=4)}{against}",
         [in_words(case, fixed, bare=()), below, *reading],

@@ -5,8 +5,18 @@ from __future__ import annotations
 from rich.text import Text
 
 from microbench import fmt
-from microbench.fleet_rows import COPY, Fleet, GpuRow, fleet_from_json
-from microbench.fleet_verdict import Finding, findings, mean_of, peers, relative, throttled
+from microbench.fleet_verdict import (
+    COPY,
+    Finding,
+    Fleet,
+    GpuRow,
+    findings,
+    fleet_from_json,
+    mean_of,
+    peers,
+    relative,
+    throttled,
+)
 from microbench.report.documents import Sheet
 from microbench.report.table import Column, Row, Table
 from microbench.results.values import Json

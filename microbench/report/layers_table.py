@@ -18,7 +18,7 @@ from microbench.libraries import summaries
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Ratio, Result, Run
-from microbench.timing.stats import excludes_one, half_width_pct
+from microbench.timing.stats import half_width_pct
 
 PASSES = ("fprop", "dgrad", "wgrad")
 LITTLE_GAIN = 1.3  # times faster: a layer under it is named among those that gain little
@@ -57,11 +57,6 @@ def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
         below += (one.base_s * one.ratio_errors[0]) ** 2 + weight**2
         above += (one.base_s * one.ratio_errors[1]) ** 2 + weight**2
     return Ratio(ratio, (ratio - math.sqrt(below) / own_s, ratio + math.sqrt(above) / own_s))
-
-
-def no_difference(ratio: Ratio) -> bool:
-    """Whether the 95 % interval contains 1."""
-    return ratio.ci95 is not None and not excludes_one(ratio.ci95)
 
 
 @dataclass
@@ -306,18 +301,17 @@ KINDS_NAMED = (
 
 
 def _kind(ratio: Ratio) -> str:
-    if no_difference(ratio):
+    if ratio.no_difference:
         return SAME
     return SLOWER if ratio.ratio < 1 else LITTLE if ratio.ratio < LITTLE_GAIN else ""
 
 
 def _faster(gain: Ratio) -> str:
     """ "2.22 ±0.01 times faster"; how much slower as a ratio below 1."""
-    if gain.ci95 is None:
-        return f"{fmt.short_ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
-    if no_difference(gain):
+    if gain.no_difference:
         return f"no difference seen ({fmt.ratio(gain)})"
-    return f"{fmt.ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
+    text = fmt.ratio(gain) if gain.ci95 else fmt.short_ratio(gain)
+    return f"{text} times {'as fast' if gain.ratio < 1 else 'faster'}"
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -49,12 +48,7 @@ class LiveLine(ABC):
             self._live = live
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
             self._live = None
@@ -102,7 +96,6 @@ class LiveProgress(LiveLine):
     ) -> None:
         super().__init__(console, len(groups), quiet=quiet)
         self._clock = clock
-        self._groups = list(groups)
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done
         self._group_began_s: float | None = None
@@ -128,11 +121,10 @@ class LiveProgress(LiveLine):
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        self.say(f"{self._process}[{self._done}/{len(self._groups)}] {summary(results)}")
+        self.say(f"{self._process}[{self._done}/{self._total}] {summary(results)}")
 
     def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
         """A fresh process measures these groups once more; the bar begins again."""
-        self._groups = list(groups)
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._total, self._done = len(groups), 0
         self._group_began_s = None
@@ -141,7 +133,7 @@ class LiveProgress(LiveLine):
 
     def left_s(self) -> float | None:
         """Estimated seconds until the end; None before the first group is done."""
-        groups_left = len(self._groups) - self._done
+        groups_left = self._total - self._done
         if self._left_s is None or not self._spent_s:
             return None
         overhead_s = 0.0

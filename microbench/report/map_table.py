@@ -12,7 +12,6 @@ from microbench.break_even import BASELINES, gain, library_or_best, subject_of
 from microbench.report.arms import arms_of
 from microbench.report.table import Column, Row, Table, screen
 from microbench.results.types import Result, Run
-from microbench.timing.stats import excludes_one
 
 Place = tuple[str, str]  # image, batch
 ACROSS = ("image", "batch")
@@ -67,17 +66,13 @@ def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> li
     for some in (places[i : i + most] for i in range(0, len(places), most)):
         table = Table(
             [
-                Column("image\nbatch", _itself, right=True, bold=True),
+                Column[str]("image\nbatch", lambda size: size, right=True, bold=True),
                 *(Column("\n".join(p), _cells(found[p], baseline), right=True) for p in some),
             ]
         )
         table.block("", map(Row, reversed(sizes)))
         lines += [Text(fmt.clean(title), "bold"), *screen(table, width).lines, Text()]
     return lines
-
-
-def _itself(size: str) -> str:
-    return size
 
 
 def _cells(by_size: Mapping[str, Result], baseline: str) -> Callable[[str], str]:
@@ -97,7 +92,7 @@ def _cell(result: Result | None, baseline: str) -> str:
     ratio = result.speedup.get(baseline) if result else None
     if result is None or ratio is None:
         return "."
-    sign = "=" if ratio.ci95 and not excludes_one(ratio.ci95) else ""
+    sign = "=" if ratio.no_difference else ""
     cause = CAUSES.get(result.bound or "", "")
     return f"{sign}{ratio.ratio:.2g}{f'/{cause}' * bool(cause)}"
 

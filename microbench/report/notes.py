@@ -10,16 +10,7 @@ from rich.text import Text
 from kernels.choosing import HOW, Choice
 from kernels.precision import PRECISIONS
 from microbench import fmt
-from microbench.device.load import (
-    AT_START,
-    COMPUTING,
-    HELD,
-    LATER,
-    LOAD,
-    LOADED,
-    PROCESSES,
-    SHARE,
-)
+from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
 

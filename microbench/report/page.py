@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from microbench.report import notes
 from microbench.report.comparison import every_alone, page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
-from microbench.report.drawing import chart_of, rendered
+from microbench.report.drawing import chart_of, rendered, template
 from microbench.report.export import parts, to_csv
 from microbench.report.table import Part, html, records, write_csv
 from microbench.results.comparison import Comparison
@@ -31,69 +29,47 @@ from microbench.results.values import Json
 from microbench.verdict import verdict
 
 
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    source = files("microbench.report").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(source)
+def _page(
+    title: str, about: Sequence[str], verdict: Sequence[str], found: Iterable[Part],
+    run: Run | None, csv: str, *, chart: str = "", warnings: Sequence[str] = (),
+    more: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The template filled in; `run` says what was measured on, and by which command."""
+    return template("page.html").render(
+        title=title, about=about, verdict=verdict, chart=chart, parts=list(map(_shown, found)),
+        warnings=warnings, command=fmt.clean(" ".join(run.command)) if run else "",
+        environment=_environment(run) if run else [], more=more, csv=csv,
+    )  # fmt: skip
 
 
 def to_page(run: Run) -> str:
     """The page. Without the charts' libraries it has a line in place of the chart."""
-    first, *about = (line.plain for line in header(run))
     chart, missing = _drawn(lambda: chart_of(run))
-    return _template().render(
-        title=_title(run),
-        about=[first, *about, *missing],
-        verdict=[*verdict(run), *(line for report in reports(run) for line in report.summary(run))],
-        chart=chart,
-        parts=[_shown(part) for part in (*parts(run), *_reading(run))],
-        warnings=[line.plain for line in _warnings(run)],
-        command=fmt.clean(" ".join(run.command)),
-        environment=_environment(run),
-        more=[],
-        csv=to_csv(run),
-    )
+    said = [*verdict(run), *(line for report in reports(run) for line in report.summary(run))]
+    return _page(
+        _title(run), [*(line.plain for line in header(run)), *missing], said,
+        (*parts(run), *_reading(run)), run, to_csv(run),
+        chart=chart, warnings=[line.plain for line in _warnings(run)],
+    )  # fmt: skip
 
 
 def document_page(data: Json, sheet: Sheet, title: str) -> str:
     """The page of a file that is not a run: its table and summary. ValueError: invalid field."""
     run = run_of_document(data) if "device" in data else None
-    return _template().render(
-        title=title,
-        about=[line.plain for line in header(run)] if run else [],
-        verdict=[sheet.summary] if sheet.summary else [],
-        chart="",
-        parts=[
-            _shown(Part("", sheet.table, [note.plain for note in sheet.notes])),
-            *map(_shown, sheet.parts),
-        ],
-        warnings=[],
-        command=fmt.clean(" ".join(run.command)) if run else "",
-        environment=_environment(run) if run else [],
-        more=sheet.more,
-        csv=write_csv([records(sheet.table)]),
-    )
+    return _page(
+        title, [line.plain for line in header(run)] if run else [],
+        [sheet.summary] if sheet.summary else [],
+        (Part("", sheet.table, [note.plain for note in sheet.notes]), *sheet.parts),
+        run, write_csv([records(sheet.table)]), more=sheet.more,
+    )  # fmt: skip
 
 
 def report_page(
     title: str, about: Sequence[str], answer: Sequence[str], found: Sequence[Part], run: Run | None
 ) -> str:
     """The page of a report of several runs; `run` is one of them, for its environment."""
-    return _template().render(
-        title=title,
-        about=[*about, *([header(run)[0].plain] if run else [])],
-        verdict=answer,
-        chart="",
-        parts=[_shown(part) for part in found],
-        warnings=[],
-        command=fmt.clean(" ".join(run.command)) if run else "",
-        environment=_environment(run) if run else [],
-        more=[],
-        csv=write_csv([records(part.table) for part in found if part.table]),
-    )
+    csv = write_csv([records(part.table) for part in found if part.table])
+    return _page(title, [*about, *([header(run)[0].plain] if run else [])], answer, found, run, csv)
 
 
 def write_document(data: Json, path: Path) -> None:
@@ -110,23 +86,13 @@ def write_comparisons(
     document = document_of(data)
     assert document is not None
     sheet: Sheet = document.sheet(data)
-    page = _template().render(
-        title=f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}",
-        about=[],
-        verdict=[_counted(name, one, len(found) > 1) for name, one in found.items()],
-        chart="",
-        parts=[_shown(part) for part in page_parts(found, baseline)],
-        warnings=[],
-        command="",
-        environment=[],
+    page = _page(
+        f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}", [],
+        [f"{fmt.clean(name)}: " * (len(found) > 1) + summary(one) for name, one in found.items()],
+        page_parts(found, baseline), None, write_csv([records(sheet.table)]),
         more=[line for one in found.values() for line in every_alone(one)],
-        csv=write_csv([records(sheet.table)]),
-    )
+    )  # fmt: skip
     write_page(page, path)
-
-
-def _counted(name: str, comparison: Comparison, several: bool) -> str:
-    return f"{fmt.clean(name)}: " * several + summary(comparison)
 
 
 def write_page(page: str, path: Path) -> None:
@@ -185,10 +151,9 @@ def _warnings(run: Run) -> list[Any]:
 
 def _environment(run: Run) -> list[tuple[str, str]]:
     """What was measured on, with what, and how it was asked."""
-    groups = (("", run.device), ("", run.software), ("", run.settings))
     return [
         (fmt.clean(name), fmt.clean(str(value)))
-        for _, facts in groups
+        for facts in (run.device, run.software, run.settings)
         for name, value in facts.items()
         if value not in (None, {}, [])
     ]

@@ -50,7 +50,7 @@ def peak_table(run: Run) -> Table[Result]:
     columns = [
         Column[Result]("precision", lambda r: fmt.clean(r.case.precision_name), bold=True),
         Column[Result](unit.name, lambda r: unit.text(r.flop_per_s or 0.0), right=True, bold=True),
-        Column[Result]("±", _half_interval, right=True, drop=4),
+        Column[Result]("±", lambda r: fmt.half_of(r.measurement), right=True, drop=4),
         Column[Result]("M x N x K", _shape, right=True),
         Column[Result]("layout", lambda r: fmt.clean(r.case.layout)),
         Column[Result]("back end", lambda r: fmt.clean(r.case.backend)),
@@ -62,11 +62,6 @@ def peak_table(run: Run) -> Table[Result]:
         Column[Result]("tries", tries, right=True, drop=5),
     ]  # fmt: skip
     return Table(columns, [Row(result) for result in peaks])
-
-
-def _half_interval(result: Result) -> str:
-    timed = result.measurement
-    return fmt.half_interval(timed.median_s, timed.ci95_s) if timed else ""
 
 
 def _shape(result: Result) -> str:

@@ -11,16 +11,9 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.break_even import subject_of
 from microbench.libraries import is_tuned, libraries_beside_own
-from microbench.report.arms import (
-    Arms,
-    arms_of,
-    groups_of,
-    rate_unit,
-    representative,
-    varying,
-)
-from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
-from microbench.results.types import Interval, Ratio, Result, Run
+from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative, varying
+from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
+from microbench.results.types import Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.verdict import BASELINES
 
@@ -103,9 +96,9 @@ def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
         Column("back end", lambda r: fmt.clean(r.case.backend), key=True,
                csv={"backend": attrgetter("case.backend")}),
         Column("time", lambda r: fmt.duration(r.median_s or 0.0), right=True,
-               csv=_measured("median_s")),
-        Column("±", _half_interval, right=True, drop=8,
-               csv=_interval("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
+               csv=measured("median_s")),
+        Column("±", lambda r: fmt.half_of(r.measurement), right=True, drop=8,
+               csv=ends_of("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
         Column(unit.name, lambda r: unit.text(r.flop_per_s or 0.0), right=True,
                csv={"tflops": lambda r: _scaled(r, r.flop_per_s, 1e12)}),
         Column("% of\nceiling", lambda r: fmt.per_cent(r.ceiling_pct), right=True, drop=6,
@@ -126,7 +119,7 @@ def _raw_columns(run: Run) -> list[Column[Result]]:
     """What is in CSV alone."""
     return [
         Column(csv=_plain("status", "reason", "rel_error", "why", "tensor_core", "variant")),
-        Column(csv=_measured("sm_clock_mhz", "power_w", "energy_j", "temperature_c", "timer", "l2",
+        Column(csv=measured("sm_clock_mhz", "power_w", "energy_j", "temperature_c", "timer", "l2",
                              "regime")),
         Column(csv={
             "samples": lambda r: len(r.measurement.times_s) if r.measurement else None,
@@ -146,11 +139,6 @@ def conversion(result: Result) -> str:
     """Share of the time that changes layouts, as "12%"; "" where it is negligible."""
     share = conversion_share(result)
     return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""
-
-
-def _half_interval(result: Result) -> str:
-    measurement = result.measurement
-    return fmt.half_interval(measurement.median_s, measurement.ci95_s) if measurement else ""
 
 
 def _scaled(result: Result, rate: float | None, unit: float) -> float | None:
@@ -180,7 +168,7 @@ def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
         drop=place or 0, markdown=lambda r: fmt.interval(found) if (found := ratio(r)) else "",
         markdown_title=f"x {name}",
         csv={f"speedup_{name}": lambda r: found.ratio if (found := ratio(r)) else None,
-             **_interval(f"speedup_{name}{{}}", lambda r: (found := ratio(r)) and found.ci95)},
+             **ends_of(f"speedup_{name}{{}}", lambda r: (found := ratio(r)) and found.ci95)},
     )  # fmt: skip
 
 
@@ -195,7 +183,7 @@ def _beside_library(library: str) -> Column[Result]:
         f"x faster\nthan {library}", lambda r: fmt.ratio(ratio) if (ratio := found(r)) else "",
         right=True, markdown_title=f"x {library}",
         csv={name: lambda r: ratio.ratio if (ratio := found(r)) else None,
-             **_interval(name + "{}", lambda r: ratio.ci95 if (ratio := found(r)) else None)},
+             **ends_of(name + "{}", lambda r: ratio.ci95 if (ratio := found(r)) else None)},
     )  # fmt: skip
 
 
@@ -289,19 +277,3 @@ def _case() -> Raw:
 
 def _plain(*names: str) -> Raw:
     return {name: attrgetter(name) for name in names}
-
-
-def _measured(*names: str) -> Raw:
-    def value(name: str) -> Callable[[Result], Value]:
-        return lambda result: getattr(result.measurement, name, None)
-
-    return {name: value(name) for name in names}
-
-
-def _interval(name: str, of: Callable[[Result], Interval | None]) -> Raw:
-    """The ends of an interval; `name` has a place for which of them."""
-
-    def end(which: int) -> Callable[[Result], Value]:
-        return lambda result: ends[which] if (ends := of(result)) else None
-
-    return {name.format("_low"): end(0), name.format("_high"): end(1)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.text import Text
 
-from microbench.printable import allow_plain_characters, itself, printable
+from microbench.streams import allow_plain_characters, itself, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20
@@ -64,6 +65,13 @@ def _columns(console: Console) -> int:
 def prose_width(console: Console) -> int:
     """Columns that sentences may take: those of the console, at most WIDTH."""
     return min(console.width, WIDTH)
+
+
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines: of a table as wide as the console, others folded at WIDTH."""
+    for line in lines:
+        width = console.width if line.no_wrap else prose_width(console)
+        console.print(line, width=width, overflow="fold")
 
 
 def is_live(console: Console) -> bool:

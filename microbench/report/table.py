@@ -18,7 +18,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from microbench import fmt
-from microbench.printable import printable
+from microbench.results.values import Interval
+from microbench.streams import printable
 
 DIM = "dim"
 COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
@@ -267,13 +268,9 @@ def _grid(table: Table[R]) -> _Grid:
         [one_line(titles[i]) for i in kept],
         [columns[i].right for i in kept],
         [[row[i] for i in kept] for row in rows],
-        [[_is_faint(columns[i], row.item) for i in kept]
+        [[bool((faint := columns[i].faint) and faint(row.item)) for i in kept]
          for row in table.items],
     )  # fmt: skip
-
-
-def _is_faint(column: Column[R], item: R) -> bool:
-    return column.faint is not None and column.faint(item)
 
 
 def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:
@@ -343,6 +340,24 @@ def records(table: Table[R]) -> Records:
     names = list(dict.fromkeys([*table.csv_order, *values]))
     rows = [{name: values[name](row.item) for name in names} for row in table.items]
     return names, rows
+
+
+def measured(*names: str) -> dict[str, Callable[[Any], Value]]:
+    """The raw values of fields of the rows' measurements; None for what was not measured."""
+
+    def value(name: str) -> Callable[[Any], Value]:
+        return lambda row: getattr(row.measurement, name, None)
+
+    return {name: value(name) for name in names}
+
+
+def ends_of(name: str, of: Callable[[R], Interval | None]) -> dict[str, Callable[[R], Value]]:
+    """The ends of an interval; `name` has a place for which of them."""
+
+    def end(which: int) -> Callable[[R], Value]:
+        return lambda row: ends[which] if (ends := of(row)) else None
+
+    return {name.format("_low"): end(0), name.format("_high"): end(1)}
 
 
 def write_csv(parts: Iterable[Records]) -> str:

@@ -23,21 +23,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "Ceiling",
-    "CompareRow",
-    "Comparison",
-    "Entry",
-    "Interval",
-    "Measurement",
-    "NetworkUse",
-    "Ratio",
-    "Result",
-    "Run",
-    "Warning",
-    "compare",
-    "read_run",
-    "write_run",
-]
+    "Ceiling", "CompareRow", "Comparison", "Entry", "Interval", "Measurement", "NetworkUse",
+    "Ratio", "Result", "Run", "Warning", "compare", "read_run", "write_run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

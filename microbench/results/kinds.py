@@ -129,12 +129,6 @@ class Document:
     fields: Mapping[str, str | None]  # name -> its value; None: whatever it is
     sheet_function: str
 
-    def is_one(self, data: Json) -> bool:
-        """Whether the JSON object of a file is such a document."""
-        return all(
-            name in data and value in (None, data[name]) for name, value in self.fields.items()
-        )
-
     def sheet(self, data: Json) -> Any:
         """The document as a table, a `microbench.report.documents.Sheet`.
 
@@ -170,4 +164,8 @@ def document_of(data: Json) -> Document | None:
     """Which of DOCUMENTS a file holds; None for a run and for anything else."""
     if "schema_version" in data:
         return None
-    return next((document for document in DOCUMENTS if document.is_one(data)), None)
+    for document in DOCUMENTS:
+        fields = document.fields.items()
+        if all(name in data and value in (None, data[name]) for name, value in fields):
+            return document
+    return None

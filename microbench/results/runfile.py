@@ -1,15 +1,20 @@
 """The run file on disk: read whole or not at all, replaced at once or not at all.
 
-Nothing in a file is ever executed.
+Nothing in a file is ever executed. A file belongs to one command at a time (`claimed`), as a second
+one would lose what the first measured. The lock is on a hidden file beside it, because the run file
+itself is replaced at every result. It ends with the process, however that ends.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,3 +146,70 @@ def write_run(run: Run, path: Path) -> None:
 def write_text(text: str, path: Path) -> None:
     """Replace the file at once by the text and a line break. OSError where the disk refuses."""
     write_atomically(path, text + "\n")
+
+
+# ---------------------------------------------------------------- one command at a time
+
+# Of file systems without locks, as some of clusters are: a run is not refused there.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def claimed(path: Path, option: str) -> Generator[None]:
+    """Hold a file that `option` names while it is written or continued.
+
+    UserError where another command holds it, or its folder takes no file.
+    """
+    from microbench.stopping import temporary  # of commands: reading a file needs none of it
+
+    file = Path(os.path.realpath(path))
+    lock = file.with_name(f".{file.name}.lock")
+    try:
+        held = _locked(lock)
+    except BlockingIOError:
+        raise UserError(
+            f"{option} {path}: another command is writing this file; wait until it ends, or "
+            "choose another file"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot write the file ({error.strerror})") from None
+    try:
+        with temporary(lock):  # it goes first, so that nothing waits for a name that goes
+            yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def claimed_new(path: Path, option: str, *, resumes: bool = False) -> Generator[None]:
+    """Hold a file that is to be new; errors as of `check_writable` and `claimed`."""
+    check_writable(path, option, resumes=resumes)
+    with claimed(path, option):
+        check_writable(path, option, resumes=resumes)  # another command may have ended just now
+        yield
+
+
+def _locked(lock: Path) -> int:
+    """An open handle of the lock's file, locked. BlockingIOError where another has it."""
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            if _is_still(lock, handle):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its last owner removed it meanwhile
+
+
+def _is_still(lock: Path, handle: int) -> bool:
+    """Whether the name is that of the open file."""
+    try:
+        return os.path.samestat(os.stat(lock), os.fstat(handle))
+    except FileNotFoundError:
+        return False

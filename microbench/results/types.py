@@ -278,14 +278,8 @@ class Run:
 
     def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
         """The ceiling of this name, source and precision, or None."""
-        return next(
-            (
-                c
-                for c in self.ceilings
-                if (c.name, c.source, c.precision) == (name, source, precision)
-            ),
-            None,
-        )
+        wanted = (name, source, precision)
+        return next((c for c in self.ceilings if (c.name, c.source, c.precision) == wanted), None)
 
     @cached_property
     def by_key(self) -> Mapping[str, Result]:

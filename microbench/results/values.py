@@ -23,6 +23,11 @@ class Ratio:
     ratio: float
     ci95: Interval | None
 
+    @property
+    def no_difference(self) -> bool:
+        """Whether the interval contains 1; False where there is none."""
+        return self.ci95 is not None and self.ci95[0] <= 1 <= self.ci95[1]
+
 
 @dataclass(frozen=True)
 class Warning:

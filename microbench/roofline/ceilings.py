@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.ceilings.traffic import copy
 from kernels.gpus import find_card
-from kernels.memory import copy
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result

@@ -54,7 +54,8 @@ def _annotate(result: Result, run: Run) -> Result:
         bound=bound,
         why=why,
     )
-    return replace(explained, warnings=warnings_for(explained, run))
+    found = (check(explained, run) for check in CHECKS)
+    return replace(explained, warnings=tuple(warning for warning in found if warning))
 
 
 # ---------------------------------------------------------------- warnings
@@ -64,12 +65,6 @@ WIDE_INTERVAL_PCT = 2.0
 OVER_PEAK_PCT = 105.0
 
 Check = Callable[[Result, Run], Warning | None]
-
-
-def warnings_for(result: Result, run: Run) -> tuple[Warning, ...]:
-    """Every warning that applies to a measured and explained result."""
-    found = (check(result, run) for check in CHECKS)
-    return tuple(warning for warning in found if warning)
 
 
 def _clock_fell(result: Result, run: Run) -> Warning | None:

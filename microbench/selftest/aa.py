@@ -16,19 +16,13 @@ from kernels.case import Case
 from microbench import fmt
 from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.report.documents import Sheet, ends
-from microbench.report.table import Column, Row, Table
+from microbench.report.table import Column, Row, Table, ends_of
 from microbench.results.fields import decode
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Interval, Json
 from microbench.timing import LARGE_FLOPS, SUSTAINED
 from microbench.timing.interleave import HEAVY, Arm, Turns
-from microbench.timing.stats import (
-    CONFIDENCE,
-    excludes_one,
-    median,
-    ratio_interval,
-    share_interval,
-)
+from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval
 from microbench.timing.timers import Timer, make_timer
 
 SIZES = {"cuda": (256, 512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256)}
@@ -95,8 +89,7 @@ def sheet(data: Json) -> Sheet:
         Column("case", lambda row: fmt.clean(row.case), csv={"case": lambda row: row.case}),
         Column("ratio", lambda row: f"{row.ratio:.3f}", True, csv={"ratio": lambda row: row.ratio}),
         Column("interval", lambda row: ends(row.ci95), True,
-               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
-                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+               csv=ends_of("ci95{}", lambda row: row.ci95)),
         Column("rounds", lambda row: str(row.rounds), True, csv={"rounds": lambda row: row.rounds}),
         Column("holds 1", lambda row: "yes" if row.holds_1 else "no",
                csv={"holds_1": lambda row: row.holds_1}),

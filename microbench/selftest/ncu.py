@@ -1,4 +1,8 @@
-"""Compares our timer with Nsight Compute's gpu__time_duration: burst, cold L2, free clocks."""
+"""Compares our timer with Nsight Compute's gpu__time_duration: burst, cold L2, free clocks.
+
+Run as `python -m microbench.selftest.ncu DEVICE LAUNCHES CASE...`, a case being
+precision:backend:size, it is the program that Nsight Compute profiles.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
 from microbench import fmt
-from microbench.device.device import DeviceInfo
+from microbench.device.device import DeviceInfo, describe
 from microbench.errors import UserError
 from microbench.report.documents import Sheet
 from microbench.report.table import Column, Row, Table
@@ -142,7 +147,7 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
         command = [
             "ncu", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
             "--cache-control", "all", "--profile-from-start", "off", "--csv", "--log-file",
-            str(log), sys.executable, "-m", "microbench.selftest.launches", f"cuda:{info.index}",
+            str(log), sys.executable, "-m", "microbench.selftest.ncu", f"cuda:{info.index}",
             str(LAUNCHES), *words,
         ]  # fmt: skip
         done = subprocess.run(
@@ -180,3 +185,36 @@ def per_launch(durations: Sequence[float]) -> list[float]:
     """Seconds of each of LAUNCHES launches, if all run the same number of kernels."""
     kernels = max(1, len(durations) // LAUNCHES)
     return [sum(durations[i : i + kernels]) for i in range(0, len(durations), kernels)]
+
+
+# ---------------------------------------------------------------- what ncu profiles
+
+
+def launch_all(device: str, launches: int, words: Sequence[str]) -> None:
+    """Launch every case between profiler start and stop, after a marker, the kernel "empty".
+
+    UserError for a device that does not exist.
+    """
+    import torch
+
+    from microbench.timing.instruments import Instruments
+
+    info = describe(device)
+    instruments = Instruments(info.index, 1 << 20, info.sm_count)
+    session = OPS["gemm"].session(info.target(), seed=0)
+    cuda: Any = torch.cuda
+    runtime = cuda.cudart()
+    for word in words:
+        call = session.prepare(parse(word)).candidates[0].call
+        call()
+        torch.cuda.synchronize()
+        runtime.cudaProfilerStart()
+        instruments.launch_empty()
+        for _ in range(launches):
+            call()
+            torch.cuda.synchronize()
+        runtime.cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    launch_all(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

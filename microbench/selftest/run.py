@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,17 @@ from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.device.device import target_of
 from microbench.errors import UserError
-from microbench.results.claim import claimed
-from microbench.results.runfile import check_apart, check_writable, read_run, write_text
+from microbench.results.kinds import document_of
+from microbench.results.runfile import (
+    check_apart,
+    check_writable,
+    claimed_new,
+    read_run,
+    write_text,
+)
 from microbench.results.types import Run
 from microbench.results.values import Json
-from microbench.run_output import STDOUT
+from microbench.run_output import STDOUT, now
 from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
@@ -34,7 +39,7 @@ from microbench.sweep import Group
 from microbench.worker import Greeting, Worker, WorkerDied, Workers
 
 if TYPE_CHECKING:
-    from microbench.report.documents import Sheet
+    pass
 
 # Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
 # has few plants, and other processes that disturb them.
@@ -61,24 +66,16 @@ def run_selftest(
         check_budget("--budget", budget)
     with _outputs(json_path, html):
         console = make_console(stderr=json_path == STDOUT, quiet=quiet)
-        return _tested(json_path, device, budget, console, html)
-
-
-def _tested(
-    json_path: Path | None, device: str, budget: float | None, console: Console, html: Path | None
-) -> int:
-    from microbench.selftest.screen import sheet
-
-    seed = secrets.randbelow(MAX_SEED)
-    cold = Workers(Conditions(device=device, seed=seed, no_tune=True))
-    try:
-        greeting = cold.greet()
-        plants, absent = planted_for(greeting)
-        runs = measure(plants, cold, greeting, budget, console)
-    finally:
-        cold.close()
-    judged = [judge(plant, runs) for plant in plants]
-    _publish(evidence(judged, absent, runs), sheet, json_path, console, html)
+        seed = secrets.randbelow(MAX_SEED)
+        cold = Workers(Conditions(device=device, seed=seed, no_tune=True))
+        try:
+            greeting = cold.greet()
+            plants, absent = planted_for(greeting)
+            runs = measure(plants, cold, greeting, budget, console)
+        finally:
+            cold.close()
+        judged = [judge(plant, runs) for plant in plants]
+        _publish(evidence(judged, absent, runs), json_path, console, html)
     return 0 if passed([item for item in judged if not item.plant.held_out]) else 1
 
 
@@ -110,23 +107,20 @@ def validate_method(
     with _outputs(path, html):
         info = describe(device)
         if what == "timer":
-            figures, sheet = ncu.timer_against_ncu(info), ncu.sheet
+            figures = ncu.timer_against_ncu(info)
         else:
-            figures, sheet = (
-                aa.same_kernel_twice(info, tries or TRIES, budget or aa.BUDGET_S),
-                aa.sheet,
-            )
             options["--tries"] = tries or TRIES
+            figures = aa.same_kernel_twice(info, tries or TRIES, budget or aa.BUDGET_S)
         words = [word for name, value in options.items() for word in (name, f"{value:g}")]
         document = {
             "check": what,
             "command": ["python", "-m", "microbench", "validate", what, *words],
-            "finished_at": _now(),
+            "finished_at": now(),
             "device": info.as_dict(),
             "software": software(),
             **asdict(figures),
         }
-        _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+        _publish(document, path, make_console(stderr=path == STDOUT), html)
 
 
 def validate_compare(
@@ -138,12 +132,9 @@ def validate_compare(
     a file that is no run, and runs of other devices, software or methods than the first.
     """
     from microbench.report.screen import make_console
-    from microbench.selftest import split_tables, splits
+    from microbench.selftest import splits
 
-    check, sheet = {
-        "compare": (splits.false_verdicts, split_tables.compare_sheet),
-        "power": (splits.power, split_tables.power_sheet),
-    }[what]
+    check = {"compare": splits.false_verdicts, "power": splits.power}[what]
     if not files:
         raise UserError(f"validate {what} takes run files of {2 * processes} processes or more")
     for name, value, least in (("--tries", tries, 1), ("--processes", processes, 2)):
@@ -176,7 +167,7 @@ def validate_compare(
             ],
             **asdict(figures),
         }  # fmt: skip
-        _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+        _publish(document, path, make_console(stderr=path == STDOUT), html)
 
 
 @contextmanager
@@ -185,39 +176,31 @@ def _outputs(path: Path | None, html: Path | None) -> Generator[None]:
     check_apart({"--json": path, "--html": html})
     if html:
         check_writable(html, "--html")
-    if path is None or path == STDOUT:
-        yield
-        return
-    check_writable(path, "--json")
-    with claimed(path, "--json"):
-        check_writable(path, "--json")  # another command may have ended just now
+    with claimed_new(path, "--json") if path and path != STDOUT else nullcontext():
         yield
 
 
-def _publish(
-    document: Json,
-    sheet: Callable[[Json], Sheet],
-    path: Path | None,
-    console: Console,
-    html: Path | None,
-) -> None:
+def _publish(document: Json, path: Path | None, console: Console, html: Path | None) -> None:
     """Write a document, print it as `show` prints the file, and write it as a page."""
     from microbench.report.documents import print_sheet
 
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    data = json.loads(text)
+    kind = document_of(data)
+    assert kind is not None
     try:
         if path == STDOUT:
             print(text)
         elif path:
             write_text(text, path)
     finally:  # a disk that is full does not lose what was measured
-        print_sheet(sheet(json.loads(text)), console)
+        print_sheet(kind.sheet(data), console)
     if path and path != STDOUT:
         console.print(f"File: {path}")
     if html:
         from microbench.report.page import write_document
 
-        write_document(json.loads(text), html)
+        write_document(data, html)
         console.print(f"Page: {html}")
 
 
@@ -282,7 +265,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
     """A run of this device without results."""
     return Run(
         command=("python", "-m", "microbench", "selftest"),
-        started_at=_now(),
+        started_at=now(),
         device=greeting.device,
         software=greeting.software,
         settings={**kept(settings), "seed": settings.seed},
@@ -297,7 +280,7 @@ def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> 
         "check": "selftest",
         "command": list(runs.cold.command),
         "started_at": runs.cold.started_at,
-        "finished_at": _now(),
+        "finished_at": now(),
         "device": runs.cold.device,
         "software": runs.cold.software,
         "settings": runs.cold.settings,
@@ -312,7 +295,3 @@ def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> 
         "absent": [{"condition": a.condition, "reason": a.reason} for a in absent],
         "rows": [item.as_dict(runs) for item in judged],
     }  # fmt: skip
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

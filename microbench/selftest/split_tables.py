@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -21,23 +21,7 @@ DROP = {"slower": 1, "slower_by_pct": 1, "pairs": 2, "faster": 3, "change": 4, "
 CLASSES_S = ((5e-6, "under 5 us"), (20e-6, "5 to 20 us"), (float("inf"), "20 us and more"))
 
 
-class _Counted(Protocol):
-    """A row that counts verdicts on one case."""
-
-    @property
-    def op(self) -> str: ...
-
-    @property
-    def median_s(self) -> float: ...
-
-    @property
-    def clock_held(self) -> bool: ...
-
-    @property
-    def cpu_bound(self) -> bool: ...
-
-
-R = TypeVar("R", bound=_Counted)
+R = TypeVar("R", bound=Falsely | Seen)
 
 
 @dataclass(frozen=True)
@@ -125,7 +109,7 @@ def _classes(rows: Sequence[R], more: Callable[[R], tuple[str, ...]]) -> list[Ro
     return [Row(Class(name, of)) for name, of in found.items()]
 
 
-def _state(row: _Counted) -> str:
+def _state(row: Falsely | Seen) -> str:
     if row.cpu_bound:
         return "CPU-bound"
     return "held by power" if row.clock_held else "free"

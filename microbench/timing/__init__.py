@@ -1,6 +1,9 @@
 """Timers, interleaving, and statistics of samples."""
 
 SUSTAINED = "sustained"  # the regime in which the clock settles before and between blocks
+TIMERS = ("auto", "events", "graph", "clock")
+L2_STATES = ("cold", "warm")
+REGIMES = (SUSTAINED, "burst")
 # A launch this long can keep the GPU at its power limit: the clock must settle before and between.
 # One such variant makes the comparison heavy: all of its variants are then timed in the same way.
 HEAVY_S = 100e-6

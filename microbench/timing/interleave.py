@@ -105,10 +105,6 @@ def _blaming(arm: Arm) -> Generator[None]:
         raise ArmFailed(arm) from error
 
 
-def _no_telemetry(_: str) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
 @dataclass(frozen=True)
 class Turns:
     """How variants are interleaved: the regime, one of REGIMES, and seconds of sampling in all.
@@ -121,7 +117,7 @@ class Turns:
     regime: str
     budget_s: float
     clock: Clock = field(default_factory=Clock)
-    during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
+    during: Callable[[str], AbstractContextManager[object]] = lambda _key: nullcontext()
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # HEAVY, whatever the estimates are
     own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps

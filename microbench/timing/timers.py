@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from microbench.errors import UserError
-from microbench.timing import SUSTAINED
 from microbench.timing.stats import median
 
 Launch = Callable[[], object]
 
-TIMERS = ("auto", "events", "graph", "clock")
-L2_STATES = ("cold", "warm")
-REGIMES = (SUSTAINED, "burst")
 
 EVENT_TICK_S = 32e-9  # steps in which event readings come on an H200 (seen: multiples of 32 ns)
 CPU_TICK_S = 1e-9

@@ -17,7 +17,7 @@ from samples.processes import wait_for
 
 from e2e.__main__ import main
 from e2e.commands.record import keep
-from microbench.results.claim import claimed
+from microbench.results.runfile import claimed
 
 STEPS = ("--after", "2", "--bare", "3", "--traced", "2")
 SCRIPT = """

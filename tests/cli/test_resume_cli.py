@@ -12,9 +12,9 @@ from samples.commands import Ran, run_here
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
+from microbench.command_words import COMMANDS
 from microbench.errors import UserError
 from microbench.results.runfile import read_run
-from microbench.resumed_command import COMMANDS
 
 CPU = ("--device", "cpu", "--budget", "0.3", "--quiet")
 

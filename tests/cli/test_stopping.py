@@ -196,7 +196,7 @@ def test_sockets_of_children_that_a_signal_ends_do_not_stay(tmp_path: Path, how:
 COMPUTING = """
 import os, sys
 from pathlib import Path
-from microbench.results.claim import claimed
+from microbench.results.runfile import claimed
 from microbench.stopping import listen, scratch_folder
 listen()
 with claimed(Path("run.json"), "--json"), scratch_folder() as folder:

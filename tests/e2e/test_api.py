@@ -17,8 +17,8 @@ import microbench
 from e2e.__main__ import app
 from e2e.results.types import Training
 from microbench.__main__ import main as microbench_line
+from microbench.command_words import called
 from microbench.errors import UserError
-from microbench.keywords import called
 
 
 class Small(nn.Module):

@@ -17,7 +17,7 @@ from samples.kernel_runs import h200_run
 from samples.training_runs import amp_run, arm, broken_run, run_of
 
 from e2e.results.types import State, Training
-from microbench.commands import compare_runs
+from microbench.commands import compare_with
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
 from microbench.results.comparison import compare
@@ -214,7 +214,7 @@ def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
     a, b, out = (tmp_path / name for name in ("a.json", "b.json", "out.json"))
     write_run(amp_run(), a)
     write_run(scaled(amp_run(), 1.05), b)
-    assert compare_runs(a, b, "slower", out) == 1
+    assert compare_with([a, b], fail_on="slower", json=out) == 1
     written = json.loads(out.read_text())
     assert written["counts"]["slower"] == 3
     assert written["train_noise_pct"] == 3.0

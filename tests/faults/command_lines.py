@@ -57,7 +57,7 @@ def prepare() -> None:
                  "e2e.report.run_report", "e2e.results.loader_types", "microbench.commands",
                  "microbench.run_command", "microbench.ceilings", "microbench.report.page",
                  "microbench.report.drawing", "microbench.selftest.run", "microbench.device.doctor",
-                 "microbench.report.junit", "e2e.report.causes"):  # fmt: skip
+                 "microbench.report.export", "e2e.report.causes"):  # fmt: skip
         import_module(name)
     mains()
     no_children()

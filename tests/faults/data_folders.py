@@ -41,7 +41,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
             found = reads(data)
             print(*getattr(found, "notes", ()), sep="\n")
         except UserError as error:
-            from microbench.printable import message
+            from microbench.streams import message
 
             print(message(f"error: {error}"), file=sys.stderr)
             return 2

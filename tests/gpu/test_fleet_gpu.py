@@ -15,8 +15,16 @@ import torch
 
 from microbench.__main__ import main
 from microbench.device.device import gpu_for
-from microbench.fleet_rows import COPY, Fleet, fleet_from_json
-from microbench.fleet_verdict import FAILED, SLOW, findings, peers, relative
+from microbench.fleet_verdict import (
+    COPY,
+    FAILED,
+    SLOW,
+    Fleet,
+    findings,
+    fleet_from_json,
+    peers,
+    relative,
+)
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import torch
 
 import microbench
 from microbench.__main__ import app
-from microbench.keywords import called
+from microbench.command_words import called
 from microbench.results.runfile import read_run
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,17 @@ from samples.fleets import CASE, HEALTHY, SimulatedGpu, changed, fleet_of, gpu_r
 from microbench import fleet as command
 from microbench.__main__ import main
 from microbench.errors import UserError
-from microbench.fleet_rows import COPY, GpuRow, Reading, fleet_from_json, fleet_to_json
-from microbench.fleet_verdict import FAILED, FAULT, SLOW, findings
+from microbench.fleet_verdict import (
+    COPY,
+    FAILED,
+    FAULT,
+    SLOW,
+    GpuRow,
+    Reading,
+    findings,
+    fleet_from_json,
+    fleet_to_json,
+)
 from microbench.report.fleet import fleet_sheet
 from microbench.report.table import markdown
 from microbench.worker import Worker, WorkerDied

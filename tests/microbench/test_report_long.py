@@ -11,7 +11,7 @@ from samples.kernel_runs import shown
 
 from microbench.break_even import gain
 from microbench.report.drawing import chart_of
-from microbench.report.drawing_layers import layer_rows
+from microbench.report.drawing_rows import layer_rows
 from microbench.report.layers_table import Pass, layers_of, total_ratio
 from microbench.report.summary_table import backends_table
 from microbench.results.runfile import read_run

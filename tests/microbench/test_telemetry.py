@@ -158,14 +158,10 @@ def test_energy_is_read_only_at_start_and_stop():
 
 def test_thread_polls_and_ends():
     before = threading.active_count()
-    telemetry = Telemetry(FakeSensors(power=[7.0]), interval_s=0.001)
-    telemetry.start()
     deadline = time.monotonic() + 5
-    with telemetry.during("a"):
+    with Telemetry(FakeSensors(power=[7.0]), interval_s=0.001) as telemetry, telemetry.during("a"):
         while telemetry.summary("a").samples < 3 and time.monotonic() < deadline:
             time.sleep(0.001)
-    telemetry.stop()
-    telemetry.stop()
     assert telemetry.summary("a").samples >= 3
     assert telemetry.summary("a").power_w == 7.0
     assert threading.active_count() == before

@@ -9,7 +9,7 @@ from typing import Any
 from kernels.case import Target
 from microbench.conditions import Conditions
 from microbench.device.nvml import GpuState
-from microbench.fleet_rows import COPY, Fleet, GpuRow, Reading
+from microbench.fleet_verdict import COPY, Fleet, GpuRow, Reading
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
 from microbench.worker import Greeting

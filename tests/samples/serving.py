@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
-from microbench.pulse import Pipe
+from microbench.child_pipes import Pipe
 
 SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
 

@@ -11,9 +11,9 @@ from math import ceil
 
 from kernels import gluon, tile_model
 from kernels.case import Case
-from kernels.gemm.triton.catalogue import GLUON_PRECISIONS, WGMMA_CAPABILITY, catalogue
-from kernels.gemm.triton.tiles import (
+from kernels.gemm.triton.catalogue import (
     GLUON,
+    GLUON_PRECISIONS,
     PERSISTENT,
     POINTER,
     SKINNY,
@@ -21,7 +21,9 @@ from kernels.gemm.triton.tiles import (
     SPLIT_K,
     TMA,
     WALKING,
+    WGMMA_CAPABILITY,
     Config,
+    catalogue,
     parse,
     shared_memory,
 )

@@ -10,6 +10,7 @@ together share operands in L2.
 
 # Typed by Triton's compiler: to pyright tl.range has no iterator and 128 is no constexpr.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -169,3 +170,141 @@ def gemm_pointer(
         a_tile += BK * stride_ak
         b_tile += BK * stride_bk
     _store(None, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, 1)
+
+
+# ---------------------------------------------------------------- copies that TMA needs
+
+# Of matrices whose rows do not start on 16 bytes, or lie the wrong way round. They are part of the
+# time of a GEMM. Reading each operand once here costs far less than misaligned loads in every tile
+# that uses it.
+ALIGNMENT = tl.constexpr(16)  # bytes, of TMA's rows
+
+
+@triton.jit
+def _copy(source, packed, rows, words, sixteens, block, WORD, TYPE, BR, BYTES):
+    """Copy block number `block` of a matrix; arguments as in `pack_rows`."""
+    BW: tl.constexpr = BYTES // WORD
+    source = source.to(tl.pointer_type(TYPE))
+    packed = packed.to(tl.pointer_type(TYPE))
+    across = tl.cdiv(words, BW)
+    first_row = (block // across).to(tl.int64) * BR
+    first = block % across * BW
+    row = first_row + tl.arange(0, BR)
+    word = first + tl.arange(0, BW)
+    mask = (row < rows)[:, None] & (word < words)[None, :]
+    x = tl.load(source + row[:, None] * words + word[None, :], mask, other=0)
+    # Flat, the block gets another layout: neighbours load a word each, and store 16 bytes each.
+    flat = tl.arange(0, BR * BW)
+    ld = sixteens * (ALIGNMENT // WORD)
+    row = first_row + flat // BW
+    word = first + flat % BW
+    where = packed + row * ld + word
+    tl.store(where, tl.reshape(x, (BR * BW,)), (row < rows) & (word < ld))
+
+
+@triton.jit
+def pack_rows(
+    a, a_packed, a_rows, a_words, a_sixteens, a_blocks,
+    b, b_packed, b_rows, b_words, b_sixteens,
+    A_WORD: tl.constexpr, A_TYPE: tl.constexpr, B_WORD: tl.constexpr, B_TYPE: tl.constexpr,
+    BR: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    """Copy two matrices to rows of whole 16 bytes, in one launch; the first `a_blocks` programs
+    copy a. A program copies BR rows x BYTES bytes.
+
+    A_WORD and B_WORD are bytes, the widest of 1, 2, 4 and 8 that divide a row; A_TYPE and B_TYPE
+    integers so wide. A row is `words` such words long, its copy `sixteens` times 16 bytes. What
+    lies between is set to zero.
+    """
+    block = tl.program_id(0)
+    if block < a_blocks:
+        _copy(a, a_packed, a_rows, a_words, a_sixteens, block, A_WORD, A_TYPE, BR, BYTES)
+    else:
+        block -= a_blocks
+        _copy(b, b_packed, b_rows, b_words, b_sixteens, block, B_WORD, B_TYPE, BR, BYTES)
+
+
+@triton.jit
+def pack_k_major(
+    source, packed, ROWS, K, stride_row, stride_k, ld_packed,
+    BR: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Copy a [ROWS, K] matrix of any strides to one stored [ROWS, ld_packed], rows aligned for TMA.
+
+    What lies between K and ld_packed is left as it is: the descriptor ends at K.
+    """
+    rows = tl.program_id(1).to(tl.int64) * BR + tl.arange(0, BR)
+    inner = tl.program_id(0) * BK + tl.arange(0, BK)
+    mask = (rows < ROWS)[:, None] & (inner < K)[None, :]
+    x = tl.load(source + rows[:, None] * stride_row + inner.to(tl.int64)[None, :] * stride_k, mask)
+    tl.store(packed + rows[:, None] * ld_packed + inner[None, :], x, mask=mask)
+
+
+# ---------------------------------------------------------------- few tiles
+
+# A narrow side, or a small C under a long K. Such a product moves more than it multiplies, so what
+# counts is how many programs load at once.
+# - With M narrow the operands are swapped: the long matrix is wgmma's first operand, whose rows
+#   come in 64s, and the narrow one its second, whose columns come in 8s: M = 17 costs 32 columns
+#   instead of 64 rows.
+# - SLICES programs share the K of a tile. Each writes its sum to scratch and counts up; the last
+#   one adds the slices in their order, so that the result is bitwise the same every time, and sets
+#   the count back to 0. No second launch, no atomic additions of values.
+
+
+@triton.jit(do_not_specialize=["group"])
+def gemm_sliced(
+    x, y, c, sums, counts, X, Y, K, group, stride_x, stride_y,
+    BX: tl.constexpr, BY: tl.constexpr, BK: tl.constexpr,
+    SLICES: tl.constexpr,
+    X_K_MAJOR: tl.constexpr, Y_K_MAJOR: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
+):  # fmt: skip
+    """x @ y of [X, K] and [K, Y] to c[i * stride_x + j * stride_y]; x and y are TMA descriptors.
+
+    x: [X, K] or [K, X]; y: [Y, K] (Y_K_MAJOR) or [K, Y]. `sums`: BX * BY * SLICES values a tile;
+    `counts`: one a tile, 0 before and after. C is stored by masked pointers: its rows need no
+    alignment.
+    """
+    tile = tl.program_id(0) // SLICES
+    part = tl.program_id(0) % SLICES
+    tile_x, tile_y = _tile(tile, tl.cdiv(X, BX), tl.cdiv(Y, BY), group)
+    steps = tl.cdiv(K, BK)
+    acc = tl.zeros((BX, BY), ACC)
+    first = part * steps // SLICES
+    last = (part + 1) * steps // SLICES
+    tl.assume(last > first)  # the launcher has no more slices than steps
+    for step in range(first, last):
+        acc = tl.dot(
+            _load(x, tile_x * BX, step * BK, X_K_MAJOR),
+            _load(y, tile_y * BY, step * BK, Y_K_MAJOR).T,
+            acc,
+            input_precision=INPUT_PRECISION,
+            max_num_imprecise_acc=IMPRECISE,
+            out_dtype=ACC,
+        )
+    rows = tl.arange(0, BX)
+    columns = tl.arange(0, BY)
+    if SLICES == 1:
+        _store_in(c, acc, tile_x * BX + rows, tile_y * BY + columns, X, Y, stride_x, stride_y)
+    else:
+        AT_ONCE: tl.constexpr = 4 if SLICES % 4 == 0 else SLICES  # loads under way together
+        inside = rows[:, None] * BY + columns[None, :]
+        mine = sums + tile.to(tl.int64) * (SLICES * BX * BY)
+        tl.store(mine + part * (BX * BY) + inside, acc, cache_modifier=".cg")
+        tl.debug_barrier()  # all of this program's values are written before it counts
+        if tl.atomic_add(counts + tile, 1, sem="acq_rel", scope="gpu") == SLICES - 1:
+            total = tl.zeros((BX, BY), ACC)
+            for base in range(0, SLICES, AT_ONCE):
+                for i in tl.static_range(AT_ONCE):
+                    other = mine + (base + i) * (BX * BY) + inside
+                    total += tl.load(other, cache_modifier=".cg")
+            _store_in(c, total, tile_x * BX + rows, tile_y * BY + columns, X, Y, stride_x, stride_y)
+            tl.store(counts + tile, 0)
+
+
+@triton.jit
+def _store_in(c, value, rows, columns, X, Y, stride_x, stride_y):
+    """Write a block to c at [rows, columns], as far as it lies inside [X, Y]."""
+    where = c + rows.to(tl.int64)[:, None] * stride_x + columns.to(tl.int64)[None, :] * stride_y
+    tl.store(where, value.to(c.dtype.element_ty), (rows < X)[:, None] & (columns < Y)[None, :])

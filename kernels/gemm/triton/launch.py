@@ -17,8 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem
-from kernels.gemm.triton.pack_kernel import pack_k_major, pack_rows
-from kernels.gemm.triton.skinny_kernel import gemm_sliced
+from kernels.gemm.triton.kernels import gemm_sliced, pack_k_major, pack_rows
 from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, Step, input_precision, options
 
 TURN_ROWS, TURN_COLUMNS = 64, 64  # of a block that is transposed

@@ -70,9 +70,7 @@ def gather(info: DeviceInfo) -> Facts:
         torch_architectures=tuple(torch.cuda.get_arch_list()),
         matmul_fp32=str(torch.backends.cuda.matmul.fp32_precision),
         conv_fp32=str(cudnn.conv.fp32_precision),
-        environment={
-            name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
-        },
+        environment=host.watched_environment(),
         shadowed=_also_theirs(),
         own_pid=os.getpid(),
         cores_usable=host.usable_cores(),
@@ -141,6 +139,11 @@ class Finding:
     level: Level
     what: str
     remedy: str | None = None
+
+
+def graded(name: str, good: bool, what: str, remedy: str) -> Finding:
+    """A fact that is fine where it is `good`, else a warning with what the user can do."""
+    return Finding(name, "ok", what) if good else Finding(name, "warning", what, remedy)
 
 
 Check = Callable[[Facts], Finding | None]  # None: does not apply here, or is not known

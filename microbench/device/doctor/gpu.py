@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level
+from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level, graded
 from microbench.device.nvml import GpuState
 from microbench.device.telemetry import throttle_words
 
@@ -94,9 +94,8 @@ def temperature(facts: Facts) -> Finding | None:
     if now is None or margin is None:
         return None
     what = f"{now} °C, {margin} °C below the slowdown threshold"
-    if margin >= MARGIN_WARNING_C:
-        return Finding("temperature", "ok", what)
-    return Finding("temperature", "warning", what, "let the GPU cool; check fans and air flow")
+    cool = margin >= MARGIN_WARNING_C
+    return graded("temperature", cool, what, "let the GPU cool; check fans and air flow")
 
 
 def ecc(facts: Facts) -> Finding | None:
@@ -194,11 +193,8 @@ def busy(facts: Facts) -> Finding | None:
     if utilization is None:
         return None
     what = f"{utilization} % busy before this program launched work"
-    if utilization < BUSY_WARNING_PCT:
-        return Finding("busy", "ok", what)
-    return Finding(
-        "busy", "warning", what, "wait until the GPU is idle, or choose another: --device cuda:N"
-    )
+    remedy = "wait until the GPU is idle, or choose another: --device cuda:N"
+    return graded("busy", utilization < BUSY_WARNING_PCT, what, remedy)
 
 
 def device_memory(facts: Facts) -> Finding | None:
@@ -207,23 +203,11 @@ def device_memory(facts: Facts) -> Finding | None:
     if free is None or not total:
         return None
     what = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free on the GPU"
-    if free >= FREE_MEMORY_WARNING * total:
-        return Finding("gpu memory", "ok", what)
-    return Finding("gpu memory", "warning", what, "end the processes that hold it; see nvidia-smi")
+    enough = free >= FREE_MEMORY_WARNING * total
+    return graded("gpu memory", enough, what, "end the processes that hold it; see nvidia-smi")
 
 
 GPU_CHECKS: tuple[Check, ...] = (
-    sensors,
-    power_limit,
-    clocks,
-    throttling,
-    temperature,
-    ecc,
-    mig,
-    persistence,
-    pcie,
-    virtualization,
-    other_processes,
-    busy,
-    device_memory,
-)
+    sensors, power_limit, clocks, throttling, temperature, ecc, mig, persistence, pcie,
+    virtualization, other_processes, busy, device_memory,
+)  # fmt: skip

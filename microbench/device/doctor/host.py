@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from microbench.device.device import ASSUMED_CACHE_BYTES
-from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level
+from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level, graded
 
 LOAD_WARNING = 0.5  # runnable processes per core of the computer
 HOST_MEMORY_WARNING_BYTES = 2 * GIB
@@ -112,16 +112,12 @@ class Variable:
     remedy: str = "unset it"
 
 
-def _is_on(value: str, _: Facts) -> bool:
-    return value not in OFF
-
-
 def _on_gpu(_: str, facts: Facts) -> bool:
     return facts.device.kind == "cuda"
 
 
 def _on_gpu_and_on(value: str, facts: Facts) -> bool:
-    return _on_gpu(value, facts) and _is_on(value, facts)
+    return _on_gpu(value, facts) and value not in OFF
 
 
 def _is_fewer_threads(value: str, facts: Facts) -> bool:
@@ -130,9 +126,7 @@ def _is_fewer_threads(value: str, facts: Facts) -> bool:
 
 VARIABLES: dict[str, Variable] = {
     "CUDA_LAUNCH_BLOCKING": Variable(
-        "problem",
-        "every launch waits for its kernel, so the timer cannot work",
-        _on_gpu_and_on,
+        "problem", "every launch waits for its kernel, so the timer cannot work", _on_gpu_and_on
     ),
     "NVIDIA_TF32_OVERRIDE": Variable(
         "problem",
@@ -211,9 +205,8 @@ def load(facts: Facts) -> Finding | None:
     if facts.load_1min is None:
         return None
     what = f"load average {facts.load_1min:.1f} on {facts.cores_total} cores"
-    if facts.load_1min < LOAD_WARNING * facts.cores_total:
-        return Finding("load", "ok", what)
-    return Finding("load", "warning", what, "stop other programs, or wait until the load falls")
+    idle = facts.load_1min < LOAD_WARNING * facts.cores_total
+    return graded("load", idle, what, "stop other programs, or wait until the load falls")
 
 
 def governor(facts: Facts) -> Finding | None:
@@ -251,9 +244,8 @@ def host_memory(facts: Facts) -> Finding | None:
     if free is None or total is None:
         return None
     what = f"{free / GIB:.1f} of {total / GIB:.1f} GiB of host memory available"
-    if free >= HOST_MEMORY_WARNING_BYTES:
-        return Finding("host memory", "ok", what)
-    return Finding("host memory", "warning", what, "end other programs, or raise the memory limit")
+    enough = free >= HOST_MEMORY_WARNING_BYTES
+    return graded("host memory", enough, what, "end other programs, or raise the memory limit")
 
 
 def disk(facts: Facts) -> Finding | None:
@@ -261,28 +253,14 @@ def disk(facts: Facts) -> Finding | None:
     if facts.disk_free_bytes is None:
         return None
     what = f"{facts.disk_free_bytes / GIB:.1f} GiB free for Triton's cache"
-    if facts.disk_free_bytes >= DISK_WARNING_BYTES:
-        return Finding("disk", "ok", what)
-    return Finding(
-        "disk", "warning", what, "free some space, or set TRITON_CACHE_DIR to another disk"
-    )
+    enough = facts.disk_free_bytes >= DISK_WARNING_BYTES
+    return graded("disk", enough, what, "free some space, or set TRITON_CACHE_DIR to another disk")
 
 
 SOFTWARE_CHECKS: tuple[Check, ...] = (
-    libraries,
-    packages,
-    driver,
-    torch_kernels,
-    tf32_switches,
-    *(partial(environment_variable, name) for name in VARIABLES),
-    environment,
-)
+    libraries, packages, driver, torch_kernels, tf32_switches,
+    *(partial(environment_variable, name) for name in VARIABLES), environment,
+)  # fmt: skip
 HOST_CHECKS: tuple[Check, ...] = (
-    cores,
-    load,
-    governor,
-    virtual_machine,
-    cache_size,
-    host_memory,
-    disk,
-)
+    cores, load, governor, virtual_machine, cache_size, host_memory, disk,
+)  # fmt: skip

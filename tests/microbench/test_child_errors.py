@@ -6,8 +6,8 @@ import pytest
 from samples import serving
 from samples.commands import warm_children
 
+from microbench.child_pipes import MOST_ALIKE
 from microbench.errors import UserError
-from microbench.errors_of_child import MOST_ALIKE
 from microbench.worker import Child
 
 

@@ -1,16 +1,19 @@
-"""The chart of a network's layers: a bar per layer, longest time first, coloured by the verdict."""
+"""Charts with a row for each thing timed: the layers of a network, or callables side by side.
+
+A layer has a bar, longest time first, coloured by the verdict; a callable a tick for each sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.arms import arms_of
-from microbench.report.drawing_style import FAINT, INK, heading, library, styled
-from microbench.report.layers_table import Layer, layers_of, no_difference
-from microbench.results.types import Json, Run
+from microbench.report.drawing_style import COLOURS, FAINT, INK, heading, library, styled
+from microbench.report.layers_table import Layer, layers_of
+from microbench.results.types import Json, Measurement, Run
 
 WIDTH, HEIGHT = 560, 700  # pixels: of the bars; with names, title and key about 900 by 900
 BAR, THINNEST = 22, 7  # height of a bar with its gap; many layers share HEIGHT
@@ -62,7 +65,7 @@ def layer_rows(layers: Sequence[Layer], name: str, baseline: str) -> list[Json]:
             "ms": 1e3 * own_s,
             "base_ms": 1e3 * own_s * ratio.ratio,
             "text": fmt.short_ratio(ratio),
-            "verdict": "no difference" if no_difference(ratio) else verdict,
+            "verdict": "no difference" if ratio.no_difference else verdict,
             "bottleneck": layer.bound(name),
         })  # fmt: skip
     return sorted(found, key=lambda row: -row["ms"])
@@ -92,3 +95,53 @@ def _bars(alt: Any, rows: Sequence[Json], step: int) -> Any:
         .mark_text(align="left", dx=4, fontSize=size, color=INK)
         .encode(x=end, text="text:N"),
     )
+
+
+# ---------------------------------------------------------------- callables
+
+ROW = 44  # pixels: height of a callable's row
+SAMPLES_WIDTH = 620
+UNITS = ((1e-3, "ms"), (1e-6, "us"))
+
+
+def samples_chart(found: Mapping[str, Measurement]) -> Any:
+    """Samples, median and its 95 % interval of each callable, in one time unit; an Altair chart."""
+    alt = library()
+    slowest = max(one.median_s for one in found.values())
+    scale, unit = next((u for u in UNITS if slowest >= u[0]), UNITS[-1])
+    samples = [
+        {"name": fmt.clean(name), "time": seconds / scale}
+        for name, one in found.items()
+        for seconds in one.times_s
+    ]
+    medians = [
+        {
+            "name": fmt.clean(name),
+            "time": one.median_s / scale,
+            "low": (one.ci95_s or (one.median_s,) * 2)[0] / scale,
+            "high": (one.ci95_s or (one.median_s,) * 2)[1] / scale,
+        }
+        for name, one in found.items()
+    ]
+    row = alt.Y("name:N", title=None, sort=None)
+    axis = alt.X("time:Q", title=f"{unit}/call", scale=alt.Scale(zero=False))
+    ticks = alt.Chart(alt.Data(values=samples)).mark_tick(color=FAINT, opacity=0.4)
+    middle = alt.Chart(alt.Data(values=medians))
+    layers = alt.layer(
+        ticks.encode(x=axis, y=row),
+        middle.mark_rule(color=COLOURS["fp16"], strokeWidth=3).encode(
+            x="low:Q", x2="high:Q", y=row
+        ),
+        middle.mark_point(color=INK, filled=True, size=60, opacity=1).encode(x="time:Q", y=row),
+    )
+    return styled(
+        layers.properties(
+            width=SAMPLES_WIDTH,
+            height=ROW * len(found),
+            title=alt.TitleParams(
+                "Time per call",
+                subtitle=["grey: samples; point: median; bar: 95 % confidence interval"],
+                subtitleColor=FAINT, color=INK, anchor="start",
+            ),
+        )
+    )  # fmt: skip

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kernels import OPS
 from microbench.conditions import Conditions
 from microbench.errors import UserError
+from microbench.plans import plan_shapes
 from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
-from microbench.shapes_file import plan_shapes
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ROOT / "results" / "shapes"
