@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from kernels import tile_model
 from kernels.case import Case
@@ -137,6 +137,27 @@ class Sum:
         """Channels of the output of one group."""
         return self.k // self.shape.groups
 
+    def merged(self, bk: int) -> int:
+        """Groups that a tile of bk output channels multiplies together, with zeros for the weights
+        from one to another: a block of whole wgmmas, which holds bk channels or whole tiles.
+        """
+        if self.shape.groups == 1:
+            return 1
+        width = gluon_config.LEAST_WIDTH
+        least = width // gcd(width, self.group_c, self.group_k)
+        return least * ceil(bk / (least * self.group_k))
+
+    def block(self, bk: int) -> tuple[int, int]:
+        """(channels added up, channels of the output) of the groups that are multiplied together:
+        all channels where there is one group.
+        """
+        return self.merged(bk) * self.group_c, self.merged(bk) * self.group_k
+
+    def packs(self, bk: int) -> bool:
+        """Whether the weights are copied to blocks: with zeros, or transposed for tf32's wgmma."""
+        transposed = self.dgrad and self.shape.groups > 1 and self.element_bytes > 2
+        return transposed or self.merged(bk) > 1
+
     @property
     def image(self) -> tuple[int, int, int]:
         """Images, rows and columns of the input: (N, H, W) of fprop, (N, P, Q) of dgrad."""
@@ -205,7 +226,7 @@ class Sum:
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
         elif config.kernel == GLUON:
-            wasted *= gluon_config.multiplied(self, config.bc) / self.group_c
+            wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
         else:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
@@ -438,7 +459,7 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         loaded=config.pixels / edges if config.kernel == RESIDENT else 1.0,
         straddles=bool(what.c * size % LINE_BYTES),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
-        launches=int(copied),
+        launches=int(copied) + int(gluon and what.packs(config.bk)),
         extra_moved=2 * size * prod(what.image) * what.c if copied else 0,
     )
 

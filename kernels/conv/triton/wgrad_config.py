@@ -35,6 +35,7 @@ BARRIERS = 512  # bytes beside the buffers
 MAX_ACCUMULATORS = 192  # registers of a thread
 MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
 FOLDED_CHANNELS = 8  # C above this fills tiles of its own
+BLOCK = 64  # rows of a wgmma, and channels of a line: groups that are smaller share them
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,25 @@ def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) ->
     return shared_memory(config, shape, kind) <= limit
 
 
+def blocks(shape: ConvShape) -> tuple[int, int, int, int]:
+    """(groups of a block, blocks, filters of one, channels of one).
+
+    Groups that follow one another share the rows of a wgmma and a line of channels. Of the products
+    only those within a group are kept.
+    """
+    groups, k, c = shape.groups, shape.k // shape.groups, shape.c // shape.groups
+    merged = 1
+    while groups > 1 and 2 * merged * max(c, k) <= BLOCK:
+        merged *= 2
+    return merged, ceil(groups / merged), merged * k, merged * c
+
+
+def part_elements(shape: ConvShape) -> int:
+    """Elements of the sums of one split: what blocks compute, more than dw has."""
+    _, count, k, c = blocks(shape)
+    return count * k * shape.r * shape.s * c
+
+
 def image_rows(config: Config, shape: ConvShape) -> int:
     """Rows of x that a step reads, with `rows` rows of dy and `taps` kernel rows."""
     return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
@@ -178,15 +198,21 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
     return buffers + BARRIERS
 
 
+def in_parts(config: Config, shape: ConvShape) -> bool:
+    """Whether the sums go to scratch, from which a second launch makes dw."""
+    return config.splits > 1 or config.kernel == FOLD or blocks(shape)[0] > 1
+
+
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
-    filters = shape.groups * ceil(shape.k // shape.groups / config.bk)
+    _, count, k, c = blocks(shape)
+    filters = count * ceil(k / config.bk)
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     groups = shape.r // config.taps
     if config.kernel == FOLD:
         return filters * groups
-    return filters * groups * shape.s * ceil(shape.c // shape.groups / config.bc)
+    return filters * groups * shape.s * ceil(c / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
@@ -265,7 +291,7 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
     """The base with one split, and with those that fill whole waves."""
     slots = sm_count * blocks_per_sm(base, shape, kind)
     fills = {waves * slots // tiles(base, shape) for waves in range(1, MOST_WAVES + 1)}
-    elements = shape.elements("w")
+    elements = part_elements(shape)
     inputs = (shape.elements("x") + shape.elements("y")) * kind.bytes_per_element
     most = min(steps(base, shape), max(SCRATCH_BYTES, inputs) // (4 * elements))
     for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
@@ -298,7 +324,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
 
 
 def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
-    size, split = kind.bytes_per_element, config.splits > 1 or config.kernel == FOLD
+    size, split = kind.bytes_per_element, in_parts(config, shape)
     depth = config.rows * config.pixels
     loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
@@ -317,7 +343,7 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         straddles=any(width * size % LINE_BYTES for width in (shape.c, shape.k)),
         moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
         launches=int(split) + (len(_copied(shape, kind)) if config.kernel == TMA else 0),
-        extra_moved=8 * config.splits * shape.elements("w") if split else 0,
+        extra_moved=8 * config.splits * part_elements(shape) if split else 0,
     )
 
 
@@ -352,7 +378,7 @@ def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     for (images, columns, rows), taps in product(places(shape, kind), TILES):
         if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
             continue
-        k, c = (power_of_two(channels // shape.groups) for channels in (shape.k, shape.c))
+        k, c = map(power_of_two, blocks(shape)[2:])
         tiles = _tiles(images, columns, taps, kind)
         if shape.groups > 1 and c < 64:  # channels of other groups would only be thrown away
             tiles = [(bk, max(16, c), warps) for bk, bc, warps in tiles if bc == 64]
