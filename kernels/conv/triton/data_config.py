@@ -13,7 +13,7 @@ from math import ceil, gcd, prod
 from kernels import tile_model
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton import gluon_config
+from kernels.conv.triton import depthwise_config, gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
@@ -29,9 +29,10 @@ from kernels.triton_config import (
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
-GLUON = "conv_gluon"
+GLUON, DEPTHWISE = "conv_gluon", "conv_depthwise"
 KERNELS = (
     POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
+    DEPTHWISE,
 )  # fmt: skip
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
@@ -227,7 +228,7 @@ class Sum:
             wasted *= self.row_length / (s.s * s.c)
         elif config.kernel == GLUON:
             wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
-        else:
+        elif config.kernel != DEPTHWISE:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
             size, box = self.output[axis], config.box[axis]
@@ -246,6 +247,8 @@ class Sum:
 
 def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    if config.kernel == DEPTHWISE:
+        return 0
     if config.kernel == GLUON:
         tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
         return gluon_config.shared_memory(*tile, element_bytes)
@@ -266,7 +269,8 @@ def valid(
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
     TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
-    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel != GLUON):
+    grouped = (GLUON, DEPTHWISE)
+    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel not in grouped):
         return False
     size = precision.bytes_per_element
     if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
@@ -274,6 +278,8 @@ def valid(
     if config.kernel == POINTER:
         return True
     what = Sum(shape, which, size)
+    if config.kernel == DEPTHWISE:
+        return depthwise_config.fits(config, what)
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
@@ -379,6 +385,11 @@ def _catalogue(what: Sum) -> Iterator[Config]:
             yield Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
 
 
+def _depthwise(what: Sum) -> Iterator[Config]:
+    for box, bk in depthwise_config.tiles(what):
+        yield Config(DEPTHWISE, box, bk, 1, 1, depthwise_config.WARPS)
+
+
 def _channels(what: Sum) -> int:
     """The most channels at a time: a power of two, that divides what are views of rank five."""
     if what.shape.stride > 1 and not what.dgrad:
@@ -408,13 +419,14 @@ def choices(
     """All valid configurations of the catalogue, the most promising first."""
     what = Sum(shape, which, precision.bytes_per_element)
     least = MIN_ROW_BYTES // what.element_bytes
-    found: Iterable[Config] = dict.fromkeys(_catalogue(what))
+    listed = _depthwise if shape.depthwise else _catalogue
+    found: Iterable[Config] = dict.fromkeys(listed(what))
     possible = [
         config
         for config in found
         if valid(config, shape, which, precision, capability)
         and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
-        and (config.kernel == POINTER or config.bc >= least)
+        and (config.kernel in (POINTER, DEPTHWISE) or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
 
@@ -430,6 +442,7 @@ FACTS: Mapping[str, Kernel] = {
     GEMM_PERSISTENT: Kernel(stored=0.3),
     RESIDENT: Kernel(stored=0.3),
     GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
+    DEPTHWISE: Kernel(),
 }
 
 
@@ -440,6 +453,8 @@ def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) 
 
 
 def _work(config: Config, what: Sum, kind: Precision) -> Work:
+    if config.kernel == DEPTHWISE:
+        return depthwise_config.work(config, what, kind)
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
     edges = config.pixels + config.bk

@@ -14,9 +14,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
+from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import (
+    DEPTHWISE,
     FOLD,
     POINTER,
     Config,
@@ -52,19 +54,30 @@ def bind(
     parts = dw
     if in_parts(config, shape):
         parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
+    if config.kernel == DEPTHWISE:
+        steps = (depthwise_launch.weight_sums(config, operands, parts),)
+    else:
+        steps = _products(config, operands, fold, parts, split_elements, precision)
+    if parts is dw:
+        return steps
+    channels = fold.channels if fold else blocks(shape)[3]
+    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
+
+
+def _products(
+    config: Config, operands: ConvOperands, fold: Fold | None, parts: torch.Tensor,
+    split_elements: int, precision: Precision,
+) -> tuple[Step, ...]:  # fmt: skip
+    """Copies, and the matrix multiplications that leave each split's sums in `parts`."""
     if config.kernel == POINTER:
         copies, args = (), _pointer_args(config, operands, parts, split_elements)
         product = jit.wgrad_pointer
     else:
         copies, args = _tma_args(config, operands, fold, parts, split_elements)
         product = jit.wgrad_tma
-    grid = (tiles(config, shape) * config.splits,)
+    grid = (tiles(config, operands.shape) * config.splits,)
     args = (*args, input_precision(precision))
-    steps = (*copies, Step(product, grid, args, options(config.stages, config.warps)))
-    if parts is dw:
-        return steps
-    channels = fold.channels if fold else blocks(shape)[3]
-    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
+    return (*copies, Step(product, grid, args, options(config.stages, config.warps)))
 
 
 def _tma_args(
