@@ -97,8 +97,11 @@ class Conv(Op):
         return max(own, min(added, BELOW_TF32))
 
     def may_run_exactly(self, case: Case) -> bool:
-        """Whether cuDNN may take an IEEE kernel: it does where that is faster than TF32."""
-        return case.precision.multiply == "tf32" and case.backend == "cudnn"
+        """Whether an IEEE kernel may run for TF32: cuDNN takes one where it is faster, and Tensor
+        Cores have nothing to do for a depthwise convolution.
+        """
+        exact = case.backend == "cudnn" or ConvShape.of(case).depthwise
+        return case.precision.multiply == "tf32" and exact
 
     def gemm(self, case: Case) -> tuple[int, int, int]:
         """(M, N, K) of the implicit GEMM, of one group."""

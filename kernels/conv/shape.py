@@ -72,6 +72,11 @@ class ConvShape:
         return (self.r, self.s, self.stride, self.padding) == (1, 1, 1, 0)
 
     @property
+    def depthwise(self) -> bool:
+        """Whether each channel is convolved with a filter of its own."""
+        return self.groups == self.c == self.k > 1
+
+    @property
     def flops(self) -> int:
         """2*N*K*P*Q*C*R*S/groups operations, the same for every pass."""
         per_output = self.c // self.groups * self.r * self.s

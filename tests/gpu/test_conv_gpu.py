@@ -10,6 +10,7 @@ from kernels import OPS
 from kernels.case import CannotRun, Case
 from kernels.choosing import WIDE
 from kernels.conv import LAYOUTS
+from kernels.conv.check import launch_poisoned
 from kernels.conv.shape import PASSES
 from kernels.op import OpSession
 from microbench.device.device import DeviceInfo, describe, open_telemetry
@@ -37,8 +38,14 @@ SHAPES = {
     "dilated": {"dilation": 2, "padding": 2},
     "unpadded": {"padding": 0},
     "groups": {"groups": 4},
+    "groups of 4": {"groups": 16},
     "depthwise": {"groups": 64},
-}
+    "depthwise, stride 2, odd": {"groups": 64, "h": 15, "w": 13, "stride": 2},
+    "depthwise 7x7": {"groups": 64, "r": 7, "s": 7, "padding": 3},
+    "depthwise 5x5, dilated, unaligned": {"c": 37, "k": 37, "groups": 37, "r": 5, "s": 5,
+                                          "padding": 4, "dilation": 2},
+    "depthwise, wide stride": {"c": 24, "k": 24, "groups": 24, "stride": 4},
+}  # fmt: skip
 
 
 def conv(which: str, layout: str, precision: str, backend: str, **dims: int) -> Case:
@@ -97,6 +104,21 @@ def test_what_a_search_would_try_is_right(session, gpu, which, dims) -> None:
     assert len(prepared.candidates) > 1
     for candidate in prepared.candidates:
         assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
+
+
+@pytest.mark.parametrize("dims", [{"groups": 64}, {"groups": 64, "stride": 2}, {"groups": 16}])
+@pytest.mark.parametrize("which", PASSES)
+def test_grouped_results_are_the_same_twice(session, gpu, which, dims) -> None:
+    case = conv(which, "nhwc", "fp16", "triton", **dims)
+    if OPS["conv"].cannot_run(case, gpu.target()):
+        pytest.skip("no such kernel on this GPU")
+    prepared = session.prepare(case, search=WIDE)
+    operands = session.pool.get(case)
+    for candidate in prepared.candidates:
+        assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
+        first = operands.output.clone()
+        launch_poisoned(operands, candidate)
+        assert first.equal(operands.output), candidate.label
 
 
 def test_more_than_two_to_the_31_elements(session, gpu) -> None:

@@ -34,11 +34,21 @@ SHAPES = {
     "160 channels": {"c": 160, "k": 320, "h": 20, "w": 20},
     "16 groups": {"c": 256, "k": 512, "groups": 16},
     "2 groups, odd, stride 2": {"c": 96, "k": 160, "h": 15, "w": 17, "groups": 2, "stride": 2},
+    "groups of 4": {"c": 128, "k": 128, "groups": 32},
+    "groups of 8, the last block not whole": {"c": 56, "k": 56, "groups": 7},
+    "groups of 8, odd, stride 2": {"c": 64, "k": 64, "h": 15, "w": 17, "groups": 8, "stride": 2},
+    "groups of 12 and 4": {"c": 60, "k": 20, "groups": 5, "h": 14, "w": 14},
     "few channels": {"c": 5, "k": 9, "h": 19, "w": 11},
     "16 channels": {"c": 16, "k": 16},
     "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
 }  # fmt: skip
-OTHER_PRECISIONS = ("130 channels", "5x5, odd image, stride 2", "96 channels", "stem")
+OTHER_PRECISIONS = (
+    "130 channels",
+    "5x5, odd image, stride 2",
+    "96 channels",
+    "stem",
+    "groups of 4",
+)
 TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels")
 
 

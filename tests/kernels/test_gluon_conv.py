@@ -37,6 +37,7 @@ H200 = Target("cuda", "NVIDIA H200", HOPPER, SMS)
 PASSES = ("fprop", "dgrad")
 BOXES = ((1, 8, 8), (4, 4, 4), (64, 1, 1), (2, 8, 8), (1, 1, 64), (16, 2, 4))
 WIDTHS = (16, 32, 48, 80, 96, 144)
+GROUPS = (4, 8, 12, 16, 24, 48, 80)  # channels of one
 
 
 @st.composite
@@ -50,11 +51,9 @@ def shapes(draw: st.DrawFn) -> ConvShape:
     }
     sizes = {name: draw(of) for name, of in size.items()}
     if draw(st.integers(0, 3)) == 0:
-        sizes |= {
-            "groups": 2,
-            "c": draw(st.sampled_from((32, 96))),
-            "k": draw(st.sampled_from((32, 160))),
-        }
+        groups = draw(st.sampled_from((2, 3, 6)))  # 3: the last block lacks groups
+        per_group = {"c": draw(st.sampled_from(GROUPS)), "k": draw(st.sampled_from(GROUPS))}
+        sizes |= {"groups": groups} | {name: groups * n for name, n in per_group.items()}
     try:
         return ConvShape(**sizes)
     except ValueError:
@@ -101,16 +100,29 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
     ConvShape(2, 8, 5, 5, 8, 1, 1, 2, 0), parse("conv_gluon/1x8x8x16x16/s3/w4"), "dgrad", "fp16"
 )
 @example(
+    ConvShape(1, 12, 3, 4, 24, 3, 3, 1, 1, 1, 3),
+    parse("conv_gluon/1x8x8x16x16/s3/w4"),
+    "dgrad",
+    "tf32",
+)
+@example(
+    ConvShape(1, 24, 3, 4, 24, 3, 3, 2, 1, 1, 3),
+    parse("conv_gluon/1x8x8x32x16/s3/w4"),
+    "dgrad",
+    "fp16",
+)
+@example(
     ConvShape(1, 24, 3, 5, 130, 1, 1), parse("conv_gluon/1x1x64x144x64/s3/w4"), "fprop", "tf32"
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_views_taps_and_tiles_make_the_convolution(
     shape: ConvShape, config: Config, which: str, precision: str
 ):
     what = Sum(shape, which, PRECISIONS[precision].bytes_per_element)
     assume(not gluon_config.missing(what, HOPPER))
-    if shape.groups > 1 and what.group_k % config.bk:
-        config = replace(config, bk=16, split=1)
+    if shape.groups > 1:
+        possible = gluon_config.widths(what)
+        config = replace(config, bk=possible[config.bk % len(possible)], split=1)
     assume(cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER))
     got, want = carried_out(config, shape, which, precision)
     assert torch.equal(got, want)
@@ -239,12 +251,34 @@ WGMMA = {"fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32"
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("which", PASSES)
-def test_grouped_convolutions_have_choices_that_compile(which: str, tmp_path: Path):
-    shape = ConvShape(64, 512, 28, 28, 512, 3, 3, 2, 1, 1, 16)
-    found = choices(shape, which, PRECISIONS["fp16"], HOPPER, SMS)
+@pytest.mark.parametrize(
+    ("c", "groups", "precision", "merged"),
+    [
+        (512, 16, "fp16", {1}), (512, 32, "fp16", {1, 2}), (128, 32, "fp16", {4, 8}),
+        (56, 7, "bf16", {2, 4}), (128, 32, "tf32", {4, 8}),
+    ],
+)  # fmt: skip
+def test_grouped_convolutions_have_choices_that_compile(
+    c: int, groups: int, precision: str, merged: set[int], which: str, tmp_path: Path
+):
+    shape, kind = ConvShape(64, c, 28, 28, c, 3, 3, 2, 1, 1, groups), PRECISIONS[precision]
+    found = choices(shape, which, kind, HOPPER, SMS)
     assert {config.kernel for config in found} == {GLUON}
-    assert all(32 % config.bk == 0 for config in found)
-    check_compiled(found[0], shape, which, "fp16", tmp_path)
+    what = Sum(shape, which, kind.bytes_per_element)
+    assert {what.merged(config.bk) for config in found} == merged
+    assert all(what.block(config.bk)[1] % config.bk == 0 for config in found)
+    check_compiled(found[0], shape, which, precision, tmp_path)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_packing_groups_spills_nothing(tmp_path: Path):
+    from kernels.conv.triton import data_launch
+
+    shape, kind = ConvShape(64, 128, 28, 28, 128, 3, 3, 1, 1, 1, 32), PRECISIONS["fp16"]
+    config = choices(shape, "dgrad", kind, HOPPER, SMS)[0]
+    steps = data_launch.bind(config, operands(shape, "dgrad", kind, "meta"), kind, SMS)
+    assert [step.kernel.__name__ for step in steps] == ["pack_groups", "conv_gluon"]  # type: ignore[attr-defined]
+    assert assembled(steps[0].compile(), tmp_path)[2] == 0
 
 
 def check_compiled(config: Config, shape: ConvShape, which: str, precision: str, folder: Path):

@@ -77,7 +77,7 @@ def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("precision", "layout", "groups", "said"),
     [("fp32", "nhwc", 1, "fp16, bf16, tf32"), ("fp16", "nchw", 1, "NHWC"),
-     ("fp16", "nhwc", 32, "multiples of 16")],
+     ("fp16", "nhwc", 32, "multiples of 4")],
 )  # fmt: skip
 def test_what_it_cannot_run_it_says(precision: str, layout: str, groups: int, said: str) -> None:
     plain = next(case for case, _ in entries())
@@ -85,10 +85,11 @@ def test_what_it_cannot_run_it_says(precision: str, layout: str, groups: int, sa
     assert said in (backend.cannot_run(case, H200) or "")
 
 
-def test_groups_of_16_channels_run_and_share_no_tuned_entry() -> None:
+@pytest.mark.parametrize("groups", [4, 8, 16])
+def test_groups_run_on_hopper_and_share_no_tuned_entry(groups: int) -> None:
     plain = next(case for case, _ in entries())
     for which in ("fprop", "dgrad", "wgrad"):
-        dims = {**plain.dims, "c": 64, "k": 64, "groups": 4, "pass": which}
+        dims = {**plain.dims, "c": 64, "k": 64, "groups": groups, "pass": which}
         case = Case("conv", dims, "fp16", "triton", "nhwc")
         assert backend.cannot_run(case, H200) is None
         assert backend.cannot_run(case, A100)

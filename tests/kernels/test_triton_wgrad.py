@@ -51,6 +51,9 @@ SHAPES = {
     "3x3/2 of one column": (2, 16, 6, 1, 16, 3, 3, 2, 1, 1),
     "two groups": (2, 32, 5, 7, 48, 3, 3, 1, 1, 1, 2),
     "three groups, odd, stride 2": (1, 48, 5, 7, 72, 3, 3, 2, 1, 1, 3),
+    "groups of 4 channels, the last block not whole": (1, 76, 5, 7, 76, 3, 3, 1, 1, 1, 19),
+    "groups of 8 and 4 channels, odd, stride 2": (1, 40, 5, 7, 20, 3, 3, 2, 1, 1, 5),
+    "groups of 24 and 8 channels, even, stride 2": (1, 72, 4, 6, 24, 3, 3, 2, 1, 1, 3),
 }  # fmt: skip
 LABELS = (
     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1",
@@ -61,7 +64,10 @@ LABELS = (
 )  # fmt: skip
 LABELS_A_SHAPE = 2
 MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
-IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3", "3x3/2 unaligned, odd")
+IN_TF32 = (
+    "3x3", "3x3/2", "1x1", "3x3 of 3", "3x3/2 unaligned, odd",
+    "groups of 8 and 4 channels, odd, stride 2",
+)  # fmt: skip
 
 
 def ranked(shape: ConvShape, precision: str = "fp16", cap: tuple[int, int] = HOPPER):
@@ -238,6 +244,17 @@ def test_other_kinds_of_tile_compile_to_wgmma(
     label: str, layer: tuple[int, int, int, int, int], tmp_path: Path
 ):
     check(parse(label), resnet(layer), "bf16", tmp_path)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("c", "groups"), [(128, 32), (56, 7), (512, 16)])
+def test_groups_share_tiles_that_compile_to_wgmma(c: int, groups: int, tmp_path: Path):
+    shape = ConvShape(64, c, 28, 28, c, 3, 3, 1, 1, 1, groups)
+    config = ranked(shape)[0]
+    merged, count, k, _ = cfg.blocks(shape)
+    assert 32 < k <= 64
+    assert (count - 1) * merged < groups <= count * merged
+    check(config, shape, "fp16", tmp_path)
 
 
 @pytest.mark.usefixtures("hopper")

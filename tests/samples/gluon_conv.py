@@ -38,6 +38,22 @@ def _swap_filters(a: Any, step: Step) -> None:
     a.swapped.copy_(w.permute(2, 1, 0).reshape(-1))
 
 
+def _pack_groups(a: Any, step: Step) -> None:
+    """Group by group, from the weights as a matrix for each tap."""
+    packed = a.packed.view(-1, a.taps, a.MERGED * a.columns).zero_()
+    for first in range(0, packed.shape[0], a.rows):
+        group = first // a.rows
+        own = torch.as_strided(
+            a.w,
+            (a.rows, a.taps, a.columns),
+            (a.row_apart, a.tap_apart, a.column_apart),
+            group * a.group_apart,
+        )
+        column = group % a.MERGED * a.columns
+        packed[first : first + a.rows, :, column : column + a.columns] = own
+    assert a.elements == a.packed.numel() <= step.grid[0] * a.BLOCK
+
+
 def _conv_gluon(a: Any, step: Step) -> None:
     table = a.table.view(-1, 4).tolist()
     starts = a.starts.tolist()
@@ -121,4 +137,9 @@ def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int
             out[n, h, w, at[3] : last] = sums[pixel, : last - at[3]].to(out.dtype)
 
 
-KERNELS = {"pad_pixels": _pad_pixels, "swap_filters": _swap_filters, "conv_gluon": _conv_gluon}
+KERNELS = {
+    "pad_pixels": _pad_pixels,
+    "swap_filters": _swap_filters,
+    "pack_groups": _pack_groups,
+    "conv_gluon": _conv_gluon,
+}

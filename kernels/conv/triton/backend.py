@@ -36,7 +36,7 @@ def cannot_run(case: Case, target: Target) -> str | None:
         return "the Triton convolution supports NHWC (channels_last) only"
     what = data_config.Sum.of(case)
     missing = gluon_config.missing(what, target.capability or (0, 0))
-    if what.shape.groups > 1 and missing:
+    if what.shape.groups > 1 and not what.shape.depthwise and missing:
         return f"the Triton convolution does not support these groups: {missing}"
     return None
 

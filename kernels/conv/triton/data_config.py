@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from kernels import tile_model
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton import gluon_config
+from kernels.conv.triton import depthwise_config, gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
@@ -29,9 +29,10 @@ from kernels.triton_config import (
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
-GLUON = "conv_gluon"
+GLUON, DEPTHWISE = "conv_gluon", "conv_depthwise"
 KERNELS = (
     POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
+    DEPTHWISE,
 )  # fmt: skip
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
@@ -137,6 +138,27 @@ class Sum:
         """Channels of the output of one group."""
         return self.k // self.shape.groups
 
+    def merged(self, bk: int) -> int:
+        """Groups that a tile of bk output channels multiplies together, with zeros for the weights
+        from one to another: a block of whole wgmmas, which holds bk channels or whole tiles.
+        """
+        if self.shape.groups == 1:
+            return 1
+        width = gluon_config.LEAST_WIDTH
+        least = width // gcd(width, self.group_c, self.group_k)
+        return least * ceil(bk / (least * self.group_k))
+
+    def block(self, bk: int) -> tuple[int, int]:
+        """(channels added up, channels of the output) of the groups that are multiplied together:
+        all channels where there is one group.
+        """
+        return self.merged(bk) * self.group_c, self.merged(bk) * self.group_k
+
+    def packs(self, bk: int) -> bool:
+        """Whether the weights are copied to blocks: with zeros, or transposed for tf32's wgmma."""
+        transposed = self.dgrad and self.shape.groups > 1 and self.element_bytes > 2
+        return transposed or self.merged(bk) > 1
+
     @property
     def image(self) -> tuple[int, int, int]:
         """Images, rows and columns of the input: (N, H, W) of fprop, (N, P, Q) of dgrad."""
@@ -205,8 +227,8 @@ class Sum:
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
         elif config.kernel == GLUON:
-            wasted *= gluon_config.multiplied(self, config.bc) / self.group_c
-        else:
+            wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
+        elif config.kernel != DEPTHWISE:
             wasted *= ceil(self.c / config.bc) * config.bc / self.c
         for axis, taps in ((1, s.r), (2, s.s)):
             size, box = self.output[axis], config.box[axis]
@@ -225,6 +247,8 @@ class Sum:
 
 def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    if config.kernel == DEPTHWISE:
+        return 0
     if config.kernel == GLUON:
         tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
         return gluon_config.shared_memory(*tile, element_bytes)
@@ -245,7 +269,8 @@ def valid(
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
     TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
-    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel != GLUON):
+    grouped = (GLUON, DEPTHWISE)
+    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel not in grouped):
         return False
     size = precision.bytes_per_element
     if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
@@ -253,6 +278,8 @@ def valid(
     if config.kernel == POINTER:
         return True
     what = Sum(shape, which, size)
+    if config.kernel == DEPTHWISE:
+        return depthwise_config.fits(config, what)
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
@@ -358,6 +385,11 @@ def _catalogue(what: Sum) -> Iterator[Config]:
             yield Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
 
 
+def _depthwise(what: Sum) -> Iterator[Config]:
+    for box, bk in depthwise_config.tiles(what):
+        yield Config(DEPTHWISE, box, bk, 1, 1, depthwise_config.WARPS)
+
+
 def _channels(what: Sum) -> int:
     """The most channels at a time: a power of two, that divides what are views of rank five."""
     if what.shape.stride > 1 and not what.dgrad:
@@ -387,13 +419,14 @@ def choices(
     """All valid configurations of the catalogue, the most promising first."""
     what = Sum(shape, which, precision.bytes_per_element)
     least = MIN_ROW_BYTES // what.element_bytes
-    found: Iterable[Config] = dict.fromkeys(_catalogue(what))
+    listed = _depthwise if shape.depthwise else _catalogue
+    found: Iterable[Config] = dict.fromkeys(listed(what))
     possible = [
         config
         for config in found
         if valid(config, shape, which, precision, capability)
         and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
-        and (config.kernel == POINTER or config.bc >= least)
+        and (config.kernel in (POINTER, DEPTHWISE) or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
 
@@ -409,6 +442,7 @@ FACTS: Mapping[str, Kernel] = {
     GEMM_PERSISTENT: Kernel(stored=0.3),
     RESIDENT: Kernel(stored=0.3),
     GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
+    DEPTHWISE: Kernel(),
 }
 
 
@@ -419,6 +453,8 @@ def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) 
 
 
 def _work(config: Config, what: Sum, kind: Precision) -> Work:
+    if config.kernel == DEPTHWISE:
+        return depthwise_config.work(config, what, kind)
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
     edges = config.pixels + config.bk
@@ -438,7 +474,7 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         loaded=config.pixels / edges if config.kernel == RESIDENT else 1.0,
         straddles=bool(what.c * size % LINE_BYTES),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
-        launches=int(copied),
+        launches=int(copied) + int(gluon and what.packs(config.bk)),
         extra_moved=2 * size * prod(what.image) * what.c if copied else 0,
     )
 

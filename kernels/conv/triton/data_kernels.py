@@ -368,3 +368,25 @@ def swap_filters(w, swapped, K, TAPS, C, BK: tl.constexpr, BC: tl.constexpr):
     mask = (k < K)[:, None] & (c < C)[None, :]
     block = tl.load(w + (k[:, None] * TAPS + tap) * C + c[None, :], mask)
     tl.store(swapped + (c[:, None] * TAPS + tap) * K + k[None, :], block.T, mask.T)
+
+
+@triton.jit
+def pack_groups(
+    w, packed, elements, taps, rows, columns, row_apart, column_apart, group_apart, tap_apart,
+    MERGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weights of groups -> packed[groups*rows, taps, MERGED*columns], zeros from group to group.
+
+    rows and columns are those of a group; w has its rows, columns, taps and groups so many
+    elements apart. MERGED groups that follow one another share their columns.
+    """
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = element % (MERGED * columns)
+    tap = element // (MERGED * columns) % taps
+    row = element // (MERGED * columns) // taps
+    group = row // rows
+    own = column // columns == group % MERGED
+    source = group * group_apart + row % rows * row_apart + tap * tap_apart
+    source += column % columns * column_apart
+    value = tl.load(w + source, (element < elements) & own, other=0.0)
+    tl.store(packed + element, value, element < elements)

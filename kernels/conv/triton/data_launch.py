@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import data_config as cfg
 from kernels.conv.triton import data_kernels as jit
+from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton.data_config import Config, Sum
 from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
@@ -35,6 +36,8 @@ def bind(
         from kernels.conv.triton import gluon_launch  # only where this Triton has Gluon
 
         return gluon_launch.bind(config, operands, precision, sm_count)
+    if config.kernel == cfg.DEPTHWISE:
+        return depthwise_launch.bind(config, operands, precision)
     return _Binder(config, operands, precision, sm_count).steps()
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_STRIDE = 2  # a view of the tensor for each parity of rows and columns: four
 LEAST_WIDTH = 16  # output channels of an accumulator
+LEAST_GROUP = 4  # channels of a group: fewer would be multiplied with too many zeros
+WIDEST_MERGED = 32  # channels of groups that are multiplied together for longer rows alone
 WGMMA_BYTES = 32  # of the channels that one wgmma multiplies
 BARRIERS = 1024  # bytes beside the buffers
 LINE = 128  # bytes of a pixel's channels that a stage holds at most: TMA's widest swizzle
@@ -108,9 +110,11 @@ def _power(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def multiplied(what: Sum, bc: int) -> int:
-    """Channels that are multiplied for each tap, those past the last one with them."""
-    steps, last = depths(what.group_c, bc, what.element_bytes)
+def multiplied(what: Sum, bk: int, bc: int) -> int:
+    """Channels that are multiplied for each tap, those of other groups and past the last with
+    them.
+    """
+    steps, last = depths(what.block(bk)[0], bc, what.element_bytes)
     return (steps - 1) * bc + last
 
 
@@ -120,11 +124,8 @@ def missing(what: Sum, capability: Capability) -> str | None:
         return "it multiplies by wgmma, which Hopper alone has"
     if what.shape.stride > MOST_STRIDE:
         return f"it has descriptors for strides up to {MOST_STRIDE}"
-    if what.shape.groups > 1:
-        if what.group_c % LEAST_WIDTH or what.group_k % LEAST_WIDTH:
-            return f"a group's channels must be multiples of {LEAST_WIDTH}"
-        if what.dgrad and what.element_bytes > 2:
-            return "it has no dgrad in tf32"
+    if what.shape.groups > 1 and (what.group_c % LEAST_GROUP or what.group_k % LEAST_GROUP):
+        return f"a group's channels must be multiples of {LEAST_GROUP}"
     return gluon.missing()
 
 
@@ -136,10 +137,15 @@ def fits(config: Config, what: Sum) -> bool:
     deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE
     rows = 16 * config.warps  # of a wgmma of each warpgroup
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
-    # Tiles and steps of a grouped convolution stay within a group.
-    grouped = what.shape.groups == 1 or what.group_k % config.bk == 0
+    grouped = what.shape.groups == 1 or _blocks_fit(what, config.bk)
     shared = config.warps in (4, 8) and config.split in (1, 2)
     return widths and deep and whole and grouped and shared
+
+
+def _blocks_fit(what: Sum, bk: int) -> bool:
+    """Whether tiles stay within a block, and no more groups share one than must or are worth it."""
+    wider = what.merged(bk) > what.merged(1) and max(what.block(bk)) > WIDEST_MERGED
+    return what.block(bk)[1] % bk == 0 and not wider
 
 
 def word(channels: int, element_bytes: int) -> int:
@@ -187,11 +193,13 @@ def product_clocks(bk: int) -> float:
     return sum(max(width / 2, 16 + width / 4) for width in halves(bk) if width)
 
 
-def widths(k: int, groups: int = 1) -> list[int]:
-    """The widths of tiles that take k output channels in the fewest clocks, the widest first; those
-    of a grouped convolution divide k, its channels a group.
-    """
-    clocks = {bk: ceil(k / bk) * product_clocks(bk) for bk in WIDTHS if groups == 1 or k % bk == 0}
+def widths(what: Sum) -> list[int]:
+    """The widths of tiles that take the output channels in the fewest clocks, the widest first."""
+    clocks = {
+        bk: ceil(what.k / bk) * product_clocks(bk) * what.block(bk)[0]
+        for bk in WIDTHS
+        if what.shape.groups == 1 or _blocks_fit(what, bk)
+    }
     found = sorted(clocks, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
     return sorted(
         (bk for bk in found if clocks[bk] <= WORST_WIDTH * clocks[found[0]]), reverse=True
@@ -201,8 +209,8 @@ def widths(k: int, groups: int = 1) -> list[int]:
 def tiles(what: Sum) -> Iterator[tuple[int, int, int, int, int, int, int]]:
     """(pixels, output channels, channels, stages, warps, parts, programs on an SM) worth a try."""
     size = what.element_bytes
-    bc = min(LINE // size, max(WGMMA_BYTES // size, power_of_two(what.group_c)))
-    for bk in widths(what.group_k, what.shape.groups):
+    for bk in widths(what):
+        bc = min(LINE // size, max(WGMMA_BYTES // size, power_of_two(what.block(bk)[0])))
         for pixels, warps, split, per_sm in TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO

@@ -372,7 +372,7 @@ def conv_gluon(
     table: int32 (view, row, column, tap) of each tap; starts: the first entry of each parity (five
     numbers), then 2 * row + column of each parity's first pixel. STEPS blocks of BC channels cover
     C, of the last only LAST channels are multiplied. In a grouped convolution C is group_c, that of
-    a group; a group has group_k output channels, whole tiles.
+    a block of groups with zeros between their weights; it has group_k output channels, whole tiles.
     """
     BM: gl.constexpr = BN * BH * BW
     THIN: gl.constexpr = TAIL if TAIL > 0 else 16

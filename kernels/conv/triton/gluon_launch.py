@@ -21,6 +21,7 @@ from kernels.triton_config import Step
 
 VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
 SWAP_BLOCK = 32
+PACK_BLOCK = 1024
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -35,7 +36,8 @@ def bind(
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
     source = operands.y if what.dgrad else operands.x
     x, x_apart, copies = padded(source, prod(what.image), what.c)
-    w, k_major, prepared = _weights(operands, what, precision)
+    w, k_major, prepared = _weights(operands, what, config.bk)
+    block_c, block_k = what.block(config.bk)
     parities = cfg.parities(what)
     used = list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
     step = 1 if what.dgrad else what.shape.stride
@@ -45,13 +47,13 @@ def bind(
     word = cfg.word(what.k, what.element_bytes)
     args = (
         *_four([_view(x, view, (*config.box, config.bc)) for view in views]),
-        *(_filters(w, what, width, config.bc, k_major) for width in (head, thin)),
+        *(_filters(w, what, config, width, k_major) for width in (head, thin)),
         *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
         *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
         operands.output, *_tables(parities, used, x.device),
         *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
-        what.group_k, what.group_c,
-        *config.box, config.bc, *cfg.depths(what.group_c, config.bc, what.element_bytes),
+        block_k, block_c,
+        *config.box, config.bc, *cfg.depths(block_c, config.bc, what.element_bytes),
         head, tail, config.stages, config.split, len(used), len(parities), word, k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
@@ -69,16 +71,18 @@ def _walk(config: Config, what: Sum, parities: int) -> tuple[int, ...]:
 
 
 def _weights(
-    operands: ConvOperands, what: Sum, precision: Precision
+    operands: ConvOperands, what: Sum, bk: int
 ) -> tuple[torch.Tensor, bool, Sequence[Step]]:
     """(weights, whether what is added up is adjacent, steps): [K, taps, C], pixels on 16 bytes.
 
     dgrad reads them as they are, [C, taps, K] of its own sum, but in tf32, whose wgmma wants
-    operands that are adjacent along what is added up.
+    operands that are adjacent along what is added up. C is that of a block of groups.
     """
     s, w = what.shape, operands.w
     taps = s.r * s.s
-    if not what.dgrad or precision.bytes_per_element == 2:
+    if what.packs(bk):
+        return _packed(w, what, bk)
+    if not what.dgrad or what.element_bytes == 2:
         flat, _, steps = padded(w, s.k * taps, s.c // s.groups)
         return flat, not what.dgrad, steps
     swapped = torch.empty(s.c * taps * s.k, dtype=w.dtype, device=w.device)
@@ -89,10 +93,28 @@ def _weights(
     return flat, True, (swap, *steps)
 
 
-def _filters(w: torch.Tensor, what: Sum, width: int, bc: int, k_major: bool) -> TensorDescriptor:
+def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, bool, Sequence[Step]]:
+    """What _weights gives where groups are multiplied together, or transposed."""
+    s = what.shape
+    taps, k, c = s.r * s.s, s.k // s.groups, s.c // s.groups
+    transposed = what.dgrad and what.element_bytes > 2
+    # Rows and columns of a group, and how far apart they lie in w.
+    sizes, apart_in_w = ((c, k), (1, taps * c)) if transposed else ((k, c), (taps * c, 1))
+    merged = what.merged(bk)
+    elements = s.groups * sizes[0] * taps * merged * sizes[1]
+    packed = torch.empty(elements, dtype=w.dtype, device=w.device)
+    args = (w, packed, elements, taps, *sizes, *apart_in_w, k * taps * c, c, merged, PACK_BLOCK)
+    step = Step(jit.pack_groups, (ceil(elements / PACK_BLOCK),), args, {"num_warps": 4})
+    return packed, transposed or not what.dgrad, (step,)
+
+
+def _filters(
+    w: torch.Tensor, what: Sum, config: Config, width: int, k_major: bool
+) -> TensorDescriptor:
     """The weights [rows, taps, columns] in boxes of `width` output channels by bc."""
-    taps = what.shape.r * what.shape.s
-    rows, columns = (what.k, what.group_c) if k_major else (what.c, what.group_k)
+    taps, bc = what.shape.r * what.shape.s, config.bc
+    block_c, block_k = what.block(config.bk)
+    rows, columns = (what.k, block_c) if k_major else (what.c, block_k)
     row = apart(columns, w.element_size())
     box = [width, 1, bc] if k_major else [bc, 1, width]
     return _descriptor(w, (rows, taps, columns), (taps * row, row, 1), box)

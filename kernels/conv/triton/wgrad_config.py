@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from kernels import tile_model
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton import PRECISIONS
+from kernels.conv.triton import PRECISIONS, depthwise_config
 from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
@@ -27,7 +27,8 @@ from kernels.triton_config import (
 )
 
 TMA, FOLD, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_pointer"
-KERNELS = (TMA, FOLD, POINTER)
+DEPTHWISE = "wgrad_depthwise"
+KERNELS = (TMA, FOLD, POINTER, DEPTHWISE)
 LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"))
 
 MAX_SPLITS = 65535
@@ -35,6 +36,7 @@ BARRIERS = 512  # bytes beside the buffers
 MAX_ACCUMULATORS = 192  # registers of a thread
 MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
 FOLDED_CHANNELS = 8  # C above this fills tiles of its own
+BLOCK = 64  # rows of a wgmma, and channels of a line: groups that are smaller share them
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Config:
     """One way to run a pass.
 
     A multiplication is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
-    wgrad_pointer: columns of R*S*C) over images*columns pixels of one row. A step takes `rows` rows
-    and `taps` kernel rows; `stages` steps are buffered. `splits` programs share the pixels of a
-    tile of dw.
+    wgrad_pointer: columns of R*S*C; wgrad_depthwise: kernel columns) over images*columns pixels of
+    one row. A step takes `rows` rows and `taps` kernel rows; `stages` steps are buffered. `splits`
+    programs share the pixels of a tile of dw.
     """
 
     kernel: str
@@ -78,7 +80,10 @@ class Config:
     @property
     def accumulators(self) -> int:
         """Registers of a thread that hold float32 sums."""
-        return self.taps * self.bk * self.bc // (32 * self.warps)
+        sums = self.taps * self.bk * self.bc
+        if self.kernel == DEPTHWISE:  # which adds up the pixels of a step last
+            sums *= self.pixels
+        return sums // (32 * self.warps)
 
 
 def parse(label: str) -> Config:
@@ -117,9 +122,11 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
     registers, shared memory. Only POINTER runs all sizes.
     """
-    if which != "wgrad" or kind.name not in PRECISIONS or cap < (8, 0):
+    if which != "wgrad" or kind.name not in PRECISIONS:
         return False
-    if shape.groups > 1 and config.kernel != TMA:
+    if shape.depthwise or config.kernel == DEPTHWISE:
+        return _depthwise_valid(config, shape)
+    if cap < (8, 0) or (shape.groups > 1 and config.kernel != TMA):
         return False
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
     if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
@@ -131,6 +138,21 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
         one_row = config.images == config.taps == config.rows == 1
         return one_row and _fits(config, shape, kind, cap)
     return _tma_valid(config, shape, kind, cap)
+
+
+def _depthwise_valid(config: Config, shape: ConvShape) -> bool:
+    whole = config.kernel == DEPTHWISE and config.images == 1
+    powers = all(size & (size - 1) == 0 for size in (config.columns, config.bk, config.warps))
+    divides = shape.r % config.taps == shape.s % config.bc == 0
+    small = config.splits <= MAX_SPLITS and config.accumulators <= MAX_ACCUMULATORS
+    return (
+        shape.depthwise
+        and whole
+        and powers
+        and divides
+        and small
+        and (steps(config, shape) <= MAX_INDEX)
+    )
 
 
 def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
@@ -159,6 +181,25 @@ def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) ->
     return shared_memory(config, shape, kind) <= limit
 
 
+def blocks(shape: ConvShape) -> tuple[int, int, int, int]:
+    """(groups of a block, blocks, filters of one, channels of one).
+
+    Groups that follow one another share the rows of a wgmma and a line of channels. Of the products
+    only those within a group are kept.
+    """
+    groups, k, c = shape.groups, shape.k // shape.groups, shape.c // shape.groups
+    merged = 1
+    while groups > 1 and not shape.depthwise and 2 * merged * max(c, k) <= BLOCK:
+        merged *= 2
+    return merged, ceil(groups / merged), merged * k, merged * c
+
+
+def part_elements(shape: ConvShape) -> int:
+    """Elements of the sums of one split: what blocks compute, more than dw has."""
+    _, count, k, c = blocks(shape)
+    return count * k * shape.r * shape.s * c
+
+
 def image_rows(config: Config, shape: ConvShape) -> int:
     """Rows of x that a step reads, with `rows` rows of dy and `taps` kernel rows."""
     return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
@@ -166,27 +207,38 @@ def image_rows(config: Config, shape: ConvShape) -> int:
 
 def step_bytes(config: Config, shape: ConvShape, kind: Precision) -> int:
     """Bytes of x and dy that a step loads."""
-    columns = config.rows * config.bk + image_rows(config, shape) * config.bc
+    width = config.bk if config.kernel == DEPTHWISE else config.bc
+    columns = config.rows * config.bk + image_rows(config, shape) * width
     return config.pixels * columns * kind.bytes_per_element
 
 
 def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    if config.kernel == DEPTHWISE:  # the warps' sums meet
+        return 4 * config.warps * config.bk
     buffers = config.stages * step_bytes(config, shape, kind)
     if kind.bytes_per_element > 2:  # wgmma wants it transposed: through registers, and back
         buffers += config.pixels * config.bc * config.taps * kind.bytes_per_element
     return buffers + BARRIERS
 
 
+def in_parts(config: Config, shape: ConvShape) -> bool:
+    """Whether the sums go to scratch, from which a second launch makes dw."""
+    return config.splits > 1 or config.kernel == FOLD or blocks(shape)[0] > 1
+
+
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
-    filters = shape.groups * ceil(shape.k // shape.groups / config.bk)
+    if config.kernel == DEPTHWISE:
+        return ceil(shape.k / config.bk) * (shape.r // config.taps) * (shape.s // config.bc)
+    _, count, k, c = blocks(shape)
+    filters = count * ceil(k / config.bk)
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     groups = shape.r // config.taps
     if config.kernel == FOLD:
         return filters * groups
-    return filters * groups * shape.s * ceil(shape.c // shape.groups / config.bc)
+    return filters * groups * shape.s * ceil(c / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
@@ -265,7 +317,7 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
     """The base with one split, and with those that fill whole waves."""
     slots = sm_count * blocks_per_sm(base, shape, kind)
     fills = {waves * slots // tiles(base, shape) for waves in range(1, MOST_WAVES + 1)}
-    elements = shape.elements("w")
+    elements = part_elements(shape)
     inputs = (shape.elements("x") + shape.elements("y")) * kind.bytes_per_element
     most = min(steps(base, shape), max(SCRATCH_BYTES, inputs) // (4 * elements))
     for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
@@ -288,7 +340,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     ranks.
     """
     kernel = FACTS.get(config.kernel, Kernel())
-    if kind.bytes_per_element > 2:
+    if kind.bytes_per_element > 2 and config.kernel != DEPTHWISE:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
     if config.kernel == POINTER and _copied(shape, kind):
         kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
@@ -298,7 +350,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
 
 
 def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
-    size, split = kind.bytes_per_element, config.splits > 1 or config.kernel == FOLD
+    size, split = kind.bytes_per_element, in_parts(config, shape)
     depth = config.rows * config.pixels
     loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
@@ -310,20 +362,22 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         step=depth,
         element_bytes=size,
         output_bytes=4 if split else kind.output_bytes,
-        flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
+        flop_per_clock=HOPPER.flop_per_clock[
+            "fp32" if config.kernel == DEPTHWISE else kind.rate_name
+        ],
         pieces=(config.bc,) * config.taps,
         resident=blocks_per_sm(config, shape, kind),
         loaded=loaded / size,
         straddles=any(width * size % LINE_BYTES for width in (shape.c, shape.k)),
         moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
         launches=int(split) + (len(_copied(shape, kind)) if config.kernel == TMA else 0),
-        extra_moved=8 * config.splits * shape.elements("w") if split else 0,
+        extra_moved=8 * config.splits * part_elements(shape) if split else 0,
     )
 
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
-    copied = {POINTER: "", FOLD: "y", TMA: "xy"}[config.kernel]
+    copied = {FOLD: "y", TMA: "xy"}.get(config.kernel, "")
     elements += 2 * sum(shape.elements(name) for name in _copied(shape, kind) if name in copied)
     if config.kernel == FOLD:
         fold = Fold.of(shape, kind.bytes_per_element)
@@ -340,6 +394,12 @@ def _copied(shape: ConvShape, kind: Precision) -> str:
 
 def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     """Every configuration worth considering for a shape, of one split each."""
+    if shape.depthwise:
+        for columns, bk, bc, taps, rows in depthwise_config.wgrad_tiles(
+            shape, kind.bytes_per_element
+        ):
+            yield Config(DEPTHWISE, 1, columns, bk, bc, taps, rows, 1, depthwise_config.WARPS, 1)
+        return
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
     if shape.c <= FOLDED_CHANNELS and shape.groups == 1:
@@ -352,7 +412,7 @@ def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     for (images, columns, rows), taps in product(places(shape, kind), TILES):
         if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
             continue
-        k, c = (power_of_two(channels // shape.groups) for channels in (shape.k, shape.c))
+        k, c = map(power_of_two, blocks(shape)[2:])
         tiles = _tiles(images, columns, taps, kind)
         if shape.groups > 1 and c < 64:  # channels of other groups would only be thrown away
             tiles = [(bk, max(16, c), warps) for bk, bc, warps in tiles if bc == 64]

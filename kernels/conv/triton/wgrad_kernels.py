@@ -58,10 +58,10 @@ def wgrad_tma(
     pixel being `apart` elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
     odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
     [splits][groups][K][R][S][C] as a pointer, each part split_elements long; C and K are those of a
-    group, whose channels follow one another in x and dy. groups_r is R/TAPS. A step
-    takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
-    use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
-    pixel.
+    group, or a block of groups, whose channels follow one another in x and dy. groups_r is R/TAPS.
+    A step takes ROWS rows of dy and every row of x that meets them, each loaded once for all the
+    taps that use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that
+    is no pixel.
     """
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
@@ -178,17 +178,21 @@ def wgrad_pointer(
 @triton.jit
 def wgrad_reduce(
     parts, dw, elements, splits, split_elements, C, columns, part_c, part_columns,
+    group_elements, merged,
     BS: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
 
     parts: [splits][K*R][part_columns], where (s, c) lies at s*part_c + c; dw: [K*R][S*C], with
-    columns = S*C and elements = K*R*S*C. A program adds up BE elements, BS splits at a time.
+    columns = S*C and elements = K*R*S*C. Of dw's groups, group_elements long each, `merged` that
+    follow one another share part_c channels of the parts, C each. A program adds up BE elements,
+    BS splits at a time.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
     column = (element % columns).to(tl.int32)
-    source = element // columns * part_columns + column // C * part_c + column % C
+    own = element // group_elements % merged * C
+    source = element // columns * part_columns + column // C * part_c + column % C + own
     acc = tl.zeros((BS, BE), tl.float32)
     for first in range(0, splits, BS):
         split = first + tl.arange(0, BS)

@@ -14,9 +14,20 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
+from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.padding import padded
-from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, tiles
+from kernels.conv.triton.wgrad_config import (
+    DEPTHWISE,
+    FOLD,
+    POINTER,
+    Config,
+    Fold,
+    blocks,
+    in_parts,
+    part_elements,
+    tiles,
+)
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
@@ -38,24 +49,35 @@ def bind(
             raise ValueError(f"{name} is not channels_last")
     dw, shape = operands.w, operands.shape
     fold = Fold.of(shape, dw.element_size()) if config.kernel == FOLD else None
-    part_columns = fold.window if fold else shape.s * (shape.c // shape.groups)
-    split_elements = shape.k * shape.r * part_columns
+    part_columns = fold.window if fold else shape.s * blocks(shape)[3]
+    split_elements = shape.k * shape.r * fold.window if fold else part_elements(shape)
     parts = dw
-    if config.splits > 1 or fold:
+    if in_parts(config, shape):
         parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
+    if config.kernel == DEPTHWISE:
+        steps = (depthwise_launch.weight_sums(config, operands, parts),)
+    else:
+        steps = _products(config, operands, fold, parts, split_elements, precision)
+    if parts is dw:
+        return steps
+    channels = fold.channels if fold else blocks(shape)[3]
+    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
+
+
+def _products(
+    config: Config, operands: ConvOperands, fold: Fold | None, parts: torch.Tensor,
+    split_elements: int, precision: Precision,
+) -> tuple[Step, ...]:  # fmt: skip
+    """Copies, and the matrix multiplications that leave each split's sums in `parts`."""
     if config.kernel == POINTER:
         copies, args = (), _pointer_args(config, operands, parts, split_elements)
         product = jit.wgrad_pointer
     else:
         copies, args = _tma_args(config, operands, fold, parts, split_elements)
         product = jit.wgrad_tma
-    grid = (tiles(config, shape) * config.splits,)
+    grid = (tiles(config, operands.shape) * config.splits,)
     args = (*args, input_precision(precision))
-    steps = (*copies, Step(product, grid, args, options(config.stages, config.warps)))
-    if parts is dw:
-        return steps
-    channels = fold.channels if fold else shape.c // shape.groups
-    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
+    return (*copies, Step(product, grid, args, options(config.stages, config.warps)))
 
 
 def _tma_args(
@@ -66,6 +88,7 @@ def _tma_args(
     folded, or a matrix.
     """
     shape = operands.shape
+    _, groups, group_k, group_c = blocks(shape)
     y, y_apart, copies = padded(operands.y, shape.n * shape.p * shape.q, shape.k)
     if fold:
         sizes = (shape.n, shape.h, fold.width, fold.channels)
@@ -79,7 +102,7 @@ def _tma_args(
         if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
         row, step = shape.w * apart, shape.stride * apart
-        c, s, pad_w = shape.c // shape.groups, shape.s, shape.padding
+        c, s, pad_w = group_c, shape.s, shape.padding
         columns = shape.w // shape.stride
         channels = step if shape.stride > 1 else shape.c
     strides = (shape.h * row, row, step, 1)
@@ -92,7 +115,7 @@ def _tma_args(
     return copies, (
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
         _descriptor(config, y, (n, p, q, k), y_strides, config.bk), out,
-        n, p, q, c, k // shape.groups, s, shape.groups, shape.r // config.taps,
+        n, p, q, c, group_k, s, groups, shape.r // config.taps,
         config.splits, split_elements, shape.padding, pad_w, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         shape.stride, shape.dilation, shape.stride > 1 and not fold,
@@ -143,6 +166,7 @@ def _reduce(
     splits = min(REDUCE_SPLITS, power_of_two(config.splits))
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
-        own, shape.s * own, channels, part_columns, splits, block,
+        own, shape.s * own, channels, part_columns, elements // shape.groups, blocks(shape)[0],
+        splits, block,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})
