@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 STUDIES = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
 FP8 = (ROOT / "docs" / "when-fp8-pays.md").read_text(encoding="utf-8")
-LIMITS = {"data": "data", "host": "CPU launch", "gpu": "GPU"}
+LIMITS = {"data": "data loading", "host": "CPU launch", "gpu": "GPU"}
 # Rows of the table, in order: study, cell in low precision, cell in float32.
 ROWS = [
     ("vgg16-batch", "table-2", "table-1"), ("vgg16-batch", "table-6", "table-4"),

@@ -144,7 +144,7 @@ def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> Non
     )
     assert f"{timer['within_target']} of {len(timer['rows'])} cases" in README
     assert f"{same['tries']} times" in README
-    assert f"held 1 in {same['holding_1']}" in README
+    assert f"contained 1 in {same['holding_1']}" in README
     false = compared["faster"] + compared["slower"]
     assert f"in {['one', 'two', 'three'][compared['processes'] - 1]} processes" in README
     assert f"{100 * false / compared['pairs']:.2f} % of {compared['pairs']:,} pairs" in README

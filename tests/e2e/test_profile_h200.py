@@ -21,7 +21,10 @@ from microbench.results.fields import decode
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "tests" / "samples" / "traces_h200"
 PUBLISHED = ROOT / "results" / "nvidia-h200" / "diagnose"
-PAGE = " ".join((ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8").split())
+PAGE = " ".join(
+    " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+    for name in ("diagnose.md", "notes/diagnose.md")
+)
 FIRST = {
     "mlp_small": "CPU launch",
     "slow_loader": "data loading",
