@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from kernels.precision import Precision, precision
@@ -16,7 +17,8 @@ class Target:
     """The device facts that kernels choose by.
 
     `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU; `index`
-    is the CUDA device's.
+    is the CUDA device's. `without` are patterns, as in file names, of the labels of our Triton
+    configurations that are left out.
     """
 
     kind: str  # "cuda" or "cpu"
@@ -24,6 +26,11 @@ class Target:
     capability: tuple[int, int] | None = None
     sm_count: int = 0
     index: int = 0
+    without: tuple[str, ...] = ()
+
+    def has(self, label: str) -> bool:
+        """Whether a configuration of this label may run: it is not left out."""
+        return not any(fnmatchcase(label, pattern) for pattern in self.without)
 
     @property
     def torch_device(self) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic
 
 from kernels import quick_cache
 from kernels.case import Case, Target
 from kernels.tile_model import short_list
-
-Config = TypeVar("Config")
+from kernels.triton_config import Config
 
 NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few candidates, many
 HOW = TUNED, QUICK_TUNED, LENT, MODELLED = "tuned", "quick-tuned", "lent", "modelled"

@@ -30,10 +30,13 @@ Found = tuple[str, int]
 _found_here: dict[tuple[str, Target, str], Found] = {}  # in this process, kept on disk or not
 
 
-def key(case: Case) -> str:
-    """Identity of what is tuned: precision, layout and every dimension; the data do not matter."""
+def key(case: Case, target: Target) -> str:
+    """Identity of what is tuned: precision, layout, every dimension, and what was left out; the
+    data do not matter.
+    """
     dims = ",".join(f"{name}={value}" for name, value in case.dims.items())
-    return f"{case.precision_name}/{case.layout}/{dims}"
+    without = f"/without {','.join(target.without)}" if target.without else ""
+    return f"{case.precision_name}/{case.layout}/{dims}{without}"
 
 
 def path(case: Case, target: Target) -> Path | None:
@@ -50,7 +53,7 @@ def find(case: Case, target: Target) -> Found | None:
     cannot be read. A warning names a file that is damaged.
     """
     own, file = _found_here.get(_here(case, target)), path(case, target)
-    return own or (None if file is None else _read(file).get(key(case)))
+    return own or (None if file is None else _read(file).get(key(case, target)))
 
 
 def save(case: Case, target: Target, label: str, candidates: int) -> None:
@@ -60,7 +63,7 @@ def save(case: Case, target: Target, label: str, candidates: int) -> None:
     if file is None:
         raise FileNotFoundError(2, "no home folder is known")
     _read.cache_clear()  # another process may have written meanwhile
-    found = {**_read(file), key(case): (label, candidates)}
+    found = {**_read(file), key(case, target): (label, candidates)}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(found, indent=0, sort_keys=True) + "\n")
     _read.cache_clear()
@@ -73,7 +76,7 @@ def forget() -> None:
 
 
 def _here(case: Case, target: Target) -> tuple[str, Target, str]:
-    return case.op, target, key(case)
+    return case.op, target, key(case, target)
 
 
 @cache

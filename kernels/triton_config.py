@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.precision import Precision
@@ -21,7 +21,14 @@ MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 
 
-Config = TypeVar("Config")
+class Labelled(Protocol):
+    """A configuration; its label is what a screen, a table and a cache call it."""
+
+    @property
+    def label(self) -> str: ...
+
+
+Config = TypeVar("Config", bound=Labelled)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Seque
 
 
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
-    """The configurations that were found. Raises CannotRun where there are none."""
-    if not found:
+    """Those found that are not left out. Raises CannotRun where there are none."""
+    left = [config for config in found if target.has(config.label)]
+    if not left:
         raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
-    return found
+    return left

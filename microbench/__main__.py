@@ -74,7 +74,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
         "l2", "regime", "timer",
         REST, "budget", "json", "csv", "chart", "html",
         said("resume", help="Continue this run file: measure what is missing"),
-        "autotune", "no_tune", "seed", "verbose", "quiet",
+        "autotune", "no_tune", "without", "seed", "verbose", "quiet",
     )  # fmt: skip
     return click_options("", {"": rows}, kind, Conditions, Outputs)
 

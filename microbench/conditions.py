@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from kernels.choosing import NONE, QUICK, WIDE
 from microbench.command_line import (
@@ -15,6 +16,23 @@ from microbench.command_line import (
 )
 from microbench.errors import UserError
 from microbench.timing import L2_STATES, REGIMES, TIMERS
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """The patterns of a list with commas."""
+    return tuple(word for word in map(str.strip, text.split(",")) if word)
+
+
+def _patterns_of_labels(name: str, value: str) -> None:
+    from kernels.conv.triton import data_config, wgrad_config
+    from kernels.gemm.triton import catalogue
+
+    kinds = (catalogue, data_config, wgrad_config)
+    known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
+    for pattern in patterns(value):
+        kernel = pattern.split("/")[0]
+        if not any(fnmatchcase(one, kernel) for one in known):
+            raise UserError(f"{name}: {pattern!r} fits none of our kernels: {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +82,10 @@ class Conditions:
     no_tune: bool = choice(
         False, "Time no Triton configurations: where none is tuned, the model chooses"
     )
+    without: str = choice(
+        "", "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
+        kept=True, check=_patterns_of_labels,
+    )  # fmt: skip
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
 
@@ -71,8 +93,10 @@ class Conditions:
     def search(self) -> str:
         """Which Triton configurations are timed where a size has no tuned one: NONE, QUICK, WIDE.
 
-        UserError where both a search and none are asked for.
+        UserError where a wide search is asked for, and none, or one that leaves some out.
         """
-        if self.autotune and self.no_tune:
-            raise UserError("--autotune and --no-tune exclude each other; give one of them")
+        for other in ("no_tune", "without"):
+            if self.autotune and getattr(self, other):
+                name = other.replace("_", "-")
+                raise UserError(f"--autotune and --{name} exclude each other; give one of them")
         return WIDE if self.autotune else NONE if self.no_tune else QUICK

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kernels.case import Case, Target
 from kernels.error_words import one_line
 from microbench.child_pipes import ALIVE, STDERR, PassedOn, Pipe
-from microbench.conditions import Conditions
+from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
 from microbench.precompile import load_compiler
 from microbench.results.types import Ceiling, Json, Result
@@ -383,7 +383,7 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
     from microbench.timing.timers import make_timer
 
     info = greet_parent(pipe, settings.device)
-    target = info.target()
+    target = replace(info.target(), without=patterns(settings.without))
     timer = make_timer(
         settings.timer, settings.l2, info.kind, info.index, info.l2_bytes, info.sm_count
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,13 @@ for number in (signal.SIGTERM, signal.SIGHUP):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Times that must agree do so only where nothing else keeps the device busy."""
+    """Files with slow tests go first, so that no process ends with one of them alone.
+
+    Times that must agree do so only where nothing else keeps the device busy.
+    """
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    of_file = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-slow[item.path], -of_file[item.path], item.path))
     if "PYTEST_XDIST_WORKER" in os.environ:
         for item in items:
             if item.get_closest_marker("alone"):

@@ -75,7 +75,7 @@ def follow(place: Place, device: str) -> int:
     from microbench.device.device import fault_of_gpu
 
     try:
-        ranks = Ranks.join(place, device_of(place, device))
+        ranks = Ranks.join(place, device_of(place, device), lambda _: time.sleep(LAST_S))
         try:
             follow_requests(FollowingPipe(ranks), ranks)
         except EOFError:

@@ -172,7 +172,7 @@ def train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
 
     device = device_of(place, settings.device)
     info = greet_parent(pipe, str(device))
-    ranks = Ranks.join(place, device)
+    ranks = Ranks.join(place, device, lambda reason: pipe.send(("dead", reason)))
     try:
         ranks.tell((settings,))
         _train(LeadingPipe(pipe, ranks), settings, info, ranks)

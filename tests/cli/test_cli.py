@@ -271,6 +271,8 @@ BAD_WORDS = {
     "--processes=-3": "--processes",
     "--processes 101": "100",
     "--processes many": "--processes",
+    "--without warp": "gluon",
+    "--without gluon/* --autotune": "--without",
     "--seed x": "--seed",
     "--seed 99999999999999999999999": "--seed",
     "--json /nowhere/run.json": "--json",

@@ -222,11 +222,12 @@ def test_a_fault_planted_in_the_reading_of_run_files_is_found(
     with monkeypatch.context() as planted:
         planted.setattr("multiprocessing.get_context", None)  # put back what `prepare` sets
         planted.setattr(codec, "_check_measurement", lambda *_: 1 / 0)
-        found = [
-            one for one in tried(kind, 1, cases, until_s=time.monotonic() + 90, jobs=1)
+        found = (
+            one.attempt.complaints[0]
+            for one in tried(kind, 1, cases, until_s=time.monotonic() + 90, jobs=1)
             if one.attempt.complaints
-        ]  # fmt: skip
-        assert any("ZeroDivisionError" in one.attempt.complaints[0] for one in found)
+        )
+        assert any("ZeroDivisionError" in complaint for complaint in found)
 
 
 @pytest.mark.slow

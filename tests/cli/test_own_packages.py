@@ -52,8 +52,8 @@ def test_a_folder_beside_the_user_s_module_does_not_take_our_place(folder: Path)
         "import torch\n\ndef build():\n    return torch.nn.Linear(4, 2)\n"
     )
     (folder / "e2e").mkdir()
-    words = (*PROGRAMS["halfway"], "predict", "mynet:build", "--input", "4", "--device", "cpu",
-             "--batch", "2", "--recipe", "fp32", "--quiet")  # fmt: skip
+    words = (*PROGRAMS["halfway"], "train", "mynet:build", "--input", "4", "--device", "cpu",
+             "--batch", "2", "--recipe", "fp32", "--budget", "0.1", "--quiet")  # fmt: skip
     assert run(folder, *words, path=str(ROOT)).returncode == 0, "a folder that is no package"
     (folder / "e2e" / "__init__.py").write_text("raise RuntimeError('theirs')\n")
     done = run(folder, *words, path=str(ROOT))

@@ -115,6 +115,21 @@ def test_a_rank_is_waited_for_where_nothing_is_exchanged(tmp_path: Path) -> None
     assert first["lost"]
 
 
+def test_a_stopped_rank_is_missed_where_nothing_is_exchanged(tmp_path: Path) -> None:
+    found = tmp_path / "missed"
+    ran = subprocess.Popen(
+        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path), "stopped"],
+        env=ranks_environment(), stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: found.exists() and bool(found.read_text()))
+    finally:
+        for pid in (*children(ran.pid), ran.pid):
+            os.kill(pid, signal.SIGKILL)
+        ran.wait()
+    assert found.read_text() == "rank 1 does not answer"
+
+
 def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
     first, second = (rank["agreement"] for rank in two)
     assert first["none"] == second["none"] == "fine"

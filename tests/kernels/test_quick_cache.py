@@ -40,7 +40,8 @@ def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
         replace(CASE, dims={**CASE.dims, "k": 1056}), replace(conv, dims={"n": 1, "pass": "dgrad"}),
     ]  # fmt: skip
     assert [quick_cache.find(case, TARGET) for case in others] == [None] * len(others)
-    for other in (replace(TARGET, name="NVIDIA H100"), replace(TARGET, sm_count=114)):
+    changes = ({"name": "NVIDIA H100"}, {"sm_count": 114}, {"without": ("gluon/*",)})
+    for other in (replace(TARGET, **change) for change in changes):
         assert quick_cache.find(CASE, other) is None
 
 
@@ -98,7 +99,7 @@ def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, c
     assert file is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     other = replace(CASE, layout="nn")
-    file.write_text(json.dumps({quick_cache.key(other): [LABEL, count], "bad": entry}))
+    file.write_text(json.dumps({quick_cache.key(other, TARGET): [LABEL, count], "bad": entry}))
     quick_cache.save(CASE, TARGET, LABEL, count)
     quick_cache.forget()
     assert quick_cache.find(CASE, TARGET) == quick_cache.find(other, TARGET) == (LABEL, count)

@@ -10,12 +10,13 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kernels import gluon
-from kernels.case import Case, Target
+from kernels.case import CannotRun, Case, Target
 from kernels.gemm import LAYOUTS, OP
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
@@ -205,6 +206,27 @@ def test_a_short_list_has_the_model_s_first_and_the_nearest_tuned_one():
     assert max(map(kinds.count, kinds)) <= SAME_TILE
     exact = case("fp16", 1024, 1024, 1024)
     assert backend.options_of(exact, H200).short_list() == (parse(tuned),)
+
+
+@pytest.mark.parametrize("size", [(1024, 1024, 1024), (1048, 1048, 1048), (17, 4096, 4096)])
+@pytest.mark.parametrize("without", [("gluon/*",), ("skinny/*", "split_k/*"), ("*/*x1[46]0x*",)])
+def test_what_is_left_out_is_neither_chosen_nor_timed(
+    size: tuple[int, int, int], without: tuple[str, ...]
+):
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
+    what, target = case("fp16", *size), replace(H200, without=without)
+    whole, left = (backend.options_of(what, one).rank() for one in (H200, target))
+    assert [config for config in whole if target.has(config.label)] == list(left)
+    assert len(left) < len(whole)
+    options = backend.options_of(what, target)
+    for config in (options.chosen()[0], *options.short_list()):
+        assert target.has(config.label)
+
+
+def test_a_gpu_without_any_configuration_says_so():
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
+    with pytest.raises(CannotRun):
+        backend.options_of(case("fp16", 1024, 1024, 1024), replace(H200, without=("*",))).chosen()
 
 
 def test_the_users_winner_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -63,32 +63,26 @@ def test_a_gemm_that_turns_wrong_fails_and_the_right_one_beside_it_is_timed(tmp_
     assert "right at first, later a wrong result" in " ".join(ran.stdout.split())
 
 
-def test_where_all_turn_wrong_the_command_fails(tmp_path: Path) -> None:
-    _, found = measured(
-        tmp_path, "gemm", "--sizes", "48", "--budget", "1", backends=("wrong_later",), code=1
-    )
-    assert_failed(found["wrong_later"])
-
-
-def test_a_convolution_that_turns_wrong_fails(tmp_path: Path) -> None:
+def test_a_convolution_that_turns_wrong_fails_and_as_nothing_else_ran_so_does_the_command(
+    tmp_path: Path,
+) -> None:
     _, found = measured(
         tmp_path, "conv", "--channels", "8", "--image", "8", "--batch", "2", "--layout", "nhwc",
-        "--budget", "1",
-        backends=("conv_later",), code=1,
+        "--budget", "1", backends=("conv_later",), code=1,
     )  # fmt: skip
     assert_failed(found["conv_later"])
 
 
 def test_a_kernel_that_turns_wrong_in_a_later_process_fails_too(tmp_path: Path) -> None:
     _, found = measured(
-        tmp_path, "gemm", "--sizes", "64", "--budget", "2", "--processes", "3",
+        tmp_path, "gemm", "--sizes", "64", "--budget", "2", "--processes", "2",
         backends=("good", "wrong_in_another"), code=0,
         **{bad_kernels.STARTS: str(tmp_path / "starts")},
     )  # fmt: skip
     assert_failed(found["wrong_in_another"])
     good = found["good"].measurement
     assert good is not None
-    assert len(good.processes) == 3
+    assert len(good.processes) == 2
     assert list(found["good"].vs_backend) == ["cpu"]
 
 

@@ -1,11 +1,13 @@
-"""Ranks of which one is slow, with limits of seconds: each writes what it found to FOLDER/RANK.pt.
+"""Ranks of which one is slow, or is stopped, with limits of seconds.
 
-`torchrun -m samples.rank_patience FOLDER`
+`torchrun -m samples.rank_patience FOLDER`: each writes what it found to FOLDER/RANK.pt.
+`torchrun -m samples.rank_patience FOLDER stopped`: rank 0 writes whom it misses to FOLDER/missed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from e2e.recipes import RECIPES
+from e2e.training.distributed import beats
 from e2e.training.distributed import ranks as limits
 from e2e.training.distributed.place import place_of
 from e2e.training.distributed.ranks import Ranks, RanksLost
@@ -25,7 +28,18 @@ EXCHANGE_S, AGREE_S, SLOW_S = 1.0, 2.0, 3.0
 CPU = torch.device("cpu")
 
 
-def main(folder: Path) -> None:
+def stopped(folder: Path) -> None:
+    """Stop rank 1, and wait for it where each may take long."""
+    beats.BEAT_S, beats.MISSED = 0.1, 20
+    place = place_of(os.environ)
+    assert place
+    ranks = Ranks.join(place, CPU, (folder / "missed").write_text)
+    with ranks.part():
+        if place.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def slow(folder: Path) -> None:
     """Be late where nothing is exchanged, then where something is."""
     limits.EXCHANGE_S, limits.AGREE_S = EXCHANGE_S, AGREE_S
     place = place_of(os.environ)
@@ -35,14 +49,14 @@ def main(folder: Path) -> None:
         if place.rank == rank:
             time.sleep(SLOW_S)
 
-    def slow() -> nn.Module:
+    def build() -> nn.Module:
         late(1)
         return perceptron()
 
     late(0)
-    ranks = Ranks.join(place, CPU)
+    ranks = Ranks.join(place, CPU, print)
     with ranks.part():
-        trainer = Trainer(replace(NETWORK, build=slow), CASE, RECIPES["fp32"], CPU, seed=1)
+        trainer = Trainer(replace(NETWORK, build=build), CASE, RECIPES["fp32"], CPU, seed=1)
     trainer.join(ranks)
     trainer.restart(2)
     lost = False
@@ -56,4 +70,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (stopped if sys.argv[2:] else slow)(Path(sys.argv[1]))

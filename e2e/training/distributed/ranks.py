@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor
 
+from e2e.training.distributed.beats import missed, watch
 from e2e.training.distributed.place import Place
 from kernels.error_words import one_line
 from microbench import fmt
@@ -48,13 +49,19 @@ class Ranks:
     control: Any
 
     @staticmethod
-    def join(place: Place, device: torch.device) -> Ranks:
-        """Meet the other ranks, which may start ALONE_S apart. RuntimeError where that fails."""
+    def join(place: Place, device: torch.device, lost: Callable[[str], None]) -> Ranks:
+        """Meet the other ranks, which may start ALONE_S apart. RuntimeError where that fails.
+
+        Where one shows no sign of life later, `lost` is called with a line that names it, in a
+        thread, and then this process ends.
+        """
         ranks, cuda = _torch_ranks(), device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
+        store = _met(place)
+        watch(store.clone(), place.rank, place.world, lost)
         ranks.init_process_group(
-            "nccl" if cuda else "gloo", store=_met(place), rank=place.rank, world_size=place.world,
+            "nccl" if cuda else "gloo", store=store, rank=place.rank, world_size=place.world,
             timeout=timedelta(seconds=EXCHANGE_S), device_id=device if cuda else None,
         )  # fmt: skip
         control = ranks.new_group(backend="gloo", timeout=timedelta(seconds=WAITS_S))
@@ -218,8 +225,7 @@ def _lost(reason: str, *, quiet: bool = False) -> Generator[None]:
             return
         missing = _MISSING.search(str(error))
         if missing:
-            several = "," in missing[1]
-            reason = f"rank{'s' * several} {missing[1].strip()} do{'es' * (not several)} not answer"
+            reason = missed(missing[1].split(","))
         raise RanksLost(reason) from error
 
 

@@ -115,7 +115,7 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
 def _listed(case: Case, target: Target, precision: str, which: str) -> dict[str, Config]:
     """What the tables have for a pass in a precision, of what can run the case."""
     listed = OP.tables.section(tables_for(target), precision, which)
-    found = {key: parse(label) for key, label in listed.items()}
+    found = {key: parse(label) for key, label in listed.items() if target.has(label)}
     return {key: config for key, config in found.items() if valid(config, case, target)}
 
 

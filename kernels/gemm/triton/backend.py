@@ -87,7 +87,7 @@ def options_of(case: Case, target: Target) -> Options[Config]:
 
     def usable(size: Size, label: str) -> bool:
         alike = _sized(problem, size).storage_class == problem.storage_class
-        return alike and cfg.valid(parse(label), problem, capability)
+        return alike and target.has(label) and cfg.valid(parse(label), problem, capability)
 
     listed = OP.tables.section(tables_for(target), case.precision_name, case.layout)
     size, label = nearest(listed, OP.gemm(case), usable, inf) or (OP.gemm(case), None)

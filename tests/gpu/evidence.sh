@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Measures published run files again: `tests/gpu/evidence.sh FOLDER PART...`, from the repository's root.
+#
+# A part is a group of files that are measured one after another on the GPU that CUDA_VISIBLE_DEVICES
+# names (`ranks` and `multi` on all that it names). Each command has a limit in seconds, writes its
+# run file and its screen to FOLDER, and a line with its exit code and seconds to FOLDER/times.txt.
+set -u
+folder=$(realpath "$1")
+shift
+mkdir -p "$folder"
+
+take() { # take SECONDS NAME COMMAND...: NAME.json where the command writes one
+    local limit=$1 name=$2 began=$SECONDS
+    shift 2
+    timeout --signal=TERM "$limit" python3 -m "$@" >"$folder/$name.txt" 2>&1
+    echo "$name: exit code $?, $((SECONDS - began)) s: python3 -m $*" | tee -a "$folder/times.txt"
+}
+files() { echo --json "$folder/$1.json"; }
+
+shapes() { # issue 32: our kernels beside the better library on shapes that no table holds
+    take 240 shapes-gemm microbench gemm --dtype fp16 --shapes results/shapes/gemm.csv \
+        --backend cublas,cublaslt,triton --vs none --processes 1 --budget 60 $(files shapes-gemm)
+    take 300 shapes-conv microbench conv --dtype fp16 --shapes results/shapes/conv.csv \
+        --backend cudnn,triton --vs none --budget 90 $(files shapes-conv)
+}
+main() { # the main command with empty caches, then with warm ones
+    local cache
+    cache=$(mktemp -d)
+    for run in cold warm; do
+        XDG_CACHE_HOME=$cache TRITON_CACHE_DIR=$cache/triton take 90 "gemm-fp16-$run" \
+            microbench gemm --dtype fp16 --sizes 256..8192 $(files "gemm-fp16-$run")
+    done
+}
+peak() {
+    take 150 peak microbench peak $(files peak)
+    take 90 peak-burst microbench peak --regime burst $(files peak-burst)
+}
+widths() { # the curve of every channel width
+    take 300 conv-fine microbench conv --dtype fp16 --channels 1..72:+1 --pass fprop,dgrad,wgrad \
+        --layout nhwc --image 28 --batch 64 --vs none --backend cudnn,triton --budget 120 \
+        $(files conv-fine-triton)
+}
+tuned() {
+    take 60 autotune microbench gemm --dtype fp16,bf16 --sizes 1536,3072 --backend triton --vs none \
+        --autotune $(files autotune)
+    take 200 gemm-triton microbench gemm --dtype fp16,bf16,fp8,tf32,int8 --vs none \
+        --backend cublas,cublaslt,triton --sizes 256..8192,1536,3072 $(files gemm-triton)
+    take 120 selftest microbench selftest $(files selftest)
+}
+ablation() { # one technique left out at a time, on the same shapes
+    left_out all ''
+    left_out no-gluon 'gluon/*'
+    left_out no-skinny 'skinny/*'
+    left_out no-split 'split_k/*'
+    left_out no-widths 'gluon/*x80x*,gluon/*x96x*,gluon/*x144x*,gluon/*x160x*,gluon/*x192x*'
+    left_out no-tune '' --no-tune
+}
+left_out() { # left_out NAME PATTERNS OPTIONS...
+    take 120 "ablation-$1" microbench gemm --dtype fp16 --shapes results/shapes/gemm.csv \
+        --backend triton --vs none --processes 1 --budget 20 --without "$2" "${@:3}" \
+        $(files "ablation-$1")
+}
+fp8() { # a step in FP8 beside one in BF16, by the width of its linear layers
+    local width
+    for width in 768 1024 2048 4096; do
+        take 150 "train-fp8-$width" e2e "examples.transformer_widths:width_$width" \
+            --recipe amp-bf16,fp8,fp8-rowwise --compile --batch 16 --budget 9 \
+            $(files "train-fp8-$width")
+    done
+}
+ranks() { # weak and strong scaling over one and two GPUs, gradients in 32 and 16 bits
+    take 280 ranks-resnet50 e2e resnet50 --amp --gpus 1,2 --compress none,bf16 --budget 60 \
+        $(files ranks-resnet50)
+    take 180 ranks-strong e2e resnet50 --recipe amp --gpus 1,2 --strong --batch 512 --budget 20 \
+        $(files ranks-strong)
+}
+multi() { # the studies that several GPUs serve
+    take 280 finetune-multigpu e2e study finetune-multigpu --profile quick --gpus 1,2 \
+        --out "$folder/finetune-multigpu"
+    take 280 resnet-precisions e2e study resnet-precisions --profile quick --gpus 1,2 \
+        --out "$folder/resnet-precisions"
+}
+
+for part in "$@"; do
+    case $part in
+        shapes | main | peak | widths | tuned | ablation | fp8 | ranks | multi) "$part" ;;
+        *) echo "no such part: $part" >&2 && exit 2 ;;
+    esac
+done
