@@ -83,11 +83,9 @@ class Conditions:
         False, "Time no Triton configurations: where none is tuned, the model chooses"
     )
     without: str = choice(
-        "",
-        "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
-        kept=True,
-        check=_patterns_of_labels,
-    )
+        "", "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
+        kept=True, check=_patterns_of_labels,
+    )  # fmt: skip
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
 

@@ -99,7 +99,7 @@ def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, c
     assert file is not None
     file.parent.mkdir(parents=True, exist_ok=True)
     other = replace(CASE, layout="nn")
-    file.write_text(json.dumps({quick_cache.key(other): [LABEL, count], "bad": entry}))
+    file.write_text(json.dumps({quick_cache.key(other, TARGET): [LABEL, count], "bad": entry}))
     quick_cache.save(CASE, TARGET, LABEL, count)
     quick_cache.forget()
     assert quick_cache.find(CASE, TARGET) == quick_cache.find(other, TARGET) == (LABEL, count)
