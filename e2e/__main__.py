@@ -114,7 +114,7 @@ OPTIONS = {
     "stalls": (
         *LOADING,
         said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
-        said("batch", help="Samples per step  [default: the network's usual]"),
+        said("batch", help="Samples per step  [default: by network]"),
         said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
         said("loader", help="Data loader (see `list`)  [default: torchvision]"),
         "compile", "graph", "search",
@@ -271,12 +271,16 @@ class Diagnose(Command):
 )
 @click.option("--stack", is_flag=True, help="Also name the lines that wait for the GPU")
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
-@click.option("--prove", is_flag=True, help="Also try what is slow, in some hundred more steps")
+@click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
 @click.option(
     "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway ceilings` on the same GPU"
 )
-@click.option("--fail-on", metavar="WHAT", help="Exit code 4 where busy<70, say, or casts>5 (%)")
+@click.option(
+    "--fail-on",
+    metavar="WHAT",
+    help="Exit with 4 where this holds: busy<70 or casts>5 (%)",
+)
 @click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
 @click.option("--print-recorder", is_flag=True, help="Print halfway_watch.py, which records traces")
@@ -308,7 +312,7 @@ def diagnose(
       halfway diagnose train.py --prove
       halfway diagnose amp.json.gz --base fp32.json.gz
 
-    Exit codes: 0 diagnosed, 1 nothing could be told, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
+    Exit codes: 0 diagnosed, 1 no diagnosis, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
     """  # fmt: skip
     from e2e.commands import diagnose as command
 
@@ -329,7 +333,7 @@ def diagnose(
 @app.command()
 @click.argument("words", metavar="[list | show NAME | report DIR | NAME | FILE.toml]", nargs=-1)
 @click.option(
-    "--profile", default="quick", show_default=True, help="How much of it: full, quick or smoke"
+    "--profile", default="quick", show_default=True, help="Size of the study: full, quick or smoke"
 )
 @click.option("--budget", help="Cut it until it takes about this long: 150s, 20m, 1h")
 @click.option("--data", multiple=True, metavar="NAME=DIR", help="Where data is: cifar10=DIR")
@@ -345,7 +349,7 @@ def diagnose(
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def study(words: tuple[str, ...], **options: Any) -> None:
-    """Run a published experiment, or your own, and hold it against what was published.
+    """Repeat a published experiment, or run your own.
 
     \b
       halfway study list

@@ -211,7 +211,7 @@ class TrainCase:
         label=lambda case: SEARCH_LABELS.get(case.search, ""),
     )  # fmt: skip
     lr: float | None = setting(
-        None, "Learning rate  [default: the network's usual]", check=check_positive, later=True,
+        None, "Learning rate  [default: by network]", check=check_positive, later=True,
         label=lambda case: "" if case.lr is None else f"lr {case.lr:g}",
     )  # fmt: skip
     warmup: int = setting(0, "Steps of learning-rate warm-up", least=0, later=True)
@@ -235,7 +235,9 @@ class TrainCase:
         label=lambda case: f"limit {case.memory_limit / 1e9:g} GB" if case.memory_limit else "",
     )  # fmt: skip
     deterministic: bool = setting(
-        False, "Use deterministic algorithms only: slower, and the same twice", later=True
+        False,
+        "Only deterministic algorithms: slower; two runs give the same weights",
+        later=True,
     )
     weights: str = setting("", later=True)
     freeze: str = setting(
@@ -311,17 +313,15 @@ class ArmOptions:
     """
 
     amp: bool = choice(False, "Compare fp32, tf32 and AMP (the default)")
-    recipe: str | None = choice(None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see --explain)")
+    recipe: str | None = choice(None, "fp32,tf32,amp,amp-bf16,fp16,bf16,fp8,O0..O3 (see --explain)")
     ladder: bool = choice(False, "From fp32 to a CUDA graph, one change at a time")
-    batch: str | None = choice(
-        None, "Batch sizes: 256 or 128..2048  [default: the network's usual]"
-    )
+    batch: str | None = choice(None, "Batch sizes: 256 or 128..2048  [default: by network]")
     layout: str | None = choice(
         None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]",
         switches={"--channels-last": "nhwc"},
     )  # fmt: skip
     optimizer: str | None = choice(
-        None, "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
+        None, "sgd, adam or adamw  [default: by network]", check=one_of(OPTIMIZERS)
     )
     gpus: str | None = choice(None, "Numbers of GPUs: 1,2,4  [default: 1]")
     strong: bool = choice(False, "With --gpus: --batch is of all GPUs together")
@@ -341,7 +341,7 @@ class TrainSettings:
 
     device: str = choice("auto", "auto, cuda, cuda:N or cpu")
     network: str = ""
-    data: str = choice("synthetic", "synthetic, generated, cifar10:DIR or folder:DIR")
+    data: str = choice("synthetic", "synthetic, generated, made, cifar10:DIR or folder:DIR")
     input: tuple[int, ...] | None = choice(
         None, "Sample shape: 3x512x512, or 512 for tokens", type=str
     )
@@ -382,7 +382,7 @@ class TrainRequest:
     )  # fmt: skip
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
     same_seed: bool = choice(
-        False, "Give all trainings of a recipe the same seed: what differs is not the seed's",
+        False, "Give all trainings of a recipe the same seed: then no difference is due to it",
         kept=True,
     )  # fmt: skip
     predict: bool | None = choice(

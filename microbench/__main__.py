@@ -70,10 +70,11 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
     changed = {row.name: row for row in more if isinstance(row, Said)}
     rows = (
         *(changed.get(name, name) for name in options_of(kind)),
-        "dtype", said("backend", help=backends), "vs", "data", changed.get("device", "device"),
+        changed.get("dtype", "dtype"), said("backend", help=backends), changed.get("vs", "vs"),
+        "data", changed.get("device", "device"),
         "l2", "regime", "timer",
-        REST, "budget", "json", "csv", "chart", "html",
-        said("resume", help="Continue this run file: measure what is missing"),
+        REST, changed.get("budget", "budget"), "json", "csv", "chart", "html",
+        said("resume", help="Continue this run file: measure what it lacks"),
         "autotune", "no_tune", "without", "seed", "verbose", "quiet",
     )  # fmt: skip
     return click_options("", {"": rows}, kind, Conditions, Outputs)
@@ -88,7 +89,7 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
 @app.command()
 @measuring(
     GemmRequest,
-    "cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]",
+    "cublas,cublaslt,cupy,triton,cpu  [default: cublas,cublaslt,triton; on CPU cpu]",
     said("device", help="Device: auto, cuda, cuda:N, cpu, or all: every GPU at once, see fleet"),
 )
 def gemm(**options: Any) -> int:
@@ -172,8 +173,8 @@ def peak(**options: Any) -> None:
 def ceilings(device: str, only: str | None, budget: float | None, **options: Any) -> None:
     """Measure what a GPU's instructions and memories can do.
 
-    Kernels that do nothing but multiply (wgmma, mma.sync, FFMA), read, write or copy; by precision
-    and by size of what is read.
+    Kernels that do nothing but multiply (wgmma, mma.sync, FFMA), read, write or copy, by precision
+    and by how many bytes they read.
     """
     from microbench.ceilings import measure_ceilings
 
@@ -212,7 +213,7 @@ def explain(file: Path) -> None:
 @app.command()
 @click.argument("files", metavar="BASE RUN [RUN]...", type=FILE, nargs=-1, required=True)
 @click.option("--baseline", type=FILE, help="Run file to compare with; all FILES are then runs")
-@click.option("--threshold", help="Differences that count, as 5%  [default: noise of two runs]")
+@click.option("--threshold", help="Least difference that counts: 5%  [default: noise of two runs]")
 @click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--verbose", is_flag=True, help="Show every case")
@@ -222,11 +223,11 @@ def explain(file: Path) -> None:
 def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> int:
     """Compare runs with a baseline, case by case.
 
-    B (each RUN) is faster, slower, the same as A (BASE), or one cannot tell. Faster and slower need
-    the whole 95 % interval beyond the threshold: 1 % for cases that both runs measured in several
-    processes; else 3 % for kernels and trainings, 5 % for loaders, 30 % for steps that the CPU
-    limits. --threshold replaces these. A kernel that one process measured must also differ by 1.3
-    us, whatever the threshold: so much can change with where its data lie in memory.
+    B (each RUN) is faster or slower than A (BASE), the same, or undecided ("cannot tell"). Faster
+    and slower need the whole 95 % interval beyond the threshold: 1 % for cases that both runs
+    measured in several processes; else 3 % for kernels and trainings, 5 % for loaders, 30 % for
+    CPU-bound steps. --threshold replaces these. A kernel that one process measured must also differ
+    by 1.3 us, whatever the threshold: where its data lie in memory can change it by that much.
 
     \b
     Exit codes:

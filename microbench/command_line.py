@@ -238,7 +238,7 @@ class Outputs:
     csv: Path | None = choice(None, "Write the results as CSV")
     chart: Path | None = choice(None, "Write a chart: .png, .svg or .html")
     html: Path | None = choice(None, "Write an HTML page, one file, works offline")
-    resume: Path | None = choice(None, "Continue this run file: measure what is missing")
+    resume: Path | None = choice(None, "Continue this run file: measure what it lacks")
     verbose: bool = choice(False, "Show all rows and every explanation")
     quiet: bool = choice(False, "Print errors only")
 

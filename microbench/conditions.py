@@ -76,7 +76,9 @@ class Conditions:
         None, "Total sampling time in seconds  [default: by case]", check=check_budget
     )
     processes: int | None = choice(
-        None, "Processes that time each case  [default: gemm on a GPU 3]", check=check_processes
+        None,
+        "Processes that time each case  [default: 3 for gemm on a GPU, else 1]",
+        check=check_processes,
     )
     autotune: bool = choice(False, "Search many Triton configurations and keep the fastest")
     no_tune: bool = choice(

@@ -25,7 +25,7 @@ GEMM_PROCESSES = 3
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
-SHAPES = "CSV file of problems, in place of sizes: see docs/kernels.md"
+SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 
 

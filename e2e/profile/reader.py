@@ -148,7 +148,7 @@ def read_trace(path: Path) -> Recording:
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no trace of torch's profiler: {_reason(error)}") from None
+        raise UserError(f"{path} is not a trace of torch's profiler: {_reason(error)}") from None
     facts: Any = header.pop(OUR_KEY, {})
     facts = cast(Json, facts) if isinstance(facts, dict) else {}
     parts = {name: tuple(sorted(found, key=_by_start)) for name, found in events.spans.items()}

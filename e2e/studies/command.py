@@ -271,7 +271,7 @@ def show_plan(
     for name, why in plan.lacking.items():
         console.print(f"{name}: {why}", style="dim")
     about_s = estimate_s(plan, machine)
-    fits = "" if about_s <= budget_s else "; nothing is left to cut"
+    fits = "" if about_s <= budget_s else ", and nothing more can be cut: try --profile smoke"
     console.print(
         f"About {fmt.rough_duration(about_s)} of a budget of {fmt.rough_duration(budget_s)}, by "
         f"arithmetic{fits}. Nothing was run."

@@ -48,8 +48,8 @@ TRY_SAMPLES = 5
 def why_no_kernels(target: Target) -> str | None:
     """Why the kernels cannot run on the device; None where they can."""
     if target.kind != "cuda":
-        return "the ceilings' kernels need a CUDA device"
-    return None if find_spec("cupy") else "the ceilings' kernels need CuPy (pip install cupy)"
+        return "ceilings needs an NVIDIA GPU"
+    return None if find_spec("cupy") else "ceilings needs CuPy (pip install cupy-cuda13x)"
 
 
 def measure_probe(

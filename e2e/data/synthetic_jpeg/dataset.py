@@ -254,7 +254,7 @@ def _read_manifest(folder: Path) -> tuple[Plan, int]:
         return plan, shards
     except FileNotFoundError:
         raise OtherContent(
-            f"{folder} is not empty and holds no generated dataset; name another folder"
+            f"{folder} is not empty, and has no generated dataset; name another folder"
         ) from None
     except OSError as error:
         raise OtherContent(f"cannot read {path}: {error.strerror}") from None
