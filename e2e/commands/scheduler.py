@@ -10,8 +10,7 @@ from e2e.case import TrainCase
 from e2e.commands.from_scratch import trained
 from e2e.commands.plan import Comparison, Work
 from e2e.commands.predictions import Predictions
-from e2e.commands.progress import TrainProgress
-from e2e.commands.stages import EXPLAINING
+from e2e.commands.progress import EXPLAINING, TrainProgress
 from e2e.commands.worker import TrainWorker
 from e2e.explain.annotate import to_verify, verified
 from e2e.prediction.prediction import Prediction

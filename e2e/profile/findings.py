@@ -26,14 +26,13 @@ from e2e.profile.finding import (
     places_of,
     ranked,
 )
-from e2e.profile.norm_work import norm_time
+from e2e.profile.idle import sync_lines
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_communication, is_product
-from e2e.profile.product_work import Work, floor_of, precision_of, work_of
+from e2e.profile.product_work import Work, floor_of, norm_time, precision_of, work_of
 from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span, launches_work
 from e2e.profile.searches import searches
-from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
     ALLOCATION,
     COMMUNICATION,
