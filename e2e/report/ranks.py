@@ -10,8 +10,8 @@ from rich.text import Text
 from e2e.report.arms import View, in_words
 from e2e.report.figures import ratio
 from e2e.report.table import arms_table, name_columns, plain_row, raw_pair
+from e2e.results.baselines import Scaled, scaled
 from e2e.results.exchange import Exchange
-from e2e.results.scaling import Scaled, scaled
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.table import Column, Row, Table, Value, screen

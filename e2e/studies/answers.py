@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Any
 
-from e2e.results.scaling import scaled
+from e2e.results.baselines import scaled
 from e2e.studies.cells import Cell, baseline_of
-from e2e.studies.questions import Test
+from e2e.studies.types import Test
 
 YES, NO, UNKNOWN, UNTESTABLE = "yes", "no", "cannot tell", "not testable here"
 BETWEEN = ("to", "column")  # what a function takes beside the factors of a cell

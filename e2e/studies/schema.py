@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 from e2e.studies.factors import FACTORS, Factors, Value
 from e2e.studies.measures import MEASURES
-from e2e.studies.questions import parse_test
 from e2e.studies.types import (
     Claim,
     FigureForm,
@@ -23,6 +22,7 @@ from e2e.studies.types import (
     Puzzle,
     Study,
     TableForm,
+    parse_test,
 )
 from kernels.error_words import first_line, suggest
 from microbench.errors import UserError

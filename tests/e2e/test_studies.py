@@ -25,13 +25,12 @@ from e2e.studies.cells import Cell, cells_of
 from e2e.studies.command import report
 from e2e.studies.expand import expand, layers, listed
 from e2e.studies.factors import FACTORS
-from e2e.studies.questions import parse_test
 from e2e.studies.report import Judged, judged
 from e2e.studies.run import RUNS, State, begun
 from e2e.studies.schema import parse_study, read_study, seconds, shipped
 from e2e.studies.tables import number_of, published_ratio
 from e2e.studies.tasks import Machine, Task, parse_recipe
-from e2e.studies.types import Study
+from e2e.studies.types import Study, parse_test
 from microbench.errors import UserError
 from microbench.report.screen import make_console
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.crop_sizes import CENTRE, PADDING
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.pixels import (
     Batch,
@@ -23,7 +22,8 @@ from e2e.data.loaders.pixels import (
     SampleWorkers,
     seeded,
 )
-from e2e.data.loaders.sampling import Draw
+from e2e.data.loaders.resident import CENTRE, PADDING
+from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
