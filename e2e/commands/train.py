@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from e2e.case import TrainRequest
+from e2e.commands.child import DataFacts
 from e2e.commands.progress import OPENING, StageTimes
 from e2e.commands.requests import gpus_of
-from e2e.commands.worker import DataFacts, TrainWorker
+from e2e.commands.worker import TrainWorker
 from e2e.results.types import Training
 from e2e.training.distributed.place import place_of
 from microbench.command_line import kept

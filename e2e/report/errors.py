@@ -14,6 +14,7 @@ from rich.text import Text
 
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
+from e2e.report.table import table_lines
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import BORDER, Training
 from e2e.validation_sets import CALIBRATED_ON, seen
@@ -243,11 +244,7 @@ def errors_table(run: Run) -> Table[Line]:
 
 def errors_lines(run: Run, width: int) -> list[Text]:
     """The table and its sentences, at most `width` columns wide; empty without rows."""
-    table = errors_table(run)
-    if not table.rows:
-        return []
-    said = [Text(sentence, DIM) for sentence in error_sentences(run)]
-    return [*screen(table, width).lines, *said]
+    return table_lines(errors_table(run), width, error_sentences(run))
 
 
 def error_sentences(run: Run) -> list[str]:

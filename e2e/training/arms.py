@@ -19,13 +19,13 @@ from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data
 from e2e.networks import Network
+from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
 from e2e.training.distributed.exchange import all_reduce_of, buckets_of
 from e2e.training.distributed.ranks import Ranks, RanksLost
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert
-from e2e.training.sizes import model_bytes, saved_bytes
 from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
