@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainSettings
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.training.distributed.place import place_of
 from kernels.error_words import one_line
 from microbench.device.device import fault_of_gpu

@@ -16,7 +16,7 @@ from e2e.explain.annotate import to_verify, verified
 from e2e.prediction.prediction import Prediction
 from e2e.report.costs import STAGES
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.results.types import PREDICTED, Training
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups

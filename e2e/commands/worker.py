@@ -11,7 +11,7 @@ from e2e.case import TrainCase, TrainSettings
 from e2e.commands.child import DataFacts, train_on_request
 from e2e.commands.torchrun import torchrun_of
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.results.types import Repeat, Training
 from e2e.training.distributed.place import place_of
 from microbench.errors import UserError

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.exchange import Exchange
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.results.types import (
     BORDER,
     LIMITS,

@@ -25,7 +25,7 @@ from e2e.report.plot_training import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import LATER, from_json, to_json
 from e2e.results.exchange import Exchange
-from e2e.results.traced import TracedCost, TracedPart, TracedStep
+from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
     Cause,

@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,17 +149,14 @@ def make(
 @contextmanager
 def _work_folder(folder: Path) -> Generator[Path]:
     """A folder to generate in, removed at the end, even where no more files can be opened."""
-    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_HANDLES)]
-    try:
+    with ExitStack() as spare:
+        for _ in range(SPARE_HANDLES):
+            spare.enter_context(open(os.devnull, "rb"))
         with TemporaryDirectory(prefix=PART, dir=folder) as part:
             try:
                 yield Path(part)
             finally:
-                while spare:
-                    os.close(spare.pop())
-    finally:
-        while spare:
-            os.close(spare.pop())
+                spare.close()
 
 
 def cached(plan: Plan, on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
