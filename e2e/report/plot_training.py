@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from collections.abc import Sequence
 from typing import Any
 
 from e2e.report.arms import (
-    Group,
     View,
-    arms_of,
     batches_of,
     grouped,
     is_generated,
@@ -17,12 +14,14 @@ from e2e.report.arms import (
     view_of,
 )
 from e2e.report.figures import ratio
+from e2e.report.plot_curves import curves, loss_panels
 from e2e.report.plot_style import (
     BAR,
     BARS_WIDTH,
     NEUTRAL,
     Panel,
     Values,
+    band,
     heading,
     looks_of,
     recipe_colour,
@@ -171,11 +170,10 @@ def _repeat_rows(view: View, values_of: Values) -> list[Json]:
     return [
         {
             "label": view.full_label(arm), "recipe": fmt.clean(arm.case.recipe), "one": one,
-            "mean": mean, "low": mean - deviation, "high": mean + deviation,
+            **band(values, "mean"),
         }
         for arm in view.arms
         if (values := [value for value in values_of(arm) if value is not None])
-        for mean, deviation in [(fmean(values), stdev(values) if len(values) > 1 else 0.0)]
         for one in values
     ]  # fmt: skip
 
@@ -200,175 +198,3 @@ def learning_panel(alt: Any, panel: Panel, recipes: Sequence[str]) -> Any:
         ),
         base.mark_point(filled=True, size=90, opacity=1).encode(x=x("mean"), y=y, color=colour),
     ).properties(width=BARS_WIDTH, height=BAR * labels, title=panel_title(alt, panel.title))
-
-
-# ---------------------------------------------------------------- curves over batch sizes
-
-
-CURVE_SIZE = (400, 260)  # width and height
-
-
-def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
-    """Throughput, time (of a training in s, or of a step in ms), memory and accuracy, if known."""
-    unit = fmt.clean(family[0].arms[0].unit)
-    data = " (generated data)" if is_generated(family[0].case) else ""
-    accuracy = f"held-out accuracy, %{data}"
-    times: tuple[str, Values] = ("ms/step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
-    if any(arm.train_s for arm in arms_of(family)):
-        times = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
-    values: list[tuple[str, Values]] = [
-        (f"{unit}/s", lambda arm: [arm.per_s]),
-        times,
-        ("peak memory, GB", lambda arm: [_peak_gb(arm)]),
-        (accuracy, lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
-    ]
-    found = [
-        Panel(title, _curve_rows(view, family, read), title != accuracy) for title, read in values
-    ]
-    return [panel for panel in found if panel.rows]
-
-
-def _peak_gb(arm: Training) -> float | None:
-    ran = arm.memory_peak_bytes and arm.status == "ok"
-    return arm.memory_peak_bytes / 1e9 if ran and arm.memory_peak_bytes else None
-
-
-def _curve_rows(view: View, family: Sequence[Group], values_of: Values) -> list[Json]:
-    """A row an arm and batch: mean and deviation of its values."""
-    rows: list[Json] = []
-    for label, arms in view.curves(family).items():
-        for arm in arms:
-            values = [value for value in values_of(arm) if value is not None]
-            if values:
-                mean = fmean(values)
-                spread = stdev(values) if len(values) > 1 else 0.0
-                rows.append({
-                    "arm": label, "recipe": fmt.clean(arm.case.recipe), "batch": arm.case.batch,
-                    "value": mean, "low": mean - spread, "high": mean + spread,
-                    "lost": arm.converged is False,
-                })  # fmt: skip
-    return rows
-
-
-def curves(run: Run, view: View, family: Sequence[Group]) -> Any:
-    """The Altair chart of one network's or setting's groups, a panel a quantity."""
-    alt = library()
-    arms = view.curves(family)
-    looks = looks_of({label: arms[label][0].case.recipe for label in arms})
-    batches = sorted({group.case.batch for group in family})
-    panels = [_curve_panel(alt, panel, batches, looks) for panel in curve_panels(view, family)]
-    reading = ["crosses: not converged"] * any(arm.converged is False for arm in run.of(Training))
-    if any(len(arm.repeats) > 1 for arm in arms_of(family)):
-        reading.insert(0, "shaded: mean and standard deviation of the repeats")
-    if len(view.families) > 1:
-        several = fmt.count(len(view.families), "", "networks or settings")
-        reading.append(f"{fmt.clean(family[0].case.network)} only: the run holds {several}")
-    chart = alt.concat(*panels, columns=2, spacing=30)
-    return chart.properties(title=heading(run, reading)).resolve_legend(color="shared")
-
-
-def _curve_panel(
-    alt: Any, panel: Panel, batches: Sequence[int], looks: dict[str, tuple[str, list[int]]]
-) -> Any:
-    base = alt.Chart(alt.InlineData(values=panel.rows))
-    scale = alt.Scale(type="log", base=2, domain=[batches[0], batches[-1]], padding=12, nice=False)
-    axis = alt.Axis(values=list(batches), format="d", grid=False, labelOverlap="greedy")
-    x = alt.X("batch:Q", title="batch", scale=scale, axis=axis)
-    y_scale = alt.Scale(zero=panel.from_zero)
-    y = alt.Y("value:Q", title=panel.title, scale=y_scale)
-    colour = alt.Color(
-        "arm:N",
-        scale=alt.Scale(domain=list(looks), range=[colour for colour, _ in looks.values()]),
-        legend=alt.Legend(
-            title=None, labelFontSize=13, symbolType="circle", symbolOpacity=1, orient="top"
-        ),
-    )
-    dash = alt.StrokeDash(
-        "arm:N",
-        scale=alt.Scale(domain=list(looks), range=[dash for _, dash in looks.values()]),
-        legend=None,
-    )
-    low = alt.Y("low:Q", title=panel.title, scale=y_scale)
-    shape = alt.condition(alt.datum.lost, alt.value("cross"), alt.value("circle"))
-    width, height = CURVE_SIZE
-    return alt.layer(
-        base.mark_area(opacity=0.2).encode(x=x, y=low, y2="high:Q", color=colour),
-        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
-        base.mark_point(filled=True, size=46, opacity=1).encode(
-            x=x, y=y, color=colour, shape=shape
-        ),
-    ).properties(width=width, height=height)
-
-
-# ---------------------------------------------------------------- losses over the steps
-
-
-MOST_PANELS = 4
-LOSS_SIZE = (520, 220)
-
-Looks = Mapping[str, tuple[str, Sequence[int]]]  # arm -> colour, dashes
-
-
-def loss_rows(view: View, group: Group) -> list[Json]:
-    """A row for each arm and point of its curves; a point where a loss is not finite is left out.
-
-    `step` is the middle of the steps that the point is a mean over. Repeats of another length than
-    the first one's are left out.
-    """
-    return [
-        {
-            "arm": view.label(arm), "recipe": fmt.clean(arm.case.recipe), "step": step,
-            "value": mean, "low": mean - deviation, "high": mean + deviation,
-        }
-        for arm in group.arms
-        for step, losses in _points(arm)
-        for mean, deviation in [(fmean(losses), stdev(losses) if len(losses) > 1 else 0.0)]
-    ]  # fmt: skip
-
-
-def _points(arm: Training) -> list[tuple[float, list[float]]]:
-    """(step, finite losses of all repeats) of each point that every repeat has."""
-    drawn = [repeat for repeat in arm.repeats if repeat.curve]
-    alike = [r for r in drawn if (r.steps, len(r.curve)) == (drawn[0].steps, len(drawn[0].curve))]
-    found: list[tuple[float, list[float]]] = []
-    for place, losses in enumerate(zip(*(repeat.curve for repeat in alike), strict=True)):
-        finite = [loss for loss in losses if loss is not None]
-        if len(finite) == len(losses):
-            found.append(((place + 0.5) * alike[0].steps / len(alike[0].curve), finite))
-    return found
-
-
-def loss_panels(alt: Any, view: View, looks: Looks) -> list[Any]:
-    """A panel a group of arms, the first MOST_PANELS of those with curves."""
-    groups = [(group.title, rows) for group in view.groups if (rows := loss_rows(view, group))]
-    shown = groups[:MOST_PANELS]
-    if more := groups[MOST_PANELS:]:
-        title, rows = shown[-1]
-        shown[-1] = (f"{title} (and {len(more)} more in the run)", rows)
-    return [_loss_panel(alt, title, rows, looks) for title, rows in shown]
-
-
-def _loss_panel(alt: Any, title: str, rows: Sequence[Json], looks: Looks) -> Any:
-    base = alt.Chart(alt.InlineData(values=list(rows)))
-    scale = alt.Scale(zero=False)
-    what = "training loss"
-    x = alt.X("step:Q", title="step", axis=alt.Axis(grid=False, tickCount=6))
-    y = alt.Y("value:Q", title=what, scale=scale)
-    arms = [arm for arm in looks if any(row["arm"] == arm for row in rows)]
-    colour = alt.Color(
-        "arm:N",
-        scale=alt.Scale(domain=arms, range=[looks[arm][0] for arm in arms]),
-        legend=alt.Legend(title=None, labelFontSize=13, symbolOpacity=1, orient="top"),
-    )
-    dash = alt.StrokeDash(
-        "arm:N", scale=alt.Scale(domain=arms, range=[looks[arm][1] for arm in arms]), legend=None
-    )
-    return alt.layer(
-        base.mark_area(opacity=0.2).encode(
-            x=x, y=alt.Y("low:Q", title=what, scale=scale), y2="high:Q", color=colour
-        ),
-        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
-    ).properties(
-        width=LOSS_SIZE[0], height=LOSS_SIZE[1],
-        title=panel_title(alt, f"{what}, mean ± std of the repeats{', ' * bool(title)}{title}"),
-    )  # fmt: skip

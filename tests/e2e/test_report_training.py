@@ -39,7 +39,8 @@ from e2e.report.arms import view_of
 from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
 from e2e.report.learning import learning_columns
-from e2e.report.plot_training import bar_rows, curve_panels, loss_rows, training_chart
+from e2e.report.plot_curves import curve_panels, loss_rows
+from e2e.report.plot_training import bar_rows, training_chart
 from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
 from e2e.results.types import Phase, Repeat, Training
