@@ -23,6 +23,7 @@ from microbench.errors import UserError
 
 MODULE = "halfway::"  # halfway_watch's names of modules
 STEP, LOADING = "ProfilerStep#", "enumerate(DataLoader)"
+NOTES = (MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL)  # that are no operators
 NODE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE, RECOMPUTED = PHASES = (
     "forward", "backward", "optimizer", "elsewhere", "recomputation",
@@ -158,7 +159,7 @@ def _recomputed(inside: Sequence[Span], named: bool) -> bool:
 
 
 def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
-    ops = tuple(span for span in around if not _is_note(span))
+    ops = tuple(span for span in around if not span.name.startswith(NOTES))
     if nodes := _nodes(around):
         if _recomputed(around[nodes[-1] :], makers.named):
             module = _module(around[nodes[-1] :]) or makers.module(around[nodes[-1]], True)
@@ -169,10 +170,6 @@ def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
     module = _module(around)
     forward = _in_module(around) or any(is_compiled_code(op) for op in ops)
     return Caller(ops, module, FORWARD if forward else ELSEWHERE)
-
-
-def _is_note(span: Span) -> bool:
-    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL))
 
 
 def _module(around: Sequence[Span]) -> str:

@@ -143,7 +143,7 @@ def _side(path: Path) -> Side:
 def _traced(name: str, side: Side, given: Rates | None, replay: Replay | None) -> Traced:
     recording, parts = side.recording, side.parts
     terms = tuple(
-        TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
+        TermTime(term, ns, term in IDLE, _where(parts.by_place(term)))
         for term, ns in parts.terms.items()
     )
     device = _device(recording)
@@ -216,7 +216,7 @@ _LOADERS = {
 }
 
 
-def _where(term: str, places: Sequence[tuple[str, int]]) -> str:
+def _where(places: Sequence[tuple[str, int]]) -> str:
     """The one or two places with the most of a term's time."""
     return ", ".join(_LOADERS.get(place, place) for place, _ in places[:2] if place)
 

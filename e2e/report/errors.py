@@ -205,16 +205,13 @@ def worst_table(run: Run) -> Table[Training]:
     worst = sorted(known, key=lambda t: -abs(error_pct(t) or 0.0))[:MOST_WORST]
     columns: list[Column[Training]] = [
         Column("training", lambda t: fmt.clean(_named(t))),
-        Column("predicted\nms", _predicted_ms, right=True),
+        Column("predicted\nms", lambda t: fmt.milliseconds(t.predicted and t.predicted.step_s),
+               right=True),
         Column("measured\nms", lambda t: fmt.milliseconds(t.measured_s), right=True),
         Column("error", lambda t: signed_pct(error_pct(t)), right=True),
         Column("bottleneck", lambda t: bottleneck(t.limit), drop=1),
-    ]
+    ]  # fmt: skip
     return Table(columns, [Row(training) for training in worst])
-
-
-def _predicted_ms(training: Training) -> str:
-    return fmt.milliseconds(training.predicted.step_s) if training.predicted else ""
 
 
 def worst_lines(run: Run, width: int) -> list[Text]:

@@ -187,7 +187,8 @@ class Arms:
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
-            held_bytes, reserved_bytes = self._allocated(), self._reserved()
+            held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
+            reserved_bytes = self._reserved()
             with self._part():
                 trainer = Trainer(
                     self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
@@ -332,9 +333,6 @@ class Arms:
         if self.cuda:
             torch.cuda.empty_cache()
             self._reset_peak()
-
-    def _allocated(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.cuda else 0
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
