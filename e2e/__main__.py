@@ -48,8 +48,7 @@ class Commands(Program):
 
 
 @click.group(
-    cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 def app() -> None:
     """Measure what low precision buys in training: speed, memory, power, accuracy.

@@ -45,8 +45,7 @@ class Sections(Program):
 
 
 @click.group(
-    cls=Sections,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="halfway")
 def app() -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from e2e.commands.fail_on import parse_condition
 from e2e.commands.record import (
     PROOFS,
     RECORDER,
@@ -26,8 +26,9 @@ from e2e.commands.record import (
     record,
     recorder,
 )
-from e2e.profile.diagnosis import Diagnosis, Replay, diagnose
+from e2e.profile.diagnosis import Diagnosis, Replay, Traced, diagnose
 from e2e.profile.partition import NothingSeen
+from e2e.results.terms import IDLE, OP_TERMS, STEP_TERMS
 from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.documents import print_sheet
@@ -210,3 +211,38 @@ def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
         "halfway": __version__,
         **asdict(found),
     }
+
+
+# ---------------------------------------------------------------- --fail-on
+
+
+BUSY = "busy"
+NAMES = (BUSY, *IDLE, *OP_TERMS, *STEP_TERMS)
+_CONDITION = re.compile(r"\s*([a-z ]+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The share of the step that a term takes, or that the GPU is busy, below or above `pct`."""
+
+    name: str
+    is_below: bool
+    pct: float
+
+    def found_in(self, run: Traced) -> str:
+        """What meets the condition, such as "busy is 44.1 %"; "" where nothing does."""
+        share = run.busy if self.name == BUSY else run.ms(self.name) / run.step_ms
+        met = 100 * share < self.pct if self.is_below else 100 * share > self.pct
+        return f"{self.name} is {100 * share:.1f} %" if met else ""
+
+
+def parse_condition(text: str) -> Condition:
+    """The condition that --fail-on names. UserError for what is none."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise UserError(f"--fail-on: cannot read {text!r}; write busy<70, or loader wait>5 (%)")
+    name, sign, number = found.groups()
+    name = " ".join(name.lower().split())
+    if name not in NAMES:
+        raise UserError(f"--fail-on: unknown {name!r}; choose from {', '.join(NAMES)}")
+    return Condition(name, sign == "<", float(number))

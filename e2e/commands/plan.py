@@ -17,8 +17,8 @@ from e2e.case import (
     TrainCase,
     TrainRequest,
 )
+from e2e.commands.child import DataFacts
 from e2e.commands.requests import gpus_of
-from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
 from e2e.recipes import RECIPES, parse_recipes

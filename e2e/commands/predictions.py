@@ -9,7 +9,7 @@ from e2e.commands.plan import Comparison, Work
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import TrainWorker
 from e2e.data.loaders import LOADERS
-from e2e.data.loaders.crop_sizes import kept_bytes, no_room
+from e2e.data.loaders.resident import kept_bytes, no_room
 from e2e.explain.annotate import Explainer
 from e2e.prediction.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case

@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from e2e.commands.worker import SHARED, follow_requests, train_on_request
+from e2e.commands.child import SHARED, follow_requests, train_on_request
 from e2e.training.distributed.place import Place, place_of
 from microbench.child_pipes import STDERR, Pipe
 from microbench.errors import UserError

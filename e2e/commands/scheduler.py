@@ -10,14 +10,13 @@ from e2e.case import TrainCase
 from e2e.commands.from_scratch import trained
 from e2e.commands.plan import Comparison, Work
 from e2e.commands.predictions import Predictions
-from e2e.commands.progress import TrainProgress
-from e2e.commands.stages import EXPLAINING
+from e2e.commands.progress import EXPLAINING, TrainProgress
 from e2e.commands.worker import TrainWorker
 from e2e.explain.annotate import to_verify, verified
 from e2e.prediction.prediction import Prediction
 from e2e.report.costs import STAGES
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.results.types import PREDICTED, Training
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups

@@ -156,12 +156,7 @@ class Loaders:
 
 
 def load_cases(
-    job: Job,
-    names: Sequence[str],
-    workers: Sequence[int],
-    prefetch: int,
-    *,
-    ends: bool = False,
+    job: Job, names: Sequence[str], workers: Sequence[int], prefetch: int, *, ends: bool = False
 ) -> list[LoadCase]:
     """Each loader with each number of workers; one without processes once.
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from e2e.case import TrainRequest
+from e2e.commands.child import DataFacts
+from e2e.commands.progress import OPENING, StageTimes
 from e2e.commands.requests import gpus_of
-from e2e.commands.stages import OPENING, StageTimes
-from e2e.commands.worker import DataFacts, TrainWorker
+from e2e.commands.worker import TrainWorker
 from e2e.results.types import Training
 from e2e.training.distributed.place import place_of
 from microbench.command_line import kept
@@ -82,46 +83,25 @@ def run_requests(
 
     UserError for wrong options, data or networks.
     """
-    outputs = requests[0].outputs
-    with run_file(outputs, name) as (path, before):
-        run = _all_carried_out(requests, procedure, path, before, here=here)
+    outputs, console = requests[0].outputs, run_console(requests[0].outputs)
+    with run_file(outputs, name) as (path, run):
+        for request in requests:
+            whole = request is requests[-1]
+            run = _carry_out(request, run, path, console, procedure, here=here, whole=whole)
+    assert run is not None
     return Done(run, path, outputs)
 
 
-def _all_carried_out(
-    requests: Sequence[TrainRequest],
-    procedure: Procedure,
-    path: Path,
-    before: Run | None,
-    *,
-    here: bool,
-) -> Run:
-    run, console = before, run_console(requests[0].outputs)
-    for request in requests:
-        stages = StageTimes()
-        worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
-        run = _carry_out(
-            request, worker, run, path, console, procedure, stages, whole=request is requests[-1]
-        )
-    assert run is not None
-    return run
-
-
 def _carry_out(
-    request: TrainRequest,
-    worker: TrainWorker,
-    before: Run | None,
-    path: Path,
-    console: Console,
-    procedure: Procedure,
-    stages: StageTimes,
-    *,
-    whole: bool,
-) -> Run:
+    request: TrainRequest, before: Run | None, path: Path, console: Console, procedure: Procedure,
+    *, here: bool, whole: bool,
+) -> Run:  # fmt: skip
     """The run with what the request asks for added to it, and on disk at `path`.
 
     It is `whole` then, unless another request is going to add to it.
     """
+    stages = StageTimes()
+    worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
     try:
         with last_words(lambda: say_stopped("e2e", path)):
             from e2e.commands.plan import notes

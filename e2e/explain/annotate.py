@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
 from e2e.explain.causes import FULL_PRECISION, findings
-from e2e.explain.counterfactuals import Change, Pad, changes
-from e2e.explain.fixes import Counterfactual, as_options, fixes
+from e2e.explain.fixes import Change, Counterfactual, Pad, as_options, changes, fixes
 from e2e.explain.in_place import in_place_ledger, is_recorded, recorded_step
 from e2e.explain.ledger import Step, bound, ledger, op_terms_ms
 from e2e.prediction.prediction import Prediction, measured_wait_s, needs_more
@@ -103,9 +102,7 @@ def with_predictions(
 
 
 def _with_prediction(
-    training: Training,
-    known: Mapping[TrainCase, Predicted],
-    predictions: Mapping[str, Prediction],
+    training: Training, known: Mapping[TrainCase, Predicted], predictions: Mapping[str, Prediction]
 ) -> Training:
     if training.case not in known:
         return _without_prediction(training, predictions.get(training.case.key))

@@ -14,7 +14,7 @@ from e2e.explain.fixes import MIN_GAIN_PCT, NAMED, called, largest, layer_of, na
 from e2e.explain.ledger import TERMS, Step, bound, layer_table, op_terms_ms
 from e2e.prediction.queue_model import OpCost
 from e2e.results.baselines import BASELINES
-from e2e.results.traced import TracedCost
+from e2e.results.terms import TracedCost
 from e2e.results.types import Cause
 from microbench import fmt
 from microbench.fmt import as_ms

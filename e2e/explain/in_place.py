@@ -27,8 +27,9 @@ from e2e.results.terms import (
     RESIDUAL,
     STEP_TERMS,
     TERMS,
+    TracedPart,
+    TracedStep,
 )
-from e2e.results.traced import TracedPart, TracedStep
 from e2e.results.types import LedgerLine, Training
 from e2e.training.speedups import IDLE_SHARE
 

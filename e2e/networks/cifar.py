@@ -104,7 +104,7 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-widening of the paper: images [N, 3, H, W] to logits [N, classes].
 
-    Its blocks have no dropout until `e2e.networks.dropout` sets one.
+    Its blocks have no dropout until `e2e.networks` sets one.
     `depth` is 6n + 4 for n blocks in each of three groups, `widening` the paper's k.
     """
 

@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from e2e.networks.losses import classification_loss, count_right, next_token_loss
-from e2e.networks.network import (
-    Network,
-    check_input,
-    class_count,
-    image_input,
-    written,
-)
+from e2e.networks.network import Network, check_input, class_count, image_input, written
 from e2e.networks.own import BATCH, CPU_BATCH, TOKEN_TRAINING
 from e2e.networks.torchvision_nets import FAMILIES, LR_BATCH, USUAL
 from microbench.errors import UserError

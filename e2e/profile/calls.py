@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from e2e.profile.compiled import GRAPH_CALL, is_compiled_code
@@ -23,6 +23,7 @@ from microbench.errors import UserError
 
 MODULE = "halfway::"  # halfway_watch's names of modules
 STEP, LOADING = "ProfilerStep#", "enumerate(DataLoader)"
+NOTES = (MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL)  # that are no operators
 NODE = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE, RECOMPUTED = PHASES = (
     "forward", "backward", "optimizer", "elsewhere", "recomputation",
@@ -70,10 +71,19 @@ def callers_of_ops(recording: Recording) -> Iterator[tuple[Span, Caller]]:
 
 def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, tuple[Span, ...]]]:
     """Each of these spans with the operators and notes that are open where it begins."""
+    return open_around(some, (*recording.notes, *recording.ops), MAX_OPEN)
+
+
+def open_around(
+    some: Sequence[Span], others: Iterable[Span], most: float
+) -> Iterator[tuple[Span, tuple[Span, ...]]]:
+    """Each of `some` with all spans that are open where it begins, on its thread.
+
+    UserError where more than `most` are.
+    """
     wanted = {id(span) for span in some}
     lanes: dict[str, list[Span]] = defaultdict(list)
-    others = [span for span in recording.ops if id(span) not in wanted]
-    for span in (*recording.notes, *others, *some):
+    for span in (*(other for other in others if id(other) not in wanted), *some):
         lanes[span.lane].append(span)
     for lane in lanes.values():
         # Stable: of spans that begin and end together, those that were put first are around.
@@ -85,8 +95,8 @@ def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, 
             if id(span) in wanted:
                 yield span, tuple(open_now)
             open_now.append(span)
-            if len(open_now) > MAX_OPEN:
-                raise UserError(f"more than {MAX_OPEN} operators are open at once: it is damaged")
+            if len(open_now) > most:
+                raise UserError(f"more than {most} operators are open at once: it is damaged")
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ def _recomputed(inside: Sequence[Span], named: bool) -> bool:
 
 
 def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
-    ops = tuple(span for span in around if not _is_note(span))
+    ops = tuple(span for span in around if not span.name.startswith(NOTES))
     if nodes := _nodes(around):
         if _recomputed(around[nodes[-1] :], makers.named):
             module = _module(around[nodes[-1] :]) or makers.module(around[nodes[-1]], True)
@@ -160,10 +170,6 @@ def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
     module = _module(around)
     forward = _in_module(around) or any(is_compiled_code(op) for op in ops)
     return Caller(ops, module, FORWARD if forward else ELSEWHERE)
-
-
-def _is_note(span: Span) -> bool:
-    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL))
 
 
 def _module(around: Sequence[Span]) -> str:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.calls import LOADING
-from e2e.profile.finding import Finding, ranked
+from e2e.profile.calls import LOADING, MODULE
+from e2e.profile.finding import LEAST_SHARE, Finding, ranked
 from e2e.profile.findings import OWN_LOADER, findings, not_the_cause
 from e2e.profile.gains import Gain, Tried, tried_in
-from e2e.profile.missing import missing
+from e2e.profile.operands import shapes_of
 from e2e.profile.paired import paired_findings
-from e2e.profile.partition import Partition, partition
+from e2e.profile.partition import Partition, partition, steps_ns
 from e2e.profile.products import Product, products
 from e2e.profile.proofs import judged, refuted
 from e2e.profile.reader import Recording, read_trace
-from e2e.results.terms import IDLE, LAUNCH, LAYOUT, LOADER, SYNC, TERMS
+from e2e.results.terms import IDLE, LAUNCH, LAYOUT, LOADER, PRODUCT_TERMS, SYNC, TERMS
 from microbench.errors import UserError
 from microbench.roofline.rates import Rates, known_rates, read_rates
 
@@ -141,7 +143,7 @@ def _side(path: Path) -> Side:
 def _traced(name: str, side: Side, given: Rates | None, replay: Replay | None) -> Traced:
     recording, parts = side.recording, side.parts
     terms = tuple(
-        TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
+        TermTime(term, ns, term in IDLE, _where(parts.by_place(term)))
         for term, ns in parts.terms.items()
     )
     device = _device(recording)
@@ -214,6 +216,99 @@ _LOADERS = {
 }
 
 
-def _where(term: str, places: Sequence[tuple[str, int]]) -> str:
+def _where(places: Sequence[tuple[str, int]]) -> str:
     """The one or two places with the most of a term's time."""
     return ", ".join(_LOADERS.get(place, place) for place, _ in places[:2] if place)
+
+
+# ---------------------------------------------------------------- what a trace cannot say
+
+
+UNEVEN = 3  # times as long as another: a step that holds more than a step
+
+
+def missing(recording: Recording, parts: Partition) -> Iterator[str]:
+    """The lines that go missing, and the options that would bring them."""
+    if parts.on_cpu and recording.header.get("deviceProperties"):
+        yield (
+            "The trace has no work of a GPU: these are the CPU's times. If the training used one, "
+            "the profiler was not asked for it (ProfilerActivity.CUDA)."
+        )
+    if len(devices := {span.lane.partition("/")[0] for span in recording.work}) > 1:
+        yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
+    yield from _uneven(recording)
+    products = any(parts.terms.get(term) for term in PRODUCT_TERMS)
+    if products and not any(shapes_of(op) for op in recording.ops):
+        yield (
+            "The trace has no shapes (record_shapes): no table of GEMMs and convolutions, nothing "
+            "about misaligned sizes or what stayed in float32, no match with another trace."
+        )
+    if not any(note.name.startswith(MODULE) for note in recording.notes):
+        yield (
+            "The model is compiled: its work has no modules, and there are no layers."
+            if recording.facts.get("compiled")
+            else "The trace names no modules (halfway_watch does): no layers."
+        )
+    waited = parts.terms.get(SYNC, 0) / (parts.end - parts.start)
+    if waited >= LEAST_SHARE and not recording.stack:
+        yield (
+            "The trace has no Python stack (--stack of halfway_watch): synchronisation has no file "
+            "and line."
+        )
+
+
+def _uneven(recording: Recording) -> Iterator[str]:
+    """A step that is far longer than the others is no training step alone."""
+    times = steps_ns(recording)
+    longest, usual = max(times), median_low(times)
+    if longest > UNEVEN * usual:
+        yield (
+            f"One recorded step took {longest / 1e6:,.0f} ms and another {usual / 1e6:,.0f}: an "
+            "evaluation or a checkpoint may be in it. Record other steps (--after), or more "
+            "(--traced)."
+        )
+
+
+# ---------------------------------------------------------------- from one to another
+
+
+RESIDUAL, WHOLE_STEP = "profiler, and other speed of the CPU", "step"
+NS = 10**9
+
+
+@dataclass(frozen=True)
+class Change:
+    """A line of the ledger: nanoseconds a step in both recordings, as exact fractions."""
+
+    term: str
+    base_ns: Fraction
+    other_ns: Fraction
+
+    @property
+    def ns(self) -> Fraction:
+        """Nanoseconds a step that the other takes more."""
+        return self.other_ns - self.base_ns
+
+
+def step_ns(run: Traced) -> Fraction:
+    """Nanoseconds of a step: without the profiler where that is known."""
+    if run.bare_step_s is None:
+        return Fraction(run.window_ns, run.steps)
+    return Fraction(run.bare_step_s) * NS
+
+
+def changes(base: Traced, other: Traced) -> list[Change]:
+    """Every term of both, the largest change first; then the residual; last the step.
+
+    The lines before the last add up to it, exactly: the residual is what steps without the profiler
+    take more or less than the recorded ones.
+    """
+    names = dict.fromkeys(term.term for run in (base, other) for term in run.terms)
+    terms = [Change(name, _ns_of(base, name), _ns_of(other, name)) for name in names]
+    terms.sort(key=lambda change: (-abs(change.ns), change.term))
+    rest = [step_ns(run) - Fraction(run.window_ns, run.steps) for run in (base, other)]
+    return [*terms, Change(RESIDUAL, *rest), Change(WHOLE_STEP, step_ns(base), step_ns(other))]
+
+
+def _ns_of(run: Traced, name: str) -> Fraction:
+    return Fraction(sum(term.ns for term in run.terms if term.term == name), run.steps)

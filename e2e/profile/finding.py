@@ -6,7 +6,7 @@ The rules are in findings.py and paired.py; proofs.py says what was gained where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.gains import Gain
@@ -96,13 +96,14 @@ def _rank(one: Finding) -> tuple[bool, float]:
 
 
 def finding_of(
-    seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY,
-    *, cpu_ns: int = 0, left_ns: float = 0, idle: bool = False,
+    seen: Seen, title: str, took: int | Sequence[Piece], where: str, remedy: str, cause: str = "",
+    status: str = LIKELY, *, cpu_ns: int = 0, left_ns: float = 0, idle: bool = False,
 ) -> Iterator[Finding]:  # fmt: skip
-    """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`.
+    """A cause that took these nanoseconds, or these pieces, in all steps.
 
-    `idle`: the GPU idles in all of it.
+    `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`. `idle`: the GPU idles in all of it.
     """
+    ns = took if isinstance(took, int) else sum(piece.ns for piece in took)
     if ns > 0:
         share = ns / (seen.parts.end - seen.parts.start)
         saved_ns = ns - left_ns - (1 - seen.slowed) * cpu_ns
@@ -131,8 +132,9 @@ def module_of(piece: Piece) -> str:
     return piece.caller.module
 
 
-def operator_of(piece: Piece) -> str:
-    return piece.caller.ops[-1].name if piece.caller.ops else ""
+def layer_of(piece: Piece) -> str:
+    """Its module or, where that is not known, its operator."""
+    return piece.caller.module or (piece.caller.ops[-1].name if piece.caller.ops else "")
 
 
 def pieces_of(seen: Seen, term: str) -> list[Piece]:

@@ -20,20 +20,18 @@ from e2e.profile.finding import (
     cpu_ns_of,
     finding_of,
     largest_of,
+    layer_of,
     module_of,
-    operator_of,
     pieces_of,
     places_of,
     ranked,
 )
-from e2e.profile.norm_work import norm_time
+from e2e.profile.idle import searches, sync_lines
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_communication, is_product
-from e2e.profile.product_work import Work, floor_of, precision_of, work_of
+from e2e.profile.product_work import Work, floor_of, norm_time, precision_of, work_of
 from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span, launches_work
-from e2e.profile.searches import searches
-from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
     ALLOCATION,
     COMMUNICATION,
@@ -181,7 +179,7 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     places = largest_of(seen, lines) if lines else places_of(seen, pieces, module_of)
     yield from finding_of(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
-        sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
+        pieces, "; ".join(text for text in (counted, places) if text),
         "read losses and metrics every 50th step; keep conditions on the device", "sync",
         cpu_ns=cpu_ns_of(pieces), idle=True,
     )  # fmt: skip
@@ -191,7 +189,7 @@ def _casts(seen: Seen) -> Iterator[Finding]:
     pieces = pieces_of(seen, TERMS["cast"])
     count = len({(p.caller.ops[-1].start if p.caller.ops else p.start) for p in pieces})
     yield from finding_of(
-        seen, "casts between types", sum(piece.ns for piece in pieces),
+        seen, "casts between types", pieces,
         f"{count / seen.parts.steps:,.0f} a step; {places_of(seen, pieces, module_of)}",
         "one autocast around the whole forward, so that weights are cast once; or BF16 weights",
         "casts",
@@ -201,8 +199,7 @@ def _casts(seen: Seen) -> Iterator[Finding]:
 def _layout(seen: Seen) -> Iterator[Finding]:
     pieces = pieces_of(seen, LAYOUT)
     yield from finding_of(
-        seen, "layout changes between NCHW and NHWC", sum(piece.ns for piece in pieces),
-        places_of(seen, pieces, module_of),
+        seen, "layout changes between NCHW and NHWC", pieces, places_of(seen, pieces, module_of),
         "model and input in memory_format=torch.channels_last", "layout",
     )  # fmt: skip
 
@@ -221,7 +218,7 @@ def _optimizer(seen: Seen) -> Iterator[Finding]:
     count = sum(piece.term == TERMS["optimizer"] for piece in pieces) / seen.parts.steps
     idle = sum(piece.ns for piece in pieces if piece.term in IDLE)
     yield from finding_of(
-        seen, "an optimizer that updates one tensor at a time", sum(piece.ns for piece in pieces),
+        seen, "an optimizer that updates one tensor at a time", pieces,
         f"{count:,.0f} kernels a step, and {seen.ms(idle):.3g} ms of waits for them",
         "fused=True, or foreach=True, in the optimizer", "optimizer", cpu_ns=cpu_ns_of(pieces),
     )  # fmt: skip
@@ -266,21 +263,17 @@ def _islands(seen: Seen) -> Iterator[Finding]:
     ]  # fmt: skip
     if half:
         yield from finding_of(
-            seen, "GEMMs and convolutions that stayed in float32",
-            sum(piece.ns for piece in single),
-            places_of(seen, single, lambda p: p.caller.module or operator_of(p)),
+            seen, "GEMMs and convolutions that stayed in float32", single,
+            places_of(seen, single, layer_of),
             "let autocast reach them, unless they need the precision", "islands", POSSIBLE,
             left_ns=_floor_ns(seen, single),
         )  # fmt: skip
-    else:
-        allowed = seen.recording.facts.get("allow_tf32")
-        if allowed is False:
-            yield from finding_of(
-                seen, "GEMMs and convolutions in IEEE float32", sum(p.ns for p in single),
-                places_of(seen, single, lambda p: p.caller.module or operator_of(p)),
-                "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further",
-                "tf32",
-            )  # fmt: skip
+    elif seen.recording.facts.get("allow_tf32") is False:
+        yield from finding_of(
+            seen, "GEMMs and convolutions in IEEE float32", single,
+            places_of(seen, single, layer_of),
+            "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further", "tf32",
+        )  # fmt: skip
 
 
 def _misaligned(seen: Seen) -> Iterator[Finding]:
@@ -289,15 +282,11 @@ def _misaligned(seen: Seen) -> Iterator[Finding]:
         if is_product(piece) and types_of(piece.caller.ops) & HALF and misaligned(piece.caller.ops)
     ]  # fmt: skip
     yield from finding_of(
-        seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
-        places_of(seen, pieces, _misaligned_place),
+        seen, f"sizes that are no multiple of {ALIGNED}", pieces,
+        places_of(seen, pieces, lambda p: f"{layer_of(p)} {misaligned(p.caller.ops)}"),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
         "misaligned", POSSIBLE, left_ns=_floor_ns(seen, pieces),
     )  # fmt: skip
-
-
-def _misaligned_place(piece: Piece) -> str:
-    return f"{piece.caller.module or operator_of(piece)} {misaligned(piece.caller.ops)}"
 
 
 def _copies(seen: Seen) -> Iterator[Finding]:
@@ -305,7 +294,7 @@ def _copies(seen: Seen) -> Iterator[Finding]:
     pageable = any("Pageable" in piece.name for piece in pieces)
     yield from finding_of(
         seen, "copies to and from the device that nothing hides",
-        sum(piece.ns for piece in pieces), "from pageable memory" if pageable else "",
+        pieces, "from pageable memory" if pageable else "",
         "pin_memory=True and non_blocking=True" if pageable else "copy the next batch meanwhile",
     )  # fmt: skip
 
@@ -327,8 +316,7 @@ def _compilation(seen: Seen) -> Iterator[Finding]:
     frames = (op for op in seen.recording.ops if op.name.startswith(COMPILE))
     count = sum(op.end > seen.parts.start and op.start < seen.parts.end for op in frames)
     yield from finding_of(
-        seen, "compilation inside the steps",
-        sum(piece.ns for piece in pieces_of(seen, COMPILATION)),
+        seen, "compilation inside the steps", pieces_of(seen, COMPILATION),
         f"{count} in all" if count else "",
         "record later steps (--after); if it stays, sizes change from step to step: pad them, or "
         "torch.compile(dynamic=True)",

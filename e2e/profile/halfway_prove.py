@@ -162,7 +162,8 @@ class Prover:
                 yield
                 trial.step()
                 marks.append(self._mark())
-            _synchronise()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
         ends = iter(marks[1:])
         return [self._seconds(begin, end) for begin, end in zip(marks, ends)]  # noqa: B905
 
@@ -1066,11 +1067,6 @@ def _mapped(change: Function, value: Any) -> Any:
         return change(leaf) if torch.is_tensor(leaf) else leaf
 
     return pytree.tree_map(one, value)
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,20 +1,31 @@
-"""What the device waits for while it idles: what the CPU did until it launched the next work."""
+"""What the device waits for while it idles: what the CPU did until it launched the next work.
+
+Of a synchronisation also the line of the user's script, from the Python stack; and what cuDNN's
+searches for kernels at new shapes take.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
+import sys
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 
-from e2e.profile.calls import LOADING, NOBODY, NODE, STEP, Caller, callers
+from e2e.profile.calls import LOADING, NOBODY, NODE, STEP, Caller, callers, open_around
 from e2e.profile.compiled import is_compiling
-from e2e.profile.pieces import Piece
-from e2e.profile.reader import Recording, Span
+from e2e.profile.operands import shape_words, shapes_of
+from e2e.profile.pieces import Partition, Piece
+from e2e.profile.reader import Recording, Span, launches_work
 from e2e.results.terms import (
     ALLOCATION,
     BETWEEN,
     COMPILATION,
+    IDLE,
     LAUNCH,
     LOADER,
     MODULES,
@@ -117,3 +128,108 @@ def idle_term(span: Span) -> str | None:
     if "Async" not in name and any(word in name for word in _SYNCS):
         return SYNC
     return None
+
+
+# ---------------------------------------------------------------- lines that wait
+
+
+CALLED_FROM = "CallFrom"  # "train.py:88", since torch 2.11 or so
+# "train.py(80): forward" has the line where the function begins.
+_LINE = re.compile(r"(?P<file>[^<].*\.py)(?:\((?P<first>\d+)\): .*|:(?P<line>\d+))", re.DOTALL)
+_PACKAGES = re.compile(r"(^|/)(site-packages|dist-packages|python3[.\d]*)/|^torch/")
+_OURS = "halfway_watch.py"
+
+
+def sync_lines(recording: Recording, pieces: Sequence[Piece]) -> Mapping[str, int]:
+    """Nanoseconds of these pieces of synchronisation by line ("train.py:88"); {} without a stack.
+
+    Of a path only the file's name is kept.
+    """
+    waits = [span for span in recording.launches if idle_term(span) == SYNC]
+    lanes = {span.lane for span in waits}
+    stack = [span for span in recording.stack if span.lane in lanes]
+    syncs = sorted(open_around(waits, stack, math.inf), key=lambda found: found[0].start)
+    starts = [span.start for span, _ in syncs]
+    found: dict[str, int] = defaultdict(int)
+    for piece in pieces:
+        last = bisect_left(starts, piece.end) - 1  # the call that this time is the price of
+        if last >= 0 and (line := _users_line(syncs[last][1])):
+            found[line] += piece.ns
+    return found
+
+
+def _users_line(stack: Sequence[Span]) -> str:
+    """The innermost line outside torch, the standard library and other packages; "" for none."""
+    for span in reversed(stack):
+        for text in (span.args.get(CALLED_FROM), span.name):
+            match = _LINE.fullmatch(text) if isinstance(text, str) else None
+            if match and _is_users(match["file"]):
+                return f"{PurePath(match['file']).name}:{match['line'] or match['first']}"
+    return ""
+
+
+def _is_users(file: str) -> bool:
+    path = PurePath(file)
+    library = len(path.parts) == 1 and path.stem in sys.stdlib_module_names
+    return not (library or path.name == _OURS or _PACKAGES.search(file))
+
+
+# ---------------------------------------------------------------- searches for kernels
+
+
+# The operators in which cuDNN and MIOpen search.
+_SEARCHES = re.compile(r"aten::((cudnn|miopen)_convolution\w*|convolution_backward)")
+MANY_KERNELS = 16  # of one call: with conversions of layout, forward or backward have fewer
+_SHAPE = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+
+
+@dataclass(frozen=True)
+class Searches:
+    """What all searches in the steps took, in ns; how many there were, and at which shapes."""
+
+    ns: int
+    count: int
+    shapes: tuple[str, ...]
+
+
+def searches(recording: Recording, parts: Partition) -> Searches:
+    """The searches in the steps: calls at a shape that came for the first time.
+
+    Candidates that ran and waits within such a call count; what else ran meanwhile does not.
+    """
+    ops = _searching(recording) if recording.facts.get("cudnn_benchmark") is not False else []
+    inside = [op for op in ops if parts.start <= op.start < parts.end]
+    shapes = dict.fromkeys(shape_words(shapes_of(op)[0]) for op in inside if shapes_of(op))
+    return Searches(sum(_searched_ns(op, parts) for op in inside), len(inside), tuple(shapes))
+
+
+def _searching(recording: Recording) -> list[Span]:
+    """The first calls at a shape that waited for candidates, or launched many."""
+    seen: set[tuple[str, ...]] = set()
+    new: list[Span] = []
+    for op in recording.ops:
+        if _SEARCHES.fullmatch(op.name):
+            key = (op.name, *(str(op.args.get(name)) for name in _SHAPE))
+            if key not in seen:
+                new.append(op)
+            seen.add(key)
+    starts = [launch.start for launch in recording.launches]
+    found: list[Span] = []
+    for op in new:
+        calls = recording.launches[bisect_right(starts, op.start) : bisect_right(starts, op.end)]
+        own = [call for call in calls if call.lane == op.lane]
+        waits = Counter(idle_term(call) for call in own)[SYNC]
+        if waits or sum(launches_work(call.name) for call in own) > MANY_KERNELS:
+            found.append(op)
+    return found
+
+
+def _searched_ns(op: Span, parts: Partition) -> int:
+    """Nanoseconds within a call in which nothing ran, or its own work."""
+    starts = [piece.start for piece in parts.pieces]
+    first = max(0, bisect_right(starts, op.start) - 1)
+    total = 0
+    for piece in parts.pieces[first : bisect_right(starts, op.end)]:
+        if piece.term in IDLE or any(one is op for one in piece.caller.ops):
+            total += max(0, min(piece.end, op.end) - max(piece.start, op.start))
+    return total

@@ -13,8 +13,15 @@ from e2e.profile.halfway_watch import Watch
 from e2e.profile.operands import DTYPES, FLOAT8, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import NothingSeen, Partition, Piece, partition, term_of_ops
 from e2e.profile.reader import Recording, read_trace
-from e2e.results.terms import COMMUNICATION, EXCHANGE, LAYOUT, PRODUCT_TERMS
-from e2e.results.traced import TracedCost, TracedPart, TracedStep
+from e2e.results.terms import (
+    COMMUNICATION,
+    EXCHANGE,
+    LAYOUT,
+    PRODUCT_TERMS,
+    TracedCost,
+    TracedPart,
+    TracedStep,
+)
 
 BARE_STEPS = 2  # the fewest that the recorder takes before it begins
 

@@ -25,12 +25,7 @@ from e2e.profile.calls import (
     callers,
     callers_of_ops,
 )
-from e2e.profile.compiled import (
-    fused_term,
-    is_compiling,
-    own_code_term,
-    term_of_kernel,
-)
+from e2e.profile.compiled import fused_term, is_compiling, own_code_term, term_of_kernel
 from e2e.profile.idle import Gaps
 from e2e.profile.pieces import Partition, Piece
 from e2e.profile.reader import Recording, Span, launches_work, listed

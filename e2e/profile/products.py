@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from e2e.profile.calls import Caller
 from e2e.profile.operands import HALF, misaligned, shape_words, shapes_of, types_of
 from e2e.profile.partition import Partition, Piece, is_product, on_device, term_of_ops
-from e2e.profile.product_work import (
-    floor_of,
-    is_counted,
-    on_tensor_cores,
-    precision_of,
-    work_of,
-)
+from e2e.profile.product_work import floor_of, is_counted, on_tensor_cores, precision_of, work_of
 from e2e.profile.reader import Recording, Span
 from e2e.results.terms import PRODUCT_TERMS
 from kernels.gpu_cards import Card

@@ -151,15 +151,14 @@ def read_trace(path: Path) -> Recording:
         raise UserError(f"{path} is not a trace of torch's profiler: {_reason(error)}") from None
     facts: Any = header.pop(OUR_KEY, {})
     facts = cast(Json, facts) if isinstance(facts, dict) else {}
-    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in events.spans.items()}
+    parts = {  # what is around comes before what is inside
+        name: tuple(sorted(found, key=lambda span: (span.start, -span.end)))
+        for name, found in events.spans.items()
+    }
     return Recording(header=header, facts=facts, **parts)
 
 
 _GROUPS = ("ops", "launches", "work", "notes", "stack")
-
-
-def _by_start(span: Span) -> tuple[int, int]:
-    return span.start, -span.end  # what is around comes before what is inside
 
 
 def _reason(error: BaseException) -> str:

@@ -76,13 +76,9 @@ def phases_lines(view: View, width: int, *, details: bool = False) -> list[Text]
         return [Text(f"timed for {len(table.items)} arms; --verbose shows all", "dim")]
     shown = screen(table, width)
     left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
-    notes = [CPU_PHASES * _has_both_clocks(view), left_out]
+    both = any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
+    notes = [CPU_PHASES * both, left_out]
     return [*shown.lines, *(Text(note, "dim") for note in notes if note)]
-
-
-def _has_both_clocks(view: View) -> bool:
-    """Whether a reader may compare the phases with the CPU ms of a step."""
-    return any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
 
 
 def _cell(phase: Phase | None) -> str:

@@ -7,16 +7,16 @@ from itertools import chain
 
 from rich.text import Text
 
-from e2e.profile.changes import Change, changes, step_ns
-from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
+from e2e.profile.aligned import Aligned, LayerTime
+from e2e.profile.diagnosis import Change, Diagnosis, TermTime, Traced, changes, step_ns
 from e2e.profile.finding import Finding
 from e2e.profile.gains import Gain
+from e2e.profile.products import Product, reach
 from e2e.profile.proofs import SAID_APART
-from e2e.report import layers, products
 from e2e.report.ledger import TERM_WORDS
 from microbench import fmt
 from microbench.report.documents import Sheet
-from microbench.report.table import Column, Row, Table
+from microbench.report.table import Column, Part, Row, Table
 from microbench.results.fields import decode
 from microbench.results.values import Json
 
@@ -43,13 +43,13 @@ def sheet(data: Json) -> Sheet:
     tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
     notes = [Text(""), *map(Text, _said(last))]
     if len(found.runs) == 2:
-        notes += map(Text, layers.sentence(found.aligned))
+        notes += map(Text, _match_sentence(found.aligned))
     return Sheet(
         *tables,
         summary=_summary(found.runs),
         notes=notes,
-        parts=[*layers.parts(found), *chain.from_iterable(map(products.parts, found.runs))],
-        brief_parts=[*layers.parts(found, layers.MOST_LAYERS)],
+        parts=[*_layer_parts(found), *chain.from_iterable(map(_product_parts, found.runs))],
+        brief_parts=[*_layer_parts(found, MOST_LAYERS)],
     )
 
 
@@ -117,7 +117,7 @@ def _said(run: Traced) -> Iterator[str]:
     if run.not_the_cause:
         yield f"Not the cause: {fmt.clean(', '.join(run.not_the_cause))}."
     yield from _low_precision(run)
-    yield from products.sentence(run)
+    yield from _products_sentence(run)
     yield from _trust(run)
     yield from map(fmt.clean, run.missing)
 
@@ -191,3 +191,116 @@ def _summary(runs: Sequence[Traced]) -> str:
 
 def _words(term: str) -> str:
     return TERM_WORDS.get(term, fmt.clean(term))
+
+
+# ---------------------------------------------------------------- layers
+
+
+MATCHED = 0.9  # of the work: below it no layers are held against each other
+MOST_LAYERS = 10  # on the screen without --verbose
+
+
+def _layer_parts(found: Diagnosis, most: int | None = None) -> Iterator[Part]:
+    """The table of layers, all or the first `most`; nothing where too little matches."""
+    aligned = found.aligned if len(found.runs) == 2 else None
+    if aligned and aligned.layers and aligned.share >= MATCHED:
+        base, other = found.runs
+        rows = [Row(layer) for layer in aligned.layers[:most]]
+        title = "Layers that changed most, ms a step"
+        yield Part(title, Table(_layer_columns(base, other), [*rows]))
+
+
+def _match_sentence(aligned: Aligned | None) -> Iterator[str]:
+    """The share that matches; nothing where a trace has no shapes, which it says itself."""
+    if aligned is None:
+        return
+    shares = zip(aligned.matched_ns, aligned.counted_ns, strict=True)
+    base, other = (100 * matched / counted if counted else 100.0 for matched, counted in shares)
+    yield (
+        f"By module and shapes, {base:.0f} % of the base's work and {other:.0f} % of the other's "
+        "match (casts, copies, layout changes, recomputation and the optimizer apart)"
+        f"{'' if aligned.share >= MATCHED else ': too little to compare layers'}."
+    )
+
+
+def _layer_columns(base: Traced, other: Traced) -> list[Column[LayerTime]]:
+    def base_ms(layer: LayerTime) -> float:
+        return layer.base_ns / base.steps / 1e6
+
+    def other_ms(layer: LayerTime) -> float:
+        return layer.other_ns / other.steps / 1e6
+
+    def change_ms(layer: LayerTime) -> float:
+        return other_ms(layer) - base_ms(layer)
+
+    return [
+        Column("module", lambda row: fmt.clean(row.module) or "-",
+               csv={"module": lambda row: row.module}),
+        Column("phase", lambda row: fmt.clean(row.phase), csv={"phase": lambda row: row.phase}),
+        Column(fmt.clean(base.name), lambda row: f"{base_ms(row):.3f}", True,
+               csv={"base_ms": base_ms}),
+        Column(fmt.clean(other.name), lambda row: f"{other_ms(row):.3f}", True,
+               csv={"other_ms": other_ms}),
+        Column("change", lambda row: f"{change_ms(row):+.3f}", True, csv={"change_ms": change_ms}),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- products
+
+
+def _product_parts(run: Traced) -> Iterator[Part]:
+    """The table of every product, the longest first; nothing without any."""
+    if run.products:
+        title = f"GEMMs, convolutions and attention in {fmt.clean(run.name)}, each a step"
+        rows = [Row(product) for product in run.products]
+        yield Part(title, Table(_product_columns(run.steps), [*rows]))
+
+
+def _products_sentence(run: Traced) -> Iterator[str]:
+    """How far they use the card, where it is known."""
+    if found := reach(run.products):
+        by = f"the rates in {fmt.clean(run.rates)}" if run.rates else "the card's datasheet"
+        yield (
+            f"GEMMs and convolutions: Tensor Cores proved by rate for {100 * found.proved:.0f} % "
+            f"of their time; they reach {100 * found.of_card:.0f} % of what {by} "
+            f"{'allow' if run.rates else 'allows'} (--verbose lists each)."
+        )
+
+
+def _product_columns(steps: int) -> list[Column[Product]]:
+    def ms(product: Product) -> float:
+        return product.ns / steps / 1e6
+
+    def floor_ms(product: Product) -> float | None:
+        return None if product.floor_s is None else 1e3 * product.floor_s * product.count / steps
+
+    return [
+        Column("module", lambda p: fmt.clean(p.module) or "-", csv={"module": lambda p: p.module}),
+        Column("phase", lambda p: fmt.clean(p.phase), csv={"phase": lambda p: p.phase}),
+        Column("operator", lambda p: fmt.clean(p.operator), drop=3,
+               csv={"operator": lambda p: p.operator}),
+        Column("shapes", lambda p: fmt.clean(p.shapes) + " (misaligned)" * p.misaligned,
+               csv={"shapes": lambda p: p.shapes, "misaligned": lambda p: p.misaligned}),
+        Column("type", lambda p: fmt.clean(p.precision), csv={"precision": lambda p: p.precision}),
+        Column("calls", lambda p: f"{p.count / steps:.3g}", True, 2,
+               csv={"calls": lambda p: p.count / steps}),
+        Column("ms", lambda p: f"{ms(p):.3f}", True, csv={"ms": ms}),
+        Column("floor", lambda p: "" if (f := floor_ms(p)) is None else f"{f:.3f}", True,
+               csv={"floor_ms": floor_ms, "floor_by": _floor_by}),
+        Column("TFLOP/s", lambda p: f"{p.flop_per_s / 1e12:.3g}" if p.flop_per_s else "", True, 1,
+               csv={"flop_per_s": lambda p: p.flop_per_s, "flops": lambda p: p.flops,
+                    "bytes": lambda p: p.bytes}),
+        Column("Tensor Cores", _tensor_cores, csv={"tensor_cores": lambda p: p.tensor_cores}),
+    ]  # fmt: skip
+
+
+def _floor_by(product: Product) -> str | None:
+    if product.floor_s is None:
+        return None
+    return "measured" if product.measured else "datasheet"
+
+
+def _tensor_cores(product: Product) -> str:
+    if product.tensor_cores is None:
+        return "not proved" if product.floor_s is not None else ""
+    return "proved" if product.tensor_cores else "none"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
+from e2e.report.table import table_lines
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import BORDER, Training
 from e2e.validation_sets import CALIBRATED_ON, seen
@@ -204,16 +205,13 @@ def worst_table(run: Run) -> Table[Training]:
     worst = sorted(known, key=lambda t: -abs(error_pct(t) or 0.0))[:MOST_WORST]
     columns: list[Column[Training]] = [
         Column("training", lambda t: fmt.clean(_named(t))),
-        Column("predicted\nms", _predicted_ms, right=True),
+        Column("predicted\nms", lambda t: fmt.milliseconds(t.predicted and t.predicted.step_s),
+               right=True),
         Column("measured\nms", lambda t: fmt.milliseconds(t.measured_s), right=True),
         Column("error", lambda t: signed_pct(error_pct(t)), right=True),
         Column("bottleneck", lambda t: bottleneck(t.limit), drop=1),
-    ]
+    ]  # fmt: skip
     return Table(columns, [Row(training) for training in worst])
-
-
-def _predicted_ms(training: Training) -> str:
-    return fmt.milliseconds(training.predicted.step_s) if training.predicted else ""
 
 
 def worst_lines(run: Run, width: int) -> list[Text]:
@@ -243,11 +241,7 @@ def errors_table(run: Run) -> Table[Line]:
 
 def errors_lines(run: Run, width: int) -> list[Text]:
     """The table and its sentences, at most `width` columns wide; empty without rows."""
-    table = errors_table(run)
-    if not table.rows:
-        return []
-    said = [Text(sentence, DIM) for sentence in error_sentences(run)]
-    return [*screen(table, width).lines, *said]
+    return table_lines(errors_table(run), width, error_sentences(run))
 
 
 def error_sentences(run: Run) -> list[str]:

@@ -13,10 +13,11 @@ from statistics import median
 from rich.text import Text
 
 from e2e.report.ledger import term_words
+from e2e.report.table import table_lines
 from e2e.results.terms import IDLE, OP_TERMS
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table, screen
+from microbench.report.table import Column, Row, Table
 
 IN_PLACE_TITLE = "GPU time in the step against operations alone, by term"
 ALL = "all operations"
@@ -83,8 +84,5 @@ def in_place_table(trainings: Sequence[Training]) -> Table[TermRatio]:
 
 def in_place_lines(trainings: Sequence[Training], width: int) -> list[Text]:
     """The table and what it leaves out, at most `width` columns wide; empty without rows."""
-    table = in_place_table(trainings)
-    if not table.rows:
-        return []
     note = f"steps in which a term has at most {fmt.per_cent(100 * LEAST_SHARE)} are not counted"
-    return [*screen(table, width).lines, Text(note, "dim")]
+    return table_lines(in_place_table(trainings), width, [note])

@@ -35,7 +35,9 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
                markdown=_files),
         Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
-        Column("prefetch", _ahead if _are_ahead(cases) else None, right=True, drop=8),
+        Column("prefetch",
+               (lambda one: str(one.case.prefetch or "usual")) if _are_ahead(cases) else None,
+               right=True, drop=8),
         Column(csv=raw("", "status", "reason")),
         Column("img/s", lambda one: _rate(one.per_s), right=True,
                csv={"images_per_s": attrgetter("per_s")}),
@@ -65,11 +67,6 @@ def _row(loading: Loading) -> Row[Loading]:
 
 def _files(loading: Loading) -> str:
     return "cold" if loading.case.cold else "warm"
-
-
-def _ahead(loading: Loading) -> str:
-    """How many batches each worker loads ahead."""
-    return str(loading.case.prefetch or "usual")
 
 
 def _are_ahead(cases: Sequence[LoadCase]) -> bool:

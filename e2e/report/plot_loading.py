@@ -13,13 +13,7 @@ from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.drawing_style import (
-    OTHER_COLOUR,
-    library,
-    main_title,
-    panel_title,
-    styled,
-)
+from microbench.report.drawing_style import OTHER_COLOUR, library, main_title, panel_title, styled
 from microbench.results.types import Json, Run
 
 LOADER_LINE, LOADER_COLOUR = "loader alone", "#d55e00"

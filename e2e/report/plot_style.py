@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from e2e.report.arms import grouped, what_was_trained
@@ -27,6 +28,7 @@ DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])  # variants of one recipe that d
 BAR, BARS_WIDTH = 26, 520  # height of a bar, width of a panel of bars
 NEUTRAL = "#bbbbbb"  # of lines between bars, and of what does not differ
 
+Looks = Mapping[str, tuple[str, Sequence[int]]]  # arm -> colour, dashes
 Values = Callable[[Training], Sequence[float | None]]
 
 
@@ -56,10 +58,16 @@ def recipe_colour(recipe: str) -> str:
     return RECIPE_COLOURS.get(recipe, OTHER_COLOUR)
 
 
-def looks_of(recipes: dict[str, str]) -> dict[str, tuple[str, list[int]]]:
+def looks_of(recipes: dict[str, str]) -> Looks:
     """Label -> colour and dashes: a colour a recipe, dashes by which of its variants it is."""
     arms = grouped((recipe, label) for label, recipe in recipes.items())
     return {
         label: (recipe_colour(recipe), DASHES[arms[recipe].index(label) % len(DASHES)])
         for label, recipe in recipes.items()
     }
+
+
+def band(values: Sequence[float], name: str) -> dict[str, float]:
+    """Their mean under this name, and the mean less and plus one standard deviation."""
+    mean, deviation = fmean(values), stdev(values) if len(values) > 1 else 0.0
+    return {name: mean, "low": mean - deviation, "high": mean + deviation}

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from e2e.report.arms import View, in_words
 from e2e.report.figures import ratio
-from e2e.report.table import arms_table, name_columns, plain_row, raw_pair
+from e2e.report.table import arms_table, name_columns, plain_row, raw_pair, table_lines
+from e2e.results.baselines import Scaled, scaled
 from e2e.results.exchange import Exchange
-from e2e.results.scaling import Scaled, scaled
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table, Value, screen
+from microbench.report.table import Column, Row, Table, Value
 
 SCALING_TITLE = "Scaling over GPUs"
 EXCHANGE_TITLE = "Exchange of gradients"
@@ -54,10 +54,7 @@ def scaling_table(view: View) -> Table[Scaled]:
 
 def scaling_lines(view: View, width: int) -> list[Text]:
     """The table and how to read it; empty without rows."""
-    table = scaling_table(view)
-    if not table.rows:
-        return []
-    return [*screen(table, width).lines, Text(SCALING_NOTE, "dim")]
+    return table_lines(scaling_table(view), width, [SCALING_NOTE])
 
 
 def exchange_table(view: View) -> Table[Training]:
@@ -90,11 +87,7 @@ def exchange_columns() -> list[Column[Training]]:
 
 def exchange_lines(view: View, width: int) -> list[Text]:
     """The table and how to read it; empty without rows."""
-    table = exchange_table(view)
-    if not table.rows:
-        return []
-    notes = [Text(note, "dim") for note in EXCHANGE_NOTES]
-    return [*screen(table, width).lines, *notes]
+    return table_lines(exchange_table(view), width, EXCHANGE_NOTES)
 
 
 def exchange_sentences(arms: Sequence[Training]) -> list[str]:

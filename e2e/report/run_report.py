@@ -27,13 +27,7 @@ from e2e.report import (
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
 from e2e.report.figures import interval
-from e2e.report.joint import (
-    joint_lines,
-    joint_sentences,
-    joint_table,
-    joint_title,
-    joint_warnings,
-)
+from e2e.report.joint import joint_lines, joint_sentences, joint_table, joint_title, joint_warnings
 from e2e.report.ledger import account, has_ledger, ledger_title
 from e2e.report.ledger import waterfall as waterfall_of
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table

@@ -106,12 +106,9 @@ def sheet(data: Json) -> Sheet:
     runs = [found for s in scenarios for found in (s.live, s.alone, s.fixed, s.fixed_alone)]
     if any(found.bare_s <= 0 or found.recorded_s <= 0 for found in runs if found):
         raise ValueError("bare_s or recorded_s is no time above zero")
-    table = Table(_columns(), [Row(s, _sentence(s)) for s in scenarios])
+    rows = [Row(s, "" if s.live else fmt.clean(s.problem or "did not run")) for s in scenarios]
+    table = Table(_columns(), [*rows])
     return Sheet(table, table, " ".join(_summary(scenarios)), [*map(Text, _others(scenarios))])
-
-
-def _sentence(scenario: Scenario) -> str:
-    return "" if scenario.live else fmt.clean(scenario.problem or "did not run")
 
 
 def _columns() -> list[Column[Scenario]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from e2e.report.figures import bottleneck, ratio
 from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
-from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
+from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value, screen
 
 R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
@@ -115,6 +115,13 @@ def speed_columns(view: View) -> list[Column[Training]]:
         Column("bottleneck", lambda arm: bottleneck(arm.limit), drop=18,
                csv=raw("", "limit")),
     ]  # fmt: skip
+
+
+def table_lines(table: Table[R], width: int, notes: Iterable[str]) -> list[Text]:
+    """The table on the screen, at most `width` columns wide, and notes; empty without rows."""
+    if not table.rows:
+        return []
+    return [*screen(table, width).lines, *(Text(note, DIM) for note in notes)]
 
 
 def raw_columns() -> list[Column[Training]]:

@@ -1,14 +1,15 @@
-"""Which arms the others of a training's comparison are measured against, and their ratios.
+"""What a training is measured against: the same in float32, and the same over one GPU.
 
 Pure functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from e2e.case import TrainCase
+from e2e.case import NO_COMPRESSION, TrainCase
 from e2e.results.types import Training
 from microbench.results.values import Ratio
 
@@ -48,3 +49,82 @@ def by_the_wall(ratio: Ratio, slow: Training, fast: Training) -> Ratio:
     by = fast.per_s / slow.per_s / ratio.ratio
     ends = ratio.ci95 and (by * ratio.ci95[0], by * ratio.ci95[1])
     return Ratio(by * ratio.ratio, ends)
+
+
+# ---------------------------------------------------------------- over one GPU
+
+
+WEAK, STRONG = "weak", "strong"  # the same batch a GPU, and the same batch of all together
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A training and the one over one GPU that it is held against."""
+
+    kind: str
+    one: Training
+    many: Training
+
+    @property
+    def efficiency(self) -> Ratio:
+        """Throughput over that of one GPU times the number of GPUs, with a 95 % interval.
+
+        The two were not interleaved: their intervals add up as independent ones do.
+        """
+        assert self.one.per_s
+        assert self.many.per_s
+        ratio = self.many.per_s / self.one.per_s / self.many.case.gpus
+        halves = [_half_of_log(one) for one in (self.one, self.many)]
+        if None in halves:
+            return Ratio(ratio, None)
+        half = math.hypot(*(h for h in halves if h is not None))
+        return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
+
+
+def scaled(trainings: Sequence[Training]) -> list[Scaled]:
+    """Each timed training over several GPUs of which the same over one is there, in their order.
+
+    Where there are two, of the same batch a GPU and of the same batch in all, it is the one that
+    more trainings over as many GPUs have. Learning rates may differ: they change no time.
+    """
+    timed_last = sorted(trainings, key=lambda training: training.per_s is not None)
+    ones = {_over_one(t.case, t.case.batch): t for t in timed_last if t.case.gpus == 1}
+    found: list[Scaled] = []
+    for training in {t.case: t for t in trainings if t.case.gpus > 1 and t.per_s}.values():
+        for kind in _kinds(trainings, training.case.gpus, ones):
+            one = ones.get(_over_one(training.case, _batch_of_one(training.case, kind)))
+            if one and one.per_s:
+                found.append(Scaled(kind, one, training))
+                break
+    return found
+
+
+def _kinds(
+    trainings: Sequence[Training], gpus: int, ones: Mapping[TrainCase, Training]
+) -> Sequence[str]:
+    """Both kinds, the one first for which more trainings over several GPUs have one to be held
+    against, whether or not it ran.
+
+    Of batches that were divided among GPUs the smallest is of no training over one GPU: a run with
+    `--strong` is recognised.
+    """
+    cases = [t.case for t in trainings if t.case.gpus == gpus]
+    counts = {
+        kind: sum(_over_one(case, _batch_of_one(case, kind)) in ones for case in cases)
+        for kind in (WEAK, STRONG)
+    }
+    return sorted(counts, key=lambda kind: -counts[kind])
+
+
+def _batch_of_one(case: TrainCase, kind: str) -> int:
+    return case.batch if kind == WEAK else case.batch * case.gpus
+
+
+def _over_one(case: TrainCase, batch: int) -> TrainCase:
+    return replace(case, gpus=1, batch=batch, compress=NO_COMPRESSION, lr=None)
+
+
+def _half_of_log(training: Training) -> float | None:
+    """Half of the interval of the logarithm of its step; None without an interval."""
+    timed = training.timed
+    return timed and timed.ci95_s and math.log(timed.ci95_s[1] / timed.ci95_s[0]) / 2

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.exchange import Exchange
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from e2e.results.types import (
     BORDER,
     LIMITS,
@@ -28,13 +28,7 @@ from e2e.results.types import (
 )
 from microbench.results.fields import as_object, decode
 from microbench.results.types import STATUSES, TIME_DECIMALS
-from microbench.results.values import (
-    PROCESSES,
-    Interval,
-    Json,
-    check_processes,
-    processes_json,
-)
+from microbench.results.values import PROCESSES, Interval, Json, check_processes, processes_json
 
 STATE = tuple(field.name for field in fields(State))
 # As they stand in the file; `median_s` is `step_s` there, and one process has no field of its own.

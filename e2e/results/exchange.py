@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 from microbench.results.values import Interval
 
@@ -51,12 +52,7 @@ class Exchange:
         """
         found: dict[int, float] = {}
         for rank, own_s in enumerate(self.rank_local_s):
-            others = sorted(s for r, s in enumerate(self.rank_local_s) if r != rank)
-            if others and own_s > (1 + STRAGGLES) * _middle(others):
-                found[rank] = own_s / _middle(others)
+            others = [s for r, s in enumerate(self.rank_local_s) if r != rank]
+            if others and own_s > (1 + STRAGGLES) * median(others):
+                found[rank] = own_s / median(others)
         return found
-
-
-def _middle(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

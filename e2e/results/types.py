@@ -9,7 +9,7 @@ from statistics import fmean, pstdev, stdev
 
 from e2e.case import TrainCase
 from e2e.results.exchange import Exchange
-from e2e.results.traced import TracedStep
+from e2e.results.terms import TracedStep
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading

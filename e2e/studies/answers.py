@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from statistics import stdev
 from typing import Any
 
-from e2e.results.scaling import scaled
+from e2e.results.baselines import scaled
 from e2e.studies.cells import Cell, baseline_of
-from e2e.studies.questions import Test
+from e2e.studies.types import Test
 
 YES, NO, UNKNOWN, UNTESTABLE = "yes", "no", "cannot tell", "not testable here"
 BETWEEN = ("to", "column")  # what a function takes beside the factors of a cell
@@ -100,8 +100,7 @@ def _ratio(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> Found
     (a, a_error), (b, b_error) = pair
     if a_error is None or b_error is None:
         return a / b, None
-    error = abs(a / b) * math.hypot(a_error / a if a else 0.0, b_error / b)
-    return a / b, (a / b - error, a / b + error)
+    return _around(a / b, abs(a / b) * math.hypot(a_error / a if a else 0.0, b_error / b))
 
 
 def _difference(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> Found:
@@ -112,17 +111,17 @@ def _difference(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> 
     (a, a_error), (b, b_error) = pair
     if a_error is None or b_error is None:
         return a - b, None
-    error = math.hypot(a_error, b_error)
-    return a - b, (a - b - error, a - b + error)
+    return _around(a - b, math.hypot(a_error, b_error))
 
 
 def _accuracy(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> Found:
     """Held-out accuracy in per cent, mean of the repeats."""
     found = _with_error(cell, "accuracy_pct")
-    if found is None:
-        return None
-    mean, error = found
-    return mean, None if error is None else (mean - error, mean + error)
+    return found and _around(*found)
+
+
+def _around(value: float, error: float | None) -> Found:
+    return value, None if error is None else (value - error, value + error)
 
 
 def _converged(cell: Cell, cells: Sequence[Cell], where: Mapping[str, str]) -> Found:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from e2e.studies.budget import estimate_s, scaled, task_s
 from e2e.studies.expand import layers
 from e2e.studies.factors import FACTORS
-from e2e.studies.schema import check_factor, read_study, seconds, shipped
+from e2e.studies.schema import check_factor, content_of, read_study, seconds, shipped
 from e2e.studies.tasks import Machine, Plan
 from e2e.studies.types import Study
 from kernels.error_words import suggest
@@ -64,7 +63,7 @@ def run_study(
         if dry_run:
             show_plan(study, profile, plan, machine, budget_s, console)
             return
-        content = _content(first)
+        content = content_of(first)
         target = out or Path(f"study-{study.name}-{profile}")
         _run(study, content, plan, machine, target, console, quiet, weights, dict(
             profile=profile, budget_s=budget_s, sets=given, data=tuple(sorted(folders)),
@@ -192,12 +191,6 @@ def _pairs(words: Sequence[str], option: str, form: str) -> Iterator[tuple[str, 
         if not value:
             raise UserError(f"{option} {word}: write {form}")
         yield name, value
-
-
-def _content(name: str) -> bytes:
-    if name.endswith(".toml"):
-        return Path(name).read_bytes()
-    return files("e2e.studies").joinpath("files", f"{name}.toml").read_bytes()
 
 
 # ---------------------------------------------------------------- screens

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from e2e.case import SCHEMAS
 from e2e.studies.factors import FACTORS, Factors, Value
-from e2e.studies.measures import MEASURES
 from e2e.studies.tasks import Machine, Plan, Task, parse_recipe
 from e2e.studies.types import Part, Study
 from microbench.command_line import options_of
@@ -125,7 +124,7 @@ def _task(
     batches = [int(one) for one in listed(factors.get("batch", factors.get("global_batch", 128)))]
     if "global_batch" in factors and "batch" not in factors:
         batches = [max(1, one // gpus) for one in batches]
-    words, skipped = _words(factors, batches, several, weights, lacking)
+    words = _words(factors, batches, weights, lacking)
     if gpus == 1:
         words.pop("compress", None)  # there is nothing to exchange
     else:
@@ -150,20 +149,19 @@ def _task(
             **{name: words[name] for name in shown},
             **{name: factors[name] for name in CROSSED_SHOWN if name in several},
         },
-        skipped=_untestable(part, factors, gpus, spec, machine) or skipped,
+        skipped=_untestable(factors, gpus, spec, machine),
     )  # fmt: skip
     return _with_steps(task, factors)
 
 
-def _untestable(part: Part, factors: Factors, gpus: int, spec: str | None, machine: Machine) -> str:
+def _untestable(factors: Factors, gpus: int, spec: str | None, machine: Machine) -> str:
     """Why there can be no such cells on this machine, or with what is given; "" where there can."""
     if gpus > machine.gpus:
         return f"{gpus} GPUs: this machine has {machine.gpus}"
     if spec is None:
         names = ", ".join(f"--data {one.rpartition(':')[2]}=DIR" for one in listed(factors["data"]))
         return f"no data: give {names}"
-    lack = [MEASURES[one].lacking for one in part.measure]
-    return lack[0] if all(lack) else ""
+    return ""
 
 
 def _with_steps(task: Task, factors: Factors) -> Task:
@@ -178,25 +176,17 @@ def _with_steps(task: Task, factors: Factors) -> Task:
 
 
 def _words(
-    factors: Factors,
-    batches: Sequence[int],
-    several: set[str],
-    weights: Path | None,
-    lacking: dict[str, str],
-) -> tuple[dict[str, Any], str]:
-    """The options of a training, and why there can be no such training ("" where it can)."""
+    factors: Factors, batches: Sequence[int], weights: Path | None, lacking: dict[str, str]
+) -> dict[str, Any]:
+    """The options of a training; `lacking` gets what it has not."""
     words: dict[str, Any] = {}
-    skipped = ""
     for name, value in factors.items():
         factor = FACTORS[name]
         if name in ("networks", "recipes", "batch", "gpus", "layout", "workers", "data"):
             continue
-        if factor.missing and listed(value) != [factor.neutral]:
-            if factor.vital or name in several:
-                skipped = factor.missing
-            else:
-                lacking[name] = factor.missing
-        elif not factor.missing and factor.option and value != factor.neutral:
+        if factor.lacking:
+            lacking[name] = factor.lacking
+        elif factor.option and value != factor.neutral:
             words[factor.option] = factor.write(value)
     if "seeds" in factors:
         words |= _seeds(listed(factors["seeds"]))
@@ -213,7 +203,7 @@ def _words(
             words["weights"] = path
         else:
             lacking["pretrained"] = "no --weights DIR with its file: accuracy is not of fine-tuning"
-    return words, skipped
+    return words
 
 
 def _seeds(seeds: Sequence[int]) -> dict[str, Any]:

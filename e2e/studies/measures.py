@@ -32,11 +32,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Measure:
-    """A list of columns. `trains`: from scratch, not only timed steps. `lacking`: why not yet."""
+    """A list of columns. `trains`: from scratch, not only timed steps."""
 
     columns: tuple[str, ...]
     trains: bool = False
-    lacking: str = ""
 
 
 def _per_s(step_s: float | None, training: Training) -> float | None:
@@ -70,22 +69,8 @@ def _deviation(name: str, of: Callable[[list[float]], float], least: int) -> Rea
     return read
 
 
-def _attribute(name: str, scale: float = 1.0) -> Read:
-    """A number that trainings of newer versions have; None where this one does not."""
-
-    def read(training: Training) -> float | None:
-        value: Any = getattr(training, name, None)
-        return value / scale if isinstance(value, int | float) else None
-
-    return read
-
-
-def _of_repeat(name: str) -> Callable[[Repeat], float | None]:
-    def read(repeat: Repeat) -> float | None:
-        value: Any = getattr(repeat, name, None)
-        return float(value) if isinstance(value, int | float) else None
-
-    return read
+def _over(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
 
 
 def _overlapped(training: Training) -> float | None:
@@ -113,8 +98,7 @@ def seconds_to(training: Training, target: float) -> float | None:
 
     None where a repeat never was, or was evaluated at its end only.
     """
-    reached = getattr(training, "seconds_to", None)
-    found: Any = reached(target) if reached and training.repeats else None
+    found = training.seconds_to(target) if training.repeats else None
     return found and found[0]
 
 
@@ -127,9 +111,9 @@ def clock(seconds: float) -> str:
     return f"{hours}h " * bool(hours) + f"{minutes}min {rest:02d}s"
 
 
-def fixed(decimals: int, more: str = "") -> Callable[[Any], str]:
+def fixed(decimals: int) -> Callable[[Any], str]:
     """Writes a number with this many decimals."""
-    return lambda value: f"{value:.{decimals}f}{more}"
+    return lambda value: f"{value:.{decimals}f}"
 
 
 def gain_of(training: Training) -> Ratio | None:
@@ -175,10 +159,10 @@ COLUMNS: dict[str, Column] = {
         text=str,
     ),
     "last_loss": Column(
-        "last loss", lambda t: _mean("last_loss")(t), _of_repeat("last_loss"), text=fixed(4)
+        "last loss", lambda t: _mean("last_loss")(t), lambda r: r.last_loss, text=fixed(4)
     ),
     "mean_loss": Column(
-        "average loss", lambda t: _mean("mean_loss")(t), _of_repeat("mean_loss"), text=fixed(4)
+        "average loss", lambda t: _mean("mean_loss")(t), lambda r: r.mean_loss, text=fixed(4)
     ),
     "zero_pct": Column(
         "zero gradients, %", lambda t: _mean("zero_pct")(t),
@@ -201,14 +185,14 @@ COLUMNS: dict[str, Column] = {
         "exchange alone ms", lambda t: t.exchange and 1e3 * t.exchange.alone_s, text=fixed(2)
     ),
     "overlapped_pct": Column("exchange hidden, %", lambda t: _overlapped(t), text=fixed(0)),
-    "bandwidth": Column("bus GB/s", _attribute("bus_bytes_per_s", 1e9)),
+    "bandwidth": Column("bus GB/s", lambda t: _over(t.bus_bytes_per_s, 1e9)),
     "allocated_mb": Column(
-        "allocated MB", lambda t: t.memory_peak_bytes and t.memory_peak_bytes / MB, text=fixed(0)
+        "allocated MB", lambda t: _over(t.memory_peak_bytes, MB), text=fixed(0)
     ),
     "reserved_mb": Column(
-        "reserved MB", _attribute("memory_reserved_bytes", MB), text=fixed(0)
+        "reserved MB", lambda t: _over(t.memory_reserved_bytes, MB), text=fixed(0)
     ),
-    "nvml_mb": Column("NVML MiB", _attribute("memory_process_bytes", MIB), text=fixed(0)),
+    "nvml_mb": Column("NVML MiB", lambda t: _over(t.memory_process_bytes, MIB), text=fixed(0)),
     "setup_s": Column("start-up s", lambda t: t.setup_s),
     "gpu_util_pct": Column(
         "GPU utilisation, %", lambda t: t.state.gpu_util_pct and t.state.gpu_util_pct.mean,
@@ -217,15 +201,16 @@ COLUMNS: dict[str, Column] = {
     "fits_batch": Column("batch that fits", lambda t: t.fits_batch, text=str),
     "predicted_ms": Column("predicted ms", lambda t: t.predicted and 1e3 * t.predicted.step_s),
     "error_pct": Column("error, %", lambda t: t.predicted and t.predicted.error_pct),
-    "model_mb": Column("model MB", _attribute("model_bytes", MB), text=fixed(2)),
-    "checkpoint_mb": Column("checkpoint MB", _attribute("checkpoint_bytes", MB), text=fixed(2)),
+    "model_mb": Column("model MB", lambda t: _over(t.model_bytes, MB), text=fixed(2)),
+    "checkpoint_mb": Column(
+        "checkpoint MB", lambda t: _over(t.checkpoint_bytes, MB), text=fixed(2)
+    ),
     "data_ms": Column("data ms", _phase("data")),
     "copy_ms": Column("copy ms", _phase("copy")),
     "forward_ms": Column("forward ms", _phase("forward")),
     "backward_ms": Column("backward ms", _phase("backward")),
 }  # fmt: skip
 
-NOT_YET = "training does not record it yet"
 MEASURES: dict[str, Measure] = {
     "speed": Measure(("per_s", "step_ms", "limit", "wait_ms", "why")),
     "step-range": Measure(("slowest_per_s", "fastest_per_s")),

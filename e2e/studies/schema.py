@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 
 from e2e.studies.factors import FACTORS, Factors, Value
 from e2e.studies.measures import MEASURES
-from e2e.studies.questions import parse_test
 from e2e.studies.types import (
     Claim,
     FigureForm,
@@ -23,6 +22,7 @@ from e2e.studies.types import (
     Puzzle,
     Study,
     TableForm,
+    parse_test,
 )
 from kernels.error_words import first_line, suggest
 from microbench.errors import UserError
@@ -50,18 +50,20 @@ def shipped() -> list[str]:
 
 def read_study(name: str) -> Study:
     """The study of this name, or in this file. UserError, in one line, for what is wrong in it."""
+    return parse_study(content_of(name), name)
+
+
+def content_of(name: str) -> bytes:
+    """The bytes of the study of this name, or in this file. UserError where there is none."""
     if name.endswith(".toml"):
-        path = Path(name)
         try:
-            content = path.read_bytes()
+            return Path(name).read_bytes()
         except OSError as error:
             raise UserError(f"cannot read {name}: {error.strerror}") from None
-    elif name in shipped():
-        content = files("e2e.studies").joinpath("files", f"{name}.toml").read_bytes()
-    else:
+    if name not in shipped():
         near = suggest(name, shipped()) or f"; there are {', '.join(shipped())}, or FILE.toml"
         raise UserError(f"no study {name!r}{near}")
-    return parse_study(content, name)
+    return files("e2e.studies").joinpath("files", f"{name}.toml").read_bytes()
 
 
 def parse_study(content: bytes, name: str) -> Study:

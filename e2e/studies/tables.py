@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.results.types import Training
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
-from e2e.studies.measures import COLUMNS, MEASURES, NOT_YET, clock
+from e2e.studies.measures import COLUMNS, MEASURES, clock
 from e2e.studies.types import Published, TableForm
 from microbench import fmt
 from microbench.report.table import Column, Row, Table
@@ -271,7 +271,7 @@ def lacks(name: str, cell: Cell) -> str:
         return "no epochs were run to project from"
     if name in OF_GPU and OF_GPU[name] in Training.__dataclass_fields__:
         return "there is no GPU to read it from"
-    return MEASURES[measures[0]].lacking or NOT_YET
+    return "training does not record it yet"
 
 
 def _compares(published: Published, column: str, cell: Cell) -> bool:

@@ -19,13 +19,13 @@ from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data
 from e2e.networks import Network
+from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
 from e2e.training.distributed.exchange import all_reduce_of, buckets_of
 from e2e.training.distributed.ranks import Ranks, RanksLost
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert
-from e2e.training.sizes import model_bytes, saved_bytes
 from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
@@ -187,7 +187,8 @@ class Arms:
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
-            held_bytes, reserved_bytes = self._allocated(), self._reserved()
+            held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
+            reserved_bytes = self._reserved()
             with self._part():
                 trainer = Trainer(
                     self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
@@ -332,9 +333,6 @@ class Arms:
         if self.cuda:
             torch.cuda.empty_cache()
             self._reset_peak()
-
-    def _allocated(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.cuda else 0
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
-from e2e.data.loaders.pinned import CachedFeed
+from e2e.data.loaders.device_copy import CachedFeed
 from e2e.data.types import Data, LoaderFeed
 from e2e.results.loader_types import LoadCase, load_case
 from e2e.training.step_timer import Tally

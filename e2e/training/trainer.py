@@ -95,12 +95,7 @@ class Trainer:
     # ------------------------------------------------------------ a step
 
     def step(
-        self,
-        feed: Feed,
-        mark: Mark = _unmarked,
-        *,
-        uncaptured: bool = False,
-        exchange: bool = True,
+        self, feed: Feed, mark: Mark = _unmarked, *, uncaptured: bool = False, exchange: bool = True
     ) -> Tensor:
         """Train on the next `accumulate` batches; the mean loss, a scalar on the device.
 

@@ -45,7 +45,7 @@ from e2e.case import TrainCase, label_of
 from e2e.commands.plan import plan
 from e2e.commands.requests import request_of
 from e2e.commands.train import _begin
-from e2e.commands.worker import DataFacts
+from e2e.commands.child import DataFacts
 from e2e.networks import find
 from e2e.report.run_report import csv
 from e2e.results.codec import from_json, to_json

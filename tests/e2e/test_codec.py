@@ -21,11 +21,11 @@ from samples.kernel_runs import h200_run
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
 from e2e.report.ledger import has_ledger, waterfall
-from e2e.report.plot_bars import bar_rows
+from e2e.report.plot_training import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import LATER, from_json, to_json
 from e2e.results.exchange import Exchange
-from e2e.results.traced import TracedCost, TracedPart, TracedStep
+from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
     Cause,

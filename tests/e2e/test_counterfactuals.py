@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from e2e.case import TrainCase
 from e2e.explain.annotate import Explainer, to_verify
-from e2e.explain.counterfactuals import changes
-from e2e.explain.fixes import as_options
+from e2e.explain.fixes import as_options, changes
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.types import PREDICTED, Predicted, Training

@@ -24,10 +24,10 @@ from samples.processes import is_gone, wait_for
 
 from e2e.__main__ import main
 from e2e.case import TrainCase
-from e2e.data.loaders.sampling import Shuffled
+from e2e.data.loaders.worker_pool import Shuffled
 from e2e.report.ranks import exchange_columns
+from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange
-from e2e.results.scaling import STRONG, WEAK, scaled
 from e2e.results.types import StepTimes, Training
 from e2e.training.distributed.exchange import exchange_of
 from microbench.results.runfile import read_run

@@ -31,8 +31,10 @@ from e2e.results.terms import (
     MATRIX_PRODUCTS,
     RESIDUAL,
     SYNC,
+    TracedCost,
+    TracedPart,
+    TracedStep,
 )
-from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import Predicted, Training
 from e2e.training.float8 import TENSORWISE, convert
 

@@ -26,16 +26,16 @@ from torch import Tensor
 
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
-from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
+from e2e.data.loaders import FIXED, LOADERS, cpus, device_copy, draft, open_feed
 from e2e.data.loaders import reading as cold
-from e2e.data.loaders.crop_sizes import no_room
 from e2e.data.loaders.decode import decode
+from e2e.data.loaders.device_copy import CachedFeed
 from e2e.data.loaders.draft import DraftCut
 from e2e.data.loaders.pillow import random_cut
-from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.loaders.reading import Read
-from e2e.data.loaders.sampling import Shuffled
+from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.torchvision_io import pixels
+from e2e.data.loaders.worker_pool import Shuffled
 from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
 
 CPU = torch.device("cpu")
@@ -440,7 +440,7 @@ def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> 
 
 def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody writes to, as a file: whoever opens it waits for ever."""
-    monkeypatch.setattr(pinned, "LAST_BATCH_S", 0.1)
+    monkeypatch.setattr(device_copy, "LAST_BATCH_S", 0.1)
     pipe = root / "train" / "a" / "pipe.jpg"
     os.mkfifo(pipe)
     files = Files([Picture(str(root / "train" / "a" / "0.jpg"), 0), Picture(str(pipe), 0)], root)

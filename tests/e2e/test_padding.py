@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.case import TrainCase
 from e2e.explain.annotate import Explainer
-from e2e.explain.counterfactuals import Pad, changes
+from e2e.explain.fixes import Pad, changes
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.op_timer.op_costs import CallTimer, CallTimes

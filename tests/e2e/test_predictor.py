@@ -15,9 +15,9 @@ from samples.calibration import shallow_models
 from samples.train_cases import case_of, quietly
 
 from e2e.__main__ import train
+from e2e.commands.child import DataFacts
 from e2e.commands.plan import Work
 from e2e.commands.requests import request_of
-from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.prediction.calibration import calibrated

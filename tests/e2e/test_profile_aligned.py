@@ -15,8 +15,7 @@ from samples.traces import US, Made
 
 from e2e.__main__ import main
 from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.changes import changes
-from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.diagnosis import Diagnosis, changes, diagnose
 from e2e.profile.partition import partition
 from e2e.profile.reader import read_trace
 from microbench.__main__ import main as shows

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.profile import common_sequence
-from e2e.profile.common_sequence import in_common
+from e2e.profile import aligned
+from e2e.profile.aligned import in_common
 
 lists = st.lists(st.integers(0, 3), max_size=14)
 
@@ -45,7 +45,7 @@ def test_layers_that_repeat_match_but_for_what_is_missing() -> None:
 
 
 def test_lists_with_little_in_common_are_matched_in_part(monkeypatch: Any) -> None:
-    monkeypatch.setattr(common_sequence, "MOST_EDITS", 2)
+    monkeypatch.setattr(aligned, "MOST_EDITS", 2)
     assert in_common([1, 2, 3, 9, 4, 5], [1, 7, 8, 3, 4, 6]) == [0, 2, 4]
 
 

@@ -15,8 +15,8 @@ from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.diagnosis import missing
 from e2e.profile.findings import findings
-from e2e.profile.missing import missing
 from e2e.profile.partition import NothingSeen, partition
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import (

@@ -39,10 +39,8 @@ from e2e.report.arms import view_of
 from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
 from e2e.report.learning import learning_columns
-from e2e.report.plot_bars import bar_rows
-from e2e.report.plot_curves import curve_panels
-from e2e.report.plot_loss import loss_rows
-from e2e.report.plot_training import training_chart
+from e2e.report.plot_curves import curve_panels, loss_rows
+from e2e.report.plot_training import bar_rows, training_chart
 from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
 from e2e.results.types import Phase, Repeat, Training

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from e2e.case import TrainCase
+from e2e.commands.child import DataFacts
 from e2e.commands.plan import Comparison, Planned, Work
 from e2e.commands.progress import TrainProgress
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
-from e2e.commands.worker import DataFacts
 from e2e.networks import find
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost

@@ -13,8 +13,8 @@ from torch import nn
 from e2e.case import TrainCase
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss
+from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import RECIPES
-from e2e.training.sizes import model_bytes, saved_bytes
 from e2e.training.trainer import Trainer
 
 NETWORK = Network(

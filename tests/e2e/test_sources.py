@@ -27,8 +27,8 @@ from torch import Tensor
 
 from e2e.data.datasets import KINDS, Options, open_data
 from e2e.data.datasets.images import InMemory
-from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
+from e2e.data.loaders.resident import PADDING
 from e2e.data.sources import cifar10, generated
 from e2e.data.sources.listing import list_images
 from e2e.data.types import Arrays, Data, Normal

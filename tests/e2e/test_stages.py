@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from samples.training_runs import arm, run_of
 
-from e2e.commands.progress import TrainProgress
-from e2e.commands.stages import START_UP, StageTimes
+from e2e.commands.progress import START_UP, StageTimes, TrainProgress
 from e2e.report.costs import STAGES, stages_lines
 
 NAMES = ["setting up", "timing, round 3: 812 img/s", "timing, round 4", "recording steps"]

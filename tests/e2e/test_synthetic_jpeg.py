@@ -400,26 +400,19 @@ def test_a_manifest_that_names_other_files_has_none_of_them_touched(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda folder: alter(folder, seed=2), "holds 40 images of 4 classes, seed 2, not 40"),
-        (lambda folder: alter(folder, format=0), "another version (format 0, not 1)"),
-        (lambda folder: alter(folder, files_sha256=None), "is incomplete"),
-        (lambda folder: alter(folder, shards=2), "has 2 tar files, not 3"),
-        (lambda folder: alter(folder, shards=None), "damaged"),
-        (
-            lambda folder: (folder / PLAN.path(3)).unlink(),
-            f"lacks 1 of its files, such as {PLAN.path(3)}",
-        ),
-        (lambda folder: (folder / "train-000001.tar").unlink(), "lacks 1 of its files"),
+        (lambda folder: alter(folder, seed=2), "holds 40 images of 4 classes, seed 2 in 3 tar"),
+        (lambda folder: alter(folder, format=0), "has no dataset that this version generated"),
+        (lambda folder: alter(folder, shards=2), "in 2 tar files too, not 40 images of 4 classes"),
+        (lambda folder: alter(folder, shards=None), "is of no dataset"),
+        (lambda folder: (folder / PLAN.path(3)).unlink(), f"lacks its file {PLAN.path(3)}"),
+        (lambda folder: (folder / "train-000001.tar").unlink(), "lacks its file train-000001.tar"),
         (
             lambda folder: (folder / "train/class-0001/cat.jpg").touch(),
-            "cat.jpg; move it elsewhere",
+            "was not generated with the file train/class-0001/cat.jpg",
         ),
         (lambda folder: (folder / MANIFEST).unlink(), "not empty"),
-        (
-            lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'),
-            "not of a generated dataset",
-        ),
-        (lambda folder: (folder / MANIFEST).write_text('{"what": "images ma'), "damaged"),
+        (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "no dataset"),
+        (lambda folder: (folder / MANIFEST).write_text('{"what": "images ma'), "no dataset"),
     ],
 )
 def test_a_folder_with_anything_else_is_left_alone(

@@ -15,15 +15,15 @@ from rich.console import Console
 from samples.training_runs import arm, run_of
 
 from e2e.case import TrainCase
+from e2e.commands.child import DataFacts
 from e2e.commands.plan import Comparison, Planned, Work
 from e2e.commands.progress import TrainProgress
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job
-from e2e.commands.worker import DataFacts
 from e2e.networks import find
 from e2e.report.run_report import sections
 from e2e.results.codec import from_json, to_json
-from e2e.results.traced import TracedPart, TracedStep
+from e2e.results.terms import TracedPart, TracedStep
 from e2e.results.types import State, StepTimes, Training
 from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups

@@ -7,8 +7,7 @@ import math
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.results.terms import IDLE, OP_TERMS
-from e2e.results.traced import TracedCost, TracedPart, TracedStep
+from e2e.results.terms import IDLE, OP_TERMS, TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     BORDER,
     LIMITS,

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.pinned import PinnedFeed
+from e2e.data.loaders.device_copy import PinnedFeed
 from e2e.data.types import ALL, LoaderFeed, ReadyFeed, Share, laid_out
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many

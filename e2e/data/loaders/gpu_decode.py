@@ -23,8 +23,7 @@ from torch import Tensor
 from e2e.data.loaders.jpeg_bytes import Encoded, Packed, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
 from e2e.data.loaders.pixels import none_left
-from e2e.data.loaders.sampling import Shuffled
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.worker_pool import Shuffled, Workers
 from e2e.data.types import Files, Picture, Source, Tell, Wanted, laid_out
 
 READY = 2  # batches on the device ahead of the one that is trained on

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import decode, orientation_of, short
 from e2e.data.loaders.reading import read
-from e2e.data.loaders.sampling import Draw
+from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Broken, Picture
 from kernels.resample.geometry import crop_table, upright_size
 

@@ -20,7 +20,7 @@ from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
 from e2e.data.loaders.decode import short
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
-from e2e.data.loaders.sampling import Draw
+from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Broken, Wanted
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError

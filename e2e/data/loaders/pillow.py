@@ -13,17 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.crop_sizes import CENTRE, PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.pixels import (
-    Batch,
-    Pictures,
-    PixelFeed,
-    Sample,
-    SampleWorkers,
-    seeded,
-)
-from e2e.data.loaders.sampling import Draw
+from e2e.data.loaders.pixels import Batch, Pictures, PixelFeed, Sample, SampleWorkers, seeded
+from e2e.data.loaders.resident import CENTRE, PADDING
+from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
@@ -38,9 +31,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
 
 
 def once(
-    pictures: Sequence[Picture],
-    wanted: Wanted,
-    cut: Callable[[Image.Image], Tensor] | None = None,
+    pictures: Sequence[Picture], wanted: Wanted, cut: Callable[[Image.Image], Tensor] | None = None
 ) -> Iterator[Batch]:
     """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out."""
     draws: list[Draw] = [(index, 0) for index in range(len(pictures))]

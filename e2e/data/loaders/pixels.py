@@ -17,8 +17,7 @@ from torch.utils.data import (
 from e2e.data.loaders.decode import short
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import read
-from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.worker_pool import Draw, Shuffled, Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import short
-from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.worker_pool import Draw, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 

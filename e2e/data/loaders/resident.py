@@ -1,10 +1,12 @@
 """Images kept on the device as uint8: sampled, cropped, flipped and normalised there.
 
-Files are decoded once, to 256 pixels for every 224 that are wanted.
+Files are decoded once, to 256 pixels for every 224 that are wanted. It is loaded without
+torchvision, which takes seconds and is not needed for images in memory.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -13,10 +15,40 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.cpus import cores, free_shared_memory
-from e2e.data.loaders.crop_sizes import PADDING, kept_size, no_room
 from e2e.data.types import Arrays, Files, ReadyFeed, Source, Tell, Wanted, laid_out
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
+
+PADDING = 4  # pixels that a crop of a small image may lie beyond it, where the image is mirrored
+CENTRE = 224 / 256  # of the shorter side: the centre crop of a held-out image
+SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
+
+
+def kept_size(size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) in pixels of an image before crops of `size`: 256 for every 224."""
+    return math.ceil(size[0] / CENTRE), math.ceil(size[1] / CENTRE)
+
+
+def kept_bytes(count: int, size: tuple[int, int]) -> int:
+    """Bytes needed to keep `count` predecoded images of `kept_size(size)`: uint8, 3 channels."""
+    height, width = kept_size(size)
+    return count * 3 * height * width
+
+
+def no_room(count: int, size: tuple[int, int], free_bytes: int | None) -> str | None:
+    """Why `count` images for crops of `size` may not be kept on the device, or None.
+
+    The limit is half of the free bytes; None if those are unknown.
+    """
+    needed = kept_bytes(count, size)
+    if free_bytes is None or needed <= SHARE * free_bytes:
+        return None
+    return (
+        f"loader resident keeps {count:,} images in {needed / 1e9:,.1f} GB of the device's memory, "
+        f"more than half of the {free_bytes / 1e9:,.1f} GB that are free; another --loader reads "
+        "them as it goes"
+    )
+
 
 DECODED_AT_ONCE = 16
 MOST_WORKERS = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
@@ -22,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from e2e.data.loaders.cpus import free_shared_memory
-from e2e.data.types import Wanted
+from e2e.data.types import ALL, Share, Wanted
 from microbench.errors import UserError
 
 # As in a user's own script. What torch would choose here is what the training process was started
@@ -277,3 +279,40 @@ def _unless_pinning(otherwise: Callable[[Any], object], args: Any) -> None:
     gone = isinstance(args.exc_value, (ConnectionError, EOFError, FileNotFoundError))
     if not (pinning and gone):
         otherwise(args)
+
+
+Draw = tuple[int, int]  # which image, and the seed of how it is cut
+LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold up a training
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Lists of `batch` draws from `count` images, epoch after epoch; one may span two epochs.
+
+    They begin with batch number `start`, and are the same as when started from 0. Of a `share`
+    (rank, ranks) every rank has its own draws, of one order: together they are batches of `ranks`
+    times as many.
+    """
+
+    count: int
+    batch: int
+    seed: int
+    start: int = 0
+    share: Share = ALL
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        draws, (rank, ranks) = self._draws(), self.share
+        while True:
+            yield list(itertools.islice(draws, self.batch * ranks))[rank::ranks]
+
+    def _draws(self) -> Iterator[Draw]:
+        generator = torch.Generator().manual_seed(self.seed)
+        left_out = self.start * self.batch * self.share[1]
+        while True:
+            order = torch.randperm(self.count, generator=generator)
+            seeds = torch.randint(2**62, (self.count,), generator=generator)
+            if left_out < self.count:
+                drawn = torch.stack([order, seeds])[:, left_out:]
+                for some in torch.split(drawn, LISTED, dim=1):
+                    yield from zip(*some.numpy().tolist(), strict=True)
+            left_out = max(0, left_out - self.count)
