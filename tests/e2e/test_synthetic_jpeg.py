@@ -403,7 +403,7 @@ def test_a_manifest_that_names_other_files_has_none_of_them_touched(tmp_path: Pa
         (lambda folder: alter(folder, seed=2), "holds 40 images of 4 classes, seed 2 in 3 tar"),
         (lambda folder: alter(folder, format=0), "has no dataset that this version generated"),
         (lambda folder: alter(folder, shards=2), "in 2 tar files too, not 40 images of 4 classes"),
-        (lambda folder: alter(folder, shards=None), "is of no dataset"),
+        (lambda folder: alter(folder, shards=None), "has no dataset"),
         (lambda folder: (folder / PLAN.path(3)).unlink(), f"lacks its file {PLAN.path(3)}"),
         (lambda folder: (folder / "train-000001.tar").unlink(), "lacks its file train-000001.tar"),
         (
