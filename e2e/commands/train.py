@@ -99,7 +99,8 @@ def _all_carried_out(
     run, console = before, run_console(requests[0].outputs)
     for request in requests:
         stages = StageTimes()
-        worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
+        gpus = gpus_of(request.arms)[0] if request.train else 1  # one predicts for several
+        worker = TrainWorker(request.settings, here=here, gpus=gpus)
         run = _carry_out(
             request, worker, run, path, console, procedure, stages, whole=request is requests[-1]
         )
@@ -171,7 +172,8 @@ def _opened(
     facts = worker.open_data()
     _steps_wanted(request, facts)
     _check_held_out(request.arms.base.held_out, facts)
-    _check_gpus(max(gpus_of(request.arms)), facts.devices)
+    if request.train:
+        _check_gpus(max(gpus_of(request.arms)), facts.devices)
     return Work(request, path, network, greeting, facts)
 
 
