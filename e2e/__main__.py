@@ -95,7 +95,7 @@ OPTIONS = {
         "fixes", "verify", "budget", "processes", "gpus", "strong", "compress",
         *OUTPUT,
     ),
-    "predict": (*ARMS, "fixes", *OUTPUT, "allow_run"),
+    "predict": (*ARMS, "gpus", "exchange", "fixes", *OUTPUT, "allow_run"),
     "validate": (
         said(
             "recipe",

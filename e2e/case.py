@@ -391,6 +391,10 @@ class TrainRequest:
     )  # fmt: skip
     fixes: bool = choice(False, "Also predict what would make each recipe faster")
     verify: bool = choice(False, "Measure the proposed fixes")
+    exchange: Path | None = field(
+        default=None,
+        metadata=option("With --gpus: a run of train --gpus, for the times of its all-reduce"),
+    )
     budget: float | None = choice(
         None,
         "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",

@@ -7,16 +7,19 @@ from dataclasses import replace
 from e2e.case import RESIDENT, USUAL_LOADER, TrainCase
 from e2e.commands.plan import Comparison, Work
 from e2e.commands.progress import TrainProgress
+from e2e.commands.requests import curves_in
 from e2e.commands.worker import TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.resident import kept_bytes, no_room
 from e2e.explain.annotate import Explainer
+from e2e.prediction.exchange import with_exchange
 from e2e.prediction.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.training.speed_readings import SlowdownRange, slowdown_range
 from microbench.device.host import usable_cores
 from microbench.worker import WorkerDied
 
+GRAPH_OF_ONE = "captured steps are of one GPU"
 LOAD_BUDGET_S = 4.0  # seconds of loading alone, where a prediction needs it
 
 
@@ -29,6 +32,7 @@ class Predictions:
         self._steps: dict[str, Prediction] = {}  # on a batch that stays on the device
         self._slowdowns: SlowdownRange | None = None  # of the host, for a comparison and its fixes
         asked = work.request
+        self._curves = curves_in(asked.exchange, asked.arms) if asked.exchange else {}
         self.explainer = Explainer(
             self.of_case, work.kind, work.memory_bytes, fixes=work.proposes,
             cores=asked.settings.case.cpus or usable_cores(),
@@ -46,7 +50,9 @@ class Predictions:
     def of_case(self, case: TrainCase) -> Prediction:
         """The prediction of a case; where predicting fails or kills the process, the reason."""
         at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
-        plain = replace(case, cached=False, cold=False, **at_hand)
+        if case.gpus > 1 and case.graph:
+            return Prediction(case, reason=GRAPH_OF_ONE)
+        plain = replace(case, cached=False, cold=False, gpus=1, **at_hand)
         if plain.key not in self._steps:
             self.progress.about((plain,))
             try:
@@ -57,6 +63,8 @@ class Predictions:
             self._steps[plain.key] = step
         found = replace(self._steps[plain.key], case=case)
         found = found.predicted_for(self._slowdowns) if self._slowdowns else found
+        if case.gpus > 1:
+            found = with_exchange(found, self._curves[case.gpus])
         if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
             return self._with_images_kept(found)
         if not case.fed or found.predicted is None:

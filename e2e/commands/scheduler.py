@@ -75,9 +75,10 @@ class Job:
         gpus = comparison.cases[0].gpus
         if self.work.request.train and not is_done:
             self.worker.use(gpus)
-        if self.work.predicts and gpus > 1:
+        known = gpus == 1 or self.work.request.exchange is not None
+        if self.work.predicts and not known:
             self.progress.say(ONE_GPU)
-        predicts = self.work.predicts and not is_done and gpus == 1
+        predicts = self.work.predicts and not is_done and known
         predicted = self.predictions.of(comparison) if predicts else {}
         if is_done and self.work.proposes and gpus == 1:
             run = self._proposed(run, comparison)
@@ -132,7 +133,7 @@ class Job:
     def _blank(self, prediction: Prediction) -> Training:
         case, network = prediction.case, self.work.network
         status = PREDICTED if prediction.predicted else "failed" if prediction.broke else "skipped"
-        units = network.units_per_sample * case.batch * case.accumulate
+        units = network.units_per_sample * case.batch * case.accumulate * case.gpus
         return Training(case, status, prediction.reason, network.unit, units)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:

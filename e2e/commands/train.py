@@ -101,7 +101,8 @@ def _carry_out(
     It is `whole` then, unless another request is going to add to it.
     """
     stages = StageTimes()
-    worker = TrainWorker(request.settings, here=here, gpus=gpus_of(request.arms)[0])
+    gpus = gpus_of(request.arms)[0] if request.train else 1  # one predicts for several
+    worker = TrainWorker(request.settings, here=here, gpus=gpus)
     try:
         with last_words(lambda: say_stopped("e2e", path)):
             from e2e.commands.plan import notes
@@ -151,7 +152,8 @@ def _opened(
     facts = worker.open_data()
     _steps_wanted(request, facts)
     _check_held_out(request.arms.base.held_out, facts)
-    _check_gpus(max(gpus_of(request.arms)), facts.devices)
+    if request.train:
+        _check_gpus(max(gpus_of(request.arms)), facts.devices)
     return Work(request, path, network, greeting, facts)
 
 

@@ -186,7 +186,11 @@ def _step(training: Training, prediction: Prediction) -> Step:
     assert prediction.simulated is not None
     measured_s = training.measured_s
     wait_s = prediction.wait_s if measured_s is None else measured_wait_s(training)
-    return Step(prediction.ops, prediction.simulated, measured_s, wait_s, prediction.wait_s)
+    exchange_s = (prediction.predicted and prediction.predicted.exchange_s) or 0.0
+    return Step(
+        prediction.ops, prediction.simulated, measured_s, wait_s, prediction.wait_s,
+        exchange_s=exchange_s,
+    )  # fmt: skip
 
 
 def _at_the_same_speed(prediction: Prediction, training: Training) -> Prediction:

@@ -16,6 +16,7 @@ from e2e.prediction.queue_model import OpCost, Simulated
 from e2e.results.terms import (
     ATTENTION,
     CONVOLUTIONS,
+    EXCHANGE,
     GAPS,
     LAYOUT,
     LOADER,
@@ -39,7 +40,8 @@ class Step:
     """One training step: its operations, the predicted times, and the measured one if known.
 
     All times are seconds per step. `data_wait_s` is the wait for the loader: measured if the step
-    was, else predicted. `predicted_wait_s` is always predicted. `predicted` includes neither.
+    was, else predicted. `predicted_wait_s` is always predicted. `exchange_s` is what the exchange
+    of gradients adds to a predicted step over several GPUs. `predicted` includes none of them.
     `launches` is how many kernels it launches, None where that is the number of operations.
     """
 
@@ -49,18 +51,19 @@ class Step:
     data_wait_s: float = 0.0
     predicted_wait_s: float = 0.0
     launches: int | None = None
+    exchange_s: float = 0.0
 
     @property
     def expected_s(self) -> float:
-        """The predicted step in seconds, with its predicted wait for the loader."""
-        return self.predicted.step_s + self.predicted_wait_s
+        """The predicted step in seconds, with its exchange and predicted wait for the loader."""
+        return self.predicted.step_s + self.exchange_s + self.predicted_wait_s
 
     @property
     def whole_s(self) -> float:
         """The step in seconds: measured if known, else predicted."""
         if self.measured_s is not None:
             return self.measured_s
-        return self.predicted.step_s + self.data_wait_s
+        return self.predicted.step_s + self.exchange_s + self.data_wait_s
 
     @property
     def source(self) -> str:
@@ -102,6 +105,9 @@ def ledger(
     if base.data_wait_s or other.data_wait_s:
         waits = [1e3 * step.data_wait_s for step in (base, other)]
         changes.append(LedgerLine(LOADER, waits[1] - waits[0], other.source, from_to(*waits)))
+    if base.exchange_s or other.exchange_s:
+        added = [1e3 * step.exchange_s for step in (base, other)]
+        changes.append(LedgerLine(EXCHANGE, added[1] - added[0], "predicted", from_to(*added)))
     first_ms, last_ms = 1e3 * base.whole_s, 1e3 * other.whole_s
     rest_ms = math.fsum([last_ms, -first_ms, *(-line.ms for line in changes)])
     measured = "measured" in (base.source, other.source)

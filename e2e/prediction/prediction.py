@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
 from e2e.prediction.queue_model import OpCost, Simulated, launched_at, simulate
+from e2e.results.exchange import Gradient
 from e2e.results.loader_types import Loading
 from e2e.results.types import BORDER, Predicted, Training
 from e2e.training.speed_readings import SlowdownRange, SpeedReading
@@ -24,7 +25,8 @@ class Prediction:
     predicted step that waits for the loader. The host times of `ops` and `framework_s` (host time
     outside the ops; of a captured step, all host time) are for a host at `slowdown` times the
     reference (1.25: 25 % slower). `host_error` is the relative error of the framework overhead on
-    the calibration networks; `speed_readings` are the slowdowns read during measurement.
+    the calibration networks; `speed_readings` are the slowdowns read during measurement;
+    `gradients` are those of a step.
     """
 
     case: TrainCase
@@ -40,6 +42,7 @@ class Prediction:
     framework_s: float = 0.0
     host_error: float = 0.0
     speed_readings: tuple[SpeedReading, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
 
     def predicted_for(self, slowdowns: SlowdownRange) -> Prediction:
         """The same step on a host with this range of slowdowns; unchanged if not predicted."""

@@ -108,7 +108,8 @@ class Predictor:
             if padded is None:
                 return Prediction(case, reason=NO_GAIN)
             ops = padded
-        at_1 = Prediction(plain, ops=ops, notes=profile.notes)
+        gradients = profile.traced.gradients
+        at_1 = Prediction(plain, ops=ops, notes=profile.notes, gradients=gradients)
         if plain.graph:
             captured = self._captured(case, profile, announce)
             costs = zip(profile.traced.ops, alone, strict=True)

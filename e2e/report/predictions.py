@@ -32,6 +32,11 @@ MOST_NAMED = 4
 MISSING = "missing from the prediction of {arms} (could not be replayed)"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
 CAPTURED = "captured steps (--graph): not predicted; the graph of their operations was timed"
+OF_ONE_GPU = "of one GPU: no exchange of gradients (see --exchange)"
+OVER_SEVERAL = (
+    "exchange: what is left of it after the backward pass, by the all-reduce times of --exchange; "
+    "efficiency: the step of one GPU over that of several"
+)
 AT_HOST_SPEED = (
     "at CPU speed: error after correcting for the CPU's speed while the step was measured"
 )
@@ -175,11 +180,32 @@ def alone_table(view: View) -> Table[Training]:
         Column(f"{unit}/s" if unit else "per s", rate, right=True),
         Column("ms/step", _of(lambda p: fmt.milliseconds(p.step_s)), right=True, drop=8),
         Column("95 %\ninterval", _of(interval), right=True, drop=9),
+        *_exchange_columns(arms),
         *_ratio_columns(view, arms, measured=False),
         Column("bottleneck", _limit, drop=6),
         Column("peak\nGB", _peak, right=True, drop=7),
     ]
     return arms_table(arms, columns, plain_row(arms))
+
+
+def _exchange_columns(arms: View) -> list[Column[Training]]:
+    """What several GPUs add; no column where all arms are of one."""
+    if not any(map(_added, arms.arms)):
+        return []
+    return [
+        Column("exchange\nadds ms", _added, right=True),
+        Column("efficiency", _efficiency, right=True),
+    ]
+
+
+def _added(arm: Training) -> str:
+    added_s = arm.predicted and arm.predicted.exchange_s
+    return "" if added_s is None else f"{1e3 * added_s:.2f}"
+
+
+def _efficiency(arm: Training) -> str:
+    share = arm.predicted and arm.predicted.efficiency
+    return "" if share is None else fmt.per_cent(100 * share)
 
 
 def raw_columns() -> list[Column[Training]]:
@@ -223,7 +249,8 @@ def beside_lines(view: View, width: int, *, details: bool = False) -> list[Text]
 
 def alone_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
     """The arms that were predicted but not timed, with notes; empty without any."""
-    return _lines(alone_table(view), [], view.only(is_alone), width, details)
+    notes = [OVER_SEVERAL if any(map(_added, view.arms)) else OF_ONE_GPU]
+    return _lines(alone_table(view), notes, view.only(is_alone), width, details)
 
 
 def _lines(
@@ -328,10 +355,17 @@ def _figures(arm: Training) -> str:
     parts = [
         f"{fmt.throughput(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
         f"{fmt.milliseconds(predicted.step_s)} ms/step",
+        _of_exchange(arm),
         f"{memory} GB" if memory else "",
         _bottleneck(predicted),
     ]
     return ", ".join(filter(None, parts))
+
+
+def _of_exchange(arm: Training) -> str:
+    """ "of which the exchange adds 1.20, an efficiency of 96 %"; "" for one GPU."""
+    added = _added(arm)
+    return f"of which the exchange adds {added} (efficiency {_efficiency(arm)})" if added else ""
 
 
 def _bottleneck(predicted: Predicted) -> str:

@@ -22,6 +22,10 @@ SCALING_NOTE = (
     "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same batch "
     "a GPU, strong: of all together"
 )
+PREDICTED_NOTE = (
+    "exchange adds: predicted / measured; predicted from the times of an all-reduce by its size, "
+    "with nothing beside it"
+)
 EXCHANGE_NOTES = (
     "adds: step less step without exchange (no_sync), which also leaves out the copies into "
     "buckets; alone: all-reduce of the same buckets, nothing beside it",
@@ -49,12 +53,27 @@ def scaling_table(view: View) -> Table[Scaled]:
         Column("of one", lambda row: fmt.throughput(row.one.per_s or 0.0), right=True),
         Column("efficiency", lambda row: ratio(row.efficiency), right=True),
     ]
-    return Table(columns, [Row(row) for row in scaled(view.arms)])
+    rows = scaled(view.arms)
+    if any(map(_added, rows)):
+        columns.append(Column("exchange\nadds ms", _added, right=True))
+    return Table(columns, [Row(row) for row in rows])
+
+
+def _added(row: Scaled) -> str:
+    """ "0.8 / 1.2 ±0.3": predicted and measured; "" without a prediction."""
+    predicted_s, exchange = row.predicted_exposed_s, row.many.exchange
+    if predicted_s is None or exchange is None:
+        return ""
+    return f"{1e3 * predicted_s:.2f} / {_exposed(exchange)}"
 
 
 def scaling_lines(view: View, width: int) -> list[Text]:
     """The table and how to read it; empty without rows."""
-    return table_lines(scaling_table(view), width, [SCALING_NOTE])
+    table = scaling_table(view)
+    notes = [SCALING_NOTE]
+    if any(_added(row.item) for row in table.items):
+        notes.append(PREDICTED_NOTE)
+    return table_lines(table, width, notes)
 
 
 def exchange_table(view: View) -> Table[Training]:

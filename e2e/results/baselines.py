@@ -6,10 +6,12 @@ Pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from e2e.case import NO_COMPRESSION, TrainCase
+from e2e.results.exchange import Curve, exposed_s
 from e2e.results.types import Training
 from microbench.results.values import Ratio
 
@@ -79,6 +81,38 @@ class Scaled:
             return Ratio(ratio, None)
         half = math.hypot(*(h for h in halves if h is not None))
         return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
+
+    @property
+    def predicted_exposed_s(self) -> float | None:
+        """What the exchange adds to the step, from its curve of all-reduce times; None without one.
+
+        Gradients are taken to become ready evenly over the backward pass. Its share of the step is
+        that over one GPU: the phases of several include the exchange.
+        """
+        exchange, phases = self.many.exchange, self.one.phases
+        backward = next((phase for phase in phases if phase.name == "backward"), None)
+        if exchange is None or not exchange.curve or backward is None:
+            return None
+        on_gpu = backward.gpu_s is not None
+        times_s = {p.name: (p.gpu_s or 0.0) if on_gpu else p.host_s for p in phases}
+        share = times_s["backward"] / (math.fsum(times_s.values()) or 1.0)
+        # Gradients are exchanged with the last of the batches of a step.
+        backward_s = share * exchange.local_s / self.many.case.accumulate
+        so_far = list(accumulate(exchange.buckets))
+        ready_s = [backward_s * bytes_ / so_far[-1] for bytes_ in so_far]
+        buckets = zip(exchange.buckets, ready_s, strict=True)
+        return exposed_s(buckets, backward_s, exchange.curve)
+
+
+def curves_of(trainings: Iterable[Training]) -> dict[int, Curve]:
+    """All-reduce times by size, for each number of GPUs; of several curves the longest."""
+    found: dict[int, Curve] = {}
+    for exchange in (training.exchange for training in trainings):
+        if exchange and exchange.curve:
+            known = found.get(exchange.ranks)
+            if known is None or known[-1].bytes < exchange.curve[-1].bytes:
+                found[exchange.ranks] = exchange.curve
+    return found
 
 
 def scaled(trainings: Sequence[Training]) -> list[Scaled]:

@@ -128,6 +128,8 @@ def _predicted_to_json(predicted: Predicted) -> Json:
     data = {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
     if not predicted.terms_ms:
         del data["terms_ms"]
+    if predicted.exchange_s is None:
+        del data["exchange_s"]
     return data
 
 
@@ -212,13 +214,20 @@ def _check_training(training: Training, where: str) -> None:
     for phase in training.phases:
         if phase.host_s < 0 or (phase.gpu_s or 0) < 0:
             raise ValueError(f"{where}.phases has a time under zero")
-    exchange = training.exchange
-    if exchange and (
-        exchange.ranks < 1 or min(exchange.bytes, exchange.local_s, exchange.alone_s) < 0
-    ):
-        raise ValueError(f"{where}.exchange has ranks, bytes or seconds that cannot be")
+    if training.exchange:
+        _check_exchange(training.exchange, f"{where}.exchange")
     if (training.state.power_w or 0) < 0:
         raise ValueError(f"{where}.power_w is {training.state.power_w}")
+
+
+def _check_exchange(exchange: Exchange, where: str) -> None:
+    sizes = [point.bytes for point in exchange.curve]
+    times_s = [point.alone_s for point in exchange.curve]
+    least = min(exchange.bytes, exchange.local_s, exchange.alone_s, *times_s)
+    if min([exchange.ranks, *sizes, *exchange.buckets]) < 1 or least < 0:
+        raise ValueError(f"{where} has ranks, bytes or seconds that cannot be")
+    if sizes != sorted(set(sizes)):
+        raise ValueError(f"{where}.curve has sizes that do not rise")
 
 
 def _check_steps(steps: StepTimes, where: str) -> None:
@@ -278,7 +287,7 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit not in (None, *LIMITS, BORDER):
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
-    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes"):
+    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes", "exchange_s"):
         if (getattr(predicted, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is {getattr(predicted, name)}")
     for name, ratio in predicted.speedup.items():

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 from microbench.results.values import Interval
 
 STRAGGLES = 0.05  # a rank that needs so much longer than the median of the others is named
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of a trained weight in the `layer` of this path; `dtype` is torch's name."""
+
+    layer: str
+    bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce of `bytes` a rank with nothing beside it: `alone_s` seconds."""
+
+    bytes: int
+    alone_s: float
+
+
+Curve = Sequence[AllReduce]  # of different sizes, the smallest first
 
 
 @dataclass(frozen=True)
@@ -18,6 +41,9 @@ class Exchange:
     same buckets with nothing beside it. `exposed_s` is what the exchange adds to the step: the
     difference of two timings, below 0 where noise is larger. `rank_local_s` is the step without
     exchange of each rank. Of one rank all but `bytes` and `rank_local_s` is 0.
+
+    `buckets` are the bytes that are reduced at once, in their order; `curve` is what an all-reduce
+    takes by its size. Older files have neither, and one rank no curve.
     """
 
     ranks: int
@@ -27,6 +53,8 @@ class Exchange:
     exposed_s: float
     exposed_ci95_s: Interval | None = None
     rank_local_s: tuple[float, ...] = ()
+    buckets: tuple[int, ...] = ()
+    curve: tuple[AllReduce, ...] = ()
 
     @property
     def overlapped(self) -> float | None:
@@ -56,3 +84,34 @@ class Exchange:
             if others and own_s > (1 + STRAGGLES) * median(others):
                 found[rank] = own_s / median(others)
         return found
+
+
+def all_reduce_s(curve: Curve, bytes_: int) -> float:
+    """Seconds of an all-reduce of these bytes, from a measured curve.
+
+    Between two points it is on their line, above the last one on the line of the last two (of one
+    point: in proportion to the bytes), and below the first one constant. Where a larger one was
+    faster, for noise, the slower time counts for both.
+    """
+    sizes = [point.bytes for point in curve]
+    times_s = list(accumulate((point.alone_s for point in curve), max))
+    if bytes_ <= sizes[0]:
+        return times_s[0]
+    if len(curve) == 1:
+        return times_s[0] * bytes_ / sizes[0]
+    end = min(bisect_left(sizes, bytes_), len(curve) - 1)
+    slope = (times_s[end] - times_s[end - 1]) / (sizes[end] - sizes[end - 1])
+    return times_s[end] + slope * (bytes_ - sizes[end])
+
+
+def exposed_s(buckets: Iterable[tuple[int, float]], backward_end_s: float, curve: Curve) -> float:
+    """Seconds from the end of the backward pass to that of the exchange, at least 0.
+
+    `buckets` are (bytes, the second at which the last of its gradients is ready), in their order.
+    A bucket is reduced once it is ready and the one before has been reduced. That the backward pass
+    is slower meanwhile is not modelled.
+    """
+    end_s = 0.0
+    for bytes_, ready_s in buckets:
+        end_s = max(end_s, ready_s) + all_reduce_s(curve, bytes_)
+    return max(0.0, end_s - backward_end_s)

@@ -153,7 +153,8 @@ class Predicted:
     not measured. `took_s` is how long predicting took by stage: "tracing", "operations" (those not
     known before), "real steps", "host". `paced_s` is the step at the host speed during the measured
     step, if known; its error is not the host speed's. `terms_ms` are the operations' milliseconds
-    alone by term of the ledger; {} where they are unknown.
+    alone by term of the ledger; {} where they are unknown. `exchange_s` is the part of the step
+    that the exchange of gradients adds over several GPUs; None for one GPU.
     """
 
     step_s: float
@@ -169,6 +170,12 @@ class Predicted:
     gpu_s: float | None = None
     host_s: float | None = None
     terms_ms: Mapping[str, float] = field(default_factory=dict[str, float])
+    exchange_s: float | None = None
+
+    @property
+    def efficiency(self) -> float | None:
+        """The step of one GPU over that of several, of the same batch each; None for one GPU."""
+        return None if self.exchange_s is None else 1 - self.exchange_s / self.step_s
 
     def beside(self, step_s: float | None) -> Predicted:
         """The same with its error (%) against a measured step in seconds; None: not measured."""

@@ -11,7 +11,7 @@ from e2e.data.types import Feed
 from e2e.results.exchange import Exchange
 from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
-from e2e.training.distributed.exchange import exchange_of
+from e2e.training.distributed.exchange import bytes_of, curve_of, exchange_of
 from e2e.training.distributed.together import BEGIN, DONE, TogetherTimer, follow
 from e2e.training.speed_readings import HostSpeed, SpeedByTurn
 from e2e.training.step_timer import (
@@ -247,7 +247,8 @@ class ArmTimer(Arms):
         rounds = [[median(block.times_s) for block in arm.blocks] for arm in arms]
         local = [block.ranks_s for block in found.local.blocks if isinstance(block, StepBlock)]
         ranks_s = [median(times) for times in zip(*local, strict=True)]
-        return exchange_of(self.ranks.world, found.bytes, list(zip(*rounds, strict=True)), ranks_s)
+        sizes = [bytes_of(bucket) for bucket in found.buckets]
+        return exchange_of(self.ranks.world, sizes, list(zip(*rounds, strict=True)), ranks_s)
 
     def step_alone(self, key: str) -> Callable[[], object]:
         """An arm's step, call by call and without its loader; the process is switched to it."""
@@ -277,7 +278,14 @@ class ArmTimer(Arms):
             waits = held.trainer.optimizer.waits
             host_s = None if waits else host_time(step, host_steps)
             steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
-        return replace(training, phases=phases, steps=steps)
+        return replace(training, phases=phases, steps=steps, exchange=self._with_curve(held))
+
+    def _with_curve(self, held: Held) -> Exchange | None:
+        """What is known of the arm's exchange, with its all-reduce by size."""
+        known, timed = held.training.exchange, held.exchange
+        if self.ranks is None or known is None or timed is None or self.ranks.world == 1:
+            return known
+        return replace(known, curve=curve_of(timed.buckets, known.alone_s, self.timer, self.ranks))
 
 
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
@@ -58,10 +59,10 @@ class Task:
 @dataclass
 class Exchanging:
     """What is timed beside an arm's step over several ranks: it without the exchange of gradients,
-    and the exchange alone, of `bytes` a step.
+    and the exchange alone, of `buckets` like those of a step.
     """
 
-    bytes: int
+    buckets: Sequence[Tensor]
     local: Arm
     alone: Arm
 
@@ -363,7 +364,7 @@ def _exchanging(held: Held) -> Exchanging:
     trainer, key, estimate_s = held.trainer, held.arm.key, held.arm.estimate_s
     buckets = buckets_of(trainer.spread, trainer.case.compress)
     return Exchanging(
-        sum(bucket.numel() * bucket.element_size() for bucket in buckets),
+        buckets,
         Arm(key + LOCAL, lambda: trainer.step(held.feed, exchange=False), estimate_s),
         Arm(key + ALONE, all_reduce_of(buckets), estimate_s),
     )

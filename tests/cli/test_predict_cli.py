@@ -163,6 +163,70 @@ class TestPredict:
         assert said in " ".join(ran.stdout.split())
 
 
+@pytest.fixture(scope="module")
+def exchanged(shop: Path) -> Path:
+    """A run of two ranks, for the times of its all-reduce."""
+    ran = run_here(
+        main, "e2e", *OWN, "--recipe", "fp32", "--batch", "4", "--gpus", "2", "--budget", "1",
+        "--json", "g.json", cwd=shop, XDG_STATE_HOME=str(shop / "state"), OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return shop / "g.json"
+
+
+class TestSeveralGpus:
+    """`predict --gpus`."""
+
+    def test_the_step_of_two_is_that_of_one_and_the_exchange(
+        self, shop: Path, exchanged: Path
+    ) -> None:
+        words = ("--gpus", "1,2", "--exchange", exchanged, "--json", "s.json")
+        recipes = ("--recipe", "fp32,amp-bf16", "--batch", "4")
+        ran = e2e(shop, "predict", *OWN, *recipes, *map(str, words))
+        assert ran.returncode == 0, ran.stderr
+        one, amp_of_one, two, amp_of_two = results(shop / "s.json")
+        (curve,) = [r["exchange"]["curve"] for r in results(exchanged)]
+        for alone, both in ((one, two), (amp_of_one, amp_of_two)):
+            assert (alone["case"]["gpus"], both["case"]["gpus"]) == (1, 2)
+            assert "exchange_s" not in alone["predicted"]
+            added_s = both["predicted"]["exchange_s"]
+            # All gradients are one bucket, and its last one is ready when the backward pass ends.
+            assert added_s == pytest.approx(curve[-1]["alone_s"], rel=0.5)
+            assert both["predicted"]["step_s"] == alone["predicted"]["step_s"] + added_s
+            assert both["step_units"] == 2 * alone["step_units"]
+        first, *changes, last = (line["ms"] for line in amp_of_two["ledger"])
+        assert first + math.fsum(changes) == pytest.approx(last, rel=1e-6)
+        assert last == pytest.approx(1e3 * amp_of_two["predicted"]["step_s"], rel=1e-6)
+        assert "gradient exchange" in [line["term"] for line in amp_of_two["ledger"]]
+        shown = " ".join(ran.stdout.split())
+        for said in ("efficiency", "of which the exchange adds", "by the all-reduce times"):
+            assert said in shown
+
+    def test_one_gpu_is_said_to_be_one(self, predicted: Ran) -> None:
+        assert "of one GPU: no exchange of gradients" in predicted.stdout
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--gpus", "2"), "--gpus needs --exchange"),
+            (("--exchange", "g.json"), "--exchange needs several GPUs"),
+            (("--gpus", "4", "--exchange", "g.json"), "no all-reduce times of 4 GPUs, only"),
+            (("--gpus", "2", "--exchange", "p.json"), "no all-reduce times of 2 GPUs, none"),
+            (("--gpus", "2", "--exchange", "none.json"), "none.json"),
+            (("--gpus", "2", "--exchange", "g.json", "--fixes"), "--fixes"),
+        ],
+    )
+    @pytest.mark.usefixtures("exchanged", "predicted")
+    def test_what_cannot_be_predicted_is_one_line(
+        self, shop: Path, words: tuple[str, ...], said: str
+    ) -> None:
+        ran = e2e(shop, "predict", *OWN, "--batch", "4", *words)
+        assert ran.returncode == 2
+        assert said in ran.stderr
+        assert len(ran.stderr.strip().splitlines()) == 1
+
+
 class TestVerify:
     """A training with `--verify`."""
 

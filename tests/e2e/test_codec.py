@@ -24,7 +24,7 @@ from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_training import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import LATER, from_json, to_json
-from e2e.results.exchange import Exchange
+from e2e.results.exchange import AllReduce, Exchange
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
@@ -99,7 +99,17 @@ FULL = Training(
     first_step_s=3.5,
     float8_layers=48,
     linear_layers=49,
-    exchange=Exchange(2, 10**8, 0.048, 0.004, 0.001, (0.0005, 0.0015), (0.047, 0.048)),
+    exchange=Exchange(
+        2,
+        10**8,
+        0.048,
+        0.004,
+        0.001,
+        (0.0005, 0.0015),
+        (0.047, 0.048),
+        (10**7, 9 * 10**7),
+        (AllReduce(2**16, 2e-5), AllReduce(9 * 10**7, 0.0035)),
+    ),
     skipped_steps=2,
     speedup={"fp32": Ratio(5.8, (5.7, 5.9)), "tf32": Ratio(1.9, None)},
     repeats=(
@@ -141,6 +151,7 @@ FULL = Training(
         gpu_s=0.049,
         host_s=0.0303,
         terms_ms={"convolutions": 10.25},
+        exchange_s=0.002,
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
@@ -274,7 +285,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
         "took_s": {"tracing": 1.1, "operations": 8.4}, "paced_s": 0.0501,
         "from_step": (), "gpu_s": 0.049, "host_s": 0.0303,
-        "terms_ms": {"convolutions": 10.25},
+        "terms_ms": {"convolutions": 10.25}, "exchange_s": 0.002,
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

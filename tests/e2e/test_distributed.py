@@ -164,7 +164,7 @@ seconds = st.floats(1e-4, 10)
     st.lists(st.tuples(seconds, seconds, seconds), min_size=2, max_size=9), st.integers(1, 10**9)
 )
 def test_one_rank_exchanges_nothing(rounds: list[tuple[float, float, float]], size: int) -> None:
-    found = exchange_of(1, size, rounds, [0.1])
+    found = exchange_of(1, [size], rounds, [0.1])
     assert (found.exposed_s, found.alone_s, found.exposed_ci95_s) == (0.0, 0.0, (0.0, 0.0))
     assert (found.overlapped, found.bus_bytes_per_s, found.stragglers) == (None, None, {})
     assert found.bytes == size
@@ -175,7 +175,7 @@ def test_exchange_by_difference(
     ranks: int, size: int, local_s: float, alone_s: float, hidden: float
 ) -> None:
     step_s = local_s + (1 - hidden) * alone_s
-    found = exchange_of(ranks, size, [(step_s, local_s, alone_s)] * 5, [local_s] * ranks)
+    found = exchange_of(ranks, [size], [(step_s, local_s, alone_s)] * 5, [local_s] * ranks)
     assert found.exposed_s == pytest.approx((1 - hidden) * alone_s, abs=1e-9)
     assert found.overlapped == pytest.approx(hidden, abs=1e-3)
     assert found.bus_bytes_per_s == pytest.approx(2 * (ranks - 1) / ranks * size / alone_s)
@@ -187,7 +187,7 @@ def test_exchange_by_difference(
 def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
     def width(noise: float) -> float:
         rounds = [(0.10 + noise * (i % 2), 0.08, 0.03) for i in range(8)]
-        ends = exchange_of(2, 1, rounds, [0.08, 0.08]).exposed_ci95_s
+        ends = exchange_of(2, [1], rounds, [0.08, 0.08]).exposed_ci95_s
         assert ends is not None
         return ends[1] - ends[0]
 
@@ -196,7 +196,7 @@ def test_the_interval_of_a_difference_grows_with_its_noise() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, 0.2), st.floats(0.1, 0.2), seconds), min_size=2))
 def test_what_the_exchange_adds_is_in_its_interval(rounds: list[tuple[float, ...]]) -> None:
-    found = exchange_of(2, 1, [(a, b, c) for a, b, c in rounds], [0.1, 0.1])
+    found = exchange_of(2, [1], [(a, b, c) for a, b, c in rounds], [0.1, 0.1])
     assert found.exposed_ci95_s is not None
     low, high = found.exposed_ci95_s
     assert low - 1e-9 <= found.exposed_s <= high + 1e-9
@@ -313,6 +313,11 @@ def test_one_command_over_one_process_and_two(folder: Path) -> None:
     assert (one["step_units"], two["step_units"]) == (8, 16)
     assert two["exchange"]["bytes"] == 2 * rounded["exchange"]["bytes"] == one["model_bytes"]
     assert len(two["exchange"]["rank_local_s"]) == 2
+    for exchange in (two["exchange"], rounded["exchange"]):
+        assert sum(exchange["buckets"]) == exchange["bytes"]
+        assert exchange["curve"][-1]["bytes"] == max(exchange["buckets"])
+        assert all(point["alone_s"] > 0 for point in exchange["curve"])
+    assert "predicted / measured" in out
     assert [len(r["repeats"]) for r in found] == [1, 1, 1]
     assert "efficiency" in out
     assert "Exchange of gradients" in out
@@ -328,6 +333,7 @@ def test_under_torchrun_rank_0_has_screen_and_file(folder: Path) -> None:
     (found,) = results(path)
     exchange = found["exchange"]
     assert (exchange["ranks"], exchange["exposed_s"], exchange["alone_s"]) == (1, 0.0, 0.0)
+    assert exchange["curve"] == []
     assert ran.stdout.count("Run file:") == 1
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from e2e.__main__ import main
 from e2e.results.terms import FLOAT8
 from e2e.results.types import Training
-from e2e.training.float8 import ROWWISE, TENSORWISE, convert, multiplied
+from e2e.training.float8 import E4M3, ROWWISE, TENSORWISE, convert, multiplied, quantized
 from microbench.results.runfile import read_run
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,8 @@ def test_a_product_is_that_of_float64(scaling: str, fast: bool, size: tuple[int,
     a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
     right = a.double() @ b.double().t()
     bound = ROUNDING * (a.abs().double() @ b.abs().double().t())
-    found = multiplied(a.bfloat16(), b.bfloat16(), rowwise=scaling == ROWWISE, fast=fast)
+    factors = (quantized(one.bfloat16(), E4M3, scaling == ROWWISE) for one in (a, b))
+    found = multiplied(*factors, fast=fast)
     assert ((found.double() - right).abs() <= bound + 1e-3).all()
 
 

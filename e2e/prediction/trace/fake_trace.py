@@ -27,6 +27,7 @@ from e2e.data.types import laid_out
 from e2e.networks import Network
 from e2e.prediction.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
+from e2e.results.exchange import Gradient
 from e2e.training.trainer import Trainer, memory_format, storage
 from kernels.aten import CannotReplay
 from kernels.error_words import one_line
@@ -42,7 +43,7 @@ class Trace:
     `held_bytes` are allocated before the step (weights, optimizer state, the batch, gradients of
     the last step); inputs and targets of a batch are `batch_bytes`. The host's own work grows with
     `module_calls` and with `weights`, the number of tensors that are updated. `fake`: nothing was
-    run.
+    run. `gradients` are in the order of the weights.
     """
 
     case: TrainCase
@@ -52,6 +53,7 @@ class Trace:
     module_calls: int
     weights: int
     fake: bool
+    gradients: tuple[Gradient, ...] = ()
 
 
 class CannotTrace(Exception):
@@ -119,11 +121,16 @@ def _recorded(
         held_bytes = recorder.begin()
         trainer.step(feed, recorder.mark)
         ops = recorder.end()
-    trained = sum(weight.requires_grad for weight in weights)
+    trained = tuple(
+        Gradient(name.rpartition(".")[0], weight.numel() * weight.element_size(), str(weight.dtype))
+        for name, weight in trainer.module.named_parameters()
+        if weight.requires_grad
+    )
     batch_bytes = sum(block_bytes(tensor) for tensor in feed.place(None))
     return Trace(
-        case, ops, held_bytes, batch_bytes, recorder.module_calls, trained, fake=module is not None
-    )
+        case, ops, held_bytes, batch_bytes, recorder.module_calls, len(trained),
+        fake=module is not None, gradients=trained,
+    )  # fmt: skip
 
 
 def fixed_feed(

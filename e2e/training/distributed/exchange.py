@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from e2e.case import NO_COMPRESSION
-from e2e.results.exchange import Exchange
+from e2e.results.exchange import AllReduce, Exchange
 from e2e.training.distributed.ranks import Ranks
 from microbench.timing.stats import median, median_interval
+from microbench.timing.timers import Timer
 
 WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what a hook makes of a gradient
+# Of the curve of all-reduce times: its smallest size, the ratio of two sizes, seconds for each.
+LEAST_BYTES, SIZE_RATIO, POINT_S = 2**16, 8, 0.01
+FEWEST, MOST = 3, 50  # all-reduces of a size
 
 
 def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
@@ -65,21 +69,53 @@ def all_reduce_of(buckets: Sequence[Tensor]) -> Callable[[], object]:
     return launch
 
 
+def bytes_of(bucket: Tensor) -> int:
+    """Bytes of what is exchanged at once."""
+    return bucket.numel() * bucket.element_size()
+
+
+def curve_of(
+    buckets: Sequence[Tensor], alone_s: float, timer: Timer, ranks: Ranks
+) -> tuple[AllReduce, ...]:
+    """All-reduces timed alone by size: the largest bucket, an eighth of it, and so on to 64 KiB.
+
+    `alone_s` is about what all the buckets take: it decides how often each is timed. All ranks call
+    it; the times are those of the slowest one. A step sends nothing larger at once.
+    """
+    whole = max(buckets, key=bytes_of)
+    least = LEAST_BYTES // whole.element_size()
+    found: list[AllReduce] = []
+    count = whole.numel()
+    while count == whole.numel() or count >= least:
+        part = whole[:count]
+        each_s = alone_s * bytes_of(part) / sum(map(bytes_of, buckets))
+        times = ranks.same(min(MOST, max(FEWEST, int(POINT_S / max(each_s, 1e-9)))))
+        launch = all_reduce_of([part])
+        timer.run(launch, 1)
+        slowest_s = max(ranks.gather(median(timer.block(launch, times).times_s)))
+        found.append(AllReduce(bytes_of(part), slowest_s))
+        count //= SIZE_RATIO
+    return tuple(reversed(found))
+
+
 def exchange_of(
     world: int,
-    bytes_: int,
+    buckets: Sequence[int],
     rounds: Sequence[tuple[float, float, float]],
     ranks_s: Sequence[float],
 ) -> Exchange:
-    """The exchange of `bytes_` a step, from rounds of (step, step without exchange, all-reduce
-    alone) in seconds, and the step of each rank without exchange. One rank exchanges nothing.
+    """The exchange of `buckets` (bytes) a step, from rounds of (step, step without exchange,
+    all-reduce alone) in seconds, and the step of each rank without exchange. One rank exchanges
+    nothing.
     """
+    of_step = tuple(buckets)
+    bytes_ = sum(of_step)
     if world == 1:
-        return Exchange(1, bytes_, 0.0, 0.0, 0.0, (0.0, 0.0), tuple(ranks_s))
+        return Exchange(1, bytes_, 0.0, 0.0, 0.0, (0.0, 0.0), tuple(ranks_s), of_step)
     _, without_s, alone_s = (median(times) for times in zip(*rounds, strict=True))
     exposed_s = median([with_s - local_s for with_s, local_s, _ in rounds])
     return Exchange(
-        world, bytes_, without_s, alone_s, exposed_s, _difference(rounds), tuple(ranks_s)
+        world, bytes_, without_s, alone_s, exposed_s, _difference(rounds), tuple(ranks_s), of_step
     )
 
 
