@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic
+from typing import Generic, TypeVar
 
 from kernels import quick_cache
 from kernels.case import Case, Target
 from kernels.tile_model import short_list
-from kernels.triton_config import Config
+
+Config = TypeVar("Config")
 
 NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few candidates, many
 HOW = TUNED, QUICK_TUNED, LENT, MODELLED = "tuned", "quick-tuned", "lent", "modelled"

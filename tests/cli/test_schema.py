@@ -34,7 +34,7 @@ ADDED = {
     "microbench/conditions.py": (
         (
             "class Conditions:",
-            '    rest: float = field(default=0.0, metadata=option("Before a case", kept=True))\n',
+            '    rest: float = choice(0.0, "Before a case", kept=True)\n',
         ),
     ),
 }
