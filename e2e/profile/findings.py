@@ -277,6 +277,8 @@ def _islands(seen: Seen) -> Iterator[Finding]:
 
 
 def _misaligned(seen: Seen) -> Iterator[Finding]:
+    if seen.parts.on_cpu:  # it has no Tensor Cores
+        return
     pieces = [
         piece for piece in seen.parts.pieces
         if is_product(piece) and types_of(piece.caller.ops) & HALF and misaligned(piece.caller.ops)

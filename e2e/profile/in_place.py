@@ -61,7 +61,7 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
     """The steps with their parts by term and, of what multiplies, by layer; longest first."""
     found: dict[tuple[str, ...], int] = defaultdict(int)
     for piece in parts.pieces:
-        found[_key(piece)] += piece.ns
+        found[_key(piece, on_cpu=parts.on_cpu)] += piece.ns
     longest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     device = str(recording.facts.get("device", ""))
     costs = findings(recording, parts, device, rules=rules_of_training(channels_last))
@@ -76,8 +76,10 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
     )
 
 
-def _key(piece: Piece) -> tuple[str, str, str, str, str]:
-    """What distinguishes a part from others: its fields but the time."""
+def _key(piece: Piece, *, on_cpu: bool) -> tuple[str, str, str, str, str]:
+    """What distinguishes a part from others: its fields but the time. Sizes are misaligned for
+    Tensor Cores alone.
+    """
     if piece.term == COMMUNICATION:
         return EXCHANGE, "", "", "", ""
     ops = piece.caller.ops
@@ -90,5 +92,6 @@ def _key(piece: Piece) -> tuple[str, str, str, str, str]:
     dtype = DTYPES[low[0]] if low else "float32" if types & SINGLE else ""
     return (
         piece.term, piece.caller.module, dtype,
-        misaligned(ops) if types & HALF else "", within if piece.term == LAYOUT else "",
+        misaligned(ops) if types & HALF and not on_cpu else "",
+        within if piece.term == LAYOUT else "",
     )  # fmt: skip

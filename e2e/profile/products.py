@@ -130,7 +130,7 @@ def _product(
         count, calls.ns, calls.kernel_ns, work.flops, work.bytes,
         floor.seconds if floor else None,
         on_tensor_cores(rate, precision, card, sorted(calls.kernels)),
-        bool(types_of(caller.ops) & HALF and misaligned(caller.ops)),
+        bool(not on_cpu and types_of(caller.ops) & HALF and misaligned(caller.ops)),
         floor is not None and floor.measured,
     )  # fmt: skip
 

@@ -232,6 +232,17 @@ def test_a_layer_has_the_same_name_over_several_gpus() -> None:
     assert not any(layer.startswith("module") for layer in layers)
 
 
+def test_no_size_is_misaligned_on_a_cpu_which_has_no_tensor_cores() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 13), nn.Linear(13, 4))
+    step = step_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        traced = traced_step(step, model, 2, named=True, channels_last=False)
+    products = [part for part in traced.parts if part.term == MATRIX_PRODUCTS]
+    assert "bfloat16" in {part.dtype for part in products}
+    assert {part.misaligned for part in products} == {""}
+    assert not any("multiple of" in cost.title for cost in traced.costs)
+
+
 def test_products_in_fp8_are_not_taken_for_float32() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 5, bias=False))
     assert convert(model, TENSORWISE) == (1, 2)
