@@ -1,4 +1,4 @@
-"""Words of a command that nobody typed: of the run file that it goes on with, or of keywords."""
+"""Words of a command that were not typed: from the run file to resume, or from keywords."""
 
 from __future__ import annotations
 
