@@ -130,6 +130,14 @@ def test_a_stopped_rank_is_missed_where_nothing_is_exchanged(tmp_path: Path) -> 
     assert found.read_text() == "rank 1 does not answer"
 
 
+def test_ranks_that_have_left_are_not_missed(tmp_path: Path) -> None:
+    subprocess.run(
+        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path), "left"],
+        env=ranks_environment(), check=True, timeout=120,
+    )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.ended", "1.ended"]
+
+
 def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
     first, second = (rank["agreement"] for rank in two)
     assert first["none"] == second["none"] == "fine"

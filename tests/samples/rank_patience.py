@@ -2,6 +2,7 @@
 
 `torchrun -m samples.rank_patience FOLDER`: each writes what it found to FOLDER/RANK.pt.
 `torchrun -m samples.rank_patience FOLDER stopped`: rank 0 writes whom it misses to FOLDER/missed.
+`torchrun -m samples.rank_patience FOLDER left`: both leave, and rank 0 ends long after rank 1.
 """
 
 from __future__ import annotations
@@ -39,6 +40,21 @@ def stopped(folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def left(folder: Path) -> None:
+    """Leave together, and end at other times."""
+    beats.BEAT_S, beats.MISSED = 0.1, 10
+    place = place_of(os.environ)
+    assert place
+    ranks = Ranks.join(place, CPU, (folder / "missed").write_text)
+    with ranks.part():
+        pass
+    ranks.leave()
+    if place.rank == 0:
+        time.sleep(SLOW_S)
+    (folder / f"{place.rank}.ended").touch()
+    os._exit(0)
+
+
 def slow(folder: Path) -> None:
     """Be late where nothing is exchanged, then where something is."""
     limits.EXCHANGE_S, limits.AGREE_S = EXCHANGE_S, AGREE_S
@@ -70,4 +86,5 @@ def slow(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    (stopped if sys.argv[2:] else slow)(Path(sys.argv[1]))
+    what = {"stopped": stopped, "left": left}.get("".join(sys.argv[2:]), slow)
+    what(Path(sys.argv[1]))

@@ -17,24 +17,29 @@ BEAT_S = 2.0  # between two signs of life
 MISSED = 20  # looks without a new one, after which a rank is lost: 40 s
 
 
-def watch(store: Any, rank: int, world: int, lost: Callable[[str], None]) -> None:
+def watch(store: Any, rank: int, world: int, lost: Callable[[str], None]) -> Callable[[], None]:
     """Send this rank's signs of life from now on, in a thread, and look for those of the others.
 
     `store` is torch's, and not used by another thread. Rank 0 looks for all ranks, the others for
-    rank 0. Where some are missed, `lost` is called with one line, and this process ends.
+    rank 0. Where some are missed, `lost` is called with one line, and this process ends. What is
+    returned ends the watch: ranks that leave are not missed.
     """
+    over = threading.Event()
     others = range(1, world) if rank == 0 else range(1)
     thread = threading.Thread(
-        target=_run, args=(store, rank, others, lost), name="signs of life", daemon=True
+        target=_run, args=(store, rank, others, lost, over), name="signs of life", daemon=True
     )
     thread.start()
+    return over.set
 
 
-def _run(store: Any, rank: int, others: Sequence[int], lost: Callable[[str], None]) -> None:
+def _run(
+    store: Any, rank: int, others: Sequence[int], lost: Callable[[str], None],
+    over: threading.Event,
+) -> None:  # fmt: skip
     seen, looks = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
-    rest = threading.Event()
     with suppress(RuntimeError):  # the store has ended, and all ranks with it
-        while not rest.wait(BEAT_S):
+        while not over.wait(BEAT_S):
             store.add(_key(rank), 1)
             for other in others:
                 now = store.add(_key(other), 0)

@@ -41,12 +41,15 @@ class RanksLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of torchrun. `control` is the group of gloo."""
+    """This process among those of torchrun. `control` is the group of gloo; `end_watch` ends that
+    for signs of life.
+    """
 
     rank: int
     world: int
     device: torch.device
     control: Any
+    end_watch: Callable[[], None]
 
     @staticmethod
     def join(place: Place, device: torch.device, lost: Callable[[str], None]) -> Ranks:
@@ -59,13 +62,13 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(device)
         store = _met(place)
-        watch(store.clone(), place.rank, place.world, lost)
+        end_watch = watch(store.clone(), place.rank, place.world, lost)
         ranks.init_process_group(
             "nccl" if cuda else "gloo", store=store, rank=place.rank, world_size=place.world,
             timeout=timedelta(seconds=EXCHANGE_S), device_id=device if cuda else None,
         )  # fmt: skip
         control = ranks.new_group(backend="gloo", timeout=timedelta(seconds=WAITS_S))
-        return Ranks(place.rank, place.world, device, control)
+        return Ranks(place.rank, place.world, device, control, end_watch)
 
     @property
     def leads(self) -> bool:
@@ -170,7 +173,8 @@ class Ranks:
             _torch_ranks().all_reduce(number)
 
     def leave(self) -> None:
-        """End the groups, as far as that can be."""
+        """End the groups, as far as that can be; ranks that end now are not missed."""
+        self.end_watch()
         with _lost("", quiet=True):
             _torch_ranks().destroy_process_group()
 
