@@ -19,8 +19,9 @@ from microbench.timing import L2_STATES, REGIMES, TIMERS
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    """The patterns of a list with commas."""
-    return tuple(word for word in map(str.strip, text.split(",")) if word)
+    """The patterns of a list with commas; a kernel's name stands for all of its labels."""
+    words = [word for word in map(str.strip, text.split(",")) if word]
+    return tuple(word if "/" in word else f"{word}/*" for word in words)
 
 
 def _patterns_of_labels(name: str, value: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernels.case import Case
-from microbench.conditions import Conditions
+from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
 from microbench.sweep import Group
 from microbench.worker import Worker, WorkerDied, Workers
@@ -124,3 +124,7 @@ def test_a_child_that_falls_silent_counts_as_hung_and_is_ended() -> None:
         closer.start()
         closer.join(10)
         assert not closer.is_alive()
+
+
+def test_a_kernel_s_name_leaves_out_all_of_its_labels() -> None:
+    assert patterns("gluon, conv_*,tma/*x128*") == ("gluon/*", "conv_*/*", "tma/*x128*")

@@ -47,8 +47,10 @@ def _run(
                 seen[other] = now
             silent = [str(other) for other in others if looks[other] >= MISSED]
             if silent:
-                lost(missed(silent))
-                os._exit(1)
+                try:
+                    lost(missed(silent))
+                finally:
+                    os._exit(1)
 
 
 def missed(ranks: Sequence[str]) -> str:
