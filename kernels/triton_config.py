@@ -143,6 +143,8 @@ def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Seque
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
     """Those found that are not left out. Raises CannotRun where there are none."""
     left = [config for config in found if target.has(config.label)]
+    if found and not left:
+        raise CannotRun(f"--without {','.join(target.without)} leaves no Triton configuration")
     if not left:
         raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
     return left

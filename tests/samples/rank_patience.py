@@ -29,29 +29,31 @@ EXCHANGE_S, AGREE_S, SLOW_S = 1.0, 2.0, 3.0
 CPU = torch.device("cpu")
 
 
-def stopped(folder: Path) -> None:
-    """Stop rank 1, and wait for it where each may take long."""
-    beats.BEAT_S, beats.MISSED = 0.1, 20
+def watched(folder: Path, looks: int) -> Ranks:
+    """Ranks of which rank 0 writes whom it misses, after so many looks."""
+    beats.BEAT_S, beats.MISSED = 0.1, looks
     place = place_of(os.environ)
     assert place
-    ranks = Ranks.join(place, CPU, (folder / "missed").write_text)
+    return Ranks.join(place, CPU, (folder / "missed").write_text)
+
+
+def stopped(folder: Path) -> None:
+    """Stop rank 1, and wait for it where each may take long."""
+    ranks = watched(folder, 20)
     with ranks.part():
-        if place.rank == 1:
+        if ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def left(folder: Path) -> None:
     """Leave together, and end at other times."""
-    beats.BEAT_S, beats.MISSED = 0.1, 10
-    place = place_of(os.environ)
-    assert place
-    ranks = Ranks.join(place, CPU, (folder / "missed").write_text)
+    ranks = watched(folder, 10)
     with ranks.part():
         pass
     ranks.leave()
-    if place.rank == 0:
+    if ranks.rank == 0:
         time.sleep(SLOW_S)
-    (folder / f"{place.rank}.ended").touch()
+    (folder / f"{ranks.rank}.ended").touch()
     os._exit(0)
 
 
