@@ -13,6 +13,8 @@ from itertools import islice
 from math import ceil
 from typing import TypeVar
 
+from kernels.triton_config import LINE_BYTES, SECTOR_BYTES
+
 Config = TypeVar("Config")
 
 WARPGROUP_ROWS = 64  # rows of the first operand of one wgmma; smaller tiles use mma.sync
@@ -23,6 +25,7 @@ ONE_ROW_OF_WARPGROUPS = 1.15  # a tile of 64 rows: one warpgroup multiplies, not
 MMA_SYNC_SLOWDOWN = 1.6  # mma.sync reaches 63 % of wgmma's rate on Hopper
 L2_BYTES_PER_CLOCK = 56  # of one SM
 STRADDLING = 1.5  # bytes that L2 moves for rows that do not start on a line of 128 bytes
+SPLIT_SECTORS = 2.0  # and for those that do not even start on a sector of 32
 DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
 START_CLOCKS = 3000  # launch, and the first loads
 LAUNCH_CLOCKS = 4000  # of another kernel
@@ -57,8 +60,8 @@ class Work:
     `columns`, added up over `depth` elements (those in the padding too), `step` at a time.
     `flop_per_clock` is an SM's rate. `pieces` are the widths of its products where they are several
     side by side. `resident` programs share an SM. `loaded` scales a tile's loads, where operands
-    are kept or overlap. `straddles`: rows do not start on 128 bytes. `moved` is the least traffic
-    of the problem in bytes, `extra_moved` that of `launches` further kernels.
+    are kept or overlap; `spread`, where their rows straddle lines or sectors. `moved` is the least
+    traffic of the problem in bytes, `extra_moved` that of `launches` further kernels.
     """
 
     tiles: int
@@ -72,7 +75,7 @@ class Work:
     pieces: tuple[int, ...] = ()
     resident: int = 1
     loaded: float = 1.0
-    straddles: bool = False
+    spread: float = 1.0
     moved: float = 0.0
     launches: float = 0
     extra_moved: float = 0.0
@@ -81,6 +84,13 @@ class Work:
 def pieces(columns: int) -> tuple[int, ...]:
     """The powers of two that a width is the sum of, the largest first: 144 is 128 + 16."""
     return tuple(1 << bit for bit in reversed(range(columns.bit_length())) if columns & (1 << bit))
+
+
+def spread(row_bytes: int) -> float:
+    """Bytes that L2 moves for a byte of rows `row_bytes` apart, each of which is read alone."""
+    if LINE_BYTES % row_bytes == 0 or row_bytes % LINE_BYTES == 0:
+        return 1.0
+    return STRADDLING if row_bytes % SECTOR_BYTES == 0 else SPLIT_SECTORS
 
 
 def busiest_tiles(tiles: int, sm_count: int) -> int:
@@ -116,7 +126,7 @@ def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
     """The model's SM clocks: the busiest SM's tiles or DRAM, whichever is longer, and launches."""
     busiest = busiest_tiles(work.tiles, sm_count)
     loads = (work.rows + work.columns) * work.depth * work.element_bytes * work.loaded
-    loads *= (STRADDLING if work.straddles else 1.0) / L2_BYTES_PER_CLOCK
+    loads *= work.spread / L2_BYTES_PER_CLOCK
     tile = max(product_clocks(work, kernel), loads) * kernel.slowdown
     steps = STEP_CLOCKS * ceil(work.depth / work.step) * ceil(busiest / work.resident)
     store = work.rows * work.columns * work.output_bytes / L2_BYTES_PER_CLOCK

@@ -17,6 +17,7 @@ from kernels.precision import Precision
 # CUDA driver API, cuTensorMapEncodeTiled
 TMA_ALIGNMENT = 16  # bytes, of every row and of every stride but the last
 LINE_BYTES = 128  # of a cache line, and of a swizzled row
+SECTOR_BYTES = 32  # the least that L2 reads
 MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 
@@ -101,6 +102,16 @@ class Step:
 def power_of_two(least: int) -> int:
     """The smallest power of two that is not below `least`, which is at least 1."""
     return 1 << (least - 1).bit_length()
+
+
+def copied_row(row_bytes: int) -> int:
+    """Bytes from one row to the next in a copy that TMA reads fast: a power of two up to a line,
+    then whole halves of one.
+    """
+    half = LINE_BYTES // 2
+    if row_bytes <= LINE_BYTES:
+        return power_of_two(max(TMA_ALIGNMENT, row_bytes))
+    return -(-row_bytes // half) * half
 
 
 def options(stages: int, warps: int) -> dict[str, int]:

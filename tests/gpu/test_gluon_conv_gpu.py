@@ -40,6 +40,9 @@ SHAPES = {
     "groups of 12 and 4": {"c": 60, "k": 20, "groups": 5, "h": 14, "w": 14},
     "few channels": {"c": 5, "k": 9, "h": 19, "w": 11},
     "16 channels": {"c": 16, "k": 16},
+    "few filters": {"c": 128, "k": 8, "h": 21, "w": 23, "r": 5, "s": 5, "padding": 2},
+    "24 channels": {"c": 24, "k": 24},
+    "72 channels, stride 2": {"c": 72, "k": 56, "h": 15, "w": 15, "stride": 2},
     "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
 }  # fmt: skip
 OTHER_PRECISIONS = (
@@ -49,7 +52,9 @@ OTHER_PRECISIONS = (
     "stem",
     "groups of 4",
 )
-TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels")
+TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels", "24 channels",
+         "72 channels, stride 2")  # fmt: skip
+WGRADS = ("few filters", "24 channels", "72 channels, stride 2", "few channels", "16 channels")
 
 
 def conv(which: str, precision: str, dims: dict[str, int]) -> Case:
@@ -119,7 +124,7 @@ def tiles(name: str, which: str) -> dict[tuple[int, ...], str]:
     for config in found:
         if config.kernel == data_config.GLUON:
             tail = gluon_config.halves(config.bk)[1]
-            tile = (config.pixels, tail > 0, config.split, config.per_sm)
+            tile = (config.pixels, tail > 0, config.split, config.per_sm, config.padded)
             first.setdefault(tile, config.label)
     return first
 
@@ -129,4 +134,17 @@ def tiles(name: str, which: str) -> dict[tuple[int, ...], str]:
 def test_every_kind_of_tile_is_right(name: str, which: str, gpu, pool) -> None:
     case = conv(which, "fp16", SHAPES[name])
     for label in tiles(name, which).values():
+        check(backend.parse(label), case, pool)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize("name", WGRADS)
+def test_every_way_to_a_weight_gradient_is_right(name: str, precision: str, gpu, pool) -> None:
+    case = conv("wgrad", precision, SHAPES[name])
+    first: dict[tuple[object, ...], str] = {}
+    for config in backend.ranked(case, gpu.target()):
+        if isinstance(config, wgrad_config.Config):
+            way = (config.kernel, config.taps > 1, config.bk, config.padded, config.splits > 1)
+            first.setdefault(way, config.label)
+    for label in first.values():
         check(backend.parse(label), case, pool)

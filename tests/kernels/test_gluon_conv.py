@@ -66,7 +66,8 @@ def configs(draw: st.DrawFn) -> Config:
     box = draw(st.sampled_from(BOXES))
     warps = 4 if box[0] * box[1] * box[2] == 64 else 8
     bk, bc = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((16, 32, 64)))
-    return Config(GLUON, box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
+    plain = Config(GLUON, box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
+    return replace(plain, padded=draw(st.booleans()))
 
 
 def carried_out(config: Config, shape: ConvShape, which: str, precision: str) -> tuple[Any, Any]:
@@ -112,6 +113,18 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
     "fp16",
 )
 @example(
+    ConvShape(2, 24, 5, 5, 40, 3, 3, 2, 1),
+    parse("conv_gluon/2x8x8x48x32/s3/w8/padded"),
+    "dgrad",
+    "fp16",
+)
+@example(
+    ConvShape(1, 72, 5, 5, 16, 3, 3, 1, 1),
+    parse("conv_gluon/2x8x8x16x64/s3/w8/padded"),
+    "fprop",
+    "fp16",
+)
+@example(
     ConvShape(1, 24, 3, 5, 130, 1, 1), parse("conv_gluon/1x1x64x144x64/s3/w4"), "fprop", "tf32"
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -123,6 +136,8 @@ def test_views_taps_and_tiles_make_the_convolution(
     if shape.groups > 1:
         possible = gluon_config.widths(what)
         config = replace(config, bk=possible[config.bk % len(possible)], split=1)
+    if what.pixel(padded=True) == what.pixel(padded=False):
+        config = replace(config, padded=False)
     assume(cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER))
     got, want = carried_out(config, shape, which, precision)
     assert torch.equal(got, want)

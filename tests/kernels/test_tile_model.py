@@ -46,7 +46,7 @@ works = st.builds(
     output_bytes=st.sampled_from([2, 4]),
     flop_per_clock=st.sampled_from([256, 2048, 4096, 8192]),
     resident=st.integers(1, 4),
-    straddles=st.booleans(),
+    spread=st.floats(1, 2),
     moved=st.floats(0, 1e10),
 )
 kernels = st.builds(
@@ -71,7 +71,7 @@ def test_more_work_of_any_kind_is_never_faster(work, kernel, sm_count, deeper, b
         {"moved": work.moved + bytes_more},
         {"launches": 1},
         {"extra_moved": bytes_more},
-        {"straddles": True},
+        {"spread": work.spread + 0.5},
         {"output_bytes": 8},
         {"flop_per_clock": work.flop_per_clock / 2},
     ):

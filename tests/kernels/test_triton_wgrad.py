@@ -49,6 +49,10 @@ SHAPES = {
     "3x3/2 unaligned, odd": (2, 17, 5, 7, 20, 3, 3, 2, 1, 1),
     "1x1 unaligned": (2, 19, 5, 7, 33, 1, 1, 1, 0, 1),
     "3x3/2 of one column": (2, 16, 6, 1, 16, 3, 3, 2, 1, 1),
+    "3x3 to 5 filters": (2, 40, 6, 9, 5, 3, 3, 1, 1, 1),
+    "5x5 of 20 to 8 filters, padding 1": (1, 20, 9, 7, 8, 5, 5, 1, 1, 1),
+    "3x3 of 24 to 72": (2, 24, 5, 7, 72, 3, 3, 1, 1, 1),
+    "3x3/2 of 24 to 40, even": (1, 24, 6, 8, 40, 3, 3, 2, 1, 1),
     "two groups": (2, 32, 5, 7, 48, 3, 3, 1, 1, 1, 2),
     "three groups, odd, stride 2": (1, 48, 5, 7, 72, 3, 3, 2, 1, 1, 3),
     "groups of 4 channels, the last block not whole": (1, 76, 5, 7, 76, 3, 3, 1, 1, 1, 19),
@@ -59,8 +63,10 @@ LABELS = (
     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1",
     "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2", "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x40",
     "wgrad_fold/1x16x32x32/t7/r2/s2/w4/x2", "wgrad_fold/2x8x32x32/t1/r1/s2/w4/x1",
-    "wgrad_fold/16x1x32x32/t3/r1/s2/w4/x2", "wgrad_pointer/1x32x64x128/t1/r1/s2/w4/x1",
-    "wgrad_pointer/1x16x32x128/t1/r1/s2/w4/x3",
+    "wgrad_fold/16x1x32x32/t3/r1/s2/w4/x2", "wgrad_swapped/1x16x32x32/t3/r2/s2/w4/x2",
+    "wgrad_swapped/2x8x32x64/t1/r2/s2/w4/x3", "wgrad_fold/1x16x32x128/t1/r2/s2/w4/x2",
+    "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2/padded", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded",
+    "wgrad_pointer/1x32x64x128/t1/r1/s2/w4/x1", "wgrad_pointer/1x16x32x128/t1/r1/s2/w4/x3",
 )  # fmt: skip
 LABELS_A_SHAPE = 2
 MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each

@@ -16,13 +16,14 @@ from kernels.conv.shape import ConvShape
 from kernels.conv.triton import depthwise_config, gluon_config
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import Kernel, Work
+from kernels.tile_model import Kernel, Work, spread
 from kernels.triton_config import (
     LINE_BYTES,
     MAX_BOX,
     MAX_INDEX,
     TMA_ALIGNMENT,
     Grammar,
+    copied_row,
     power_of_two,
 )
 
@@ -38,7 +39,7 @@ MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
 WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, GLUON)
 
-LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"))
+LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MAX_RESIDENT_CHANNELS = 256
@@ -51,6 +52,7 @@ class Config:
     `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
     are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
     number of parts that a tile is stored in, `per_sm` the programs of a walking kernel on one SM.
+    `padded`: conv_gluon reads a padded copy of pixels that it could read as they are, but slowly.
     """
 
     kernel: str
@@ -61,12 +63,13 @@ class Config:
     warps: int
     split: int = 1
     per_sm: int = 1
+    padded: bool = False
 
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
         numbers = (self.stages, self.warps, self.split, self.per_sm)
-        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers)
+        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers, self.padded)
 
     @property
     def pixels(self) -> int:
@@ -86,8 +89,8 @@ class Config:
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError for any other text."""
-    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), _ = LABELS.read(label)
-    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm)
+    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), padded = LABELS.read(label)
+    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm, padded)
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,14 @@ class Sum:
             return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
         return s.padding, s.padding
 
+    def pixel(self, padded: bool) -> int:
+        """Elements from one pixel of the input to the next, as conv_gluon reads it: in a copy
+        where pixels do not start on 16 bytes, or where one is asked for.
+        """
+        own = self.c * self.element_bytes
+        copied = padded or own % TMA_ALIGNMENT
+        return copied_row(own) // self.element_bytes if copied else self.c
+
     @cached_property
     def packed_channels(self) -> int:
         """Channels that the row kernels pad x to, 4 or 8: windows start on 16 bytes."""
@@ -269,8 +280,8 @@ def valid(
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
     TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
-    grouped = (GLUON, DEPTHWISE)
-    if which not in ("fprop", "dgrad") or (shape.groups > 1 and config.kernel not in grouped):
+    alone = shape.groups == 1 and not config.padded
+    if which not in ("fprop", "dgrad") or not (alone or config.kernel in (GLUON, DEPTHWISE)):
         return False
     size = precision.bytes_per_element
     if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
@@ -382,7 +393,10 @@ def _catalogue(what: Sum) -> Iterator[Config]:
         yield from _resident(what, widest, wide)
     for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what):
         for box in _boxes(pixels, what, GLUON):
-            yield Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
+            plain = Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
+            yield plain
+            if what.pixel(padded=True) != what.pixel(padded=False):
+                yield replace(plain, padded=True)
 
 
 def _depthwise(what: Sum) -> Iterator[Config]:
@@ -457,9 +471,9 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         return depthwise_config.work(config, what, kind)
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
-    edges = config.pixels + config.bk
     gluon = config.kernel == GLUON
-    copied = gluon and what.c * size % TMA_ALIGNMENT > 0  # TMA cannot read such pixels
+    pixel = what.pixel(config.padded) if gluon else what.c
+    copied = pixel != what.c
     return Work(
         tiles=tiles,
         rows=config.pixels,
@@ -471,12 +485,21 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
         pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
         resident=_together(config, size),
-        loaded=config.pixels / edges if config.kernel == RESIDENT else 1.0,
-        straddles=bool(what.c * size % LINE_BYTES),
+        loaded=_loaded(config, size),
+        spread=spread(pixel * size),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
         launches=int(copied) + int(gluon and what.packs(config.bk)),
-        extra_moved=2 * size * prod(what.image) * what.c if copied else 0,
+        extra_moved=size * prod(what.image) * (what.c + pixel) if copied else 0,
     )
+
+
+def _loaded(config: Config, element_bytes: int) -> float:
+    """What scales a tile's loads: RESIDENT keeps the weights. TMA reads pixel by pixel, and takes
+    as long for a part of a line as for a whole one.
+    """
+    if config.kernel == RESIDENT:
+        return config.pixels / (config.pixels + config.bk)
+    return 1.0 if config.kernel == POINTER else max(1.0, LINE_BYTES / (config.bc * element_bytes))
 
 
 def _together(config: Config, element_bytes: int) -> int:

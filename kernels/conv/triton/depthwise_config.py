@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from kernels.conv.shape import ConvShape
 from kernels.gpus import HOPPER
 from kernels.precision import Precision
-from kernels.tile_model import Work
-from kernels.triton_config import LINE_BYTES, MAX_INDEX, power_of_two
+from kernels.tile_model import Work, spread
+from kernels.triton_config import MAX_INDEX, power_of_two
 
 if TYPE_CHECKING:
     from kernels.conv.triton.data_config import Config, Sum
@@ -109,7 +109,7 @@ def work(config: Config, what: Sum, kind: Precision) -> Work:
         flop_per_clock=HOPPER.flop_per_clock["fp32"],
         resident=HOPPER.blocks_per_sm(32 * config.warps, held, 0),
         loaded=loaded / ((config.pixels + config.bk) * depth),
-        straddles=any(width * size % LINE_BYTES for width in (what.c, config.bk)),
+        spread=max(spread(width * size) for width in (what.c, config.bk)),
         moved=size * (prod(what.image) + prod(what.whole_output)) * what.k,
         launches=1,  # the weights are transposed
     )

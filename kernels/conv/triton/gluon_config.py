@@ -139,7 +139,8 @@ def fits(config: Config, what: Sum) -> bool:
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
     grouped = what.shape.groups == 1 or _blocks_fit(what, config.bk)
     shared = config.warps in (4, 8) and config.split in (1, 2)
-    return widths and deep and whole and grouped and shared
+    copied = not config.padded or what.pixel(padded=True) != what.pixel(padded=False)
+    return widths and deep and whole and grouped and shared and copied
 
 
 def _blocks_fit(what: Sum, bk: int) -> bool:

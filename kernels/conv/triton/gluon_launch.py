@@ -15,7 +15,7 @@ from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton import gluon_config as cfg
 from kernels.conv.triton.data_config import Config, Sum
 from kernels.conv.triton.gluon_kernel import conv_gluon
-from kernels.conv.triton.padding import apart, padded
+from kernels.conv.triton.padding import padded
 from kernels.precision import Precision
 from kernels.triton_config import Step
 
@@ -35,8 +35,8 @@ def bind(
     """
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
     source = operands.y if what.dgrad else operands.x
-    x, x_apart, copies = padded(source, prod(what.image), what.c)
-    w, k_major, prepared = _weights(operands, what, config.bk)
+    x, x_apart, copies = padded(source, prod(what.image), what.c, always=config.padded)
+    w, w_apart, k_major, prepared = _weights(operands, what, config.bk)
     block_c, block_k = what.block(config.bk)
     parities = cfg.parities(what)
     used = list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
@@ -47,7 +47,7 @@ def bind(
     word = cfg.word(what.k, what.element_bytes)
     args = (
         *_four([_view(x, view, (*config.box, config.bc)) for view in views]),
-        *(_filters(w, what, config, width, k_major) for width in (head, thin)),
+        *(_filters(w, w_apart, what, config, width, k_major) for width in (head, thin)),
         *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
         *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
         operands.output, *_tables(parities, used, x.device),
@@ -72,8 +72,9 @@ def _walk(config: Config, what: Sum, parities: int) -> tuple[int, ...]:
 
 def _weights(
     operands: ConvOperands, what: Sum, bk: int
-) -> tuple[torch.Tensor, bool, Sequence[Step]]:
-    """(weights, whether what is added up is adjacent, steps): [K, taps, C], pixels on 16 bytes.
+) -> tuple[torch.Tensor, int, bool, Sequence[Step]]:
+    """(weights, elements from row to row, whether what is added up is adjacent, steps): rows of
+    [K, taps, C] start on 16 bytes.
 
     dgrad reads them as they are, [C, taps, K] of its own sum, but in tf32, whose wgmma wants
     operands that are adjacent along what is added up. C is that of a block of groups.
@@ -83,17 +84,17 @@ def _weights(
     if what.packs(bk):
         return _packed(w, what, bk)
     if not what.dgrad or what.element_bytes == 2:
-        flat, _, steps = padded(w, s.k * taps, s.c // s.groups)
-        return flat, not what.dgrad, steps
+        flat, row, steps = padded(w, s.k * taps, s.c // s.groups)
+        return flat, row, not what.dgrad, steps
     swapped = torch.empty(s.c * taps * s.k, dtype=w.dtype, device=w.device)
     grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), taps)
     args = (w, swapped, s.k, taps, s.c, SWAP_BLOCK, SWAP_BLOCK)
     swap = Step(jit.swap_filters, grid, args, {"num_warps": 4})
-    flat, _, steps = padded(swapped, s.c * taps, s.k)
-    return flat, True, (swap, *steps)
+    flat, row, steps = padded(swapped, s.c * taps, s.k)
+    return flat, row, True, (swap, *steps)
 
 
-def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, bool, Sequence[Step]]:
+def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, int, bool, Sequence[Step]]:
     """What _weights gives where groups are multiplied together, or transposed."""
     s = what.shape
     taps, k, c = s.r * s.s, s.k // s.groups, s.c // s.groups
@@ -105,17 +106,18 @@ def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, bool, Se
     packed = torch.empty(elements, dtype=w.dtype, device=w.device)
     args = (w, packed, elements, taps, *sizes, *apart_in_w, k * taps * c, c, merged, PACK_BLOCK)
     step = Step(jit.pack_groups, (ceil(elements / PACK_BLOCK),), args, {"num_warps": 4})
-    return packed, transposed or not what.dgrad, (step,)
+    return packed, merged * sizes[1], transposed or not what.dgrad, (step,)
 
 
 def _filters(
-    w: torch.Tensor, what: Sum, config: Config, width: int, k_major: bool
+    w: torch.Tensor, row: int, what: Sum, config: Config, width: int, k_major: bool
 ) -> TensorDescriptor:
-    """The weights [rows, taps, columns] in boxes of `width` output channels by bc."""
+    """The weights [rows, taps, columns], rows `row` elements apart, in boxes of `width` output
+    channels by bc.
+    """
     taps, bc = what.shape.r * what.shape.s, config.bc
     block_c, block_k = what.block(config.bk)
     rows, columns = (what.k, block_c) if k_major else (what.c, block_k)
-    row = apart(columns, w.element_size())
     box = [width, 1, bc] if k_major else [bc, 1, width]
     return _descriptor(w, (rows, taps, columns), (taps * row, row, 1), box)
 

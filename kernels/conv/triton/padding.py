@@ -1,4 +1,6 @@
-"""Copies for TMA, whose pixels must start on 16 bytes: channels padded, at their counted cost."""
+"""Copies for TMA, whose pixels must start on 16 bytes, and are read fastest where they start on
+sectors and lines: channels padded, at their counted cost.
+"""
 
 # Typed by Triton's compiler.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -12,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_config import TMA_ALIGNMENT, Step
+from kernels.triton_config import TMA_ALIGNMENT, Step, copied_row
 
 BLOCK = 2048  # words that a program copies
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -37,28 +39,23 @@ def pad_pixels(
     tl.store(copied + first + tl.arange(0, BLOCK), value, inside)
 
 
-def apart(channels: int, element_bytes: int) -> int:
-    """Elements from one pixel to the next where pixels start on 16 bytes."""
-    whole = TMA_ALIGNMENT // element_bytes
-    return ceil(channels / whole) * whole
-
-
 def padded(
-    tensor: torch.Tensor, pixels: int, channels: int
+    tensor: torch.Tensor, pixels: int, channels: int, *, always: bool = False
 ) -> tuple[torch.Tensor, int, Sequence[Step]]:
     """(base, elements from pixel to pixel, steps) of pixels that TMA can read.
 
     tensor: pixels * channels elements in this order, channels_last or one-dimensional. It is its
-    own base, without a step, where its pixels start on 16 bytes; else the base is a padded copy,
-    allocated here (torch.OutOfMemoryError), which the step fills.
+    own base, without a step, where its pixels start on 16 bytes, unless they shall `always` start
+    where TMA reads them fastest; else the base is a padded copy, allocated here
+    (torch.OutOfMemoryError), which the step fills.
     """
     flat = tensor if tensor.ndim == 1 else tensor.permute(0, 2, 3, 1).reshape(-1)
     size = tensor.element_size()
-    step = apart(channels, size)
-    if step == channels:
+    step = copied_row(channels * size) // size
+    if step == channels or not (always or channels * size % TMA_ALIGNMENT):
         return flat, channels, ()
     copied = torch.empty(pixels * step, dtype=tensor.dtype, device=tensor.device)
-    word = channels * size & -(channels * size)
+    word = min(channels * size & -(channels * size), max(WORDS))
     per_word = word // size
     words = copied.numel() // per_word
     args = (

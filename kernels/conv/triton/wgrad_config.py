@@ -18,24 +18,26 @@ from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
 from kernels.triton_config import (
-    LINE_BYTES,
     MAX_BOX,
     MAX_INDEX,
     TMA_ALIGNMENT,
     Grammar,
+    copied_row,
     power_of_two,
 )
 
-TMA, FOLD, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_pointer"
+TMA, FOLD, SWAPPED, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_swapped", "wgrad_pointer"
 DEPTHWISE = "wgrad_depthwise"
-KERNELS = (TMA, FOLD, POINTER, DEPTHWISE)
-LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"))
+KERNELS = (TMA, FOLD, SWAPPED, POINTER, DEPTHWISE)
+FOLDS = (FOLD, SWAPPED)
+LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"), flag="padded")
 
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
 MAX_ACCUMULATORS = 192  # registers of a thread
 MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
-FOLDED_CHANNELS = 8  # C above this fills tiles of its own
+FOLDED_CHANNELS = 8  # fewer or as many fill no tile of their own
+MOST_FOLDED_CHANNELS = 32  # more fill one, and rows of taps would be too wide
 BLOCK = 64  # rows of a wgmma, and channels of a line: groups that are smaller share them
 
 
@@ -46,7 +48,9 @@ class Config:
     A multiplication is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
     wgrad_pointer: columns of R*S*C; wgrad_depthwise: kernel columns) over images*columns pixels of
     one row. A step takes `rows` rows and `taps` kernel rows; `stages` steps are buffered. `splits`
-    programs share the pixels of a tile of dw.
+    programs share the pixels of a tile of dw. wgrad_swapped is wgrad_fold with x and dy, and so
+    filters and channels, exchanged. `padded`: TMA reads padded copies of pixels that it could read
+    as they are, but slowly.
     """
 
     kernel: str
@@ -59,13 +63,14 @@ class Config:
     stages: int
     warps: int
     splits: int
+    padded: bool = False
 
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x44"."""
         sizes = (self.images, self.columns, self.bk, self.bc)
         numbers = (self.taps, self.rows, self.stages, self.warps, self.splits)
-        return LABELS.write(self.kernel, sizes, numbers)
+        return LABELS.write(self.kernel, sizes, numbers, self.padded)
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -88,8 +93,10 @@ class Config:
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError for any other text."""
-    kernel, (images, columns, bk, bc), (taps, rows, stages, warps, splits), _ = LABELS.read(label)
-    return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits)
+    kernel, sizes, numbers, padded = LABELS.read(label)
+    images, columns, bk, bc = sizes
+    taps, rows, stages, warps, splits = numbers
+    return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits, padded)
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,36 @@ class Fold:
         return cls(channels, window, width)
 
 
+def swappable(shape: ConvShape) -> bool:
+    """Whether the gradient is also that of the convolution with x and dy exchanged."""
+    plain = (shape.stride, shape.dilation, shape.groups) == (1, 1, 1)
+    return plain and shape.r == shape.s and shape.padding < shape.r
+
+
+def seen(config: Config, shape: ConvShape) -> ConvShape:
+    """The convolution whose gradient the kernels compute: for wgrad_swapped, whose x is dy."""
+    if config.kernel != SWAPPED:
+        return shape
+    return replace(
+        shape, c=shape.k, h=shape.p, w=shape.q, k=shape.c, padding=shape.r - 1 - shape.padding
+    )
+
+
+def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, int]:
+    """Elements from one pixel to the next of x and dy as TMA reads them, which are those of copies
+    where pixels do not start on 16 bytes, or where copies are asked for. `shape` is as `seen`.
+    """
+    size = kind.bytes_per_element
+    if config.kernel not in (TMA, *FOLDS):
+        return shape.c, shape.k
+
+    def pixel(channels: int) -> int:
+        copied = config.padded or channels * size % TMA_ALIGNMENT
+        return copied_row(channels * size) // size if copied else channels
+
+    return shape.c if config.kernel in FOLDS else pixel(shape.c), pixel(shape.k)
+
+
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
     registers, shared memory. Only POINTER runs all sizes.
@@ -131,6 +168,8 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
     if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
         return False
+    if config.padded and not _pays(config, shape, kind):
+        return False
     sizes = (config.pixels, config.bk, config.bc, config.warps)
     if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
         return False
@@ -138,6 +177,13 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
         one_row = config.images == config.taps == config.rows == 1
         return one_row and _fits(config, shape, kind, cap)
     return _tma_valid(config, shape, kind, cap)
+
+
+def _pays(config: Config, shape: ConvShape, kind: Precision) -> bool:
+    """Whether padded copies are others than those that must be made anyway."""
+    seen_shape = seen(config, shape)
+    plain = replace(config, padded=False)
+    return pixels_of(config, seen_shape, kind) != pixels_of(plain, seen_shape, kind)
 
 
 def _depthwise_valid(config: Config, shape: ConvShape) -> bool:
@@ -159,14 +205,17 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
     size = kind.bytes_per_element
     if not has_tma(cap) or shape.r % config.taps:
         return False
+    if config.kernel == SWAPPED and not swappable(shape):
+        return False
+    shape = seen(config, shape)
     if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
         return False
     if max(shape.n * shape.p * shape.q, shape.n * shape.h * shape.w) > MAX_INDEX:
         return False
     if shape.flat and config.kernel == TMA and (config.images > 1 or config.rows > 1):
         return False
-    if config.kernel == FOLD:
-        if shape.c > FOLDED_CHANNELS or shape.dilation > 1:
+    if config.kernel in FOLDS:
+        if shape.c > MOST_FOLDED_CHANNELS or shape.dilation > 1:
             return False
         if config.bc != Fold.of(shape, size).window:
             return False
@@ -224,11 +273,12 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
 
 def in_parts(config: Config, shape: ConvShape) -> bool:
     """Whether the sums go to scratch, from which a second launch makes dw."""
-    return config.splits > 1 or config.kernel == FOLD or blocks(shape)[0] > 1
+    return config.splits > 1 or config.kernel in FOLDS or blocks(shape)[0] > 1
 
 
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
+    shape = seen(config, shape)
     if config.kernel == DEPTHWISE:
         return ceil(shape.k / config.bk) * (shape.r // config.taps) * (shape.s // config.bc)
     _, count, k, c = blocks(shape)
@@ -236,13 +286,14 @@ def tiles(config: Config, shape: ConvShape) -> int:
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     groups = shape.r // config.taps
-    if config.kernel == FOLD:
+    if config.kernel in FOLDS:
         return filters * groups
     return filters * groups * shape.s * ceil(c / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
     """Steps over the pixels, of all splits together."""
+    shape = seen(config, shape)
     if config.kernel == POINTER or (config.kernel == TMA and shape.flat):
         return ceil(shape.n * shape.p * shape.q / config.pixels)
     row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
@@ -278,6 +329,7 @@ TILES = {
     ),
     3: ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8)),
 }  # fmt: skip
+FOLD_TILES = ((64, 4), (128, 4), (128, 8))  # (bk, warps)
 REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
 TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
 POINTER_TILES = (
@@ -294,7 +346,7 @@ def choices(
     that a search over the first ones tries every family of tiles.
     """
     ranked: dict[Config, float] = {}
-    for base in catalogue(shape, kind):
+    for base in _with_copies(shape, kind):
         if not valid(base, shape, which, kind, cap):
             continue
         found = [
@@ -327,6 +379,7 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
 FACTS: Mapping[str, Kernel] = {
     TMA: Kernel(),
     FOLD: Kernel(),
+    SWAPPED: Kernel(),
     POINTER: Kernel(slowdown=2.5),  # masks and 64-bit addresses
 }
 SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
@@ -342,7 +395,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     kernel = FACTS.get(config.kernel, Kernel())
     if kind.bytes_per_element > 2 and config.kernel != DEPTHWISE:
         kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
-    if config.kernel == POINTER and _copied(shape, kind):
+    if config.kernel == POINTER and _single(shape, kind):
         kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
     if config.kernel == TMA and min(config.images, config.columns) > 1:
         kernel = replace(kernel, slowdown=REGISTERS_SLOWDOWN * kernel.slowdown)
@@ -353,6 +406,9 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
     size, split = kind.bytes_per_element, in_parts(config, shape)
     depth = config.rows * config.pixels
     loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
+    what = seen(config, shape)
+    pixels = pixels_of(config, what, kind)
+    copies = sum(pixel != width for pixel, width in zip(pixels, (what.c, what.k), strict=True))
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     return Work(
         tiles=tiles(config, shape) * config.splits,
@@ -368,28 +424,28 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         pieces=(config.bc,) * config.taps,
         resident=blocks_per_sm(config, shape, kind),
         loaded=loaded / size,
-        straddles=any(width * size % LINE_BYTES for width in (shape.c, shape.k)),
-        moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
-        launches=int(split) + (len(_copied(shape, kind)) if config.kernel == TMA else 0),
+        spread=max(tile_model.spread(pixel * size) for pixel in pixels),
+        moved=_traffic(config, what, kind) * (SCATTERED if scattered else 1.0),
+        launches=int(split) + copies,
         extra_moved=8 * config.splits * part_elements(shape) if split else 0,
     )
 
 
 def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
-    copied = {FOLD: "y", TMA: "xy"}.get(config.kernel, "")
-    elements += 2 * sum(shape.elements(name) for name in _copied(shape, kind) if name in copied)
-    if config.kernel == FOLD:
+    sizes = (("x", shape.c), ("y", shape.k))
+    for (name, width), pixel in zip(sizes, pixels_of(config, shape, kind), strict=True):
+        if pixel != width:
+            elements += shape.elements(name) * (width + pixel) // width
+    if config.kernel in FOLDS:
         fold = Fold.of(shape, kind.bytes_per_element)
         elements += 2 * shape.n * shape.h * fold.width * fold.channels
     return elements * kind.bytes_per_element
 
 
-def _copied(shape: ConvShape, kind: Precision) -> str:
-    """Which of "x" and "y" TMA cannot read as they are: their pixels do not start on 16 bytes."""
-    size = kind.bytes_per_element
-    channels = (("x", shape.c), ("y", shape.k))
-    return "".join(name for name, count in channels if count * size % TMA_ALIGNMENT)
+def _single(shape: ConvShape, kind: Precision) -> bool:
+    """Whether pixels of x or dy do not start on 16 bytes, so that elements are loaded singly."""
+    return any(width * kind.bytes_per_element % TMA_ALIGNMENT for width in (shape.c, shape.k))
 
 
 def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
@@ -402,10 +458,18 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
         return
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
-    if shape.c <= FOLDED_CHANNELS and shape.groups == 1:
+    fewest = min(shape.c, shape.k if swappable(shape) else shape.c)
+    if fewest <= MOST_FOLDED_CHANNELS and shape.groups == 1:
         yield from _folded(shape, kind)
-    else:
+    if fewest > FOLDED_CHANNELS or shape.groups > 1:
         yield from _tma(shape, kind)
+
+
+def _with_copies(shape: ConvShape, kind: Precision) -> Iterator[Config]:
+    for base in catalogue(shape, kind):
+        yield base
+        if base.kernel == TMA and _pays(padded := replace(base, padded=True), shape, kind):
+            yield padded
 
 
 def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
@@ -430,10 +494,19 @@ def _tiles(images: int, columns: int, taps: int, kind: Precision) -> Sequence[tu
 
 
 def _folded(shape: ConvShape, kind: Precision) -> Iterator[Config]:
-    window = Fold.of(shape, kind.bytes_per_element).window
-    for (images, columns, rows), taps in product(places(shape, kind), {1, shape.r}):
-        base = Config(FOLD, images, columns, 64, window, taps, rows, 1, 4, 1)
-        yield from _staged(base, shape, kind)
+    kernels = [kernel for kernel in FOLDS if kernel == FOLD or swappable(shape)]
+    for kernel in kernels:
+        base = Config(kernel, 1, 1, 64, 1, 1, 1, 1, 4, 1)
+        what = seen(base, shape)
+        if what.c > MOST_FOLDED_CHANNELS or (kernel == SWAPPED and what.c >= what.k):
+            continue
+        window = Fold.of(what, kind.bytes_per_element).window
+        tried = product(places(what, kind), sorted({1, shape.r}), FOLD_TILES)
+        for (images, columns, rows), taps, (bk, warps) in tried:
+            if bk > max(64, power_of_two(what.k)):
+                continue
+            base = Config(kernel, images, columns, bk, window, taps, rows, 1, warps, 1)
+            yield from _staged(base, shape, kind)
 
 
 def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]:
@@ -460,6 +533,8 @@ def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
         yield from ((1, line, 1), (1, 2 * line, 1))
         return
     found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
+    if shape.n <= line // 4:
+        found.append((line // 4, 1))
     fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
     found += [(line // columns, columns) for columns in fitting[-2:]]
     computed: dict[tuple[int, int, int], float] = {}

@@ -178,15 +178,16 @@ def wgrad_pointer(
 @triton.jit
 def wgrad_reduce(
     parts, dw, elements, splits, split_elements, C, columns, part_c, part_columns,
-    group_elements, merged,
-    BS: tl.constexpr, BE: tl.constexpr,
+    group_elements, merged, R, K,
+    BS: tl.constexpr, BE: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
     """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
 
     parts: [splits][K*R][part_columns], where (s, c) lies at s*part_c + c; dw: [K*R][S*C], with
     columns = S*C and elements = K*R*S*C. Of dw's groups, group_elements long each, `merged` that
     follow one another share part_c channels of the parts, C each. A program adds up BE elements,
-    BS splits at a time.
+    BS splits at a time. SWAPPED: K, R, S, C are those of x and dy exchanged, so that dw is
+    [C, R, S, K] with rows and columns of the kernel in the opposite order.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
@@ -202,7 +203,13 @@ def wgrad_reduce(
             mask=mask,
             other=0.0,
         )
-    tl.store(dw + element, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)
+    to = element
+    if SWAPPED:
+        row = element // columns
+        filter = row // R
+        tap = (R - 1 - row % R) * (columns // C) + columns // C - 1 - column // C
+        to = ((column % C).to(tl.int64) * (R * (columns // C)) + tap) * K + filter
+    tl.store(dw + to, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -19,13 +19,15 @@ from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import (
     DEPTHWISE,
-    FOLD,
+    FOLDS,
     POINTER,
+    SWAPPED,
     Config,
     Fold,
     blocks,
     in_parts,
     part_elements,
+    seen,
     tiles,
 )
 from kernels.precision import Precision
@@ -47,8 +49,11 @@ def bind(
     for name in ("x", "y", "w"):
         if not getattr(operands, name).is_contiguous(memory_format=torch.channels_last):
             raise ValueError(f"{name} is not channels_last")
-    dw, shape = operands.w, operands.shape
-    fold = Fold.of(shape, dw.element_size()) if config.kernel == FOLD else None
+    dw, shape = operands.w, seen(config, operands.shape)
+    programs = tiles(config, operands.shape) * config.splits
+    if config.kernel == SWAPPED:
+        operands = replace(operands, x=operands.y, y=operands.x, shape=shape)
+    fold = Fold.of(shape, dw.element_size()) if config.kernel in FOLDS else None
     part_columns = fold.window if fold else shape.s * blocks(shape)[3]
     split_elements = shape.k * shape.r * fold.window if fold else part_elements(shape)
     parts = dw
@@ -57,7 +62,7 @@ def bind(
     if config.kernel == DEPTHWISE:
         steps = (depthwise_launch.weight_sums(config, operands, parts),)
     else:
-        steps = _products(config, operands, fold, parts, split_elements, precision)
+        steps = _products(config, operands, fold, parts, split_elements, precision, programs)
     if parts is dw:
         return steps
     channels = fold.channels if fold else blocks(shape)[3]
@@ -66,7 +71,7 @@ def bind(
 
 def _products(
     config: Config, operands: ConvOperands, fold: Fold | None, parts: torch.Tensor,
-    split_elements: int, precision: Precision,
+    split_elements: int, precision: Precision, programs: int,
 ) -> tuple[Step, ...]:  # fmt: skip
     """Copies, and the matrix multiplications that leave each split's sums in `parts`."""
     if config.kernel == POINTER:
@@ -75,9 +80,8 @@ def _products(
     else:
         copies, args = _tma_args(config, operands, fold, parts, split_elements)
         product = jit.wgrad_tma
-    grid = (tiles(config, operands.shape) * config.splits,)
     args = (*args, input_precision(precision))
-    return (*copies, Step(product, grid, args, options(config.stages, config.warps)))
+    return (*copies, Step(product, (programs,), args, options(config.stages, config.warps)))
 
 
 def _tma_args(
@@ -89,7 +93,8 @@ def _tma_args(
     """
     shape = operands.shape
     _, groups, group_k, group_c = blocks(shape)
-    y, y_apart, copies = padded(operands.y, shape.n * shape.p * shape.q, shape.k)
+    pixels = shape.n * shape.p * shape.q
+    y, y_apart, copies = padded(operands.y, pixels, shape.k, always=config.padded)
     if fold:
         sizes = (shape.n, shape.h, fold.width, fold.channels)
         x = torch.empty(sizes, dtype=y.dtype, device=y.device)
@@ -97,7 +102,8 @@ def _tma_args(
         apart, row, step = fold.channels, fold.width * fold.channels, shape.stride * fold.channels
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
-        x, apart, copied = padded(operands.x, shape.n * shape.h * shape.w, shape.c)
+        pixels = shape.n * shape.h * shape.w
+        x, apart, copied = padded(operands.x, pixels, shape.c, always=config.padded)
         copies = (*copies, *copied)
         if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
@@ -167,6 +173,6 @@ def _reduce(
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
         own, shape.s * own, channels, part_columns, elements // shape.groups, blocks(shape)[0],
-        splits, block,
+        shape.r, shape.k, splits, block, config.kernel == SWAPPED,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})

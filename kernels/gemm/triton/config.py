@@ -29,7 +29,7 @@ from kernels.gemm.triton.catalogue import (
 )
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import Fit, Kernel, Work, pieces
+from kernels.tile_model import STRADDLING, Fit, Kernel, Work, pieces
 from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, power_of_two
 
 __all__ = (
@@ -231,7 +231,7 @@ def _work(config: Config, problem: Problem) -> Work:
         resident=1
         if config.kernel in WALKING
         else HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared),
-        straddles=p.straddles(packed=config.kernel != POINTER),
+        spread=STRADDLING if p.straddles(packed=config.kernel != POINTER) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
         extra_moved=2 * packed * kind.bytes_per_element,
