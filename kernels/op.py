@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kernels.case import Candidate, Case, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.choosing import NONE, QUICK, WIDE
 from kernels.tuned import Tables, tables_for
 from kernels.user import UserBackend
@@ -107,6 +107,21 @@ class Op(ABC):
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target, or None. KeyError for an unknown back end."""
         return self.entry(case.backend).cannot_run(case, target)
+
+    def labels(self, case: Case, target: Target) -> frozenset[str]:
+        """Of all Triton configurations that may run the case, tuned ones included; none for another
+        back end, and where Triton cannot run it.
+        """
+        if case.backend != TUNED:
+            return frozenset()
+        try:
+            if self.cannot_run(case, target):
+                return frozenset()
+            options = self.entries[TUNED].load().options_of(case, target)
+            found = (*options.rank(), options.tuned, options.lent)
+        except (CannotRun, ImportError):
+            return frozenset()
+        return frozenset(config.label for config in found if config is not None)
 
     def save_tuned(self, case: Case, target: Target, label: str) -> Path:
         """Record the Triton configuration that won a search; the path of the user's table.

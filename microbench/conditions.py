@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from kernels import OPS
+from kernels.case import Case, Target
 from kernels.choosing import NONE, QUICK, WIDE
 from microbench.command_line import (
     Outputs,
@@ -22,6 +25,21 @@ def patterns(text: str) -> tuple[str, ...]:
     """The patterns of a list with commas; a kernel's name stands for all of its labels."""
     words = [word for word in map(str.strip, text.split(",")) if word]
     return tuple(word if "/" in word else f"{word}/*" for word in words)
+
+
+def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
+    """UserError for a pattern of --without that no Triton configuration of these cases matches."""
+    left = patterns(text)
+    for case in cases:
+        if not left:
+            return
+        labels = OPS[case.op].labels(case, target)
+        left = tuple(one for one in left if not any(fnmatchcase(label, one) for label in labels))
+    if left:
+        raise UserError(
+            f"--without: {left[0]!r} leaves out no Triton configuration of these cases on "
+            f"{target.name}"
+        )
 
 
 def _patterns_of_labels(name: str, value: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -13,6 +14,7 @@ from microbench.command_line import Outputs, Schema, at_least, check_options, ch
 from microbench.conditions import Conditions
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
+    from kernels.case import Case
     from microbench.results.types import NetworkUse, Run
     from microbench.runner import Schedule
     from microbench.sweep import Group
@@ -43,6 +45,10 @@ class Request(ABC):
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
         """The comparisons for a device of kind "cuda" or "cpu". UserError for a bad value."""
+
+    def cases(self, groups: Sequence[Group]) -> Iterable[Case]:
+        """Every case that may be measured, from the plan's groups."""
+        return [case for group in groups for case in group.cases]
 
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
         """The groups that a run still lacks; of a search, all groups to choose from."""
@@ -164,6 +170,15 @@ class PeakRequest(Request):
         from microbench.peak import plan_peak
 
         return plan_peak(self.conditions, kind, self.sizes)
+
+    def cases(self, groups: Sequence[Group]) -> Iterable[Case]:
+        """The plan's cases in every shape that the climb may reach."""
+        from microbench.peak import DIMENSIONS, sides_of
+
+        planned = super().cases(groups)
+        for sides in product(sides_of(self.sizes), repeat=len(DIMENSIONS)):
+            dims = dict(zip(DIMENSIONS, sides, strict=True))
+            yield from dict.fromkeys(replace(case, dims=dims) for case in planned)
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """A climb over shapes and layouts; --budget is seconds of it in all."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from kernels import OPS
 from kernels.user_folders import warn_not_kept
 from microbench.command_line import MAX_SEED, kept
-from microbench.conditions import Conditions
+from microbench.conditions import Conditions, check_without
 from microbench.errors import UserError
 from microbench.requests import REQUESTS, Request
 from microbench.results.types import NetworkUse, Run
@@ -63,6 +63,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         greeting = workers.greet()
         groups = request.plan(greeting.target.kind)
         _check_memory(groups, greeting)
+        check_without(asked.without, request.cases(groups), greeting.target)
         network = request.network(greeting.target.kind)
         if before is not None:
             _check_same_task(asked.outputs.resume, before, request.name, network)

@@ -140,25 +140,25 @@ class Child:
             self._errors.finish()
 
     def _send(self, request: tuple[object, ...]) -> None:
-        try:
+        with suppress(OSError):  # it has ended: what it said last, or its end, comes as the answer
             self._pipe.send(request)
-        except OSError:
-            raise WorkerDied(*self._end(ENDED)) from None
 
     def _answer(self, on_stage: OnStage, patience_s: float) -> Any:
         still_s = math.inf if isinstance(self._process, _Thread) else HANG_S
         news_s = alive_s = time.monotonic()
         while True:
             left_s = min(news_s + patience_s, alive_s + still_s) - time.monotonic()
-            if not self._pipe.poll(min(max(0.0, left_s), patience_s)):
+            wait_s = min(max(0.0, left_s), patience_s)
+            try:
+                message = self._pipe.recv() if self._pipe.poll(wait_s) else None
+            except (EOFError, OSError):
+                raise WorkerDied(*self._end(ENDED)) from None
+            if message is None:
                 self._process.kill()
                 key, stage = self._stage
                 silent_s = time.monotonic() - news_s
                 raise WorkerDied(key, f"hung: no response for {silent_s:.0f} s while {stage}")
-            try:
-                kind, *rest = self._pipe.recv()
-            except (EOFError, OSError):
-                raise WorkerDied(*self._end(ENDED)) from None
+            kind, *rest = message
             alive_s = time.monotonic()
             if kind == ALIVE:
                 continue

@@ -12,14 +12,13 @@ from e2e.commands.worker import TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.resident import kept_bytes, no_room
 from e2e.explain.annotate import Explainer
-from e2e.prediction.exchange import with_exchange
+from e2e.prediction.exchange import not_predicted, with_exchange
 from e2e.prediction.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.training.speed_readings import SlowdownRange, slowdown_range
 from microbench.device.host import usable_cores
 from microbench.worker import WorkerDied
 
-GRAPH_OF_ONE = "captured steps are of one GPU"
 LOAD_BUDGET_S = 4.0  # seconds of loading alone, where a prediction needs it
 
 
@@ -50,8 +49,8 @@ class Predictions:
     def of_case(self, case: TrainCase) -> Prediction:
         """The prediction of a case; where predicting fails or kills the process, the reason."""
         at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
-        if case.gpus > 1 and case.graph:
-            return Prediction(case, reason=GRAPH_OF_ONE)
+        if reason := not_predicted(case):
+            return Prediction(case, reason=reason)
         plain = replace(case, cached=False, cold=False, gpus=1, **at_hand)
         if plain.key not in self._steps:
             self.progress.about((plain,))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from e2e.case import NO_COMPRESSION, TrainCase
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost
 from e2e.results.exchange import Curve, Gradient, exposed_s
@@ -16,12 +17,27 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 Ready = tuple[int, float]  # bytes of a bucket, the second from which on it can be reduced
 
 
+def not_predicted(case: TrainCase) -> str | None:
+    """Why a step over several GPUs is not predicted; None where it is, and for one GPU."""
+    if case.gpus == 1:
+        return None
+    if case.graph:
+        return "captured steps are of one GPU"
+    if case.fed:
+        return "steps with a loader are predicted for one GPU"
+    if case.compress != NO_COMPRESSION:
+        return "the exchange of compressed gradients is not predicted"
+    return None
+
+
 def with_exchange(prediction: Prediction, curve: Curve) -> Prediction:
     """The prediction of a step over several GPUs, of which each takes the step of one.
 
-    `curve` is what an all-reduce over these takes. What the exchange adds is taken to be added to
-    any step: where CPU launch is the bottleneck some of it would hide, and the step is shorter.
+    `not_predicted` must have nothing against the case. `curve` is what an all-reduce over these
+    GPUs takes. What the exchange adds is taken to be added to any step: where CPU launch is the
+    bottleneck some of it would hide, and the step is shorter.
     """
+    assert not_predicted(prediction.case) is None
     predicted = prediction.predicted
     if predicted is None or prediction.simulated is None or prediction.case.gpus == 1:
         return prediction

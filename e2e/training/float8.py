@@ -11,6 +11,7 @@ and the weight in FP8 as backward multiplies them too, and keeps those. That cos
 backward a layer holds 1 byte a value of its weight, and 1 of its input, even where another layer
 holds the same input or torch.compile would have computed it again. Of a step of several batches a
 layer rounds its weight once, in `cast_once`, and holds 2 bytes a value of it until the last one.
+Without gradients, as in evaluation, a layer makes nothing for backward and keeps nothing.
 """
 
 from __future__ import annotations
@@ -54,16 +55,21 @@ class Float8Linear(nn.Linear):
         if len(rows) % MULTIPLE:
             product = rows @ self.weight.to(HIGH).t()
         else:
-            rowwise = self.scaling == ROWWISE
-            factors = self.kept
-            if factors is None:
-                factors = Float8ProductWeight.apply(self.weight, rowwise)
-            if self.keeps:
-                self.kept = factors
-            product = Float8Product.apply(rows, self.weight, rowwise, *factors)
+            product = self._product(rows, self.scaling == ROWWISE)
         output = product.view(*input.shape[:-1], self.out_features)
         bias = cast("Tensor | None", self.bias)
         return output if bias is None else output + bias.to(HIGH)
+
+    def _product(self, rows: Tensor, rowwise: bool) -> Tensor:
+        if not torch.is_grad_enabled():  # a Function is told that gradients are needed even here
+            weight = quantized(self.weight.to(HIGH), E4M3, rowwise)
+            return multiplied(quantized(rows, E4M3, rowwise), weight, fast=True)
+        factors = self.kept
+        if factors is None:
+            factors = Float8ProductWeight.apply(self.weight, rowwise)
+        if self.keeps:
+            self.kept = factors
+        return Float8Product.apply(rows, self.weight, rowwise, *factors)
 
 
 def convert(module: nn.Module, scaling: str) -> tuple[int, int]:

@@ -314,6 +314,7 @@ def test_bad_words_in_a_real_process() -> None:
     [
         (("--device", "tpu"), ("tpu", "cuda", "cpu")),
         (("--timer", "graph"), ("graph", "clock")),
+        (("--without", "gluon"), ("'gluon/*'", "leaves out no Triton configuration")),
         (("--sizes", "500000"), ("3000", "free")),  # 3 x 10^12 bytes
         (("--sizes", "9" * 400), ("cannot read", "MxNxK")),
     ],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.prediction.exchange import buckets_of, with_exchange
+from e2e.prediction.exchange import buckets_of, not_predicted, with_exchange
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.baselines import curves_of, scaled
@@ -181,6 +181,24 @@ def test_where_launching_is_the_bottleneck_gradients_come_as_the_host_launches()
     found = with_exchange(prediction(2, ops), (AllReduce(2 * MB, 7.0),)).predicted
     assert found is not None
     assert found.exchange_s == pytest.approx(9 + 7 + 7 - 15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"compress": "bf16"}, "compressed"),
+        ({"graph": True}, "captured"),
+        ({"data": "cifar10", "loader": "torchvision"}, "loader"),
+    ],
+)
+def test_what_the_model_of_the_exchange_lacks_is_refused(
+    changes: dict[str, object], said: str
+) -> None:
+    case = replace(prediction(2).case, **changes)  # type: ignore[arg-type]
+    assert said in (not_predicted(case) or "")
+    assert not_predicted(replace(case, gpus=1)) is None
+    with pytest.raises(AssertionError):
+        with_exchange(replace(prediction(2), case=case), line(1.0, MB))
 
 
 # ---------------------------------------------------------------- beside a measured one

@@ -146,16 +146,17 @@ def test_what_forward_keeps_gives_the_gradients_that_new_scales_do(
 
 
 class Counting(TorchDispatchMode):
-    """Counts scales that are found, and values that are rounded to FP8."""
+    """Counts scales that are found, values that are rounded to FP8, and copies of these."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scales = self.casts = 0
+        self.scales = self.casts = self.copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         self.scales += "vector_norm" in str(func)
         self.casts += "_to_copy" in str(func) and found.dtype in (E4M3, E5M2)
+        self.copies += "clone" in str(func) and found.dtype in (E4M3, E5M2)
         return found
 
 
@@ -195,6 +196,19 @@ def test_a_layer_keeps_a_byte_a_value_until_backward(scaling: str) -> None:
         layer(torch.randn(32, 64, requires_grad=True))
     assert sorted(t.shape for t in kept if t.dtype == E4M3) == [(64, 32), (64, 48)]
     assert all(t.dtype == torch.float32 and t.numel() <= 64 for t in kept if t.dtype != E4M3)
+
+
+@pytest.mark.parametrize("scaling", [TENSORWISE, ROWWISE])
+def test_evaluation_makes_nothing_for_backward(scaling: str) -> None:
+    layer, rows = nn.Linear(64, 48), torch.randn(32, 64)
+    convert(layer, scaling)
+    trained = layer(rows)
+    counting = Counting()
+    with torch.no_grad(), counting:
+        evaluated = layer(rows)
+    assert torch.equal(evaluated, trained)
+    assert (counting.scales, counting.casts) == (2, 2), "of the input and of the weight"
+    assert counting.copies == 0
 
 
 @pytest.mark.parametrize("frozen", ["input", "weight"])

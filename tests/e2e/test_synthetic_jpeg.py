@@ -401,6 +401,7 @@ def test_a_manifest_that_names_other_files_has_none_of_them_touched(tmp_path: Pa
     ("change", "said"),
     [
         (lambda folder: alter(folder, seed=2), "holds 40 images of 4 classes, seed 2 in 3 tar"),
+        (lambda folder: alter(folder, files_sha256=None), "is unfinished"),
         (lambda folder: alter(folder, format=0), "has no dataset that this version generated"),
         (lambda folder: alter(folder, shards=2), "in 2 tar files too, not 40 images of 4 classes"),
         (lambda folder: alter(folder, shards=None), "has no dataset"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from kernels.case import Case
-from microbench.conditions import Conditions, patterns
+from kernels.case import Case, Target
+from microbench.conditions import Conditions, check_without, patterns
 from microbench.errors import UserError
+from microbench.requests import REQUESTS, request_of
 from microbench.sweep import Group
 from microbench.worker import Worker, WorkerDied, Workers
 
@@ -128,3 +130,33 @@ def test_a_child_that_falls_silent_counts_as_hung_and_is_ended() -> None:
 
 def test_a_kernel_s_name_leaves_out_all_of_its_labels() -> None:
     assert patterns("gluon, conv_*,tma/*x128*") == ("gluon/*", "conv_*/*", "tma/*x128*")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "without", "refused"),
+    [
+        ("gemm", {}, "gluon", None),
+        ("gemm", {}, "pointer/*,gluon/nothing", "gluon/nothing"),
+        ("gemm", {}, "gluon,wgrad_tma", "wgrad_tma/*"),  # of convolutions
+        ("gemm", {"backend": "cublas"}, "gluon", "gluon/*"),
+        ("gemm", {"sizes": "4096"}, "skinny", "skinny/*"),  # no narrow side
+        ("gemm", {"sizes": "16x4096x4096"}, "skinny", None),
+        ("conv", {"backend": "cudnn,triton"}, "conv_gluon,conv_t?a/*", None),
+        ("conv", {"backend": "cudnn,triton"}, "conv_gluon/nothing", "conv_gluon/nothing"),
+        ("payoff", {"backend": "cudnn,triton"}, "conv_*/s99", "conv_*/s99"),
+        ("peak", {}, "gluon/*/direct", "gluon/*/direct"),  # no rows of C that TMA cannot store
+        ("peak", {"sizes": "16,4096,8192"}, "skinny", None),  # only the climb gets there
+    ],
+)
+def test_a_pattern_that_leaves_out_nothing_is_refused(
+    command: str, words: dict[str, str], without: str, refused: str | None
+) -> None:
+    pytest.importorskip("kernels.gemm.triton.backend")
+    request = request_of(REQUESTS[command], {**words, "without": without})
+    target = Target("cuda", "NVIDIA H200", (9, 0), 132)
+    cases = request.cases(request.plan("cuda"))
+    if refused is None:
+        check_without(without, cases, target)
+    else:
+        with pytest.raises(UserError, match=re.escape(f"{refused!r} leaves out no Triton")):
+            check_without(without, cases, target)

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 
 from microbench.child_pipes import Pipe
+from microbench.worker import WorkerDied
 
 SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
 
@@ -55,6 +56,12 @@ def hangs(pipe: Pipe, _: object) -> None:
     pipe.send(("ok", "ready"))
     pipe.recv()
     time.sleep(3600)
+
+
+def gives_up_while_idle(pipe: Pipe, reason: str) -> None:
+    """It ends before anything is asked of it."""
+    pipe.send(("ok", "ready"))
+    raise WorkerDied("", reason)
 
 
 def fails_after_its_parent(pipe: Pipe, error: Exception) -> None:

@@ -220,12 +220,17 @@ def _read_manifest(folder: Path) -> tuple[Plan, int]:
     """Which dataset a folder holds, and how many tar files. OtherContent when it is not one."""
     try:
         content: Any = read_json_file(folder / MANIFEST)
+        # Older versions wrote the manifest first, and this checksum when all was generated.
+        if content.get("files_sha256", "") is None:
+            raise OtherContent(f"{folder} is unfinished; delete it or name another folder")
         plan = Plan(content["images"], content["classes"], content["seed"])
         listed: int | list[Any] = content["shards"]  # a list in older versions
         shards = listed if isinstance(listed, int) else len(listed)
         if (content["what"], content["format"]) == (WHAT, FORMAT) and 0 <= shards <= plan.images:
             return plan, shards
-    except (OSError, UserError, ValueError, TypeError, KeyError):
+    except OtherContent:
+        raise
+    except (OSError, UserError, ValueError, TypeError, KeyError, AttributeError):
         pass
     raise OtherContent(
         f"{folder} is not empty, and has no dataset that this version generated; "
