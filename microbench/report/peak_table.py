@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from microbench import fmt
 from microbench.peak import DIMENSIONS, peak_of
-from microbench.report.arms import arms_of, rate_unit
+from microbench.report.arms import rate_unit
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import limits_for
@@ -19,10 +19,8 @@ def is_peak(run: Run) -> bool:
 
 def peaks_of(run: Run) -> list[Result]:
     """The best result of each precision, in the order asked; those that were measured."""
-    found = [
-        peak_of([r for r in run.results if r.case.precision_name == name])
-        for name in arms_of(run).asked
-    ]
+    names = dict.fromkeys(result.case.precision_name for result in run.results)
+    found = [peak_of([r for r in run.results if r.case.precision_name == name]) for name in names]
     return [result for result in found if result]
 
 
@@ -71,15 +69,19 @@ def _shape(result: Result) -> str:
 def peak_verdict(run: Run) -> list[str]:
     """ "fp16 reaches 812 TFLOP/s on NVIDIA H200, at 8192x16384x4096." and what was not measured."""
     peaks = peaks_of(run)
-    unit = rate_unit(peaks)
     regimes = {result.measurement.regime for result in peaks if result.measurement}
     how = f" ({', '.join(sorted(regimes))} clock)" if regimes else ""
     said = [
-        f"{result.case.precision_name} reaches {unit.text(result.flop_per_s or 0.0)} {unit.name} "
+        f"{result.case.precision_name} reaches {_rate(result)} "
         f"at {_shape(result)} by {fmt.clean(result.case.backend)}{how}."
         for result in peaks
     ]
     return [*said, *_missing(run, peaks)]
+
+
+def _rate(result: Result) -> str:
+    unit = rate_unit([result])
+    return f"{unit.text(result.flop_per_s or 0.0)} {unit.name}"
 
 
 def _missing(run: Run, peaks: Sequence[Result]) -> list[str]:
