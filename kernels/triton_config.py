@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Protocol, TypeVar
 
 from kernels.case import Candidate, CannotRun, Case, Target
@@ -104,14 +105,17 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def copied_row(row_bytes: int) -> int:
-    """Bytes from one row to the next in a copy that TMA reads fast: a power of two up to a line,
-    then whole halves of one.
+def row_for_tma(row_bytes: int, padded: bool) -> int:
+    """Bytes from one row to the next as TMA reads it: of the tensor itself where rows start on 16
+    bytes, else of a copy in whole sectors. `padded`: of a copy in parts of a line that are powers
+    of two, or whole lines.
     """
-    half = LINE_BYTES // 2
-    if row_bytes <= LINE_BYTES:
-        return power_of_two(max(TMA_ALIGNMENT, row_bytes))
-    return -(-row_bytes // half) * half
+    if padded and row_bytes <= LINE_BYTES:
+        return power_of_two(max(SECTOR_BYTES, row_bytes))
+    if not (padded or row_bytes % TMA_ALIGNMENT):
+        return row_bytes
+    whole = LINE_BYTES if padded else SECTOR_BYTES
+    return ceil(row_bytes / whole) * whole
 
 
 def options(stages: int, warps: int) -> dict[str, int]:

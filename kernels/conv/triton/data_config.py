@@ -23,8 +23,8 @@ from kernels.triton_config import (
     MAX_INDEX,
     TMA_ALIGNMENT,
     Grammar,
-    copied_row,
     power_of_two,
+    row_for_tma,
 )
 
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
@@ -52,7 +52,7 @@ class Config:
     `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
     are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
     number of parts that a tile is stored in, `per_sm` the programs of a walking kernel on one SM.
-    `padded`: conv_gluon reads a padded copy of pixels that it could read as they are, but slowly.
+    `padded`: conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
@@ -194,12 +194,8 @@ class Sum:
         return s.padding, s.padding
 
     def pixel(self, padded: bool) -> int:
-        """Elements from one pixel of the input to the next, as conv_gluon reads it: in a copy
-        where pixels do not start on 16 bytes, or where one is asked for.
-        """
-        own = self.c * self.element_bytes
-        copied = padded or own % TMA_ALIGNMENT
-        return copied_row(own) // self.element_bytes if copied else self.c
+        """Elements from one pixel of the input to the next, as conv_gluon reads it."""
+        return row_for_tma(self.c * self.element_bytes, padded) // self.element_bytes
 
     @cached_property
     def packed_channels(self) -> int:

@@ -35,13 +35,13 @@ def bind(
     """
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
     source = operands.y if what.dgrad else operands.x
-    x, x_apart, copies = padded(source, prod(what.image), what.c, always=config.padded)
+    x, x_apart, copies = padded(source, prod(what.image), what.c, lines=config.padded)
     w, w_apart, k_major, prepared = _weights(operands, what, config.bk)
     block_c, block_k = what.block(config.bk)
     parities = cfg.parities(what)
     used = list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
     step = 1 if what.dgrad else what.shape.stride
-    views = [cfg.view(what.image, what.c, x_apart, step, *at) for at in used]
+    views = [cfg.view(what.image, x_apart, x_apart, step, *at) for at in used]
     head, tail = cfg.halves(config.bk)
     thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
     word = cfg.word(what.k, what.element_bytes)
@@ -116,10 +116,9 @@ def _filters(
     channels by bc.
     """
     taps, bc = what.shape.r * what.shape.s, config.bc
-    block_c, block_k = what.block(config.bk)
-    rows, columns = (what.k, block_c) if k_major else (what.c, block_k)
+    rows = what.k if k_major else what.c
     box = [width, 1, bc] if k_major else [bc, 1, width]
-    return _descriptor(w, (rows, taps, columns), (taps * row, row, 1), box)
+    return _descriptor(w, (rows, taps, row), (taps * row, row, 1), box)
 
 
 def _outputs(

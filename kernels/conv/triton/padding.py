@@ -1,5 +1,8 @@
-"""Copies for TMA, whose pixels must start on 16 bytes, and are read fastest where they start on
-sectors and lines: channels padded, at their counted cost.
+"""Copies for TMA, whose pixels must start on 16 bytes: channels padded, at their counted cost.
+
+TMA takes up to twice as long for pixels that do not start and end on sectors of 32 bytes (24
+channels in fp16 beside 32, on one H100). So the channels of a copy are whole sectors, zeros at the
+end.
 """
 
 # Typed by Triton's compiler.
@@ -14,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_config import TMA_ALIGNMENT, Step, copied_row
+from kernels.triton_config import Step, row_for_tma
 
 BLOCK = 2048  # words that a program copies
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -40,19 +43,19 @@ def pad_pixels(
 
 
 def padded(
-    tensor: torch.Tensor, pixels: int, channels: int, *, always: bool = False
+    tensor: torch.Tensor, pixels: int, channels: int, *, lines: bool = False
 ) -> tuple[torch.Tensor, int, Sequence[Step]]:
     """(base, elements from pixel to pixel, steps) of pixels that TMA can read.
 
     tensor: pixels * channels elements in this order, channels_last or one-dimensional. It is its
-    own base, without a step, where its pixels start on 16 bytes, unless they shall `always` start
-    where TMA reads them fastest; else the base is a padded copy, allocated here
+    own base, without a step, where its pixels start on 16 bytes, or, with `lines`, on lines or
+    powers of two within one; else the base is a padded copy, allocated here
     (torch.OutOfMemoryError), which the step fills.
     """
     flat = tensor if tensor.ndim == 1 else tensor.permute(0, 2, 3, 1).reshape(-1)
     size = tensor.element_size()
-    step = copied_row(channels * size) // size
-    if step == channels or not (always or channels * size % TMA_ALIGNMENT):
+    step = row_for_tma(channels * size, lines) // size
+    if step == channels:
         return flat, channels, ()
     copied = torch.empty(pixels * step, dtype=tensor.dtype, device=tensor.device)
     word = min(channels * size & -(channels * size), max(WORDS))

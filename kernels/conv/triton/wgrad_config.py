@@ -22,8 +22,8 @@ from kernels.triton_config import (
     MAX_INDEX,
     TMA_ALIGNMENT,
     Grammar,
-    copied_row,
     power_of_two,
+    row_for_tma,
 )
 
 TMA, FOLD, SWAPPED, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_swapped", "wgrad_pointer"
@@ -49,8 +49,8 @@ class Config:
     wgrad_pointer: columns of R*S*C; wgrad_depthwise: kernel columns) over images*columns pixels of
     one row. A step takes `rows` rows and `taps` kernel rows; `stages` steps are buffered. `splits`
     programs share the pixels of a tile of dw. wgrad_swapped is wgrad_fold with x and dy, and so
-    filters and channels, exchanged. `padded`: TMA reads padded copies of pixels that it could read
-    as they are, but slowly.
+    filters and channels, exchanged. `padded`: TMA reads copies whose pixels start on lines, or
+    powers of two within one.
     """
 
     kernel: str
@@ -141,18 +141,15 @@ def seen(config: Config, shape: ConvShape) -> ConvShape:
 
 
 def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, int]:
-    """Elements from one pixel to the next of x and dy as TMA reads them, which are those of copies
-    where pixels do not start on 16 bytes, or where copies are asked for. `shape` is as `seen`.
+    """Elements from one pixel to the next of x and dy, as the kernel reads them. `shape` is as
+    `seen`.
     """
     size = kind.bytes_per_element
     if config.kernel not in (TMA, *FOLDS):
         return shape.c, shape.k
 
-    def pixel(channels: int) -> int:
-        copied = config.padded or channels * size % TMA_ALIGNMENT
-        return copied_row(channels * size) // size if copied else channels
-
-    return shape.c if config.kernel in FOLDS else pixel(shape.c), pixel(shape.k)
+    x, y = (row_for_tma(width * size, config.padded) // size for width in (shape.c, shape.k))
+    return shape.c if config.kernel in FOLDS else x, y
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
@@ -180,7 +177,7 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
 
 
 def _pays(config: Config, shape: ConvShape, kind: Precision) -> bool:
-    """Whether padded copies are others than those that must be made anyway."""
+    """Whether `padded` makes other copies than are made anyway."""
     seen_shape = seen(config, shape)
     plain = replace(config, padded=False)
     return pixels_of(config, seen_shape, kind) != pixels_of(plain, seen_shape, kind)

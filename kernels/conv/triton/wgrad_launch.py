@@ -94,7 +94,7 @@ def _tma_args(
     shape = operands.shape
     _, groups, group_k, group_c = blocks(shape)
     pixels = shape.n * shape.p * shape.q
-    y, y_apart, copies = padded(operands.y, pixels, shape.k, always=config.padded)
+    y, y_apart, copies = padded(operands.y, pixels, shape.k, lines=config.padded)
     if fold:
         sizes = (shape.n, shape.h, fold.width, fold.channels)
         x = torch.empty(sizes, dtype=y.dtype, device=y.device)
@@ -103,24 +103,23 @@ def _tma_args(
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
         pixels = shape.n * shape.h * shape.w
-        x, apart, copied = padded(operands.x, pixels, shape.c, always=config.padded)
+        x, apart, copied = padded(operands.x, pixels, shape.c, lines=config.padded)
         copies = (*copies, *copied)
         if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
         row, step = shape.w * apart, shape.stride * apart
         c, s, pad_w = group_c, shape.s, shape.padding
-        columns = shape.w // shape.stride
-        channels = step if shape.stride > 1 else shape.c
+        columns, channels = shape.w // shape.stride, step
     strides = (shape.h * row, row, step, 1)
-    n, p, q, k = shape.n, shape.p, shape.q, shape.k
+    n, p, q = shape.n, shape.p, shape.q
     x_odd = None
     if not fold and shape.w % shape.stride:  # a view of rank four has whole strides alone
-        odd_sizes, columns, channels = (n, shape.h, columns, shape.c), columns + 1, shape.c
+        odd_sizes, columns, channels = (n, shape.h, columns, apart), columns + 1, apart
         x_odd = _descriptor(config, x[apart:], odd_sizes, strides, config.bc)
     y_strides = (p * q * y_apart, q * y_apart, y_apart, 1)
     return copies, (
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
-        _descriptor(config, y, (n, p, q, k), y_strides, config.bk), out,
+        _descriptor(config, y, (n, p, q, y_apart), y_strides, config.bk), out,
         n, p, q, c, group_k, s, groups, shape.r // config.taps,
         config.splits, split_elements, shape.padding, pad_w, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
