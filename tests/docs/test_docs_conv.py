@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
-from samples.conv_tables import payoff_table, rival_table
+from samples.conv_tables import classes_table, payoff_table, rival_table
 
 from kernels import OPS, is_library
+from microbench.libraries import beside
 from microbench.report.layers_table import against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
 from microbench.results.runfile import read_run
@@ -214,3 +216,18 @@ def test_a_published_convolution_is_right_and_physical(name: str) -> None:
         if result.case.precision_name in ("fp16", "bf16"):
             assert result.ceiling_pct is not None
             assert 0 < result.ceiling_pct <= 105
+
+
+def test_classes_of_shapes_outside_the_tables_are_the_run_files() -> None:
+    h100 = ROOT / "results" / "nvidia-h100"
+    runs = [read_run(h100 / f"{name}.json") for name in ("shapes-gemm", "shapes-conv")]
+    assert classes_table(runs) in RESULTS
+
+
+@pytest.mark.parametrize("which", ["fprop", "wgrad"])
+def test_the_means_over_every_width_are_the_run_files(which: str) -> None:
+    found = read_run(ROOT / "results" / "nvidia-h100" / f"conv-fine-{which}.json")
+    rows = [beside(r) for r in found.results if r.case.dims["pass"] == which]
+    ratios = [row.ratio.ratio for row in rows if row]
+    assert len(ratios) == 72
+    assert f"{geometric_mean(ratios):.2f}" in RESULTS.split("Every width from 1 to 72")[1][:400]

@@ -1,10 +1,15 @@
-"""The tables of docs/when-fp16-pays.md and the README, made from run files."""
+"""The tables of convolutions and of classes of shapes in docs/, made from run files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import geometric_mean
+
 from kernels import is_library
+from kernels.case import Case
 from microbench import fmt
 from microbench.break_even import Payoff, payoffs
+from microbench.libraries import beside
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, Layer, layers_of
 from microbench.report.table import Column, Row, Table, markdown
@@ -71,3 +76,38 @@ def rival_table(run: Run, network: NetworkUse) -> str:
         *map(pass_column, PASSES),
     ]
     return markdown(Table(columns, [Row(layer) for layer in compared]))
+
+
+def classes_table(runs: Sequence[Run]) -> str:
+    """Shapes that no table holds, by class: how our kernels do against the better library."""
+    lines = [
+        "| | shapes | geometric mean | at least 0.90 | least |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for run in runs:
+        found: dict[str, list[float]] = {}
+        for result in run.results:
+            row = beside(result) if result.case.backend == "triton" else None
+            if row:
+                for name in (
+                    _kind(result.case),
+                    f"{_kind(result.case)}, {_alignment(result.case)}",
+                ):
+                    found.setdefault(name, []).append(row.ratio.ratio)
+        for name, ratios in sorted(found.items()):
+            share = sum(ratio >= 0.9 for ratio in ratios) / len(ratios)
+            lines.append(
+                f"| {name} | {len(ratios)} | {geometric_mean(ratios):.2f} | {share:.0%} "
+                f"| {min(ratios):.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def _kind(case: Case) -> str:
+    return "GEMM" if case.op == "gemm" else f"convolution {case.dims['pass']}"
+
+
+def _alignment(case: Case) -> str:
+    """Whether rows of every tensor of 16-bit elements start on 16 bytes: multiples of 8."""
+    names = "mnk" if case.op == "gemm" else "ck"
+    return "aligned" if all(case.dim(name) % 8 == 0 for name in names) else "not aligned"
