@@ -41,7 +41,8 @@ class Options(Generic[Config]):
     which `agrees` if it serves this one alike. `settled`: it is of the same size, in a precision
     that lays tensors out alike, so nothing needs timing. `rank` gives all that can run, the most
     promising first; `tile` is what a configuration computes at a time; `parse` reads a label, and
-    `valid` says whether a configuration can run the case.
+    `valid` says whether a configuration can run the case. The last of a short list is of another
+    `family` than the rest, where there is one.
     """
 
     case: Case
@@ -54,6 +55,7 @@ class Options(Generic[Config]):
     tile: Callable[[Config], Hashable]
     parse: Callable[[str], Config]
     valid: Callable[[Config], bool]
+    family: Callable[[Config], Hashable] | None = None
 
     @cached_property
     def known(self) -> tuple[Config, Choice] | None:
@@ -79,7 +81,9 @@ class Options(Generic[Config]):
         if self.known is not None:
             return (self.known[0],)
         nearest = () if self.lent is None else (self.lent,)
-        return tuple(dict.fromkeys((*short_list(self.rank(), self.tile), *nearest)))
+        return tuple(
+            dict.fromkeys((*short_list(self.rank(), self.tile, family=self.family), *nearest))
+        )
 
     def _quick_tuned(self) -> tuple[Config, Choice] | None:
         found = quick_cache.find(self.case, self.target)

@@ -143,8 +143,11 @@ def short_list(
     tile: Callable[[Config], Hashable],
     most: int = LISTED,
     alike: int = SAME_TILE,
+    family: Callable[[Config], Hashable] | None = None,
 ) -> Sequence[Config]:
-    """The first `most` of a ranking, at most `alike` of them with one tile."""
+    """The first `most` of a ranking, at most `alike` of them with one tile; the last one of another
+    family than the rest, where there is one: the model may be wrong about a whole family.
+    """
     seen: dict[Hashable, int] = {}
 
     def kept() -> Iterator[Config]:
@@ -153,7 +156,12 @@ def short_list(
             if count <= alike:
                 yield config
 
-    return tuple(islice(kept(), most))
+    found = kept()
+    listed = list(islice(found, most))
+    if family and len(listed) > 1 and len(set(map(family, listed))) == 1:
+        others = (config for config in found if family(config) != family(listed[0]))
+        listed[-1] = next(others, listed[-1])
+    return tuple(listed)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ OTHER_PRECISIONS = (
     "groups of 4",
 )
 TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels", "24 channels",
-         "72 channels, stride 2")  # fmt: skip
+         "72 channels, stride 2", "few channels", "stem", "16 channels")  # fmt: skip
 WGRADS = ("few filters", "24 channels", "72 channels, stride 2", "few channels", "16 channels")
 
 
@@ -116,15 +116,16 @@ def test_other_precisions_are_right(name: str, precision: str, which: str, gpu, 
     check(config, case, pool)
 
 
-def tiles(name: str, which: str) -> dict[tuple[int, ...], str]:
+def tiles(name: str, which: str) -> dict[tuple[object, ...], str]:
     """The first configuration of each kind of tile of the Gluon kernel."""
     case = conv(which, "fp16", SHAPES[name])
     found = data_config.choices(ConvShape.of(case), which, case.precision, (9, 0), 132)
-    first: dict[tuple[int, ...], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     for config in found:
-        if config.kernel == data_config.GLUON:
+        if config.kernel in data_config.GLUON_KERNELS:
             tail = gluon_config.halves(config.bk)[1]
-            tile = (config.pixels, tail > 0, config.split, config.per_sm, config.padded)
+            tile = (config.kernel, config.pixels, tail > 0, config.split, config.per_sm,
+                    config.padded)  # fmt: skip
             first.setdefault(tile, config.label)
     return first
 

@@ -143,6 +143,41 @@ def test_views_taps_and_tiles_make_the_convolution(
     assert torch.equal(got, want)
 
 
+@given(shapes(), configs(), st.sampled_from(PASSES), st.sampled_from(("fp16", "tf32")))
+@example(
+    ConvShape(2, 3, 9, 7, 5, 4, 4, 2, 1),
+    parse("conv_gluon_rows/2x8x8x16x32/s3/w8"),
+    "fprop",
+    "fp16",
+)
+@example(
+    ConvShape(2, 9, 9, 7, 3, 5, 5, 1, 1),
+    parse("conv_gluon_rows/2x8x8x16x32/s3/w8"),
+    "dgrad",
+    "fp16",
+)
+@example(
+    ConvShape(1, 16, 5, 6, 20, 7, 7, 1, 3),
+    parse("conv_gluon_rows/2x8x8x16x64/s3/w8"),
+    "fprop",
+    "fp16",
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+def test_rows_of_taps_make_the_convolution(
+    shape: ConvShape, config: Config, which: str, precision: str
+):
+    few = {"c": min(shape.c, 16), "k": min(shape.k, 16)} if shape.groups == 1 else {}
+    shape = replace(shape, dilation=1, **few)
+    what = Sum(shape, which, PRECISIONS[precision].bytes_per_element)
+    assume(what.fold is not None)
+    assert what.fold is not None
+    bc = gluon_config.depth(what, what.fold)
+    config = replace(config, kernel=cfg.GLUON_ROWS, bc=bc, padded=False)
+    assume(cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER))
+    got, want = carried_out(config, shape, which, precision)
+    assert torch.equal(got, want)
+
+
 @given(shapes())
 @settings(max_examples=100, deadline=None)
 def test_parities_cover_every_output_once_and_every_tap(shape: ConvShape):

@@ -119,6 +119,16 @@ def test_a_short_list_keeps_the_order_and_few_of_one_tile(tiles, most, alike):
     assert all(kinds.count(tile) <= alike for tile in kinds)
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab")), max_size=30))
+def test_a_short_list_has_two_families_where_there_are_two(items):
+    ranked = list(enumerate(items))
+    found = short_list(ranked, lambda item: item[1], 3, 2, lambda item: item[1][1])
+    assert list(found) == sorted(found)
+    assert found[:2] == short_list(ranked, lambda item: item[1], 3, 2)[:2]
+    families = {family for _, (_, family) in ranked}
+    assert len(found) < 2 or len({family for _, (_, family) in found}) == len(families)
+
+
 @given(st.integers(1, 4000), st.floats(1, 3), sms)
 def test_a_problem_agrees_with_itself_and_not_with_another_wave(tiles, padding, sm_count):
     own = Fit(tiles, padding)

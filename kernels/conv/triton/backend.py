@@ -98,6 +98,7 @@ def options_of(case: Case, target: Target) -> Options[Config]:
         settled=key in alike,
         rank=lambda: ranked(case, target),
         tile=attrgetter("tile"),
+        family=attrgetter("kernel", "padded"),
         parse=parse,
         valid=lambda config: valid(config, case, target),
     )

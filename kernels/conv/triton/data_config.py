@@ -14,6 +14,7 @@ from kernels import tile_model
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import depthwise_config, gluon_config
+from kernels.conv.triton.fold import Fold, exchangeable, exchanged
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work, spread
@@ -30,19 +31,21 @@ from kernels.triton_config import (
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
-GLUON, DEPTHWISE = "conv_gluon", "conv_depthwise"
+GLUON, GLUON_ROWS, DEPTHWISE = "conv_gluon", gluon_config.ROWS, "conv_depthwise"
 KERNELS = (
     POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
-    DEPTHWISE,
+    GLUON_ROWS, DEPTHWISE,
 )  # fmt: skip
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
-WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, GLUON)
+GLUON_KERNELS = (GLUON, GLUON_ROWS)
+WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, *GLUON_KERNELS)
 
 LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MAX_RESIDENT_CHANNELS = 256
+MAX_FOLDED_CHANNELS = 16  # of an input whose rows of taps conv_gluon_rows reads at once
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,16 @@ class Sum:
         return row_for_tma(self.c * self.element_bytes, padded) // self.element_bytes
 
     @cached_property
+    def fold(self) -> Fold | None:
+        """How conv_gluon_rows reads the input; None where it cannot. dgrad is fprop exchanged."""
+        if self.dgrad and not exchangeable(self.shape):
+            return None
+        shape = exchanged(self.shape) if self.dgrad else self.shape
+        if shape.c > MAX_FOLDED_CHANNELS or shape.s == 1 or shape.dilation > 1 or shape.groups > 1:
+            return None
+        return Fold.of(shape, self.element_bytes)
+
+    @cached_property
     def packed_channels(self) -> int:
         """Channels that the row kernels pad x to, 4 or 8: windows start on 16 bytes."""
         aligned = self.shape.stride * 4 * self.element_bytes % TMA_ALIGNMENT == 0
@@ -233,6 +246,8 @@ class Sum:
         wasted *= ceil(self.output[0] / config.box[0]) * config.box[0] / self.output[0]
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
+        elif config.kernel == GLUON_ROWS and self.fold:
+            wasted *= self.fold.window / (s.s * self.c)
         elif config.kernel == GLUON:
             wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
         elif config.kernel != DEPTHWISE:
@@ -256,7 +271,7 @@ def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
     if config.kernel == DEPTHWISE:
         return 0
-    if config.kernel == GLUON:
+    if config.kernel in GLUON_KERNELS:
         tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
         return gluon_config.shared_memory(*tile, element_bytes)
     staged = config.pixels * config.bk * element_bytes // config.split
@@ -290,7 +305,7 @@ def valid(
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
-    if config.kernel == GLUON:
+    if config.kernel in GLUON_KERNELS:
         return gluon_config.fits(config, what) and not gluon_config.missing(what, capability)
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
@@ -387,12 +402,20 @@ def _catalogue(what: Sum) -> Iterator[Config]:
         yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
     if what.shape.flat and what.c <= MAX_RESIDENT_CHANNELS:
         yield from _resident(what, widest, wide)
+    yield from _gluon(what)
+
+
+def _gluon(what: Sum) -> Iterator[Config]:
     for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what):
         for box in _boxes(pixels, what, GLUON):
             plain = Config(GLUON, box, bk, bc, stages, warps, split, per_sm)
             yield plain
             if what.pixel(padded=True) != what.pixel(padded=False):
                 yield replace(plain, padded=True)
+    if what.fold:
+        for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what, what.fold):
+            for box in _boxes(pixels, what, GLUON_ROWS):
+                yield Config(GLUON_ROWS, box, bk, bc, stages, warps, split, per_sm)
 
 
 def _depthwise(what: Sum) -> Iterator[Config]:
@@ -435,7 +458,7 @@ def choices(
         config
         for config in found
         if valid(config, shape, which, precision, capability)
-        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
+        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel in GLUON_KERNELS)
         and (config.kernel in (POINTER, DEPTHWISE) or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
@@ -452,6 +475,7 @@ FACTS: Mapping[str, Kernel] = {
     GEMM_PERSISTENT: Kernel(stored=0.3),
     RESIDENT: Kernel(stored=0.3),
     GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
+    GLUON_ROWS: Kernel(slowdown=1.05, stored=0.3),
     DEPTHWISE: Kernel(),
 }
 
@@ -467,9 +491,11 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         return depthwise_config.work(config, what, kind)
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
-    gluon = config.kernel == GLUON
-    pixel = what.pixel(config.padded) if gluon else what.c
-    copied = pixel != what.c
+    gluon = config.kernel in GLUON_KERNELS
+    pixel = what.pixel(config.padded) if config.kernel == GLUON else what.c
+    launches = int(pixel != what.c) + int(config.kernel == GLUON and what.packs(config.bk))
+    if config.kernel == GLUON_ROWS and what.fold:
+        pixel, launches = what.fold.channels, 2
     return Work(
         tiles=tiles,
         rows=config.pixels,
@@ -482,10 +508,10 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
         resident=_together(config, size),
         loaded=_loaded(config, size),
-        spread=spread(pixel * size),
+        spread=1.0 if config.kernel == GLUON_ROWS else spread(pixel * size),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
-        launches=int(copied) + int(gluon and what.packs(config.bk)),
-        extra_moved=size * prod(what.image) * (what.c + pixel) if copied else 0,
+        launches=launches,
+        extra_moved=size * prod(what.image) * (what.c + pixel) if launches else 0,
     )
 
 

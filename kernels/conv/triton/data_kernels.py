@@ -371,6 +371,29 @@ def swap_filters(w, swapped, K, TAPS, C, BK: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def pack_taps(
+    w, packed, elements, C, R, S, window, channels, row_apart, channel_apart, tap_apart,
+    TURNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weights -> packed[rows, R, window], the S*channels elements of a row of taps first, then
+    zeros.
+
+    w has its rows, its C channels (`channels` with zeros) and its R*S taps so many elements apart.
+    TURNED: the last tap comes first.
+    """
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = element % window
+    tap = element // window % R * S + column // channels
+    if TURNED:
+        tap = R * S - 1 - tap
+    channel = column % channels
+    inside = (element < elements) & (column < S * channels) & (channel < C)
+    source = element // window // R * row_apart + channel * channel_apart + tap * tap_apart
+    value = tl.load(w + source, inside, other=0.0)
+    tl.store(packed + element, value, element < elements)
+
+
+@triton.jit
 def pack_groups(
     w, packed, elements, taps, rows, columns, row_apart, column_apart, group_apart, tap_apart,
     MERGED: tl.constexpr, BLOCK: tl.constexpr,

@@ -32,7 +32,7 @@ def bind(
     `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
     [N, K, P, Q] must be channels_last.
     """
-    if config.kernel == cfg.GLUON:
+    if config.kernel in cfg.GLUON_KERNELS:
         from kernels.conv.triton import gluon_launch  # only where this Triton has Gluon
 
         return gluon_launch.bind(config, operands, precision, sm_count)

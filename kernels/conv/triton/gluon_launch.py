@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, prod
 
@@ -14,14 +15,17 @@ from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton import gluon_config as cfg
 from kernels.conv.triton.data_config import Config, Sum
+from kernels.conv.triton.fold import Fold, exchanged
 from kernels.conv.triton.gluon_kernel import conv_gluon
 from kernels.conv.triton.padding import padded
+from kernels.conv.triton.wgrad_kernels import wgrad_pad
 from kernels.precision import Precision
 from kernels.triton_config import Step
 
 VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
 SWAP_BLOCK = 32
 PACK_BLOCK = 1024
+PAD_COLUMNS = 256
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -34,33 +38,104 @@ def bind(
     [N, K, P, Q] must be channels_last.
     """
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
-    source = operands.y if what.dgrad else operands.x
-    x, x_apart, copies = padded(source, prod(what.image), what.c, lines=config.padded)
-    w, w_apart, k_major, prepared = _weights(operands, what, config.bk)
-    block_c, block_k = what.block(config.bk)
-    parities = cfg.parities(what)
-    used = list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
-    step = 1 if what.dgrad else what.shape.stride
-    views = [cfg.view(what.image, x_apart, x_apart, step, *at) for at in used]
+    fold = what.fold if config.kernel == cfg.ROWS else None
+    inputs = _folded(operands, what, fold) if fold else _inputs(config, operands, what)
+    parities, used, views = inputs.parities, inputs.used, inputs.views
     head, tail = cfg.halves(config.bk)
     thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
     word = cfg.word(what.k, what.element_bytes)
     args = (
-        *_four([_view(x, view, (*config.box, config.bc)) for view in views]),
-        *(_filters(w, w_apart, what, config, width, k_major) for width in (head, thin)),
+        *_four([_view(inputs.x, view, (*config.box, config.bc)) for view in views]),
+        *(_filters(inputs, config, width) for width in (head, thin)),
         *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
         *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
-        operands.output, *_tables(parities, used, x.device),
+        operands.output, *_tables(parities, used, inputs.x.device),
         *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
-        block_k, block_c,
-        *config.box, config.bc, *cfg.depths(block_c, config.bc, what.element_bytes),
-        head, tail, config.stages, config.split, len(used), len(parities), word, k_major,
+        what.block(config.bk)[1], inputs.depth,
+        *config.box, config.bc, *cfg.depths(inputs.depth, config.bc, what.element_bytes),
+        head, tail, config.stages, config.split, len(used), len(parities), word, inputs.k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
     if config.per_sm > 1:
         options["maxnreg"] = cfg.registers(config)
     grid = (min(what.tiles(config), sm_count * config.per_sm),)
-    return [*copies, *prepared, Step(conv_gluon, grid, args, options)]
+    return [*inputs.steps, Step(conv_gluon, grid, args, options)]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the kernel reads, and the launches that prepare it.
+
+    `views` of x are those of the parities `used`, in this order. Weights are [rows, taps, C], rows
+    of taps `row` elements long; `k_major`: what is added up is adjacent. `depth` elements are added
+    up for a tap, those of a block of groups.
+    """
+
+    x: torch.Tensor
+    views: Sequence[cfg.View]
+    parities: Sequence[cfg.Parity]
+    used: Sequence[tuple[int, int]]
+    w: torch.Tensor
+    weights: tuple[int, int, int]  # rows, taps, elements of a tap
+    k_major: bool
+    depth: int
+    steps: Sequence[Step]
+
+
+def _inputs(config: Config, operands: ConvOperands, what: Sum) -> _Inputs:
+    """Pixels and weights as they are, or in padded copies."""
+    source = operands.y if what.dgrad else operands.x
+    x, apart, copies = padded(source, prod(what.image), what.c, lines=config.padded)
+    w, row, k_major, prepared = _weights(operands, what, config.bk)
+    parities = cfg.parities(what)
+    used = _used(parities)
+    step = 1 if what.dgrad else what.shape.stride
+    views = [cfg.view(what.image, apart, apart, step, *at) for at in used]
+    weights = (what.k if k_major else what.c, what.shape.r * what.shape.s, row)
+    depth = what.block(config.bk)[0]
+    return _Inputs(
+        x, views, parities, used, w, weights, k_major, depth, (*copies, *prepared)
+    )  # fmt: skip
+
+
+def _folded(operands: ConvOperands, what: Sum, fold: Fold) -> _Inputs:
+    """Rows of taps: of few channels a tap alone would fill no line, and TMA reads tap by tap."""
+    shape = exchanged(operands.shape) if what.dgrad else operands.shape
+    source = operands.y if what.dgrad else operands.x
+    w, row = operands.w, fold.width * fold.channels
+    x = torch.empty(shape.n * shape.h * row, dtype=w.dtype, device=w.device)
+    filters = torch.empty(shape.k * shape.r * fold.window, dtype=w.dtype, device=w.device)
+    grid = (shape.n * shape.h, ceil(fold.width / PAD_COLUMNS))
+    args = (source, x, shape.h, shape.w, shape.c, fold.width, shape.padding)
+    pad = Step(wgrad_pad, grid, (*args, PAD_COLUMNS, fold.channels), {"num_warps": 4})
+    taps = shape.r * shape.s
+    apart = (1, taps * shape.k, shape.k) if what.dgrad else (taps * shape.c, 1, shape.c)
+    args = (w, filters, filters.numel(), shape.c, shape.r, shape.s, fold.window, fold.channels)
+    pack = Step(
+        jit.pack_taps, (ceil(filters.numel() / PACK_BLOCK),),
+        (*args, *apart, what.dgrad, PACK_BLOCK), {"num_warps": 4},
+    )  # fmt: skip
+    found = []
+    for tap in range(shape.r):
+        rows, parity = divmod(tap - shape.padding, shape.stride)
+        if parity < shape.h:  # a view that has rows
+            found.append(((parity, 0), rows, 0, tap))
+    parities = [cfg.Parity(0, 0, tuple(found))]
+    used = _used(parities)
+    strides = (shape.h * row, shape.stride * row, shape.stride * fold.channels, 1)
+    views = [
+        cfg.View(
+            at * row, (shape.n, ceil((shape.h - at) / shape.stride), shape.q, fold.window), strides
+        )
+        for at, _ in used
+    ]
+    weights = (shape.k, shape.r, fold.window)
+    depth = shape.s * fold.channels
+    return _Inputs(x, views, parities, used, filters, weights, True, depth, (pad, pack))
+
+
+def _used(parities: Sequence[cfg.Parity]) -> list[tuple[int, int]]:
+    return list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
 
 
 def _walk(config: Config, what: Sum, parities: int) -> tuple[int, ...]:
@@ -109,16 +184,11 @@ def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, int, boo
     return packed, merged * sizes[1], transposed or not what.dgrad, (step,)
 
 
-def _filters(
-    w: torch.Tensor, row: int, what: Sum, config: Config, width: int, k_major: bool
-) -> TensorDescriptor:
-    """The weights [rows, taps, columns], rows `row` elements apart, in boxes of `width` output
-    channels by bc.
-    """
-    taps, bc = what.shape.r * what.shape.s, config.bc
-    rows = what.k if k_major else what.c
-    box = [width, 1, bc] if k_major else [bc, 1, width]
-    return _descriptor(w, (rows, taps, row), (taps * row, row, 1), box)
+def _filters(inputs: _Inputs, config: Config, width: int) -> TensorDescriptor:
+    """The weights in boxes of `width` output channels by bc."""
+    _, taps, row = inputs.weights
+    box = [width, 1, config.bc] if inputs.k_major else [config.bc, 1, width]
+    return _descriptor(inputs.w, inputs.weights, (taps * row, row, 1), box)
 
 
 def _outputs(

@@ -14,6 +14,7 @@ from math import ceil, prod
 from kernels import tile_model
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, depthwise_config
+from kernels.conv.triton.fold import Fold, exchangeable, exchanged
 from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work
@@ -99,45 +100,9 @@ def parse(label: str) -> Config:
     return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits, padded)
 
 
-@dataclass(frozen=True)
-class Fold:
-    """x with its channels padded, so that the taps of a kernel row are adjacent in memory.
-
-    channels: C padded; window: elements that hold S*channels; width: padded columns of x.
-    """
-
-    channels: int
-    window: int
-    width: int
-
-    @classmethod
-    def of(cls, shape: ConvShape, element_bytes: int) -> Fold:
-        """The fold of a shape: windows and rows start on multiples of 16 bytes."""
-        step = TMA_ALIGNMENT // element_bytes
-        channels = power_of_two(shape.c)
-        while channels * shape.stride % step:
-            channels *= 2
-        window = max(32, power_of_two(shape.s * channels))
-        width = (shape.q - 1) * shape.stride + ceil(window / channels)
-        width = max(width, shape.w + shape.padding)
-        while width * channels % step:
-            width += 1
-        return cls(channels, window, width)
-
-
-def swappable(shape: ConvShape) -> bool:
-    """Whether the gradient is also that of the convolution with x and dy exchanged."""
-    plain = (shape.stride, shape.dilation, shape.groups) == (1, 1, 1)
-    return plain and shape.r == shape.s and shape.padding < shape.r
-
-
 def seen(config: Config, shape: ConvShape) -> ConvShape:
     """The convolution whose gradient the kernels compute: for wgrad_swapped, whose x is dy."""
-    if config.kernel != SWAPPED:
-        return shape
-    return replace(
-        shape, c=shape.k, h=shape.p, w=shape.q, k=shape.c, padding=shape.r - 1 - shape.padding
-    )
+    return exchanged(shape) if config.kernel == SWAPPED else shape
 
 
 def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, int]:
@@ -202,7 +167,7 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
     size = kind.bytes_per_element
     if not has_tma(cap) or shape.r % config.taps:
         return False
-    if config.kernel == SWAPPED and not swappable(shape):
+    if config.kernel == SWAPPED and not exchangeable(shape):
         return False
     shape = seen(config, shape)
     if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
@@ -455,7 +420,7 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
         return
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
-    fewest = min(shape.c, shape.k if swappable(shape) else shape.c)
+    fewest = min(shape.c, shape.k if exchangeable(shape) else shape.c)
     if fewest <= MOST_FOLDED_CHANNELS and shape.groups == 1:
         yield from _folded(shape, kind)
     if fewest > FOLDED_CHANNELS or shape.groups > 1:
@@ -491,7 +456,7 @@ def _tiles(images: int, columns: int, taps: int, kind: Precision) -> Sequence[tu
 
 
 def _folded(shape: ConvShape, kind: Precision) -> Iterator[Config]:
-    kernels = [kernel for kernel in FOLDS if kernel == FOLD or swappable(shape)]
+    kernels = [kernel for kernel in FOLDS if kernel == FOLD or exchangeable(shape)]
     for kernel in kernels:
         base = Config(kernel, 1, 1, 64, 1, 1, 1, 1, 4, 1)
         what = seen(base, shape)

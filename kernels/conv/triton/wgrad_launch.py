@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton import wgrad_kernels as jit
+from kernels.conv.triton.fold import Fold
 from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import (
     DEPTHWISE,
@@ -23,7 +24,6 @@ from kernels.conv.triton.wgrad_config import (
     POINTER,
     SWAPPED,
     Config,
-    Fold,
     blocks,
     in_parts,
     part_elements,
