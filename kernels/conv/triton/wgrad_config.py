@@ -35,6 +35,7 @@ LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x")
 
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
+LEAST_SIDE = 16  # of a multiplication
 MAX_ACCUMULATORS = 192  # registers of a thread
 MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
 FOLDED_CHANNELS = 8  # fewer or as many fill no tile of their own
@@ -133,7 +134,7 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     if config.padded and not _pays(config, shape, kind):
         return False
     sizes = (config.pixels, config.bk, config.bc, config.warps)
-    if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
+    if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < LEAST_SIDE:
         return False
     if config.kernel == POINTER:
         one_row = config.images == config.taps == config.rows == 1
@@ -500,7 +501,8 @@ def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
     found += [(line // columns, columns) for columns in fitting[-2:]]
     computed: dict[tuple[int, int, int], float] = {}
-    for (images, columns), rows in product(found, (1, 2, 4, 7)):
+    whole = [(images, columns) for images, columns in found if images * columns >= LEAST_SIDE]
+    for (images, columns), rows in product(whole, (1, 2, 4, 7)):
         if line // 2 <= images * columns * rows <= LONGEST_STEP:
             parts = ((shape.n, images), (shape.p, rows), (shape.q, columns))
             waste = prod(ceil(size / part) * part / size for size, part in parts)
