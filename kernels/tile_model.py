@@ -7,7 +7,7 @@ costs, and that rows which straddle 128-byte lines load half as much again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -139,14 +139,15 @@ def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
 
 
 def short_list(
-    ranked: Iterable[Config],
+    ranked: Sequence[Config],
     tile: Callable[[Config], Hashable],
     most: int = LISTED,
     alike: int = SAME_TILE,
     family: Callable[[Config], Hashable] | None = None,
 ) -> Sequence[Config]:
     """The first `most` of a ranking, at most `alike` of them with one tile; the last one of another
-    family than the rest, where there is one: the model may be wrong about a whole family.
+    family than the rest, where there is one: the model may be wrong about a whole family. None is
+    no family.
     """
     seen: dict[Hashable, int] = {}
 
@@ -156,11 +157,10 @@ def short_list(
             if count <= alike:
                 yield config
 
-    found = kept()
-    listed = list(islice(found, most))
+    listed = list(islice(kept(), most))
     if family and len(listed) > 1 and len(set(map(family, listed))) == 1:
-        others = (config for config in found if family(config) != family(listed[0]))
-        listed[-1] = next(others, listed[-1])
+        known = (None, family(listed[0]))
+        listed[-1] = next((config for config in ranked if family(config) not in known), listed[-1])
     return tuple(listed)
 
 

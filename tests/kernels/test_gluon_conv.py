@@ -331,6 +331,16 @@ def test_packing_groups_spills_nothing(tmp_path: Path):
     assert assembled(steps[0].compile(), tmp_path)[2] == 0
 
 
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_rows_of_taps_compile_to_wgmma(precision: str, which: str, tmp_path: Path):
+    shape = ConvShape(64, 5, 28, 28, 9, 5, 5, 1, 2)
+    found = choices(shape, which, PRECISIONS[precision], HOPPER, SMS)
+    config = next(config for config in found if config.kernel == cfg.GLUON_ROWS)
+    check_compiled(config, shape, which, precision, tmp_path)
+
+
 def check_compiled(config: Config, shape: ConvShape, which: str, precision: str, folder: Path):
     """wgmma of the tile's two widths, TMA loads, a warp of its own for them, no spills."""
     from kernels.conv.triton import data_launch
@@ -381,7 +391,7 @@ def tiles_of(layers: dict[str, tuple[int, int, int, int, int]]) -> list[tuple[st
         for which in PASSES:
             seen: dict[tuple[int, ...], str] = {}
             for config in choices(shape_of(layer), which, PRECISIONS["fp16"], HOPPER, SMS):
-                if config.kernel == GLUON:
+                if config.kernel in cfg.GLUON_KERNELS:
                     tile = (config.pixels, config.bk, config.split, config.per_sm)
                     seen.setdefault(tile, config.label)
             found += [(name, which, label) for label in seen.values()]

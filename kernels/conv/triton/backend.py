@@ -24,6 +24,7 @@ from kernels.tuned import apart, sizes_of, tables_for
 
 Config = data_config.Config | wgrad_config.Config
 
+POINTERS = (data_config.POINTER, wgrad_config.POINTER)  # where nothing else can run
 SEARCHED = 24  # configurations that --autotune times
 LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
 
@@ -98,7 +99,7 @@ def options_of(case: Case, target: Target) -> Options[Config]:
         settled=key in alike,
         rank=lambda: ranked(case, target),
         tile=attrgetter("tile"),
-        family=attrgetter("kernel", "padded"),
+        family=lambda config: None if config.kernel in POINTERS else config.kernel,
         parse=parse,
         valid=lambda config: valid(config, case, target),
     )

@@ -493,9 +493,10 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
     flops = what.shape.flops * what.products(config) / tiles
     gluon = config.kernel in GLUON_KERNELS
     pixel = what.pixel(config.padded) if config.kernel == GLUON else what.c
-    launches = int(pixel != what.c) + int(config.kernel == GLUON and what.packs(config.bk))
+    copied = pixel != what.c
+    launches = int(copied) + int(config.kernel == GLUON and what.packs(config.bk))
     if config.kernel == GLUON_ROWS and what.fold:
-        pixel, launches = what.fold.channels, 2
+        pixel, copied, launches = what.fold.channels, True, 2
     return Work(
         tiles=tiles,
         rows=config.pixels,
@@ -511,7 +512,7 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         spread=1.0 if config.kernel == GLUON_ROWS else spread(pixel * size),
         moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
         launches=launches,
-        extra_moved=size * prod(what.image) * (what.c + pixel) if launches else 0,
+        extra_moved=size * prod(what.image) * (what.c + pixel) if copied else 0,
     )
 
 

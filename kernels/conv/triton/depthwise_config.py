@@ -43,7 +43,7 @@ def fits(config: Config, what: Sum) -> bool:
     whole = (config.box[0], config.bc, config.split, config.per_sm) == (1, 1, 1, 1)
     powers = all(size & (size - 1) == 0 for size in (config.box[2], config.bk, config.warps))
     small = config.accumulators <= MOST_SUMS and what.tiles(config) <= MAX_INDEX
-    return what.shape.depthwise and whole and powers and small
+    return what.shape.depthwise and whole and powers and small and not config.padded
 
 
 def columns_and_channels(channels: int, element_bytes: int) -> Iterator[tuple[int, int]]:

@@ -48,7 +48,7 @@ def weight_sums(config: wgrad_config.Config, operands: ConvOperands, out: torch.
     s = operands.shape
     args = (
         operands.x, operands.y, out, s.n, s.h, s.w, s.c, s.p, s.q, s.r, s.s,
-        config.splits, wgrad_config.part_elements(s), s.padding,
+        config.splits, out.shape[1], s.padding,
         ceil(s.c / config.bk), s.s // config.bc, s.r // config.taps,
         s.stride, s.dilation, config.columns, config.bk, config.rows, config.taps, config.bc,
     )  # fmt: skip

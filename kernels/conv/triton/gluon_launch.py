@@ -105,7 +105,7 @@ def _folded(operands: ConvOperands, what: Sum, fold: Fold) -> _Inputs:
     w, row = operands.w, fold.width * fold.channels
     x = torch.empty(shape.n * shape.h * row, dtype=w.dtype, device=w.device)
     filters = torch.empty(shape.k * shape.r * fold.window, dtype=w.dtype, device=w.device)
-    grid = (shape.n * shape.h, ceil(fold.width / PAD_COLUMNS))
+    grid = (shape.n * shape.h * ceil(fold.width / PAD_COLUMNS),)
     args = (source, x, shape.h, shape.w, shape.c, fold.width, shape.padding)
     pad = Step(wgrad_pad, grid, (*args, PAD_COLUMNS, fold.channels), {"num_warps": 4})
     taps = shape.r * shape.s

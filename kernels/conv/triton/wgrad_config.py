@@ -115,7 +115,7 @@ def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, i
         return shape.c, shape.k
 
     x, y = (row_for_tma(width * size, config.padded) // size for width in (shape.c, shape.k))
-    return shape.c if config.kernel in FOLDS else x, y
+    return Fold.of(shape, size).channels if config.kernel in FOLDS else x, y
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
@@ -150,7 +150,7 @@ def _pays(config: Config, shape: ConvShape, kind: Precision) -> bool:
 
 
 def _depthwise_valid(config: Config, shape: ConvShape) -> bool:
-    whole = config.kernel == DEPTHWISE and config.images == 1
+    whole = config.kernel == DEPTHWISE and config.images == 1 and not config.padded
     powers = all(size & (size - 1) == 0 for size in (config.columns, config.bk, config.warps))
     divides = shape.r % config.taps == shape.s % config.bc == 0
     small = config.splits <= MAX_SPLITS and config.accumulators <= MAX_ACCUMULATORS
@@ -206,8 +206,11 @@ def blocks(shape: ConvShape) -> tuple[int, int, int, int]:
     return merged, ceil(groups / merged), merged * k, merged * c
 
 
-def part_elements(shape: ConvShape) -> int:
-    """Elements of the sums of one split: what blocks compute, more than dw has."""
+def part_elements(config: Config, shape: ConvShape, element_bytes: int) -> int:
+    """Elements of the sums of one split: what blocks or folded rows compute, more than dw has."""
+    shape = seen(config, shape)
+    if config.kernel in FOLDS:
+        return shape.k * shape.r * Fold.of(shape, element_bytes).window
     _, count, k, c = blocks(shape)
     return count * k * shape.r * shape.s * c
 
@@ -332,7 +335,7 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
     """The base with one split, and with those that fill whole waves."""
     slots = sm_count * blocks_per_sm(base, shape, kind)
     fills = {waves * slots // tiles(base, shape) for waves in range(1, MOST_WAVES + 1)}
-    elements = part_elements(shape)
+    elements = part_elements(base, shape, kind.bytes_per_element)
     inputs = (shape.elements("x") + shape.elements("y")) * kind.bytes_per_element
     most = min(steps(base, shape), max(SCRATCH_BYTES, inputs) // (4 * elements))
     for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
@@ -372,6 +375,8 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
     what = seen(config, shape)
     pixels = pixels_of(config, what, kind)
     copies = sum(pixel != width for pixel, width in zip(pixels, (what.c, what.k), strict=True))
+    if config.kernel in FOLDS:
+        copies += pixels[0] == what.c  # x is copied whatever its channels
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     return Work(
         tiles=tiles(config, shape) * config.splits,
@@ -390,7 +395,7 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         spread=max(tile_model.spread(pixel * size) for pixel in pixels),
         moved=_traffic(config, what, kind) * (SCATTERED if scattered else 1.0),
         launches=int(split) + copies,
-        extra_moved=8 * config.splits * part_elements(shape) if split else 0,
+        extra_moved=8 * config.splits * part_elements(config, shape, size) if split else 0,
     )
 
 
@@ -398,7 +403,7 @@ def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
     sizes = (("x", shape.c), ("y", shape.k))
     for (name, width), pixel in zip(sizes, pixels_of(config, shape, kind), strict=True):
-        if pixel != width:
+        if pixel != width and not (name == "x" and config.kernel in FOLDS):
             elements += shape.elements(name) * (width + pixel) // width
     if config.kernel in FOLDS:
         fold = Fold.of(shape, kind.bytes_per_element)
@@ -422,9 +427,10 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
     for pixels, bk, bc, warps in POINTER_TILES:
         yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
     fewest = min(shape.c, shape.k if exchangeable(shape) else shape.c)
-    if fewest <= MOST_FOLDED_CHANNELS and shape.groups == 1:
+    one_tap = shape.s == 1  # nothing to fold
+    if fewest <= MOST_FOLDED_CHANNELS and shape.groups == 1 and not one_tap:
         yield from _folded(shape, kind)
-    if fewest > FOLDED_CHANNELS or shape.groups > 1:
+    if fewest > FOLDED_CHANNELS or shape.groups > 1 or one_tap:
         yield from _tma(shape, kind)
 
 

@@ -220,8 +220,9 @@ def wgrad_pad(
     """Copy x[N, H, W, C] into padded[N, H, WP, CP]: `pad` columns of zeros on the left, zeros on
     the right up to WP, channels filled up with zeros to CP. A program copies BW columns of a row.
     """
-    image_row = tl.program_id(0).to(tl.int64)
-    to = tl.program_id(1) * BW + tl.arange(0, BW)
+    blocks = tl.cdiv(WP, BW)
+    image_row = (tl.program_id(0) // blocks).to(tl.int64)
+    to = tl.program_id(0) % blocks * BW + tl.arange(0, BW)
     w = to - pad
     c = tl.arange(0, CP)
     mask = ((w >= 0) & (w < W))[:, None] & (c < C)[None, :]

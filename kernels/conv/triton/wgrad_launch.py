@@ -51,11 +51,11 @@ def bind(
             raise ValueError(f"{name} is not channels_last")
     dw, shape = operands.w, seen(config, operands.shape)
     programs = tiles(config, operands.shape) * config.splits
+    split_elements = part_elements(config, operands.shape, dw.element_size())
     if config.kernel == SWAPPED:
         operands = replace(operands, x=operands.y, y=operands.x, shape=shape)
     fold = Fold.of(shape, dw.element_size()) if config.kernel in FOLDS else None
     part_columns = fold.window if fold else shape.s * blocks(shape)[3]
-    split_elements = shape.k * shape.r * fold.window if fold else part_elements(shape)
     parts = dw
     if in_parts(config, shape):
         parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
@@ -156,7 +156,7 @@ def _pad(operands: ConvOperands, copied: torch.Tensor, fold: Fold) -> Step:
         operands.x, copied, shape.h, shape.w, shape.c, fold.width, shape.padding,
         PAD_COLUMNS, fold.channels,
     )  # fmt: skip
-    grid = (shape.n * shape.h, ceil(fold.width / PAD_COLUMNS))
+    grid = (shape.n * shape.h * ceil(fold.width / PAD_COLUMNS),)
     return Step(jit.wgrad_pad, grid, args, {"num_warps": 4})
 
 
