@@ -36,9 +36,12 @@ peak() {
     take 90 peak-burst microbench peak --regime burst $(files peak-burst)
 }
 widths() { # the curve of every channel width
-    take 300 conv-fine microbench conv --dtype fp16 --channels 1..72:+1 --pass fprop,dgrad,wgrad \
-        --layout nhwc --image 28 --batch 64 --vs none --backend cudnn,triton --budget 120 \
-        $(files conv-fine-triton)
+    local pass
+    for pass in fprop wgrad dgrad; do
+        take 150 "conv-fine-$pass" microbench conv --dtype fp16 --channels 1..72:+1 --pass "$pass" \
+            --layout nhwc --image 28 --batch 64 --vs none --backend cudnn,triton --budget 30 \
+            $(files "conv-fine-$pass")
+    done
 }
 tuned() {
     take 60 autotune microbench gemm --dtype fp16,bf16 --sizes 1536,3072 --backend triton --vs none \
@@ -69,7 +72,7 @@ fp8() { # a step in FP8 beside one in BF16, by the width of its linear layers
     done
 }
 ranks() { # weak and strong scaling over one and two GPUs, gradients in 32 and 16 bits
-    take 280 ranks-resnet50 e2e resnet50 --amp --gpus 1,2 --compress none,bf16 --budget 60 \
+    take 280 ranks-resnet50 e2e resnet50 --recipe amp --gpus 1,2 --compress none,bf16 --budget 60 \
         $(files ranks-resnet50)
     take 180 ranks-strong e2e resnet50 --recipe amp --gpus 1,2 --strong --batch 512 --budget 20 \
         $(files ranks-strong)
