@@ -13,7 +13,8 @@ from kernels.gpu_cards import CARDS, Card
 from kernels.precision import Capability
 
 TMA_SINCE: Capability = (9, 0)  # the Tensor Memory Accelerator; wgmma is Hopper's alone
-
+LINE_BYTES = 128  # of a cache line, and of a swizzled row
+SECTOR_BYTES = 32  # the least that L2 reads
 
 MOST_REGISTERS = 255  # of a thread
 OVERHEAD_REGISTERS = 56  # of a thread, beside its accumulators: addresses, operands, loop state

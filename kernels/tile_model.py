@@ -13,7 +13,7 @@ from itertools import islice
 from math import ceil
 from typing import TypeVar
 
-from kernels.triton_config import LINE_BYTES, SECTOR_BYTES
+from kernels.gpus import LINE_BYTES, SECTOR_BYTES
 
 Config = TypeVar("Config")
 

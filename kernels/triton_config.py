@@ -13,12 +13,11 @@ from math import ceil
 from typing import Protocol, TypeVar
 
 from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gpus import LINE_BYTES, SECTOR_BYTES
 from kernels.precision import Precision
 
 # CUDA driver API, cuTensorMapEncodeTiled
 TMA_ALIGNMENT = 16  # bytes, of every row and of every stride but the last
-LINE_BYTES = 128  # of a cache line, and of a swizzled row
-SECTOR_BYTES = 32  # the least that L2 reads
 MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 

@@ -15,11 +15,10 @@ from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import depthwise_config, gluon_config
 from kernels.conv.triton.fold import Fold, exchangeable, exchanged
-from kernels.gpus import HOPPER, architecture, has_tma
+from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import Kernel, Work, spread
 from kernels.triton_config import (
-    LINE_BYTES,
     MAX_BOX,
     MAX_INDEX,
     TMA_ALIGNMENT,

@@ -27,10 +27,10 @@ from kernels.gemm.triton.catalogue import (
     parse,
     shared_memory,
 )
-from kernels.gpus import HOPPER, architecture, has_tma
+from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import STRADDLING, Fit, Kernel, Work, pieces
-from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, power_of_two
+from kernels.triton_config import TMA_ALIGNMENT, power_of_two
 
 __all__ = (
     "GLUON", "PERSISTENT", "POINTER", "SKINNY", "SLICED", "SPLIT_K", "TMA", "WGMMA_CAPABILITY",

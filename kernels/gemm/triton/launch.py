@@ -18,7 +18,8 @@ from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem
 from kernels.gemm.triton.kernels import gemm_sliced, pack_k_major, pack_rows
-from kernels.triton_config import LINE_BYTES, TMA_ALIGNMENT, Step, input_precision, options
+from kernels.gpus import LINE_BYTES
+from kernels.triton_config import TMA_ALIGNMENT, Step, input_precision, options
 
 TURN_ROWS, TURN_COLUMNS = 64, 64  # of a block that is transposed
 PACK_ROWS, PACK_BYTES = 16, 512  # of a block that is copied
