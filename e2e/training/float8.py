@@ -61,7 +61,7 @@ class Float8Linear(nn.Linear):
         return output if bias is None else output + bias.to(HIGH)
 
     def _product(self, rows: Tensor, rowwise: bool) -> Tensor:
-        if not torch.is_grad_enabled():  # a Function is told that gradients are needed even here
+        if not torch.is_grad_enabled():  # ctx asks for gradients even here
             weight = quantized(self.weight.to(HIGH), E4M3, rowwise)
             return multiplied(quantized(rows, E4M3, rowwise), weight, fast=True)
         factors = self.kept
