@@ -36,7 +36,7 @@ def _swap_filters(a: Any, step: Step) -> None:
     a.swapped.copy_(w.permute(2, 1, 0).reshape(-1))
 
 
-def _wgrad_pad(a: Any, step: Step) -> None:
+def _fold_pixels(a: Any, step: Step) -> None:
     x = a.x.permute(0, 2, 3, 1).reshape(-1, a.W, a.C)
     rows = a.padded.view(x.shape[0], a.WP, a.CP).zero_()
     rows[:, a.pad : a.pad + a.W, : a.C] = x
@@ -156,7 +156,7 @@ def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int
 KERNELS = {
     "pad_pixels": _pad_pixels,
     "swap_filters": _swap_filters,
-    "wgrad_pad": _wgrad_pad,
+    "fold_pixels": _fold_pixels,
     "pack_taps": _pack_taps,
     "pack_groups": _pack_groups,
     "conv_gluon": _conv_gluon,

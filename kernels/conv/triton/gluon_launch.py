@@ -17,15 +17,13 @@ from kernels.conv.triton import gluon_config as cfg
 from kernels.conv.triton.data_config import Config, Sum
 from kernels.conv.triton.fold import Fold, exchanged
 from kernels.conv.triton.gluon_kernel import conv_gluon
-from kernels.conv.triton.padding import padded
-from kernels.conv.triton.wgrad_kernels import wgrad_pad
+from kernels.conv.triton.padding import folded, padded
 from kernels.precision import Precision
 from kernels.triton_config import Step
 
 VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
 SWAP_BLOCK = 32
 PACK_BLOCK = 1024
-PAD_COLUMNS = 256
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -103,11 +101,8 @@ def _folded(operands: ConvOperands, what: Sum, fold: Fold) -> _Inputs:
     shape = exchanged(operands.shape) if what.dgrad else operands.shape
     source = operands.y if what.dgrad else operands.x
     w, row = operands.w, fold.width * fold.channels
-    x = torch.empty(shape.n * shape.h * row, dtype=w.dtype, device=w.device)
+    x, copy = folded(source, shape, fold)
     filters = torch.empty(shape.k * shape.r * fold.window, dtype=w.dtype, device=w.device)
-    grid = (shape.n * shape.h * ceil(fold.width / PAD_COLUMNS),)
-    args = (source, x, shape.h, shape.w, shape.c, fold.width, shape.padding)
-    pad = Step(wgrad_pad, grid, (*args, PAD_COLUMNS, fold.channels), {"num_warps": 4})
     taps = shape.r * shape.s
     apart = (1, taps * shape.k, shape.k) if what.dgrad else (taps * shape.c, 1, shape.c)
     args = (w, filters, filters.numel(), shape.c, shape.r, shape.s, fold.window, fold.channels)
@@ -131,7 +126,9 @@ def _folded(operands: ConvOperands, what: Sum, fold: Fold) -> _Inputs:
     ]
     weights = (shape.k, shape.r, fold.window)
     depth = shape.s * fold.channels
-    return _Inputs(x, views, parities, used, filters, weights, True, depth, (pad, pack))
+    return _Inputs(
+        x.view(-1), views, parities, used, filters, weights, True, depth, (copy, pack)
+    )  # fmt: skip
 
 
 def _used(parities: Sequence[cfg.Parity]) -> list[tuple[int, int]]:

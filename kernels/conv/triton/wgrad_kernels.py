@@ -210,23 +210,3 @@ def wgrad_reduce(
         tap = (R - 1 - row % R) * (columns // C) + columns // C - 1 - column // C
         to = ((column % C).to(tl.int64) * (R * (columns // C)) + tap) * K + filter
     tl.store(dw + to, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def wgrad_pad(
-    x, padded, H, W, C, WP, pad,
-    BW: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
-    """Copy x[N, H, W, C] into padded[N, H, WP, CP]: `pad` columns of zeros on the left, zeros on
-    the right up to WP, channels filled up with zeros to CP. A program copies BW columns of a row.
-    """
-    blocks = tl.cdiv(WP, BW)
-    image_row = (tl.program_id(0) // blocks).to(tl.int64)
-    to = tl.program_id(0) % blocks * BW + tl.arange(0, BW)
-    w = to - pad
-    c = tl.arange(0, CP)
-    mask = ((w >= 0) & (w < W))[:, None] & (c < C)[None, :]
-    value = tl.load(x + image_row * W * C + w[:, None] * C + c[None, :], mask=mask, other=0.0)
-    tl.store(
-        padded + image_row * WP * CP + to[:, None] * CP + c[None, :], value, (to < WP)[:, None]
-    )

@@ -17,7 +17,7 @@ from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.fold import Fold
-from kernels.conv.triton.padding import padded
+from kernels.conv.triton.padding import folded, padded
 from kernels.conv.triton.wgrad_config import (
     DEPTHWISE,
     FOLDS,
@@ -33,7 +33,6 @@ from kernels.conv.triton.wgrad_config import (
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
-PAD_COLUMNS = 256
 REDUCE_SPLITS, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
 
 
@@ -96,9 +95,8 @@ def _tma_args(
     pixels = shape.n * shape.p * shape.q
     y, y_apart, copies = padded(operands.y, pixels, shape.k, lines=config.padded)
     if fold:
-        sizes = (shape.n, shape.h, fold.width, fold.channels)
-        x = torch.empty(sizes, dtype=y.dtype, device=y.device)
-        copies = (*copies, _pad(operands, x, fold))
+        x, copied = folded(operands.x, shape, fold)
+        copies = (*copies, copied)
         apart, row, step = fold.channels, fold.width * fold.channels, shape.stride * fold.channels
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
@@ -148,16 +146,6 @@ def _pointer_args(
         shape.stride, shape.padding, shape.dilation,
         config.pixels, config.bk, config.bc, index,
     )  # fmt: skip
-
-
-def _pad(operands: ConvOperands, copied: torch.Tensor, fold: Fold) -> Step:
-    shape = operands.shape
-    args = (
-        operands.x, copied, shape.h, shape.w, shape.c, fold.width, shape.padding,
-        PAD_COLUMNS, fold.channels,
-    )  # fmt: skip
-    grid = (shape.n * shape.h * ceil(fold.width / PAD_COLUMNS),)
-    return Step(jit.wgrad_pad, grid, args, {"num_warps": 4})
 
 
 def _reduce(
