@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
-from samples.processes import is_gone, wait_for
+from samples.processes import wait_for
+from samples.rank_ending import children, ended_by
 
 from e2e.__main__ import main
 from e2e.case import TrainCase
@@ -30,7 +29,6 @@ from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import StepTimes, Training
 from e2e.training.distributed.exchange import exchange_of
-from microbench.results.runfile import read_run
 
 CPU = torch.device("cpu")
 GLOO = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -345,51 +343,22 @@ def test_under_torchrun_rank_0_has_screen_and_file(folder: Path) -> None:
     assert ran.stdout.count("Run file:") == 1
 
 
-def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
-    """(rank, process) of what torchrun started below a command."""
-    for child in children(pid):
-        for one in children(child):
-            words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
-            for word in words:
-                if word.startswith(b"RANK="):
-                    yield int(word[5:]), one
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(word) for path in tasks for word in path.read_text().split()]
+def ended(number: int, folder: Path) -> tuple[Training, ...]:
+    words = [sys.executable, "-m", "e2e", *OWN, "--batch", "8,4", "--gpus", "2", "--budget", "4"]
+    return ended_by(number, words, folder, ranks_environment())
 
 
 def test_a_rank_that_dies_ends_the_others_and_costs_its_variant_alone(folder: Path) -> None:
-    broken, whole = ended_by(signal.SIGKILL, folder)
+    broken, whole = ended(signal.SIGKILL, folder)
     assert (broken.status, whole.status) == ("failed", "ok")
     assert str(broken.reason).startswith("rank 1 ended (SIGKILL) while ")
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others(folder: Path) -> None:
-    broken, whole = ended_by(signal.SIGSTOP, folder)
+    broken, whole = ended(signal.SIGSTOP, folder)
     assert (broken.status, whole.status) == ("failed", "ok")
     assert str(broken.reason).startswith("rank 1 does not answer while ")
-
-
-def ended_by(number: int, folder: Path) -> tuple[Training, ...]:
-    """What a run has whose rank 1 got a signal; its ranks end within a minute, and it goes on."""
-    path = folder / "run.json"
-    ran = start(folder, "--batch", "8,4", "--gpus", "2", "--budget", "4", "--json", str(path))
-    assert ran.stdout
-    for line in ran.stdout:
-        if "about" in line:  # the ranks have joined, and set up
-            break
-    before = dict(ranks_of(ran.pid))
-    time.sleep(2)
-    os.kill(before[1], number)
-    began_s = time.monotonic()
-    wait_for(lambda: is_gone(before[0]))
-    assert time.monotonic() - began_s < 60
-    _, errors = ran.communicate(timeout=120)
-    assert (ran.returncode, errors) == (0, "")
-    return tuple(read_run(path).of(Training))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from samples import rank_training
 from samples.commands import ROOT, environment
+from samples.rank_ending import ended_by
 
 pytestmark = pytest.mark.gpu
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -21,12 +23,14 @@ TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 ROUNDED = 2e-3  # TF32 is off, but sums are in another order; hooks and bfloat16 round
 
 
+def found_here() -> dict[str, str]:
+    return environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+
+
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.run(
-        words, env=environment() | {"PYTHONPATH": paths}, cwd=cwd, capture_output=True, text=True,
-        timeout=280,
-    )  # fmt: skip
+        words, env=found_here(), cwd=cwd, capture_output=True, text=True, timeout=280
+    )
 
 
 def results(path: Path) -> list[dict[str, Any]]:
@@ -88,6 +92,23 @@ def test_one_command_over_one_gpu_and_two(tmp_path: Path) -> None:
         assert len(result["exchange"]["rank_local_s"]) == 2
         terms = [part["term"] for part in result["traced"]["parts"]]
         assert "gradient exchange" in terms
+
+
+@TWO
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGKILL, "rank 1 ended (SIGKILL)"), (signal.SIGSTOP, "rank 1 does not answer")],
+)
+def test_a_rank_of_nccl_that_dies_or_hangs_costs_its_variant_alone(
+    number: int, said: str, tmp_path: Path
+) -> None:
+    words = [
+        sys.executable, "-m", "e2e", "resnet18", "--recipe", "amp", "--batch", "32,16",
+        "--gpus", "2", "--budget", "6",
+    ]  # fmt: skip
+    broken, whole = ended_by(number, words, tmp_path, found_here())
+    assert (broken.status, whole.status) == ("failed", "ok")
+    assert str(broken.reason).startswith(f"{said} while ")
 
 
 def test_more_gpus_than_there_are(tmp_path: Path) -> None:
