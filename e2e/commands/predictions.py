@@ -7,7 +7,7 @@ from dataclasses import replace
 from e2e.case import RESIDENT, USUAL_LOADER, TrainCase
 from e2e.commands.plan import Comparison, Work
 from e2e.commands.progress import TrainProgress
-from e2e.commands.requests import curves_in
+from e2e.commands.requests import links_in
 from e2e.commands.worker import TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.resident import kept_bytes, no_room
@@ -31,7 +31,7 @@ class Predictions:
         self._steps: dict[str, Prediction] = {}  # on a batch that stays on the device
         self._slowdowns: SlowdownRange | None = None  # of the host, for a comparison and its fixes
         asked = work.request
-        self._curves = curves_in(asked.exchange, asked.arms) if asked.exchange else {}
+        self._links = links_in(asked.exchange, asked.arms) if asked.exchange else {}
         self.explainer = Explainer(
             self.of_case, work.kind, work.memory_bytes, fixes=work.proposes,
             cores=asked.settings.case.cpus or usable_cores(),
@@ -63,7 +63,7 @@ class Predictions:
         found = replace(self._steps[plain.key], case=case)
         found = found.predicted_for(self._slowdowns) if self._slowdowns else found
         if case.gpus > 1:
-            found = with_exchange(found, self._curves[case.gpus])
+            found = with_exchange(found, self._links[case.gpus])
         if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
             return self._with_images_kept(found)
         if not case.fed or found.predicted is None:

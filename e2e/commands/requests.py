@@ -23,8 +23,8 @@ from e2e.case import (
     TrainSettings,
 )
 from e2e.case_checks import parse_memory
-from e2e.results.baselines import curves_of
-from e2e.results.exchange import Curve
+from e2e.results.baselines import links_of
+from e2e.results.exchange import Links
 from e2e.results.types import Training
 from e2e.schedule import CONSTANT
 from e2e.training.distributed.place import place_of
@@ -134,18 +134,20 @@ def _check_exchange(asked: Mapping[str, Any], options: ArmOptions) -> None:
         raise UserError("--exchange needs several GPUs, such as --gpus 1,2")
     if asked["fixes"]:
         raise UserError("--fixes are of one GPU; leave out --gpus and --exchange")
-    curves_in(Path(asked["exchange"]), options)
+    links_in(Path(asked["exchange"]), options)
 
 
-def curves_in(path: Path, options: ArmOptions) -> dict[int, Curve]:
-    """All-reduce times by number of GPUs, of the run in a file. UserError where it lacks some."""
-    curves = curves_of(read_run(path).of(Training))
+def links_in(path: Path, options: ArmOptions) -> dict[int, Links]:
+    """What an exchange takes by number of GPUs, of the run in a file. UserError where it lacks
+    some.
+    """
+    links = links_of(read_run(path).of(Training))
     several = [gpus for gpus in gpus_of(options) if gpus > 1]
     for gpus in several:
-        if gpus not in curves:
-            known = f"only those of {fmt.listed(list(map(str, curves)))}" if curves else "none"
+        if gpus not in links:
+            known = f"only those of {fmt.listed(list(map(str, links)))}" if links else "none"
             raise UserError(f"--exchange {path}: no all-reduce times of {gpus} GPUs, {known}")
-    return curves
+    return links
 
 
 def _search_of(path: Path | None) -> str:

@@ -13,6 +13,7 @@ from e2e.commands.predictions import Predictions
 from e2e.commands.progress import EXPLAINING, TrainProgress
 from e2e.commands.worker import TrainWorker
 from e2e.explain.annotate import to_verify, verified
+from e2e.explain.in_place import without_waits
 from e2e.prediction.prediction import Prediction
 from e2e.report.costs import STAGES
 from e2e.results.loader_types import LoadCase, Loading, load_case
@@ -314,7 +315,8 @@ class Job:
 def _with_trace(training: Training, found: TracedStep | str | None) -> Training:
     """The training with its recorded steps, or with the reason why there are none."""
     if isinstance(found, TracedStep):
-        return replace(training, traced=found)
+        exchange = training.exchange
+        return replace(training, traced=without_waits(found, exchange) if exchange else found)
     if training.steps is None or found is None:
         return training
     warning = Warning(

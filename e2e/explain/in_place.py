@@ -8,17 +8,21 @@ than that, their idle terms are scaled down to it; what else differs is the resi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from e2e.explain.ledger import Step, from_to, top_layers
 from e2e.prediction.prediction import measured_wait_s
 from e2e.prediction.queue_model import OpCost, Simulated
+from e2e.results.exchange import Exchange
 from e2e.results.terms import (
     ATTENTION,
     BETWEEN,
     CONVOLUTIONS,
+    EXCHANGE,
+    EXPOSED,
     IDLE,
+    LAUNCH,
     LAYOUT,
     LOADER,
     MATRIX_PRODUCTS,
@@ -88,6 +92,29 @@ def _idle_between(traced: TracedStep, captured: bool) -> Mapping[str, int]:
         return traced.terms
     found = {term: ns for term, ns in traced.terms.items() if term not in IDLE}
     return {**found, BETWEEN: traced.window_ns - traced.busy_ns}
+
+
+def without_waits(traced: TracedStep, exchange: Exchange) -> TracedStep:
+    """Recorded steps of rank 0 of several, whose exchange takes no longer than it can.
+
+    What it waits for beyond that is another rank's launches, which the profiler makes longer: it is
+    in the term of CPU launch.
+    """
+    most_ns = round(exchange.longest_wait_s * traced.steps * NS)
+    beyond_ns = traced.terms.get(EXCHANGE, 0) - most_ns
+    if exchange.ranks == 1 or beyond_ns <= 0:
+        return traced
+    terms = {**traced.terms, LAUNCH: traced.terms.get(LAUNCH, 0) + beyond_ns}
+    parts = [part for part in traced.parts if part.term not in (EXCHANGE, LAUNCH)]
+    parts += [TracedPart(EXCHANGE, most_ns), TracedPart(LAUNCH, terms[LAUNCH])]
+    costs = tuple(
+        replace(cost, ns=min(cost.ns, most_ns), where="between GPUs")
+        if cost.title == EXPOSED
+        else cost
+        for cost in traced.costs
+    )
+    longest = tuple(sorted(parts, key=lambda part: -part.ns))
+    return replace(traced, parts=longest, costs=costs)
 
 
 def in_place_ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from e2e.case import NO_COMPRESSION, TrainCase
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost
-from e2e.results.exchange import Curve, Gradient, exposed_s
+from e2e.results.exchange import Gradient, Links, exposed_s
 
 # Of torch's DistributedDataParallel: the size from which a bucket is full, of the first and later.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
@@ -30,12 +30,12 @@ def not_predicted(case: TrainCase) -> str | None:
     return None
 
 
-def with_exchange(prediction: Prediction, curve: Curve) -> Prediction:
+def with_exchange(prediction: Prediction, links: Links) -> Prediction:
     """The prediction of a step over several GPUs, of which each takes the step of one.
 
-    `not_predicted` must have nothing against the case. `curve` is what an all-reduce over these
-    GPUs takes. What the exchange adds is taken to be added to any step: where CPU launch is the
-    bottleneck some of it would hide, and the step is shorter.
+    `not_predicted` must have nothing against the case. `links` are what all-reduces and copies take
+    over these GPUs. What the exchange adds is taken to be added to any step: where CPU launch is
+    the bottleneck some of it would hide, and the step is shorter.
     """
     assert not_predicted(prediction.case) is None
     predicted = prediction.predicted
@@ -45,7 +45,10 @@ def with_exchange(prediction: Prediction, curve: Curve) -> Prediction:
     costs_s = [op.host_s if of_host else op.device_s for op in prediction.ops]
     last_s, end_s = _ends(prediction.ops, costs_s, prediction.simulated.step_s)
     buckets = buckets_of(_in_order(prediction.gradients, last_s, end_s))
-    added_s = exposed_s(buckets, end_s, curve)
+    added_s = exposed_s(buckets, end_s, links.curve)
+    if links.copies:
+        bytes_ = sum(gradient.bytes for gradient in prediction.gradients)
+        added_s += links.copies.seconds(len(prediction.gradients), bytes_)
     ends, memory_bytes = predicted.interval_s, predicted.memory_bytes
     over_several = replace(
         predicted,

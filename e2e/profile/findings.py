@@ -37,6 +37,7 @@ from e2e.results.terms import (
     COMMUNICATION,
     COMPILATION,
     COPIES,
+    EXPOSED,
     IDLE,
     LAUNCH,
     LAYOUT,
@@ -309,7 +310,7 @@ def _communication(seen: Seen) -> Iterator[Finding]:
     where = f"between GPUs; {seen.ms(whole):.3g} ms in all, the rest is behind other work"
     where += f"; in {', '.join(types)}" if types else ""
     yield from finding_of(
-        seen, "communication that nothing hides", exposed, where,
+        seen, EXPOSED, exposed, where,
         "larger buckets, a compressed gradient, or more work for each exchange",
     )  # fmt: skip
 

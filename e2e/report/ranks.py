@@ -23,14 +23,14 @@ SCALING_NOTE = (
     "a GPU, strong: of all together"
 )
 PREDICTED_NOTE = (
-    "exchange adds: predicted / measured; predicted from the times of an all-reduce by its size, "
-    "with nothing beside it"
+    "exchange adds: predicted / measured; predicted from the times of an all-reduce by its size "
+    "and of the copies, with nothing beside them"
 )
 EXCHANGE_NOTES = (
-    "adds: step less step without exchange (no_sync), which also leaves out the copies into "
-    "buckets; alone: all-reduce of the same buckets, nothing beside it",
-    "hidden: share of it behind the backward pass; bus: 2 (N-1)/N x bytes / alone; one GPU "
-    "exchanges nothing",
+    "adds: step less step without exchange (no_sync); copies: of gradients into buckets and back, "
+    "alone: all-reduce of the same buckets, both with nothing beside them",
+    "hidden: share of the all-reduce behind the backward pass, ? where it cannot be told; "
+    "bus: 2 (N-1)/N x bytes / alone; one GPU exchanges nothing",
 )
 
 
@@ -92,6 +92,8 @@ def exchange_columns() -> list[Column[Training]]:
             **raw_pair("exchange_exposed_low_s", "exchange_exposed_high_s",
                        lambda arm: arm.exchange and arm.exchange.exposed_ci95_s),
         }),
+        Column("copies ms", _cell(lambda e: _ms(e.copies_s) if e.copies else ""), right=True,
+               csv={"exchange_copies_s": _raw("copies_s")}),
         Column("alone ms", _cell(lambda e: _ms(e.alone_s)), right=True,
                csv={"exchange_alone_s": _raw("alone_s")}),
         Column("hidden", _cell(_hidden),
@@ -145,11 +147,13 @@ def _exposed(exchange: Exchange) -> str:
 
 
 def _hidden(exchange: Exchange) -> str:
-    """The share that is hidden, "?" where the interval is wider than the exchange itself."""
+    """The share that is hidden, "?" where the interval is wider than the exchange itself, or more
+    is added than copies and exchange take.
+    """
     ends = exchange.exposed_ci95_s
     if exchange.overlapped is None:
         return ""
-    known = ends is not None and ends[1] - ends[0] <= exchange.alone_s
+    known = ends is not None and ends[1] - ends[0] <= exchange.alone_s and exchange.overlapped > 0
     return fmt.per_cent(100 * exchange.overlapped) if known else "?"
 
 

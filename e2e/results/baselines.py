@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from e2e.case import NO_COMPRESSION, TrainCase
-from e2e.results.exchange import Curve, exposed_s
+from e2e.results.exchange import Links, exposed_s
 from e2e.results.types import Training
 from microbench.results.values import Ratio
 
@@ -84,7 +84,8 @@ class Scaled:
 
     @property
     def predicted_exposed_s(self) -> float | None:
-        """What the exchange adds to the step, from its curve of all-reduce times; None without one.
+        """What the exchange adds to the step, from its curve of all-reduce times and its copies;
+        None without a curve.
 
         Gradients are taken to become ready evenly over the backward pass. Its share of the step is
         that over one GPU: the phases of several include the exchange.
@@ -101,17 +102,20 @@ class Scaled:
         so_far = list(accumulate(exchange.buckets))
         ready_s = [backward_s * bytes_ / so_far[-1] for bytes_ in so_far]
         buckets = zip(exchange.buckets, ready_s, strict=True)
-        return exposed_s(buckets, backward_s, exchange.curve)
+        return exposed_s(buckets, backward_s, exchange.curve) + exchange.copies_s
 
 
-def curves_of(trainings: Iterable[Training]) -> dict[int, Curve]:
-    """All-reduce times by size, for each number of GPUs; of several curves the longest."""
-    found: dict[int, Curve] = {}
-    for exchange in (training.exchange for training in trainings):
+def links_of(trainings: Iterable[Training]) -> dict[int, Links]:
+    """What an exchange takes, for each number of GPUs; of several curves the longest."""
+    found: dict[int, Links] = {}
+    for training in trainings:
+        exchange = training.exchange
         if exchange and exchange.curve:
             known = found.get(exchange.ranks)
-            if known is None or known[-1].bytes < exchange.curve[-1].bytes:
-                found[exchange.ranks] = exchange.curve
+            if known is None or known.curve[-1].bytes < exchange.curve[-1].bytes:
+                # What a hook does for compression is of this training alone.
+                plain = training.case.compress == NO_COMPRESSION
+                found[exchange.ranks] = Links(exchange.curve, exchange.copies if plain else None)
     return found
 
 

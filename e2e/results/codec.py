@@ -223,8 +223,12 @@ def _check_training(training: Training, where: str) -> None:
 def _check_exchange(exchange: Exchange, where: str) -> None:
     sizes = [point.bytes for point in exchange.curve]
     times_s = [point.alone_s for point in exchange.curve]
-    least = min(exchange.bytes, exchange.local_s, exchange.alone_s, *times_s)
-    if min([exchange.ranks, *sizes, *exchange.buckets]) < 1 or least < 0:
+    least = [exchange.bytes, exchange.local_s, exchange.alone_s, *times_s]
+    counts = [exchange.ranks, *sizes, *exchange.buckets]
+    if copies := exchange.copies:
+        least += [copies.all_s, copies.least_s]
+        counts += [copies.count, copies.bytes]
+    if min(counts) < 1 or min(least) < 0:
         raise ValueError(f"{where} has ranks, bytes or seconds that cannot be")
     if sizes != sorted(set(sizes)):
         raise ValueError(f"{where}.curve has sizes that do not rise")

@@ -34,6 +34,33 @@ Curve = Sequence[AllReduce]  # of different sizes, the smallest first
 
 
 @dataclass(frozen=True)
+class Copies:
+    """The copies of `count` gradients, of `bytes` in all, into their buckets and back.
+
+    They take `all_s` seconds on the device with nothing beside them, and as many copies of one
+    element each take `least_s`.
+    """
+
+    count: int
+    bytes: int
+    all_s: float
+    least_s: float
+
+    def seconds(self, count: int, bytes_: int) -> float:
+        """What copies of so many other gradients take: a time for each, and one for each byte."""
+        per_byte_s = max(0.0, self.all_s - self.least_s) / self.bytes
+        return count * self.least_s / self.count + bytes_ * per_byte_s
+
+
+@dataclass(frozen=True)
+class Links:
+    """What an exchange over so many GPUs takes; `copies` are None in older files."""
+
+    curve: Curve
+    copies: Copies | None = None
+
+
+@dataclass(frozen=True)
 class Exchange:
     """Gradients of one step over `ranks`; times are seconds per step, `bytes` what a rank sends in.
 
@@ -43,7 +70,8 @@ class Exchange:
     exchange of each rank. Of one rank all but `bytes` and `rank_local_s` is 0.
 
     `buckets` are the bytes that are reduced at once, in their order; `curve` is what an all-reduce
-    takes by its size. Older files have neither, and one rank no curve.
+    takes by its size, `copies` what surrounds it. Older files lack them; one rank has no curve and
+    no copies.
     """
 
     ranks: int
@@ -55,15 +83,29 @@ class Exchange:
     rank_local_s: tuple[float, ...] = ()
     buckets: tuple[int, ...] = ()
     curve: tuple[AllReduce, ...] = ()
+    copies: Copies | None = None
+
+    @property
+    def copies_s(self) -> float:
+        """Seconds of a step for the copies; 0 where they were not timed."""
+        return self.copies.all_s if self.copies else 0.0
 
     @property
     def overlapped(self) -> float | None:
-        """The share of the all-reduce that hides behind the backward pass, 0 to 1; None for one
-        rank.
+        """The share of the all-reduce that hides behind the backward pass, 0 to 1: what the
+        exchange adds beside the copies does not. None for one rank.
         """
         if self.ranks == 1 or self.alone_s <= 0:
             return None
-        return min(1.0, max(0.0, 1 - self.exposed_s / self.alone_s))
+        return min(1.0, max(0.0, 1 - (self.exposed_s - self.copies_s) / self.alone_s))
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest in which nothing but the exchange can run on rank 0: the all-reduce, and the
+        wait for the slowest rank.
+        """
+        first_s = self.rank_local_s[0] if self.rank_local_s else self.local_s
+        return self.alone_s + max(0.0, self.local_s - first_s)
 
     @property
     def bus_bytes_per_s(self) -> float | None:

@@ -41,6 +41,7 @@ FUSED_ELEMENTWISE, FUSED_REDUCTIONS = "fused elementwise", "fused reductions"
 FUSED_KERNELS = "fused kernels"
 FUSED = (FUSED_ELEMENTWISE, FUSED_REDUCTIONS, FUSED_KERNELS)
 FLOAT8 = "casts and scales for FP8"
+EXPOSED = "communication that nothing hides"  # of what a trace costs
 EXCHANGE = "gradient exchange"  # communication of a training of ours, that nothing hides
 STEP_TERMS = (COMMUNICATION, EXCHANGE, COPIES, FILLS, RECOMPUTATION, FLOAT8, *FUSED)
 SYNC, ALLOCATION = "synchronisation", "memory allocation"

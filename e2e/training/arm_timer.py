@@ -11,7 +11,7 @@ from e2e.data.types import Feed
 from e2e.results.exchange import Exchange
 from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
-from e2e.training.distributed.exchange import bytes_of, curve_of, exchange_of
+from e2e.training.distributed.exchange import bytes_of, copies_of, curve_of, exchange_of
 from e2e.training.distributed.together import BEGIN, DONE, TogetherTimer, follow
 from e2e.training.speed_readings import HostSpeed, SpeedByTurn
 from e2e.training.step_timer import (
@@ -281,11 +281,14 @@ class ArmTimer(Arms):
         return replace(training, phases=phases, steps=steps, exchange=self._with_curve(held))
 
     def _with_curve(self, held: Held) -> Exchange | None:
-        """What is known of the arm's exchange, with its all-reduce by size."""
+        """What is known of the arm's exchange, with its all-reduce by size and its copies."""
         known, timed = held.training.exchange, held.exchange
         if self.ranks is None or known is None or timed is None or self.ranks.world == 1:
             return known
-        return replace(known, curve=curve_of(timed.buckets, known.alone_s, self.timer, self.ranks))
+        curve = curve_of(timed.buckets, known.alone_s, self.timer, self.ranks)
+        weights = [one.detach() for one in held.trainer.spread.parameters() if one.requires_grad]
+        copies = copies_of(weights, timed.buckets, self.timer, self.ranks)
+        return replace(known, curve=curve, copies=copies)
 
 
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:

@@ -15,9 +15,17 @@ from e2e.case import TrainCase
 from e2e.prediction.exchange import buckets_of, not_predicted, with_exchange
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost, simulate
-from e2e.results.baselines import curves_of, scaled
+from e2e.results.baselines import links_of, scaled
 from e2e.results.codec import from_json, to_json
-from e2e.results.exchange import AllReduce, Exchange, Gradient, all_reduce_s, exposed_s
+from e2e.results.exchange import (
+    AllReduce,
+    Copies,
+    Exchange,
+    Gradient,
+    Links,
+    all_reduce_s,
+    exposed_s,
+)
 from e2e.results.types import Phase, Predicted, StepTimes, Training
 
 MB = 2**20
@@ -161,12 +169,12 @@ def prediction(gpus: int, ops: tuple[OpCost, ...] = OPS) -> Prediction:
 
 
 def test_a_step_over_one_gpu_exchanges_nothing() -> None:
-    assert with_exchange(prediction(1), line(1.0, MB)) == prediction(1)
+    assert with_exchange(prediction(1), Links(line(1.0, MB))) == prediction(1)
 
 
 @pytest.mark.parametrize(("alone_s", "added_s"), [(0.0, 0.0), (1.0, 1.0), (3.0, 3.0), (5.0, 6.0)])
 def test_what_several_gpus_add_to_a_step(alone_s: float, added_s: float) -> None:
-    found = with_exchange(prediction(2), (AllReduce(2 * MB, alone_s),)).predicted
+    found = with_exchange(prediction(2), Links((AllReduce(2 * MB, alone_s),))).predicted
     assert found is not None
     assert found.exchange_s == pytest.approx(added_s)
     assert found.step_s == pytest.approx(9 + added_s)
@@ -178,7 +186,7 @@ def test_what_several_gpus_add_to_a_step(alone_s: float, added_s: float) -> None
 def test_where_launching_is_the_bottleneck_gradients_come_as_the_host_launches() -> None:
     # Six launches of 3 s each: the last layer's gradient is ready at 9, the first's at 15.
     ops = tuple(replace(op, gpu_s=0.1, host_s=3.0) for op in OPS)
-    found = with_exchange(prediction(2, ops), (AllReduce(2 * MB, 7.0),)).predicted
+    found = with_exchange(prediction(2, ops), Links((AllReduce(2 * MB, 7.0),))).predicted
     assert found is not None
     assert found.exchange_s == pytest.approx(9 + 7 + 7 - 15)
 
@@ -198,7 +206,7 @@ def test_what_the_model_of_the_exchange_lacks_is_refused(
     assert said in (not_predicted(case) or "")
     assert not_predicted(replace(case, gpus=1)) is None
     with pytest.raises(AssertionError):
-        with_exchange(replace(prediction(2), case=case), line(1.0, MB))
+        with_exchange(replace(prediction(2), case=case), Links(line(1.0, MB)))
 
 
 # ---------------------------------------------------------------- beside a measured one
@@ -238,7 +246,7 @@ def test_a_file_without_a_curve_is_read_and_predicts_nothing() -> None:
     assert older.exchange == replace(EXCHANGE, buckets=(), curve=())
     (row,) = scaled([training(1), older])
     assert row.predicted_exposed_s is None
-    assert curves_of([training(1), older]) == {}
+    assert links_of([training(1), older]) == {}
 
 
 @pytest.mark.parametrize(
@@ -260,4 +268,52 @@ def test_the_longest_curve_of_each_number_of_gpus_is_taken() -> None:
     short = replace(EXCHANGE, curve=EXCHANGE.curve[:1])
     four = replace(short, ranks=4)
     found = [training(2, short), training(2, EXCHANGE), training(2, short), training(4, four)]
-    assert curves_of(found) == {2: EXCHANGE.curve, 4: short.curve}
+    assert links_of(found) == {2: Links(EXCHANGE.curve), 4: Links(short.curve)}
+
+
+# ---------------------------------------------------------------- copies
+
+
+@given(st.integers(1, 500), SIZES, SECONDS, SECONDS)
+def test_copies_of_the_same_gradients_take_what_they_took(
+    count: int, bytes_: int, least_s: float, more_s: float
+) -> None:
+    copies = Copies(count, bytes_, least_s + more_s, least_s)
+    assert copies.seconds(count, bytes_) == pytest.approx(least_s + more_s)
+    assert copies.seconds(2 * count, 2 * bytes_) == pytest.approx(2 * (least_s + more_s))
+    assert copies.seconds(count, 0) == pytest.approx(least_s)
+
+
+def test_copies_are_added_to_what_the_all_reduces_add() -> None:
+    # Two gradients of 4 MiB in all: 2 x 0.25 s, and 4 MiB of 0.5 s each.
+    copies = Copies(4, 8 * MB, 5.0, 1.0)
+    found = with_exchange(prediction(2), Links((AllReduce(2 * MB, 1.0),), copies)).predicted
+    assert found is not None
+    assert found.exchange_s == pytest.approx(1.0 + 2 * 0.25 + 4 * 0.5)
+    (row,) = scaled([training(1), training(2, replace(EXCHANGE, copies=copies))])
+    assert row.predicted_exposed_s == pytest.approx(4.0 + 5.0)
+
+
+def test_copies_of_a_compressed_exchange_are_no_measure_of_another() -> None:
+    whole = replace(EXCHANGE, copies=Copies(4, 8 * MB, 5.0, 1.0))
+    (plain,) = links_of([training(2, whole)]).values()
+    (hooked,) = links_of([training(2, whole, compress="bf16")]).values()
+    assert plain.copies == whole.copies
+    assert hooked.copies is None
+    assert plain.curve == hooked.curve
+
+
+def test_copies_are_in_the_file() -> None:
+    whole = training(2, replace(EXCHANGE, copies=Copies(4, 8 * MB, 5.0, 1.0)))
+    data = json.loads(json.dumps(to_json(whole)))
+    assert from_json(data, "results[0]") == whole
+    data["exchange"]["copies"]["count"] = 0
+    with pytest.raises(ValueError, match="cannot be"):
+        from_json(data, "results[0]")
+
+
+@given(st.floats(0, 2), st.floats(0, 2))
+def test_the_hidden_share_is_of_the_all_reduce_alone(copied_s: float, exposed: float) -> None:
+    copies = Copies(4, 8 * MB, copied_s, 0.0)
+    found = replace(EXCHANGE, exposed_s=copied_s + exposed * EXCHANGE.alone_s, copies=copies)
+    assert found.overlapped == pytest.approx(max(0.0, 1 - exposed), abs=1e-6)

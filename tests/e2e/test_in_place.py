@@ -18,12 +18,15 @@ from torch import Tensor, nn
 
 from e2e.explain.annotate import with_predictions
 from e2e.explain.causes import findings
-from e2e.explain.in_place import NS, account, in_place_ledger, recorded_step
+from e2e.explain.in_place import NS, account, in_place_ledger, recorded_step, without_waits
 from e2e.profile.in_place import traced_step
 from e2e.report.in_place import ALL, term_ratios
+from e2e.results.exchange import Exchange
 from e2e.results.terms import (
     BETWEEN,
     CONVOLUTIONS,
+    EXCHANGE,
+    EXPOSED,
     IDLE,
     LAUNCH,
     LAYOUT,
@@ -294,3 +297,23 @@ def test_each_term_is_held_against_its_operations_alone() -> None:
     assert conv.middle == pytest.approx(1.0)
     assert rows["activation"].most == pytest.approx(1.25)
     assert rows[ALL].most == pytest.approx(32 / 30.001)
+
+
+# ---------------------------------------------------------------- over several ranks
+
+
+@given(st.integers(0, 90), st.integers(0, 9))
+def test_a_rank_that_waits_for_anothers_launches_exchanges_no_longer(ms: int, late_ms: int) -> None:
+    """An all-reduce of 5 ms alone, and a rank that is so much later than rank 0."""
+    terms = {EXCHANGE: 2 * ms, CONVOLUTIONS: 40, LAUNCH: 6}
+    parts = tuple(TracedPart(term, taken * MS) for term, taken in terms.items())
+    costs = (TracedCost(EXPOSED, 2 * ms * MS, "x", ""), TracedCost("other", 90 * MS, "y", ""))
+    recorded = TracedStep(2, 100, parts, costs)
+    local_s = 0.05 + late_ms / 1000
+    exchange = Exchange(2, 100, local_s, 0.005, 0.001, None, (0.05, local_s))
+    found = without_waits(recorded, exchange)
+    assert found.terms[EXCHANGE] == min(2 * ms, 2 * (5 + late_ms)) * MS
+    assert found.terms[CONVOLUTIONS] == 40 * MS
+    assert found.window_ns == recorded.window_ns
+    assert [cost.ns for cost in found.costs] == [found.terms[EXCHANGE], 90 * MS]
+    assert without_waits(recorded, replace(exchange, ranks=1)) == recorded

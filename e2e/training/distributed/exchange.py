@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.case import NO_COMPRESSION
-from e2e.results.exchange import AllReduce, Exchange
+from e2e.results.exchange import AllReduce, Copies, Exchange
 from e2e.training.distributed.ranks import Ranks
 from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Timer
@@ -20,6 +20,7 @@ WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what a hook makes of a
 # Of the curve of all-reduce times: its smallest size, the ratio of two sizes, seconds for each.
 LEAST_BYTES, SIZE_RATIO, POINT_S = 2**16, 8, 0.01
 FEWEST, MOST = 3, 50  # all-reduces of a size
+COPIED = 20  # times that the copies around an exchange are timed
 
 
 def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
@@ -96,6 +97,52 @@ def curve_of(
         found.append(AllReduce(bytes_of(part), slowest_s))
         count //= SIZE_RATIO
     return tuple(reversed(found))
+
+
+def copies_of(
+    weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: Timer, ranks: Ranks
+) -> Copies:
+    """The copies around an exchange, timed alone on every rank: those of the slowest one.
+
+    They are what torch's DistributedDataParallel does with each gradient, and what its hook does
+    with each bucket whose type is not that of the weights. On a GPU they are captured, so
+    that launching them from Python takes no time.
+    """
+    wire = [bucket for bucket in buckets if bucket.dtype not in {one.dtype for one in weights}]
+    least = [one.flatten()[:1] for one in weights]
+    times_s = [
+        max(ranks.gather(median(timer.block(_copying(some, whole, ranks), COPIED).times_s)))
+        for some, whole in ((weights, wire), (least, wire))
+    ]
+    return Copies(len(weights), sum(map(bytes_of, weights)), *times_s)
+
+
+def _copying(
+    weights: Sequence[Tensor], wire: Sequence[Tensor], ranks: Ranks
+) -> Callable[[], object]:
+    """A launch that divides gradients of these weights into their places in a bucket, compresses
+    buckets to those of `wire` and back, and copies the gradients back.
+    """
+    pairs = [(torch.zeros_like(one), torch.zeros_like(one)) for one in weights]
+    whole = [torch.zeros_like(one, dtype=torch.float32) for one in wire]
+    share = 1 / ranks.world
+
+    def launch() -> None:
+        for gradient, place in pairs:
+            torch.mul(gradient, share, out=place)
+        for bucket, small in zip(whole, wire, strict=True):
+            bucket.copy_(bucket.to(small.dtype).div_(ranks.world))
+        for gradient, place in pairs:
+            gradient.copy_(place)
+
+    launch()
+    if ranks.device.type != "cuda":
+        return launch
+    torch.cuda.synchronize(ranks.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph.replay
 
 
 def exchange_of(
