@@ -48,10 +48,10 @@ class Traced:
     """A recording, divided: `window_ns` over `steps` steps is the sum of its `terms`.
 
     `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
-    the share of the window in which the device worked. `on_cpu`: there was no device. `missing`
-    says what the trace cannot tell, and why. `gains` are of the changes that were tried, in
-    `tried_steps` of the training. `rates` is the run file whose measured rates are the floors of
-    the products; "" where those are the datasheet's.
+    the share of that step, or else of a recorded one, in which the device worked. `on_cpu`: there
+    was no device. `missing` says what the trace cannot tell, and why. `gains` are of the changes
+    that were tried, in `tried_steps` of the training. `rates` is the run file whose measured rates
+    are the floors of the products; "" where those are the datasheet's.
     """
 
     name: str
@@ -151,13 +151,14 @@ def _traced(name: str, side: Side, given: Rates | None, replay: Replay | None) -
     if given and given.device != device:
         raise UserError(f"{given.source} was measured on {given.device}; {name} is of {device}")
     by_trace = findings(recording, parts, device, rates)
+    busy = _busy(parts, recording.bare_step_s)
     tried = _tried(recording, parts, replay)
     found = judged(by_trace, tried) if tried else by_trace
     multiplied = products(recording, parts, device, rates)
     return Traced(
         name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
-        parts.end - parts.start, recording.bare_step_s, parts.busy, parts.on_cpu,
-        _bottleneck(terms, parts.busy, parts.on_cpu), terms, found,
+        parts.end - parts.start, recording.bare_step_s, busy, parts.on_cpu,
+        _bottleneck(terms, busy, parts.on_cpu), terms, found,
         tuple(_no_causes(parts, by_trace, found, tried)),
         multiplied, tuple(missing(recording, parts)),
         tried.gains if tried else (), tried.steps if tried else 0,
@@ -197,6 +198,16 @@ def _device(recording: Recording) -> str:
         return str(found[0]["name"])
     except (LookupError, TypeError):
         return "CPU" if not recording.work else "unknown"
+
+
+def _busy(parts: Partition, bare_step_s: float | None) -> float:
+    """The share of a step in which the device worked, as it is without the profiler, which makes
+    the CPU slower and leaves the device's work as long as it is.
+    """
+    if not bare_step_s or parts.on_cpu:
+        return parts.busy
+    step_s = (parts.end - parts.start) / parts.steps / 1e9
+    return min(1.0, parts.busy * step_s / bare_step_s)
 
 
 def _bottleneck(terms: Sequence[TermTime], busy: float, on_cpu: bool) -> str:

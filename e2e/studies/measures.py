@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
+from e2e.report.figures import BOTTLENECKS
 from e2e.results.types import Repeat, Training
 from microbench.fmt import number
 from microbench.results.values import Ratio
@@ -124,7 +125,7 @@ def gain_of(training: Training) -> Ratio | None:
 COLUMNS: dict[str, Column] = {
     "per_s": Column("img/s", lambda t: t.per_s),
     "step_ms": Column("ms/step", lambda t: t.measured_s and 1e3 * t.measured_s),
-    "limit": Column("bottleneck", lambda t: t.limit, text=str),
+    "limit": Column("bottleneck", lambda t: t.limit, text=BOTTLENECKS.__getitem__),
     "why": Column("why", lambda t: t.why, text=str),
     "wait_ms": Column("waits for data, ms", lambda t: t.data_wait_s and 1e3 * t.data_wait_s),
     "slowest_per_s": Column("min", lambda t: _per_s(max(_single_steps(t), default=None), t)),

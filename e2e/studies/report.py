@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from e2e.report.figures import BOTTLENECKS
+from e2e.report.ledger import term_words
 from e2e.studies import answers
 from e2e.studies.answers import Answer, answer
 from e2e.studies.cells import RAN, UNTESTABLE, Cell
@@ -242,10 +244,11 @@ def _explained(cell: Cell) -> list[str]:
     training = cell.training
     if training is None:
         return []
-    found = [f"{cell.id}, {_named(cell)}: bottleneck {training.limit}."] if training.limit else []
+    limit = BOTTLENECKS[training.limit] if training.limit else ""
+    found = [f"{cell.id}, {_named(cell)}: bottleneck {limit}."] if limit else []
     inner = sorted(training.ledger[1:-1], key=lambda line: -abs(line.ms))[:MOST_CAUSES]
     if inner:
-        terms = ", ".join(f"{line.term} {line.ms:+.2f} ms" for line in inner)
+        terms = ", ".join(f"{term_words(line.term)} {line.ms:+.2f} ms" for line in inner)
         found.append(f"{cell.id}: from {training.ledger_base} to here: {terms}.")
     found += [f"{cell.id}: {one.title}: {one.why}" for one in training.causes[:MOST_CAUSES]]
     return found

@@ -106,22 +106,23 @@ def run_tasks(
             console.print(f"\n{study.name}, part {task.part} ({number} of {len(todo)}): "
                           f"{task.network}, {', '.join(task.recipes)}")  # fmt: skip
             failed = {name: why for name, why in state.failed.items() if name != task.id}
+            path = out / RUNS / f"{task.file}.json"
             try:
-                _run(task, out, quiet=quiet)
+                _run(task, path, quiet=quiet)
             except UserError as error:
-                failed[task.id] = str(error)
+                # A report is handed on: it has no folder of this machine.
+                failed[task.id] = str(error).replace(f"--resume {path}: ", "")
                 console.print(f"not measured: {error}")
             done = state.done if task.id in failed else (*state.done, task.id)
             state = kept(out, replace(state, done=done, failed=failed))
     return state
 
 
-def _run(task: Task, out: Path, *, quiet: bool) -> None:
-    """Measure a task. UserError for what cannot be, on this machine or at all."""
+def _run(task: Task, path: Path, *, quiet: bool) -> None:
+    """Measure a task into this file. UserError for what cannot be, on this machine or at all."""
     from e2e.commands.requests import request_of
     from e2e.commands.train import file_name, run_requests
 
-    path = out / RUNS / f"{task.file}.json"
     words = {**task.words, "quiet": quiet, ("resume" if path.exists() else "json"): path}
     words["recipe"] = ",".join(dict.fromkeys(arm.recipe for arm in task.arms("cuda"))) or "fp32"
     words["batch"] = ",".join(map(str, task.batches))

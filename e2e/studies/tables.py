@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.case import NO_COMPRESSION
 from e2e.results.types import Training
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
 from e2e.studies.measures import COLUMNS, MEASURES, clock
@@ -85,6 +86,8 @@ def own_word(published: Published, key: str, cell: Cell) -> str:
         return HERE
     factor = "recipe" if key in RECIPE_KEYS else key
     value = cell.factors.get(factor, "")
+    if str(value) in published.alias:  # the author's word for it too
+        return str(value)
     words = (word for word, ours in published.alias.items() if str(ours) == str(value))
     return next(words, str(value))
 
@@ -130,14 +133,27 @@ def _flat(
         if form.ratio:
             line.append(Text(_times(published_ratio(published, record, form.ratio))))
         lines.append([*line, Text("published")])
-    several = len({cell.factors["network"] for cell in ours}) > 1 and "network" not in form.rows
+    shown = {"recipe" if key in RECIPE_KEYS else key for key in form.rows}
+    beside = [name for name in NAMED if name not in shown and _several(name, ours)]
     for cell in ours:
         line = [Text(own_word(published, key, cell)) for key in form.rows]
         line += [_value(published, name, cell) for name in form.columns]
         if form.ratio:
             line.append(_own_ratio(form, cell, ours))
-        lines.append([*line, Text(cell.id + f", {cell.factors['network']}" * several)])
+        factors = cell.factors
+        said = [str(factors[name]) for name in beside if name in factors]
+        if factors.get("compress", NO_COMPRESSION) != NO_COMPRESSION:
+            said.append(f"{factors['compress']} gradients")
+        lines.append([*line, Text(", ".join([cell.id, *said]))])
     return titles, lines
+
+
+NAMED = ("network", "recipe")  # factors that are named beside a cell, where cells differ in them
+
+
+def _several(name: str, cells: Sequence[Cell]) -> bool:
+    """Whether the cells differ in a factor that no column of the table has."""
+    return len({cell.factors.get(name) for cell in cells}) > 1
 
 
 def _pivoted(

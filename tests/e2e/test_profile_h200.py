@@ -66,6 +66,15 @@ def test_the_trace_alone_says_what_was_published(name: str) -> None:
     assert again.step_ms == pytest.approx(1e3 * again.bare_step_s, rel=0.05)
 
 
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.stem)
+def test_the_gpu_is_busy_for_its_share_of_a_step_without_the_profiler(path: Path) -> None:
+    (run,) = diagnose([path]).runs
+    works_s = sum(term.ns for term in run.terms if not term.idle) / run.steps / 1e9
+    step_s = run.bare_step_s or run.step_ms / 1e3
+    assert run.busy == pytest.approx(min(1.0, works_s / step_s), rel=1e-3)
+    assert (run.bottleneck == "GPU") == (run.busy >= 0.9)
+
+
 def without_causes(run: Traced) -> Traced:
     """Without what versions before --prove did not write."""
     plain = (replace(one, cause="", status=LIKELY) for one in run.findings)
