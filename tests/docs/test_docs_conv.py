@@ -28,6 +28,7 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.roofline.explain import annotate
+from microbench.timing.stats import half_width_pct
 
 ROOT = Path(__file__).parents[2]
 H100, H200 = (ROOT / "results" / f"nvidia-{name}" for name in ("h100", "h200"))
@@ -373,6 +374,14 @@ def test_the_noise_of_the_techniques_is_the_run_files() -> None:
     rows = [row for name in TECHNIQUES for row in without(name)]
     same = max(abs(row.loss - 1) for row in rows if not row.other)
     assert f"times differ by up to {100 * same:.0f} %" in KERNELS
+    half, throttle = max(
+        (half_width_pct(m.median_s, m.ci95_s), m.throttle)
+        for row in rows
+        for m in (row.full.measurement, row.without.measurement)
+        if m and m.ci95_s
+    )
+    assert f"intervals reach ±{half:.0f} % where the power limit" in KERNELS
+    assert "power cap" in throttle
     luck = [row.loss for row in rows if row.other and not row.used]
     assert f"shapes took {min(luck):.2f} to {max(luck):.2f} times as long" in KERNELS
     twice = [row for name in ("`gluon`", "tiles of 80, 96, 144, 160 and 192 columns")
