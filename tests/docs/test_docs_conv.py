@@ -1,26 +1,37 @@
-"""What docs/when-fp16-pays.md claims is what the committed run files say."""
+"""What docs/when-fp16-pays.md, docs/results.md and docs/kernels.md claim of kernels is what the
+committed run files say.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
-from samples.conv_tables import classes_table, payoff_table, rival_table
+from samples.conv_tables import (
+    LeftOut,
+    ablation_table,
+    classes_table,
+    left_out,
+    payoff_table,
+    rival_table,
+)
 
 from kernels import OPS, is_library
-from microbench.libraries import beside
+from microbench.libraries import Beside, beside
 from microbench.report.layers_table import against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.roofline.explain import annotate
+from microbench.timing.stats import half_width_pct
 
 ROOT = Path(__file__).parents[2]
-H200 = ROOT / "results" / "nvidia-h200"
+H100, H200 = (ROOT / "results" / f"nvidia-{name}" for name in ("h100", "h200"))
 PAGE = "\n".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in ("when-fp16-pays.md", "notes/result-tables.md")
@@ -29,6 +40,13 @@ RESULTS = "\n".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in ("results.md", "notes/result-tables.md")
 )
+KERNELS = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+TECHNIQUES = {
+    "`gluon`": "no-gluon",
+    "`skinny`": "no-skinny",
+    "`split_k`": "no-split",
+    "tiles of 80, 96, 144, 160 and 192 columns": "no-widths",
+}
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
 
 
@@ -218,16 +236,156 @@ def test_a_published_convolution_is_right_and_physical(name: str) -> None:
             assert 0 < result.ceiling_pct <= 105
 
 
+@cache
+def rows_of(name: str) -> list[Beside]:
+    """Our kernels beside the better library, on an H100."""
+    found = read_run(H100 / f"{name}.json")
+    rows = [beside(r) for r in found.results if r.case.backend == "triton"]
+    return [row for row in rows if row]
+
+
+def by_width(which: str, name: str = "") -> dict[int, Beside]:
+    return {
+        row.result.case.dim("c"): row
+        for row in rows_of(name or f"conv-fine-{which}")
+        if row.result.case.dims["pass"] == which
+    }
+
+
+def mean(rows: Iterable[Beside]) -> float:
+    return geometric_mean([row.ratio.ratio for row in rows])
+
+
+def share(row: Beside, kernel: str) -> float:
+    """Of the time of a launch's kernels, those of this name."""
+    result = row.result
+    own = sum(s for s, name in zip(result.kernels_s, result.kernels, strict=True) if name == kernel)
+    return own / sum(result.kernels_s)
+
+
 def test_classes_of_shapes_outside_the_tables_are_the_run_files() -> None:
-    h100 = ROOT / "results" / "nvidia-h100"
-    runs = [read_run(h100 / f"{name}.json") for name in ("shapes-gemm", "shapes-conv")]
+    runs = [read_run(H100 / f"{name}.json") for name in ("shapes-gemm", "shapes-conv")]
     assert classes_table(runs) in RESULTS
 
 
-@pytest.mark.parametrize("which", ["fprop", "wgrad"])
-def test_the_means_over_every_width_are_the_run_files(which: str) -> None:
-    found = read_run(ROOT / "results" / "nvidia-h100" / f"conv-fine-{which}.json")
-    rows = [beside(r) for r in found.results if r.case.dims["pass"] == which]
-    ratios = [row.ratio.ratio for row in rows if row]
-    assert len(ratios) == 72
-    assert f"{geometric_mean(ratios):.2f}" in RESULTS.split("Every width from 1 to 72")[1][:400]
+def test_the_slowest_convolutions_are_the_run_file_s() -> None:
+    rows = sorted(rows_of("shapes-conv"), key=lambda row: row.ratio.ratio)[:4]
+    said = RESULTS.split("- Slowest convolutions: ")[1].split("\n\n")[0]
+    assert f"({rows[0].ratio.ratio:.2f})" in said
+    assert {f"{row.ratio.ratio:.2f}" for row in rows[1:]} == {"0.66"}
+    assert "Three have 0.66" in said
+    for row in rows:
+        dims = row.result.case.dims
+        channels = f"{dims['c']} to {dims['k']}"
+        shape = f"{dims['r']}x{dims['s']} of {channels}"
+        assert shape in said or f"{shape} channels" in said
+        assert (dims["stride"] == 2) == ("stride of 2" in said.split(channels)[1].split(";")[0])
+    copied = [share(row, "pad_pixels") for row in rows if row.result.case.dim("c") in (100, 416)]
+    assert all(f"{100 * part:.0f} %" in said for part in copied)
+
+
+def test_4099_is_the_run_file_s() -> None:
+    (row,) = rows_of("gemm-4099")
+    low, high = row.ratio.ci95 or (0.0, 0.0)
+    half = max(high - row.ratio.ratio, row.ratio.ratio - low)
+    assert row.library == "cublas"
+    assert f"ours is {row.ratio.ratio:.2f} ±{half:.2f} times as fast as cuBLAS" in RESULTS
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("fprop", "forward"),
+        ("dgrad", "gradient of the input"),
+        ("wgrad", "gradient of the weights"),
+    ],
+)
+def test_the_means_over_every_width_are_the_run_files(which: str, words: str) -> None:
+    rows = by_width(which)
+    assert len(rows) == 72
+    said = " ".join(RESULTS.split("Every width from 1 to 72")[1].split("Forward,")[0].split())
+    assert f"{words} {mean(rows.values()):.2f} ([conv-fine-{which}.json]" in said
+
+
+def test_the_widths_at_which_cudnn_is_faster_are_the_run_files() -> None:
+    said = " ".join(RESULTS.split("Every width from 1 to 72")[1].split("![")[0].split())
+    listed = {
+        "fprop": ("Forward, cuDNN is faster at 1 to 6 channels ({:.2f} at worst) and at {}; "
+                  "the mean of the nine multiples of 8 is {:.2f}.", range(1, 7)),
+        "dgrad": ("In the gradient of the input cuDNN is faster at 1 channel ({:.2f}) and at {}; "
+                  "the mean of the multiples of 8 is {:.2f}.", range(1, 2)),
+    }  # fmt: skip
+    for which, (sentence, few) in listed.items():
+        rows = by_width(which)
+        slower = [width for width, row in rows.items() if row.ratio.ratio < 1]
+        assert slower[: len(few)] == list(few)
+        *most, last = map(str, slower[len(few) :])
+        worst = min(row.ratio.ratio for row in rows.values())
+        eights = mean(rows[width] for width in range(8, 73, 8))
+        assert sentence.format(worst, f"{', '.join(most)} and {last}", eights) in said
+
+
+def test_what_a_row_of_taps_at_once_gains_is_the_run_files() -> None:
+    """The gradient of the input at few channels was measured without it too."""
+    before, now = by_width("dgrad", "conv-fine-wgrad"), by_width("dgrad")
+    assert [*before] == [*range(1, 8)]
+    assert not any("rows" in (row.result.variant or "") for row in before.values())
+    assert all("conv_gluon_rows" in (now[width].result.variant or "") for width in before)
+    gain = geometric_mean(
+        [
+            (before[width].result.median_s or 0) / (now[width].result.median_s or 1)
+            for width in before
+        ]
+    )
+    assert f"{gain:.2f} times as fast as before at 1 to 7 channels" in RESULTS
+    assert f"1 to 7 channels are [{gain:.2f} times as fast]" in KERNELS
+
+
+def test_few_filters_are_the_run_file_s() -> None:
+    (row,) = (row for row in rows_of("shapes-conv")
+              if (row.result.case.dim("c"), row.result.case.dim("k")) == (128, 8))  # fmt: skip
+    assert (row.result.variant or "").startswith("wgrad_swapped")
+    assert f"5x5 of 128 to 8 channels is then {row.ratio.ratio:.1f} times" in KERNELS
+
+
+@cache
+def without(technique: str) -> list[LeftOut]:
+    folder = H100 / "ablation"
+    return left_out(
+        read_run(folder / "all.json"), read_run(folder / f"{TECHNIQUES[technique]}.json")
+    )
+
+
+def test_what_each_technique_gains_is_the_run_files() -> None:
+    folder = H100 / "ablation"
+    runs = {name: read_run(folder / f"{file}.json") for name, file in TECHNIQUES.items()}
+    assert ablation_table(read_run(folder / "all.json"), runs) in KERNELS
+    for name in TECHNIQUES:
+        assert len(without(name)) == 32
+        assert all(row.used <= row.other for row in without(name))  # none ran what was left out
+    gains = [100 * (geometric_mean([row.loss for row in without(n)]) - 1) for n in TECHNIQUES]
+    gluon, skinny, split, widths = gains
+    assert f"**`split_k` gains most**: {split:.0f} % on average" in KERNELS
+    assert f"`gluon` {gluon:.0f} %, its tiles of these widths {widths:.0f} %" in KERNELS
+    assert f"`skinny` {skinny:.1f} % (only one of the shapes ran it)" in KERNELS
+
+
+def test_the_noise_of_the_techniques_is_the_run_files() -> None:
+    rows = [row for name in TECHNIQUES for row in without(name)]
+    same = max(abs(row.loss - 1) for row in rows if not row.other)
+    assert f"times differ by up to {100 * same:.0f} %" in KERNELS
+    half, throttle = max(
+        (half_width_pct(m.median_s, m.ci95_s), m.throttle)
+        for row in rows
+        for m in (row.full.measurement, row.without.measurement)
+        if m and m.ci95_s
+    )
+    assert f"intervals reach ±{half:.0f} % where the power limit" in KERNELS
+    assert "power cap" in throttle
+    luck = [row.loss for row in rows if row.other and not row.used]
+    assert f"shapes took {min(luck):.2f} to {max(luck):.2f} times as long" in KERNELS
+    twice = [row for name in ("`gluon`", "tiles of 80, 96, 144, 160 and 192 columns")
+             for row in without(name) if row.full.case.dim("m") == 544]  # fmt: skip
+    assert len({row.without.variant for row in twice}) == 1
+    longer = [f"{row.loss:.2f}" for row in twice]
+    assert f"{longer[0]} times as long in one, {longer[1]} in the other" in KERNELS

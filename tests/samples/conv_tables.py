@@ -1,8 +1,10 @@
-"""The tables of convolutions and of classes of shapes in docs/, made from run files."""
+"""The tables of convolutions, classes of shapes and techniques in docs/, made from run files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from statistics import geometric_mean
 
 from kernels import is_library
@@ -13,7 +15,7 @@ from microbench.libraries import beside
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, Layer, layers_of
 from microbench.report.table import Column, Row, Table, markdown
-from microbench.results.types import NetworkUse, Run
+from microbench.results.types import NetworkUse, Result, Run
 
 
 def payoff_table(run: Run, precision: str) -> str:
@@ -111,3 +113,54 @@ def _alignment(case: Case) -> str:
     """Whether rows of every tensor of 16-bit elements start on 16 bytes: multiples of 8."""
     names = "mnk" if case.op == "gemm" else "ck"
     return "aligned" if all(case.dim(name) % 8 == 0 for name in names) else "not aligned"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A GEMM with every technique, and with one left out."""
+
+    full: Result
+    without: Result
+    used: bool  # whether the technique was in use
+
+    @property
+    def loss(self) -> float:
+        """Time without the technique over time with it."""
+        return (self.without.median_s or 0.0) / (self.full.median_s or 1.0)
+
+    @property
+    def other(self) -> bool:
+        """Whether another configuration ran."""
+        return self.full.variant != self.without.variant
+
+
+def left_out(full: Run, without: Run) -> list[LeftOut]:
+    """The shapes of two runs, the second without the patterns of its --without."""
+    patterns = str(without.settings["without"]).split(",")
+    found = {result.case.group: result for result in without.results}
+    return [
+        LeftOut(result, found[result.case.group], _matches(result, patterns))
+        for result in full.results
+    ]
+
+
+def _matches(result: Result, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(result.variant or "", pattern) for pattern in patterns)
+
+
+def ablation_table(full: Run, runs: Mapping[str, Run]) -> str:
+    """What each technique gains: a row for each run, by the technique that it left out."""
+    lines = [
+        "| left out | mean | used by | another ran | largest loss | at | with it | without it |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- | --- |",
+    ]
+    for name, run in runs.items():
+        rows = left_out(full, run)
+        used = [row for row in rows if row.used]
+        most = max(used, key=lambda row: row.loss)
+        lines.append(
+            f"| {name} | {geometric_mean([row.loss for row in rows]):.3f} | {len(used)} "
+            f"| {sum(row.other for row in rows)} | {most.loss:.2f} | {fmt.size(most.full.case)} "
+            f"{most.full.case.layout} | `{most.full.variant}` | `{most.without.variant}` |"
+        )
+    return "\n".join(lines)
