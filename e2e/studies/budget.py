@@ -125,6 +125,8 @@ def _cuts(part: Part, level: tuple[str, ...]) -> Iterator[Part]:
     for name in level:
         if name in FEWEST and not trains:
             continue
+        if name == "epochs" and part.factors.get("measured_epochs") is not None:
+            continue  # those are what takes time; the others are projected
         value = part.factors.get(name)
         values = listed(value)
         less: Value = None

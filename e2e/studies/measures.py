@@ -9,6 +9,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from e2e.report.figures import BOTTLENECKS
+from e2e.results.baselines import BASELINES
 from e2e.results.types import Repeat, Training
 from microbench.fmt import number
 from microbench.results.values import Ratio
@@ -118,7 +119,9 @@ def fixed(decimals: int) -> Callable[[Any], str]:
 
 
 def gain_of(training: Training) -> Ratio | None:
-    """Times faster than float32 (fp32 or O0), else than TF32; None for the baseline itself."""
+    """Times faster than float32 (fp32 or O0), else than TF32; None for float32 itself."""
+    if training.case.recipe in BASELINES["fp32"]:
+        return None
     return training.speedup.get("fp32") or training.speedup.get("tf32")
 
 

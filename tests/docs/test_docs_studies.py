@@ -1,23 +1,27 @@
-"""What docs/studies.md and docs/when-fp8-pays.md say was measured is what the files say."""
+"""What docs say of studies, FP8, several GPUs and the Trainer is what the files say."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from e2e.results.baselines import scaled
 from e2e.results.types import Training
 from microbench.fmt import half_interval
 from microbench.results.runfile import read_run
 from microbench.results.types import Result
 
 ROOT = Path(__file__).parents[2]
-H200 = ROOT / "results" / "nvidia-h200"
+H200, H100 = (ROOT / "results" / name for name in ("nvidia-h200", "nvidia-h100"))
 STUDIES = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
 FP8 = (ROOT / "docs" / "when-fp8-pays.md").read_text(encoding="utf-8")
+RANKS = (ROOT / "docs" / "several-gpus.md").read_text(encoding="utf-8")
+NOTES = (ROOT / "docs" / "notes" / "diagnose.md").read_text(encoding="utf-8")
 LIMITS = {"data": "data loading", "host": "CPU launch", "gpu": "GPU"}
 # Rows of the table, in order: study, cell in low precision, cell in float32.
 ROWS = [
@@ -26,7 +30,9 @@ ROWS = [
     ("resnet-static256", "fed-2", "fed-1"), ("resnet-static256", "fed-4", "fed-3"),
     ("resnet-static256", "resident-2", "resident-1"),
     *(("wrn-levels", f"levels-{n}", "levels-1") for n in (2, 3, 4)),
-    ("wrn-levels", "two-cores-2", "two-cores-1"),
+    ("wrn-levels", "two-cores-2", "two-cores-1"), ("finetune-multigpu", "one-2", "one-1"),
+    ("finetune-multigpu", "one-4", "one-3"), ("finetune-multigpu", "weak-4", "weak-3"),
+    ("resnet-precisions", "table-3", "table-4"),
 ]  # fmt: skip
 
 
@@ -38,7 +44,8 @@ def table(text: str, title: str) -> list[list[str]]:
 
 
 def cells(study: str) -> dict[str, dict[str, str]]:
-    with (H200 / "studies" / study / "cells.csv").open(encoding="utf-8") as file:
+    card = next(card for card in (H200, H100) if (card / "studies" / study).exists())
+    with (card / "studies" / study / "cells.csv").open(encoding="utf-8") as file:
         return {row["cell"]: row for row in csv.DictReader(file)}
 
 
@@ -83,10 +90,9 @@ def test_fp8_products_are_those_of_the_run_file() -> None:
 @pytest.mark.parametrize("place", range(3))
 def test_the_step_in_fp8_is_that_of_the_run_file(place: int) -> None:
     trainings = read_run(H200 / "train-fp8.json").of(Training)
-    training, base = trainings[place], trainings[0]
-    row = table(FP8, "| recipe | tok/s |")[place]
+    training = trainings[place]
+    row = table(FP8, "| recipe | tok/s | ms a step")[place]
     assert training.per_s
-    assert base.per_s
     assert training.memory_peak_bytes
     assert training.measured_s
     loss = f"{training.loss[0]:.2f}" if training.loss else "-"
@@ -94,9 +100,78 @@ def test_the_step_in_fp8_is_that_of_the_run_file(place: int) -> None:
         training.case.recipe, f"{training.per_s:,.0f}", f"{1e3 * training.measured_s:.1f}",
         f"{training.memory_peak_bytes / 1e9:.2f}", loss,
     ]  # fmt: skip
-    if place:
-        assert f"{training.per_s / base.per_s:.2f}" in FP8[: FP8.index("##")]
     traced = training.traced
     assert traced
     for term, *shown in table(FP8, "| | amp-bf16 |"):
         assert shown[place] == f"{traced.terms.get(term, 0) / traced.steps / 1e6:.2f}", term
+
+
+@pytest.mark.parametrize("width", [768, 1024])
+def test_the_steps_by_width_are_those_of_the_run_files(width: int) -> None:
+    shown = [row for row in table(FP8, "| width | recipe |") if row[0] == str(width)]
+    trainings = read_run(H100 / f"train-fp8-{width}.json").of(Training)
+    base = trainings[0]
+    assert base.per_s
+    for row, training in zip(shown, trainings, strict=True):
+        traced = training.traced
+        assert traced
+        assert training.per_s
+        terms = [
+            f"{traced.terms.get(name, 0) / traced.steps / 1e6:.2f}"
+            for name in ("matrix products", "fused reductions", "fused elementwise")
+        ]
+        ratio = f"{training.per_s / base.per_s:.2f}" if training is not base else ""
+        assert row[1:] == [training.case.recipe, f"{training.per_s:,.0f}", ratio, *terms]
+        assert ratio in FP8[: FP8.index("##")]
+
+
+def test_two_gpus_are_those_of_the_run_file() -> None:
+    one, *several = read_run(H100 / "ranks-resnet50.json").of(Training)
+    assert one.per_s
+    rows = table(RANKS, "| gradients | img/s |")
+    for row, training, found in zip(rows, several, scaled([one, *several]), strict=True):
+        exchange = training.exchange
+        assert exchange
+        assert training.per_s
+        assert found.predicted_exposed_s
+        assert exchange.exposed_ci95_s
+        low, high = exchange.exposed_ci95_s
+        assert f"{exchange.bytes / 1e6:.0f} MB" in row[0]
+        assert row[1:] == [
+            f"{training.per_s:,.0f}", f"{found.efficiency.ratio:.3f}",
+            f"{1e3 * exchange.exposed_s:.2f} ±{1e3 * (high - low) / 2:.2f}",
+            f"{1e3 * found.predicted_exposed_s:.2f}", f"{1e3 * exchange.copies_s:.2f}",
+            f"{1e3 * exchange.alone_s:.2f}", f"{(exchange.bus_bytes_per_s or 0) / 1e9:.0f}",
+        ]  # fmt: skip
+    plain = several[0]
+    assert plain.traced
+    assert one.traced
+    assert plain.exchange
+    more = (plain.traced.launches - one.traced.launches) // plain.traced.steps
+    assert f"the {more}\n  operations" in RANKS
+    assert plain.exchange.copies
+    assert f"each of {plain.exchange.copies.count} gradients" in RANKS
+
+
+def test_two_gpus_that_are_fed_scale_as_the_study_says() -> None:
+    found = {cell: float(row["per_s"]) for cell, row in cells("finetune-multigpu").items()
+             if cell.startswith("weak")}  # fmt: skip
+    for many, one in (("weak-3", "weak-1"), ("weak-4", "weak-2")):
+        assert f"{found[many] / found[one]:.2f} in " in RANKS
+        assert f"({found[one]:,.0f} to {found[many]:,.0f}" in RANKS
+
+
+def test_the_trainer_s_two_runs_are_those_of_the_diagnosis() -> None:
+    data = json.loads((H100 / "diagnose" / "trainer.json").read_text(encoding="utf-8"))
+    half, full = data["runs"]
+    works_ms = [
+        sum(term["ns"] for term in run["terms"] if not term["idle"]) / run["steps"] / 1e6
+        for run in (full, half)
+    ]
+    said = f"{1e3 * full['bare_step_s']:.1f} and {1e3 * half['bare_step_s']:.1f} ms a step"
+    assert said in NOTES
+    assert f"for {100 * full['busy']:.0f} % of the step" in NOTES
+    assert f"works for {100 * half['busy']:.0f} %" in NOTES
+    assert f"gains {full['bare_step_s'] / half['bare_step_s']:.1f} times" in NOTES
+    assert f"became {works_ms[0] / works_ms[1]:.1f} times shorter" in NOTES
+    assert (full["bottleneck"], half["bottleneck"]) == ("GPU", "CPU launch")

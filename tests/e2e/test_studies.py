@@ -377,6 +377,13 @@ def test_cuts_are_listed_and_spare_precision_and_ends(
     }  # fmt: skip
 
 
+def test_epochs_that_are_projected_are_not_cut() -> None:
+    (study,) = (study for study in STUDIES if study.name == "resnet-precisions")
+    plan = scaled(layers(study, "quick", {}), 1e-9, H200, {}, None)
+    assert "epochs" not in {cut.factor for cut in plan.cuts}
+    assert {task.projected for task in plan.tasks if task.part == "table"} == {600.0}
+
+
 def test_repeats_go_before_iterations() -> None:
     parts = layers(small(), "quick", {})
     whole_s = estimate_s(expand(parts, H200, {}, None), H200)
