@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 from warnings import filterwarnings
@@ -101,8 +102,9 @@ def curve_of(
 
 def copies_of(
     weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: Timer, ranks: Ranks
-) -> Copies:
-    """The copies around an exchange, timed alone on every rank: those of the slowest one.
+) -> Copies | None:
+    """The copies around an exchange, timed alone on every rank: those of the slowest one. None
+    where a rank has no memory for them.
 
     They are what torch's DistributedDataParallel does with each gradient, and what its hook does
     with each bucket whose type is not that of the weights. On a GPU they are captured, so
@@ -110,10 +112,13 @@ def copies_of(
     """
     wire = [bucket for bucket in buckets if bucket.dtype not in {one.dtype for one in weights}]
     least = [one.flatten()[:1] for one in weights]
-    times_s = [
-        max(ranks.gather(median(timer.block(_copying(some, whole, ranks), COPIED).times_s)))
-        for some, whole in ((weights, wire), (least, wire))
-    ]
+    times_s: list[float] = []
+    for some in (weights, least):
+        try:
+            launch = ranks.together(partial(_copying, some, wire, ranks))
+        except torch.OutOfMemoryError:
+            return None
+        times_s.append(max(ranks.gather(median(timer.block(launch, COPIED).times_s))))
     return Copies(len(weights), sum(map(bytes_of, weights)), *times_s)
 
 
@@ -124,7 +129,7 @@ def _copying(
     buckets to those of `wire` and back, and copies the gradients back.
     """
     pairs = [(torch.zeros_like(one), torch.zeros_like(one)) for one in weights]
-    whole = [torch.zeros_like(one, dtype=torch.float32) for one in wire]
+    whole = [torch.zeros_like(one, dtype=weights[0].dtype) for one in wire]
     share = 1 / ranks.world
 
     def launch() -> None:
