@@ -29,7 +29,7 @@ PREDICTED_NOTE = (
 EXCHANGE_NOTES = (
     "adds: step less step without exchange (no_sync); copies: of gradients into buckets and back, "
     "alone: all-reduce of the same buckets, both with nothing beside them",
-    "hidden: share of the all-reduce behind the backward pass, ? where it cannot be told; "
+    "hidden: share of the all-reduce behind the backward pass, ? where it is not known; "
     "bus: 2 (N-1)/N x bytes / alone; one GPU exchanges nothing",
 )
 
