@@ -24,7 +24,7 @@ from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_training import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import LATER, from_json, to_json
-from e2e.results.exchange import AllReduce, Exchange
+from e2e.results.exchange import AllReduce, Copies, Exchange
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
@@ -109,6 +109,7 @@ FULL = Training(
         (0.047, 0.048),
         (10**7, 9 * 10**7),
         (AllReduce(2**16, 2e-5), AllReduce(9 * 10**7, 0.0035)),
+        Copies(161, 10**8, 7e-4, 4e-4),
     ),
     skipped_steps=2,
     speedup={"fp32": Ratio(5.8, (5.7, 5.9)), "tf32": Ratio(1.9, None)},
