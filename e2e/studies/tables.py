@@ -152,7 +152,7 @@ NAMED = ("network", "recipe")  # factors that are named beside a cell, where cel
 
 
 def _several(name: str, cells: Sequence[Cell]) -> bool:
-    """Whether the cells differ in a factor that no column of the table has."""
+    """Whether the cells differ in this factor."""
     return len({cell.factors.get(name) for cell in cells}) > 1
 
 
