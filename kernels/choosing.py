@@ -41,8 +41,8 @@ class Options(Generic[Config]):
     which `agrees` if it serves this one alike. `settled`: it is of the same size, in a precision
     that lays tensors out alike, so nothing needs timing. `rank` gives all that can run, the most
     promising first; `tile` is what a configuration computes at a time; `parse` reads a label, and
-    `valid` says whether a configuration can run the case. The last of a short list is of another
-    `family` than the rest, where there is one.
+    `valid` says whether a configuration can run the case. `families` sort configurations: a short
+    list has two of each, where there are two.
     """
 
     case: Case
@@ -55,7 +55,7 @@ class Options(Generic[Config]):
     tile: Callable[[Config], Hashable]
     parse: Callable[[str], Config]
     valid: Callable[[Config], bool]
-    family: Callable[[Config], Hashable] | None = None
+    families: Sequence[Callable[[Config], Hashable]] = ()
 
     @cached_property
     def known(self) -> tuple[Config, Choice] | None:
@@ -82,7 +82,7 @@ class Options(Generic[Config]):
             return (self.known[0],)
         nearest = () if self.lent is None else (self.lent,)
         return tuple(
-            dict.fromkeys((*short_list(self.rank(), self.tile, family=self.family), *nearest))
+            dict.fromkeys((*short_list(self.rank(), self.tile, families=self.families), *nearest))
         )
 
     def _quick_tuned(self) -> tuple[Config, Choice] | None:

@@ -143,11 +143,13 @@ def short_list(
     tile: Callable[[Config], Hashable],
     most: int = LISTED,
     alike: int = SAME_TILE,
-    family: Callable[[Config], Hashable] | None = None,
+    families: Sequence[Callable[[Config], Hashable]] = (),
 ) -> Sequence[Config]:
-    """The first `most` of a ranking, at most `alike` of them with one tile; the last one of another
-    family than the rest, where there is one: the model may be wrong about a whole family. None is
-    no family.
+    """The first `most` of a ranking, at most `alike` of them with one tile.
+
+    Where all are of one family, the last is of another, if there is one: the model may be wrong
+    about a whole family. Each way of sorting into families has a place, from the end. A
+    configuration whose family is None takes no such place.
     """
     seen: dict[Hashable, int] = {}
 
@@ -158,9 +160,11 @@ def short_list(
                 yield config
 
     listed = list(islice(kept(), most))
-    if family and len(listed) > 1 and len(set(map(family, listed))) == 1:
-        known = (None, family(listed[0]))
-        listed[-1] = next((config for config in ranked if family(config) not in known), listed[-1])
+    for place, family in enumerate(families, 1):
+        if len(listed) > place and len(set(map(family, listed))) == 1:
+            known = (None, family(listed[0]))
+            others = (config for config in ranked if family(config) not in known)
+            listed[-place] = next(others, listed[-place])
     return tuple(listed)
 
 

@@ -39,6 +39,7 @@ class Request(ABC):
     most_s: ClassVar[float] = math.inf  # of sampling, when the user sets no --budget
     usual_processes: ClassVar[int] = 1  # of a case on a GPU, where the user does not say
     searches: ClassVar[bool] = False  # its schedule chooses, and passes by what the run has
+    counted: ClassVar[bool] = True  # the plan has all that can be measured
 
     conditions: Conditions
 
@@ -162,6 +163,7 @@ class PeakRequest(Request):
 
     name = "peak"
     searches = True
+    counted = False
 
     sizes: str = choice("2048,4096,6144,8192,10240,12288,16384", "Sides that M, N and K may have")
 

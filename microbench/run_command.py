@@ -74,7 +74,8 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         processes = asked.processes or usual
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
-            with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
+            quiet = asked.outputs.quiet
+            with LiveProgress(console, todo, quiet=quiet, counted=request.counted) as progress:
                 # A CPU that measures is left alone.
                 ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)

@@ -13,11 +13,13 @@ from e2e.results.types import Training
 from e2e.studies.factors import Factors
 from e2e.studies.measures import COLUMNS, MEASURES, gain_of, seconds_to
 from e2e.studies.tasks import Arm, Plan, Task
+from microbench import fmt
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
 RAN, UNTESTABLE = "ok", "not testable here"
 BASES = ("fp32", "O0")
+NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
 GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
 
 
@@ -42,6 +44,19 @@ class Cell:
         own = {**self.factors, "part": self.part}
         return all(str(own.get(name)) == str(value) for name, value in where.items())
 
+    def words(self, factors: Sequence[str]) -> list[str]:
+        """These factors in words, those that it has: ["resnet50", "amp", "batch 64", "2 GPUs"]."""
+        found: list[str] = []
+        for name in factors:
+            value = self.factors.get(name)
+            if name == "compress" and value not in (None, NO_COMPRESSION):
+                found.append(f"{value} gradients")
+            elif name == "gpus" and value is not None:
+                found.append(fmt.count(int(value), "GPU"))
+            elif value is not None and name != "compress":
+                found.append(str(value) if name in ("network", "recipe") else f"{name} {value}")
+        return found
+
     @property
     def speedup(self) -> tuple[float, tuple[float, float] | None] | None:
         """(times faster than float32, 95 % interval); None where it was not compared."""
@@ -60,6 +75,11 @@ class Cell:
     def generated(self) -> bool:
         """Whether its data are not the author's, but made by a generator."""
         return self.factors.get("data") in GENERATED
+
+
+def differing(cells: Sequence[Cell]) -> list[str]:
+    """The NAMED factors in which cells differ."""
+    return [name for name in NAMED if len({str(cell.factors.get(name)) for cell in cells}) > 1]
 
 
 def baseline_of(cell: Cell, cells: Sequence[Cell], recipe: str | None = None) -> Cell | None:

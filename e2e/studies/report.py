@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from e2e.report import ranks
+from e2e.report.arms import grouped, view_of
 from e2e.report.figures import BOTTLENECKS
 from e2e.report.ledger import term_words
+from e2e.results.baselines import scaled
 from e2e.studies import answers
 from e2e.studies.answers import Answer, answer
-from e2e.studies.cells import RAN, UNTESTABLE, Cell
+from e2e.studies.cells import NAMED, RAN, UNTESTABLE, Cell, differing
 from e2e.studies.figures import figure
 from e2e.studies.measures import COLUMNS
 from e2e.studies.run import RUNS, STATE, State
@@ -126,7 +129,8 @@ def answer_of(found: Found) -> list[str]:
         best = max(gains, key=lambda cell: cell.speedup[0] if cell.speedup else 0.0)
         assert best.speedup
         lines.append(
-            f"Largest measured speedup: {best.speedup[0]:.3g} times, {_named(best)} ({best.id})."
+            f"Largest measured speedup: {best.speedup[0]:.3g} times, "
+            f"{', '.join(best.words(NAMED))} ({best.id})."
         )
     lost = sum(cell.status != RAN for cell in found.cells)
     left_out = [
@@ -136,13 +140,6 @@ def answer_of(found: Found) -> list[str]:
     if left_out:
         lines.append(f"{' and '.join(left_out)}: listed in the report.")
     return lines
-
-
-def _named(cell: Cell) -> str:
-    words = ("network", "recipe", "batch", "workers", "loader")
-    named = [(name, cell.factors[name]) for name in words if name in cell.factors]
-    plain = ("network", "recipe")
-    return ", ".join(str(v) if k in plain else f"{k} {v}" for k, v in named)
 
 
 def parts_of(found: Found) -> list[Part]:
@@ -164,6 +161,7 @@ def parts_of(found: Found) -> list[Part]:
     if study.claims:
         parts.append(Part("What the author says", claims_table(judged(study, found.cells))))
     parts += [_puzzle(one, found.cells) for one in study.puzzles]
+    parts += [part for one in study.parts for part in _scaling(one.id, found)]
     parts.append(Part("Every cell", cells_table(found.cells), [f"{CELLS} has all columns."]))
     parts += _left_out(found)
     again = f"python -m e2e study {study.name} --profile {found.state.profile}"
@@ -172,6 +170,20 @@ def parts_of(found: Found) -> list[Part]:
         f"{STATE} and {RUNS}/ hold what was measured; sha256 of the study: {study.sha256}.",
     ]))  # fmt: skip
     return parts
+
+
+def _scaling(part: str, found: Found) -> list[Part]:
+    """How a part of the study scales over GPUs, and what its exchange of gradients costs."""
+    trainings = [cell.training for cell in found.cells if cell.part == part and cell.training]
+    if found.run is None or not scaled(trainings):
+        return []
+    view = view_of(replace(found.run, others=tuple(trainings)))
+    return [
+        Part(f"{ranks.SCALING_TITLE}, part {part}", ranks.scaling_table(view),
+             [ranks.SCALING_NOTE]),
+        Part(f"{ranks.EXCHANGE_TITLE}, part {part}", ranks.exchange_table(view),
+             ranks.EXCHANGE_NOTES),
+    ]  # fmt: skip
 
 
 def _left_out(found: Found) -> list[Part]:
@@ -235,17 +247,29 @@ def _puzzle(puzzle: Puzzle, cells: Sequence[Cell]) -> Part:
         below.append(f"Likely, not tested: {puzzle.answer}")
     if puzzle.untestable:
         below.append(f"Not testable here: {puzzle.untestable}.")
-    below += [line for cell in cells if cell.part == puzzle.part for line in _explained(cell)]
+    ours = [cell for cell in cells if cell.part == puzzle.part]
+    below += _bottlenecks(ours)
+    below += [line for cell in ours for line in _explained(cell)]
     return Part(f"Puzzle {puzzle.id}", None, below)
 
 
+def _bottlenecks(cells: Sequence[Cell]) -> list[str]:
+    """ "Bottleneck data loading: one-1, fp32; one-2, amp." for each bottleneck."""
+    limited = [(c.training.limit, c) for c in cells if c.training and c.training.limit]
+    names = differing(cells)
+    return [
+        f"Bottleneck {BOTTLENECKS[limit]}: "
+        + "; ".join(", ".join([cell.id, *cell.words(names)]) for cell in those) + "."
+        for limit, those in grouped(limited).items()
+    ]  # fmt: skip
+
+
 def _explained(cell: Cell) -> list[str]:
-    """The bottleneck, the largest terms of the ledger and the causes of a cell."""
+    """The largest terms of the ledger and the causes of a cell."""
     training = cell.training
     if training is None:
         return []
-    limit = BOTTLENECKS[training.limit] if training.limit else ""
-    found = [f"{cell.id}, {_named(cell)}: bottleneck {limit}."] if limit else []
+    found: list[str] = []
     inner = sorted(training.ledger[1:-1], key=lambda line: -abs(line.ms))[:MOST_CAUSES]
     if inner:
         terms = ", ".join(f"{term_words(line.term)} {line.ms:+.2f} ms" for line in inner)

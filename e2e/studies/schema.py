@@ -127,7 +127,8 @@ def _check_references(study: Study, ids: list[str]) -> None:
     tables = [one.table for one in study.published]
     for form in (*study.tables, *study.figures):
         where = f"{'table' if isinstance(form, TableForm) else 'figure'} {form.id}"
-        _known(form.parts, ids, f"{where}: part")
+        elsewhere = form.elsewhere.values() if isinstance(form, TableForm) else ()
+        _known([*form.parts, *elsewhere], ids, f"{where}: part")
         _known([form.published] if form.published else [], tables, f"{where}: published table")
     for puzzle in study.puzzles:
         _known([puzzle.part] if puzzle.part else [], ids, f"puzzle {puzzle.id}: part")

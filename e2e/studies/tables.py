@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from e2e.case import NO_COMPRESSION
 from e2e.results.types import Training
-from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
+from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell, differing
 from e2e.studies.measures import COLUMNS, MEASURES, clock
 from e2e.studies.types import Published, TableForm
 from microbench import fmt
@@ -100,7 +99,7 @@ def table_of(
 ) -> tuple[Table[Line], list[str]]:
     """The author's table with ours in it, and why some cells cannot be compared."""
     ours = [
-        cell for cell in cells
+        _with_elsewhere(form, cell, cells) for cell in cells
         if cell.part in form.parts and cell.fits(form.where) and "recipe" in cell.factors
     ]  # fmt: skip
     if form.pivot:
@@ -109,6 +108,22 @@ def table_of(
         titles, lines = _flat(form, published, ours)
     keys = len(form.rows) + ("Metric" in titles)
     return _table(titles, lines, keys), _notes(form, published, ours, device)
+
+
+def _with_elsewhere(form: TableForm, cell: Cell, cells: Sequence[Cell]) -> Cell:
+    """The cell with the columns that other parts measure, each from the cell over the most GPUs."""
+    alike = ("network", "recipe", "batch")
+    values = dict(cell.values)
+    for column, part in form.elsewhere.items():
+        measured = [
+            other for other in cells
+            if other.part == part and other.values.get(column) is not None
+            and all(other.factors.get(name) == cell.factors.get(name) for name in alike)
+        ]  # fmt: skip
+        if measured:
+            most = max(measured, key=lambda other: int(other.factors.get("gpus", 1)))
+            values[column] = most.values[column]
+    return replace(cell, values=values)
 
 
 def _table(titles: Sequence[str], lines: Sequence[Line], keys: int) -> Table[Line]:
@@ -134,26 +149,14 @@ def _flat(
             line.append(Text(_times(published_ratio(published, record, form.ratio))))
         lines.append([*line, Text("published")])
     shown = {"recipe" if key in RECIPE_KEYS else key for key in form.rows}
-    beside = [name for name in NAMED if name not in shown and _several(name, ours)]
+    beside = [name for name in differing(ours) if name not in shown]
     for cell in ours:
         line = [Text(own_word(published, key, cell)) for key in form.rows]
         line += [_value(published, name, cell) for name in form.columns]
         if form.ratio:
             line.append(_own_ratio(form, cell, ours))
-        factors = cell.factors
-        said = [str(factors[name]) for name in beside if name in factors]
-        if factors.get("compress", NO_COMPRESSION) != NO_COMPRESSION:
-            said.append(f"{factors['compress']} gradients")
-        lines.append([*line, Text(", ".join([cell.id, *said]))])
+        lines.append([*line, Text(", ".join([cell.id, *cell.words(beside)]))])
     return titles, lines
-
-
-NAMED = ("network", "recipe")  # factors that are named beside a cell, where cells differ in them
-
-
-def _several(name: str, cells: Sequence[Cell]) -> bool:
-    """Whether the cells differ in this factor."""
-    return len({cell.factors.get(name) for cell in cells}) > 1
 
 
 def _pivoted(
@@ -313,7 +316,14 @@ def _notes(form: TableForm, published: Published, ours: Sequence[Cell], device: 
         elif column in published.reasons:
             found.append(f"{title}: {published.reasons[column]}.")
         name = measured_as(published, column)
-        why = {lacks(name, c) for c in ours if c.status == RAN and c.values.get(name) is None}
+        empty = [c for c in ours if c.status == RAN and c.values.get(name) is None]
+        if column in form.elsewhere:
+            part = form.elsewhere[column]
+            what = COLUMNS[name].title if name in COLUMNS else name
+            found.append(f"{title}: {what}, of part {part}, over the most GPUs that it had.")
+            why = {f"part {part} has no value" for _ in empty}
+        else:
+            why = {lacks(name, cell) for cell in empty}
         found += [f"{title}, {UNTESTABLE}: {one}." for one in sorted(why) if one]
     reasons = dict.fromkeys(f"{c.status}: {c.reason}." for c in ours if c.status != RAN)
     return [*found, *reasons]

@@ -87,6 +87,7 @@ class TableForm:
 
     `columns` are titles by column. `pivot` is a key whose values are columns; `rows` are the other
     keys. `ratio` is a column whose ratio to the baseline is shown too, titled `ratio_title`.
+    `elsewhere` has the part that measures a column, where the table's own parts do not.
     """
 
     id: str
@@ -98,6 +99,7 @@ class TableForm:
     pivot: str = ""
     ratio: str = ""
     ratio_title: str = "x fp32"
+    elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])
     where: Mapping[str, Value] = field(default_factory=dict[str, Value])
 
 

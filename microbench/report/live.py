@@ -25,7 +25,8 @@ REDRAWS_PER_S = 4
 class LiveLine(ABC):
     """A line at the foot of a terminal that shows the progress; use as a context.
 
-    Where the output is not a terminal, or with --quiet, nothing is redrawn.
+    `total` is how many things are to be done; 0 where a search decides that as it goes. Where the
+    output is not a terminal, or with --quiet, nothing is redrawn.
     """
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
@@ -67,20 +68,24 @@ class LiveLine(ABC):
                 if not is_of_stream(error):
                     raise
 
+    def _counted(self) -> str:
+        """ "3/40", or "3" where the total is not known."""
+        return f"{self._done}/{self._total}" if self._total else f"{self._done}"
+
     def _status(self) -> RenderableType:
-        total = max(1, self._total)
-        filled = BAR_WIDTH * self._done // total
+        filled = BAR_WIDTH * self._done // self._total if self._total else 0
         left_s = self.left_s()
         left = f", about {fmt.rough_duration(left_s)} left" if left_s is not None else ""
         line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
-        line.append(f" {self._done}/{total} done{left}  ", "not green")
+        line.append(f" {self._counted()} done{left}  ", "not green")
         line.append(self._doing, "bold not green")
         line.truncate(prose_width(self._console), overflow="ellipsis")
         return line
 
 
 class LiveProgress(LiveLine):
-    """Shows what is measured, the results so far and the time left.
+    """Shows what is measured, the results so far and the time left. `counted`: the groups are all
+    that will be measured; a search finds further ones.
 
     The time left is the remaining sampling plus what preparing, checking and compiling have cost
     per group so far.
@@ -92,9 +97,10 @@ class LiveProgress(LiveLine):
         groups: Sequence[Group],
         *,
         quiet: bool = False,
+        counted: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, len(groups), quiet=quiet)
+        super().__init__(console, len(groups) if counted else 0, quiet=quiet)
         self._clock = clock
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done
@@ -121,7 +127,7 @@ class LiveProgress(LiveLine):
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        self.say(f"{self._process}[{self._done}/{self._total}] {summary(results)}")
+        self.say(f"{self._process}[{self._counted()}] {summary(results)}")
 
     def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
         """A fresh process measures these groups once more; the bar begins again."""
@@ -133,7 +139,7 @@ class LiveProgress(LiveLine):
 
     def left_s(self) -> float | None:
         """Estimated seconds until the end; None before the first group is done."""
-        groups_left = self._total - self._done
+        groups_left = max(0, self._total - self._done)
         if self._left_s is None or not self._spent_s:
             return None
         overhead_s = 0.0

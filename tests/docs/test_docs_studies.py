@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 
 from e2e.results.baselines import scaled
 from e2e.results.types import Training
+from e2e.studies.command import report
 from microbench.fmt import half_interval
+from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Result
 
@@ -61,6 +64,36 @@ def test_the_table_of_studies_is_that_of_their_cells() -> None:
         assert row[5] == LIMITS[found[low]["limit"]]
 
 
+@pytest.mark.parametrize(
+    "folder", [*H200.glob("studies/*"), *H100.glob("studies/*")], ids=lambda folder: folder.name
+)
+def test_a_published_report_is_what_its_run_files_give(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / folder.name
+    shutil.copytree(folder, out)
+    report(out, make_console(quiet=True))
+    for name in ("report.md", "cells.csv"):
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("study", ["finetune-multigpu", "resnet-precisions"])
+def test_the_efficiency_in_a_report_is_that_of_its_cells(study: str) -> None:
+    text = (H100 / "studies" / study / "report.md").read_text(encoding="utf-8")
+    found = cells(study).values()
+    per_s = {f"{float(row['per_s']):,.0f}" for row in found if row["per_s"]}
+    parts = re.findall(r"## Scaling over GPUs, part (\S+)", text)
+    assert parts
+    for part in parts:
+        for row in table(text[text.index(f"## Scaling over GPUs, part {part}") :], "| recipe |"):
+            many, one, efficiency = row[3:6]
+            assert {many, one} <= per_s
+            ratio = float(many.replace(",", "")) / float(one.replace(",", "")) / int(row[1])
+            numbers = [float(n) for n in re.findall(r"[\d.]+", efficiency.removeprefix("~1"))]
+            if "[" in efficiency:
+                assert numbers[-2] < ratio < numbers[-1]
+            elif not efficiency.startswith("~1"):
+                assert numbers[0] == pytest.approx(ratio, abs=0.006)
+
+
 def test_the_memory_of_o2_is_the_cells_own() -> None:
     found = cells("wrn-levels")
     low, base = (float(found[f"levels-{n}"]["allocated_mb"]) for n in (3, 1))
@@ -106,23 +139,35 @@ def test_the_step_in_fp8_is_that_of_the_run_file(place: int) -> None:
         assert shown[place] == f"{traced.terms.get(term, 0) / traced.steps / 1e6:.2f}", term
 
 
-@pytest.mark.parametrize("width", [768, 1024])
-def test_the_steps_by_width_are_those_of_the_run_files(width: int) -> None:
-    shown = [row for row in table(FP8, "| width | recipe |") if row[0] == str(width)]
-    trainings = read_run(H100 / f"train-fp8-{width}.json").of(Training)
+@pytest.mark.parametrize(
+    "name", ["768", "1024", "2048", "4096", "gpt", "gpt-medium", "gpt-xl", "vit_l_16"]
+)
+def test_the_steps_in_fp8_are_those_of_the_run_files(name: str) -> None:
+    keys = "| width | recipe |" if name.isdigit() else "| network | width |"
+    shown = [row for row in table(FP8, keys) if row[0] == name]
+    trainings = read_run(H100 / f"train-fp8-{name}.json").of(Training)
     base = trainings[0]
     assert base.per_s
+    assert base.memory_peak_bytes
     for row, training in zip(shown, trainings, strict=True):
         traced = training.traced
         assert traced
         assert training.per_s
+        assert training.memory_peak_bytes
         terms = [
             f"{traced.terms.get(name, 0) / traced.steps / 1e6:.2f}"
             for name in ("matrix products", "fused reductions", "fused elementwise")
         ]
         ratio = f"{training.per_s / base.per_s:.2f}" if training is not base else ""
-        assert row[1:] == [training.case.recipe, f"{training.per_s:,.0f}", ratio, *terms]
-        assert ratio in FP8[: FP8.index("##")]
+        peak = f"{training.memory_peak_bytes / 1e9:.2f}"
+        own = row[1:] if name.isdigit() else row[3:]
+        assert own == [training.case.recipe, f"{training.per_s:,.0f}", ratio, peak, *terms]
+        if training is not base and (training.case.recipe == "fp8" or training.per_s > base.per_s):
+            assert ratio in FP8[: FP8.index("##")]
+        if training is not base:
+            saved = 100 * (1 - training.memory_peak_bytes / base.memory_peak_bytes)
+            low, high = map(int, re.findall(r"(\d+) to (\d+) % less at the peak", FP8)[0])
+            assert low <= saved < high + 1
 
 
 def test_two_gpus_are_those_of_the_run_file() -> None:
@@ -151,6 +196,32 @@ def test_two_gpus_are_those_of_the_run_file() -> None:
     assert f"the {more}\n  operations" in RANKS
     assert plain.exchange.copies
     assert f"each of {plain.exchange.copies.count} gradients" in RANKS
+
+
+def test_strong_scaling_is_that_of_the_run_file() -> None:
+    one, two = read_run(H100 / "ranks-strong.json").of(Training)
+    (found,) = scaled([one, two])
+    assert found.kind == "strong"
+    assert two.exchange
+    assert f"{two.per_s:,.0f} img/s on two GPUs against {one.per_s:,.0f} on one" in RANKS
+    assert f"an efficiency of {found.efficiency.ratio:.3f}" in RANKS
+    assert f"it adds {1e3 * two.exchange.exposed_s:.2f} ms" in RANKS
+    half = read_run(H100 / "ranks-resnet50.json").of(Training)[0]
+    assert f"than with 256 ({half.per_s:,.0f} img/s)" in RANKS
+
+
+def test_the_author_s_empty_table_is_filled_as_the_docs_say() -> None:
+    rows = [row for cell, row in cells("resnet-precisions").items() if cell.startswith("table")]
+    for gpus, form in (("1", "{} h {} min"), ("2", "{1}")):
+        minutes = [round(float(row["projected_s"]) / 60) for row in rows if row["gpus"] == gpus]
+        low, high = (form.format(m // 60, m % 60) for m in (min(minutes), max(minutes)))
+        assert f"{low} to {high}" in STUDIES
+    sizes = {f"{float(row['model_mb']):.1f}" for row in rows}
+    assert all(size in STUDIES for size in sizes)
+    text = (H100 / "studies/resnet-precisions/report.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"cannot tell \| ([\d.]+) \[([\d.]+), ([\d.]+)\]", text)
+    said = [f"{float(one):.2f}" for one in found]
+    assert "efficiency of {} with an interval of {} to {}".format(*said) in STUDIES
 
 
 def test_two_gpus_that_are_fed_scale_as_the_study_says() -> None:

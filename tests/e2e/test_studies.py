@@ -502,4 +502,4 @@ def test_the_report_of_recorded_runs_has_the_authors_rows_and_ours(
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "| O1 | T4 | 31min 14s | 4433 MB | 85.25% | 1.834 | published |" in text
     assert re.search(r"\| O1 \| here \| .* \| 1\.670 ±0\.284 \| levels-2 \|", text)
-    assert "bottleneck data" in text
+    assert "Bottleneck data loading: two-cores-1, O0; two-cores-2, O2." in text

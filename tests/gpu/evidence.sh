@@ -65,13 +65,19 @@ left_out() { # left_out NAME PATTERNS OPTIONS...
         --backend triton --vs none --processes 1 --budget 10 --without "$2" "${@:3}" \
         $(files "ablation-$1")
 }
-fp8() { # a step in FP8 beside one in BF16, by the width of its linear layers
+step() { # step NAME BATCH NETWORK RECIPES: compiling takes most of the time
+    take 300 "train-fp8-$1" e2e "$3" --recipe "$4" --compile --batch "$2" --budget 9 \
+        $(files "train-fp8-$1")
+}
+fp8() { # a step in FP8 beside one in BF16, by the width of its linear layers, and of networks
     local width
     for width in 768 1024 2048 4096; do
-        take 150 "train-fp8-$width" e2e "examples.transformer_widths:width_$width" \
-            --recipe amp-bf16,fp8,fp8-rowwise --compile --batch 16 --budget 9 \
-            $(files "train-fp8-$width")
+        step "$width" 16 "examples.transformer_widths:width_$width" amp-bf16,fp8,fp8-rowwise
     done
+    step gpt 16 gpt amp-bf16,fp8,fp8-rowwise
+    step gpt-medium 16 gpt-medium amp-bf16,fp8
+    step gpt-xl 6 gpt-xl amp-bf16,fp8
+    step vit_l_16 64 vit_l_16 amp-bf16,fp8
 }
 ranks() { # weak and strong scaling over one and two GPUs, gradients in 32 and 16 bits
     take 280 ranks-resnet50 e2e resnet50 --recipe amp --gpus 1,2 --compress none,bf16 --budget 60 \

@@ -122,10 +122,28 @@ def test_a_short_list_keeps_the_order_and_few_of_one_tile(tiles, most, alike):
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab")), max_size=30))
 def test_a_short_list_has_two_families_where_there_are_two(items):
     ranked = list(enumerate(items))
-    found = short_list(ranked, lambda item: item[1], 3, 2, lambda item: item[1][1])
+    found = short_list(ranked, lambda item: item[1], 3, 2, [lambda item: item[1][1]])
     assert found[:2] == short_list(ranked, lambda item: item[1], 3, 2)[:2]
     families = {family for _, (_, family) in ranked}
     assert len(found) < 2 or len({family for _, (_, family) in found}) == len(families)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), max_size=30))
+def test_a_short_list_has_two_of_each_way_to_sort(items):
+    ranked = list(enumerate(items))
+    ways = [lambda item: item[1][0], lambda item: item[1][1]]
+    found = short_list(ranked, lambda item: item[0], 5, 1, ways)
+    assert found[:3] == tuple(ranked[:3])
+    assert len(set(found)) == len(found)
+    for way in ways:
+        assert len(found) < 3 or len(set(map(way, found))) == len(set(map(way, ranked)))
+
+
+def test_a_family_of_none_takes_no_place():
+    ranked = [("plain", 1), ("plain", 2), ("plain", 3), ("padded", 4)]
+    family = [lambda item: None if item[0] == "padded" else item[0]]
+    assert short_list(ranked, lambda item: item[1], 2, 1, family) == tuple(ranked[:2])
+    assert short_list(ranked[::-1], lambda item: item[1], 1, 1, family) == (("padded", 4),)
 
 
 @given(st.integers(1, 4000), st.floats(1, 3), sms)

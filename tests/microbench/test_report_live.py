@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 from samples.kernel_runs import case, measured
@@ -34,6 +35,14 @@ def go_through(progress: LiveProgress) -> None:
             progress.stage(group.cases[-1].key, "checking")
             progress.stage(group.cases[0].key, "timing, round 3")
             progress.done(group, results(group), 10.0 - i)
+
+
+def test_a_search_counts_what_it_did_and_knows_no_total() -> None:
+    file = io.StringIO()
+    go_through(LiveProgress(Console(file=file, width=100), GROUPS, counted=False))
+    assert re.findall(r"^\[(.*?)\]", file.getvalue(), re.M) == [
+        str(n) for n in range(1, len(GROUPS) + 1)
+    ]
 
 
 def test_a_file_gets_one_plain_line_a_group() -> None:

@@ -99,7 +99,10 @@ def options_of(case: Case, target: Target) -> Options[Config]:
         settled=key in alike,
         rank=lambda: ranked(case, target),
         tile=attrgetter("tile"),
-        family=lambda config: None if config.kernel in POINTERS else config.kernel,
+        families=(
+            lambda config: None if config.kernel in POINTERS else config.kernel,
+            lambda config: None if config.padded else "as it is",
+        ),
         parse=parse,
         valid=lambda config: valid(config, case, target),
     )
