@@ -147,9 +147,9 @@ def short_list(
 ) -> Sequence[Config]:
     """The first `most` of a ranking, at most `alike` of them with one tile.
 
-    Where all are of one family, the last is of another, if there is one: the model may be wrong
-    about a whole family. Each way of sorting into families has a place, from the end. A
-    configuration whose family is None takes no such place.
+    Where all are of one family, one of the last gives way to one of another, if there is one: the
+    model may be wrong about a whole family. `families` are several ways to sort; none loses its
+    second family to another. A configuration whose family is None takes no such place.
     """
     seen: dict[Hashable, int] = {}
 
@@ -160,12 +160,25 @@ def short_list(
                 yield config
 
     listed = list(islice(kept(), most))
-    for place, family in enumerate(families, 1):
-        if len(listed) > place and len(set(map(family, listed))) == 1:
-            known = (None, family(listed[0]))
-            others = (config for config in ranked if family(config) not in known)
-            listed[-place] = next(others, listed[-place])
+    for family in families:
+        known = {None, *map(family, listed)}
+        other = next((config for config in ranked if family(config) not in known), None)
+        if other is not None and not _differ(family, listed):
+            listed = next(
+                (trial for trial in _with(other, listed)
+                 if all(_differ(f, trial) >= _differ(f, listed) for f in families)), listed,
+            )  # fmt: skip
     return tuple(listed)
+
+
+def _differ(family: Callable[[Config], Hashable], configs: Sequence[Config]) -> bool:
+    return len(set(map(family, configs))) > 1
+
+
+def _with(config: Config, listed: Sequence[Config]) -> Iterator[list[Config]]:
+    """The list with a configuration in place of the last, of the last but one and so on."""
+    for place in reversed(range(1, len(listed))):
+        yield [*listed[:place], config, *listed[place + 1 :]]
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,10 @@ def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
 
 @pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", PASSES)
-def test_triton_is_right(session, gpu, which, precision, dims) -> None:
-    check(session, gpu, conv(which, "nhwc", precision, "triton", **dims))
+def test_triton_is_right(session, gpu, which, layout, precision, dims) -> None:
+    check(session, gpu, conv(which, layout, precision, "triton", **dims))
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -144,9 +145,6 @@ def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
               ceilings=tuple(datasheet_ceilings(gpu.name, ["tf32", "fp16"])))  # fmt: skip
     run = annotate(run)
     for result in run.results:
-        if result.case.backend == "triton" and result.case.layout == "nchw":
-            assert result.status == "skipped"
-            continue
         assert result.status == "ok", result.reason
         assert result.ceiling_pct is not None
         assert 0 < result.ceiling_pct <= 105

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from kernels.conv.triton import (
     data_config,
     data_launch,
     gluon_config,
+    layouts,
     wgrad_config,
     wgrad_launch,
 )
@@ -33,8 +34,6 @@ def cannot_run(case: Case, target: Target) -> str | None:
     """Why these kernels cannot run the case, or None."""
     if case.precision_name not in PRECISIONS:
         return f"the Triton convolution supports {', '.join(PRECISIONS)}"
-    if case.layout != "nhwc":
-        return "the Triton convolution supports NHWC (channels_last) only"
     what = data_config.Sum.of(case)
     missing = gluon_config.missing(what, target.capability or (0, 0))
     if what.shape.groups > 1 and not what.shape.depthwise and missing:
@@ -44,15 +43,14 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
     """What `chosen` says. Raises CannotRun where no configuration fits the GPU."""
-    return (_candidate(configuration(case, target), case, operands, target),)
+    return _bound([configuration(case, target)], case, operands, target)
 
 
 def quick_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
     """What a quick tune times; one where the tables or the user's cache know the case already.
     Raises CannotRun where no configuration fits the GPU.
     """
-    tried = options_of(case, target).short_list()
-    return bound(tried, lambda config: _candidate(config, case, operands, target))
+    return _bound(options_of(case, target).short_list(), case, operands, target)
 
 
 def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
@@ -60,7 +58,7 @@ def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Seq
     CannotRun where no configuration fits the GPU.
     """
     tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
-    return tuple(_candidate(config, case, operands, target) for config in dict.fromkeys(tried))
+    return _bound(tuple(dict.fromkeys(tried)), case, operands, target)
 
 
 def save_tuned(case: Case, target: Target, label: str) -> Path:
@@ -113,8 +111,8 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
 
     ValueError for a label that is no configuration; what Triton raises is passed on.
     """
-    operands = without_memory(case)
-    return [step.compile() for step in _steps(parse(label), case, operands, target)]
+    steps = _binder(case, without_memory(case), target)
+    return [step.compile() for step in steps(parse(label))]
 
 
 def _listed(case: Case, target: Target, precision: str, which: str) -> dict[str, Config]:
@@ -161,11 +159,26 @@ def ranked(case: Case, target: Target) -> Sequence[Config]:
     return some(found, case, target)
 
 
-def _candidate(config: Config, case: Case, operands: ConvOperands, target: Target) -> Candidate:
-    return candidate(config.label, config.tile, _steps(config, case, operands, target))
+def _bound(
+    tried: Sequence[Config], case: Case, operands: ConvOperands, target: Target
+) -> Sequence[Candidate]:
+    steps = _binder(case, operands, target)
+    return bound(tried, lambda config: candidate(config.label, config.tile, steps(config)))
 
 
-def _steps(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
-    if isinstance(config, wgrad_config.Config):
-        return wgrad_launch.bind(config, operands, case.precision, target.sm_count)
-    return data_launch.bind(config, operands, case.precision, target.sm_count)
+def _binder(
+    case: Case, operands: ConvOperands, target: Target
+) -> Callable[[Config], Sequence[Step]]:
+    """The launches of a configuration; copies in channels_last are those of all configurations."""
+    before: Sequence[Step] = ()
+    after: Sequence[Step] = ()
+    if case.layout == "nchw":
+        operands, before, after = layouts.channels_last(operands)
+
+    def steps(config: Config) -> Sequence[Step]:
+        rest = (operands, case.precision, target.sm_count)
+        if isinstance(config, wgrad_config.Config):
+            return [*before, *wgrad_launch.bind(config, *rest), *after]
+        return [*before, *data_launch.bind(config, *rest), *after]
+
+    return steps
