@@ -69,11 +69,13 @@ def _added(row: Scaled) -> str:
 
 def scaling_lines(view: View, width: int) -> list[Text]:
     """The table and how to read it; empty without rows."""
-    table = scaling_table(view)
-    notes = [SCALING_NOTE]
-    if any(_added(row.item) for row in table.items):
-        notes.append(PREDICTED_NOTE)
-    return table_lines(table, width, notes)
+    return table_lines(scaling_table(view), width, scaling_notes(view))
+
+
+def scaling_notes(view: View) -> list[str]:
+    """How to read the table."""
+    predicted = any(map(_added, scaled(view.arms)))
+    return [SCALING_NOTE, *([PREDICTED_NOTE] if predicted else [])]
 
 
 def exchange_table(view: View) -> Table[Training]:

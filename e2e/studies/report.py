@@ -180,7 +180,7 @@ def _scaling(part: str, found: Found) -> list[Part]:
     view = view_of(replace(found.run, others=tuple(trainings)))
     return [
         Part(f"{ranks.SCALING_TITLE}, part {part}", ranks.scaling_table(view),
-             [ranks.SCALING_NOTE]),
+             ranks.scaling_notes(view)),
         Part(f"{ranks.EXCHANGE_TITLE}, part {part}", ranks.exchange_table(view),
              ranks.EXCHANGE_NOTES),
     ]  # fmt: skip

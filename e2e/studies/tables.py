@@ -11,7 +11,6 @@ from e2e.results.types import Training
 from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell, differing
 from e2e.studies.measures import COLUMNS, MEASURES, clock
 from e2e.studies.types import Published, TableForm
-from microbench import fmt
 from microbench.report.table import Column, Row, Table
 
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
@@ -305,7 +304,7 @@ def _notes(form: TableForm, published: Published, ours: Sequence[Cell], device: 
     found = [f"{HERE}: {device}. Grey: cannot be compared with the published cell."]
     steps = {repeat.steps for c in ours if c.training for repeat in c.training.repeats}
     if steps:
-        found.append(f"A training here has {fmt.listed([f'{n:,}' for n in sorted(steps)])} steps.")
+        found.append(f"A training here has {' or '.join(f'{n:,}' for n in sorted(steps))} steps.")
     if published.note:
         found.append(published.note)
     for column, title in form.columns.items():
