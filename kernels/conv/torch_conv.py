@@ -26,8 +26,10 @@ def cannot_run(case: Case, target: Target) -> str | None:
     kind = case.precision
     if target.kind == "cpu" and kind.multiply == "tf32":
         return "tf32 is a Tensor Core mode; a CPU has none"
-    if kind.is_float8 or kind.storage == "int8":
-        return f"torch has no {case.precision_name} convolution"
+    if kind.is_float8:
+        return f"torch has no {case.precision_name} convolution; --backend triton has fp8-e4m3"
+    if kind.storage == "int8":
+        return "torch has no int8 convolution"
     if kind.accumulate == "float16":
         return "torch does not offer cuDNN's float16 accumulation"
     return None

@@ -90,17 +90,20 @@ def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
 
 
 @pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8-e4m3"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", PASSES)
 def test_triton_is_right(session, gpu, which, layout, precision, dims) -> None:
     check(session, gpu, conv(which, layout, precision, "triton", **dims))
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp8-e4m3"])
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("dims", [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}])
-def test_what_a_search_would_try_is_right(session, gpu, which, dims) -> None:
-    case = conv(which, "nhwc", "fp16", "triton", **dims)
+def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) -> None:
+    case = conv(which, "nhwc", precision, "triton", **dims)
+    if reason := OPS["conv"].cannot_run(case, gpu.target()):
+        pytest.skip(reason)
     prepared = session.prepare(case, search=WIDE)
     assert len(prepared.candidates) > 1
     for candidate in prepared.candidates:

@@ -350,7 +350,7 @@ def check_compiled(config: Config, shape: ConvShape, which: str, precision: str,
     built: Any = [step.compile() for step in steps][-1]
     ptx, log, spilled = assembled(built, folder)
     assert built.metadata.shared <= SHARED_LIMIT
-    assert built.metadata.shared <= cfg.shared_memory(config, kind.bytes_per_element)
+    assert built.metadata.shared <= cfg.shared_memory(config, kind)
     assert spilled == 0
     assert "serialized" not in log
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx))

@@ -75,12 +75,14 @@ def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "groups", "said"),
-    [("fp32", 1, "fp16, bf16, tf32"), ("fp16", 32, "multiples of 4")],
-)
-def test_what_it_cannot_run_it_says(precision: str, groups: int, said: str) -> None:
+    ("precision", "dims", "said"),
+    [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "multiples of 4"),
+     ("fp8-e4m3", {"c": 72}, "multiples of 16"), ("fp8-e4m3", {"groups": 4}, "without groups"),
+     ("fp8-e4m3", {"pass": "wgrad"}, "fprop and dgrad")],
+)  # fmt: skip
+def test_what_it_cannot_run_it_says(precision: str, dims: dict[str, int | str], said: str) -> None:
     plain = next(case for case, _ in entries())
-    case = Case("conv", {**plain.dims, "c": 64, "groups": groups}, precision, "triton", "nhwc")
+    case = Case("conv", {**plain.dims, "c": 64, **dims}, precision, "triton", "nhwc")
     assert said in (backend.cannot_run(case, H200) or "")
 
 

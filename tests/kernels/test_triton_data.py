@@ -39,6 +39,7 @@ ANY_SHAPE = {
     "padding 3": (1, 16, 3, 4, 16, 3, 3, 1, 3, 1),
     "1x1": (2, 24, 4, 5, 72, 1, 1, 1, 0, 1),
     "1x1/2": (2, 16, 8, 6, 32, 1, 1, 2, 0, 1),
+    "1x1 of 32": (2, 32, 4, 5, 64, 1, 1, 1, 0, 1),
     "1x1 padded": (2, 16, 4, 5, 16, 1, 1, 1, 1, 1),
     "7x7/2 stem": (1, 3, 8, 12, 24, 7, 7, 2, 3, 1),
     "5x5 few channels": (1, 6, 5, 6, 16, 5, 5, 1, 2, 1),
@@ -58,7 +59,10 @@ TRIED_LABELS = (
     ("conv_resident/1x1x32x32x32/s2/w4/sub2", "conv_resident/1x1x16x64x128/s2/w4/p2"),
     ("conv_pointer/1x1x128x32x16/s2/w4", "conv_pointer/1x1x64x64x32/s2/w4"),
 )  # fmt: skip
-SHAPES_IN_TF32 = ("3x3", "3x3/2", "1x1", "7x7/2 stem")
+SHAPES_IN = {
+    "tf32": ("3x3", "3x3/2", "1x1", "7x7/2 stem"),
+    "fp8-e4m3": ("3x3/2", "dilation 2", "padding 3", "1x1/2", "many images", "1x1 of 32"),
+}
 
 
 def shape_of(name: str) -> ConvShape:
@@ -71,8 +75,8 @@ def interpreted() -> dict[str, tuple[str, str, ConvShape, str]]:
     bf16 is not here: the interpreter's dot is silently wrong on it.
     """
     found = []
-    for name, precision, which in itertools.product(ANY_SHAPE, ("fp16", "tf32"), PASSES):
-        if precision == "tf32" and name not in SHAPES_IN_TF32:
+    for name, precision, which in itertools.product(ANY_SHAPE, ("fp16", *SHAPES_IN), PASSES):
+        if name not in SHAPES_IN.get(precision, ANY_SHAPE):
             continue
         for group in TRIED_LABELS:
             shape, kind = shape_of(name), PRECISIONS[precision]
@@ -189,7 +193,10 @@ LAYERS = {
     "56 3x3/2": (128, 128, 56, 3, 2), "56 1x1/2": (256, 512, 56, 1, 2),
     "14 3x3": (256, 256, 14, 3, 1), "7 3x3": (512, 512, 7, 3, 1), "7 1x1": (512, 2048, 7, 1, 1),
 }  # fmt: skip
-WGMMA = {"fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32"}
+WGMMA = {
+    "fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32",
+    "fp8-e4m3": "f32.e4m3.e4m3",
+}  # fmt: skip
 
 
 def layer(name: str) -> ConvShape:
@@ -230,10 +237,16 @@ def first_of_each_kernel(name: str, which: str, precision: str, count: int) -> l
 @pytest.mark.parametrize(
     ("precision", "name"),
     [("fp16", name) for name in ("stem", "56 3x3", "56 1x1", "56 3x3/2")]
-    + [("tf32", "56 3x3")]
+    + [("tf32", "56 3x3"), ("fp8-e4m3", "56 3x3"), ("fp8-e4m3", "56 3x3/2")]
     + [
         pytest.param(precision, name, marks=pytest.mark.slow)
-        for precision, name in (("fp16", "7 3x3"), ("bf16", "56 3x3"), ("tf32", "56 1x1"))
+        for precision, name in (
+            ("fp16", "7 3x3"),
+            ("bf16", "56 3x3"),
+            ("tf32", "56 1x1"),
+            ("fp8-e4m3", "56 1x1"),
+            ("fp8-e4m3", "14 3x3"),
+        )
     ],
 )
 def test_compiles_to_wgmma(name: str, precision: str, which: str, tmp_path: Path):

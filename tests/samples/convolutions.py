@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.conv.operands import ConvOperands, sizes
+from kernels.conv.operands import OUTPUT, ConvOperands, sizes
 from kernels.conv.shape import ConvShape
 from kernels.precision import Precision
 
@@ -30,7 +30,7 @@ def operands(shape: ConvShape, which: str, kind: Precision, device: str = "cpu")
     torch.manual_seed(0)
     x, w, y = (
         torch.randn(sizes(name, shape), device=device)
-        .to(kind.torch_dtype())
+        .to(kind.torch_dtype("output" if name == OUTPUT[which] else "storage"))
         .contiguous(memory_format=torch.channels_last)
         for name in "xwy"
     )

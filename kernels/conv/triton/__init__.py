@@ -2,4 +2,4 @@
 for depthwise convolutions (`depthwise_*`).
 """
 
-PRECISIONS = ("fp16", "bf16", "tf32")
+PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")

@@ -20,6 +20,7 @@ from kernels.conv.triton import (
     wgrad_config,
     wgrad_launch,
 )
+from kernels.gpus import has_tma
 from kernels.triton_config import Step, bound, candidate, some
 from kernels.tuned import apart, sizes_of, tables_for
 
@@ -34,11 +35,22 @@ def cannot_run(case: Case, target: Target) -> str | None:
     """Why these kernels cannot run the case, or None."""
     if case.precision_name not in PRECISIONS:
         return f"the Triton convolution supports {', '.join(PRECISIONS)}"
+    if case.precision.is_float8 and (reason := _no_float8(case, target)):
+        return f"the Triton convolution in fp8 {reason}"
     what = data_config.Sum.of(case)
     missing = gluon_config.missing(what, target.capability or (0, 0))
     if what.shape.groups > 1 and not what.shape.depthwise and missing:
         return f"the Triton convolution does not support these groups: {missing}"
     return None
+
+
+def _no_float8(case: Case, target: Target) -> str | None:
+    if case.dims["pass"] == "wgrad" or case.dim("groups") > 1:
+        # wgmma adds up adjacent elements of 8 bits; the gradient of the weights adds up pixels.
+        return "is for fprop and dgrad without groups"
+    if not has_tma(target.capability or (0, 0)):
+        return "needs a GPU of compute capability 9.0 or above"
+    return "needs channels that are multiples of 16" if OP.misaligned(case) else None
 
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:

@@ -38,6 +38,7 @@ KERNELS = (
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
 GLUON_KERNELS = (GLUON, GLUON_ROWS)
+FLOAT8_KERNELS = (TMA, PERSISTENT, *MATRIX_KERNELS)  # inputs and outputs of two types
 WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, *GLUON_KERNELS)
 
 LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
@@ -266,14 +267,15 @@ class Sum:
         return max(1, last - min(first, taps - 1) + 1)
 
 
-def shared_memory(config: Config, element_bytes: int) -> int:
+def shared_memory(config: Config, kind: Precision) -> int:
     """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
+    element_bytes = kind.bytes_per_element
     if config.kernel == DEPTHWISE:
         return 0
     if config.kernel in GLUON_KERNELS:
         tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
         return gluon_config.shared_memory(*tile, element_bytes)
-    staged = config.pixels * config.bk * element_bytes // config.split
+    staged = config.pixels * config.bk * kind.output_bytes // config.split
     x, w = config.pixels * config.bc * element_bytes, config.bk * config.bc * element_bytes
     barriers = 1024
     if config.kernel == RESIDENT:
@@ -293,11 +295,19 @@ def valid(
     alone = shape.groups == 1 and not config.padded
     if which not in ("fprop", "dgrad") or not (alone or config.kernel in (GLUON, DEPTHWISE)):
         return False
-    size = precision.bytes_per_element
-    if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
+    if precision.is_float8 and config.kernel not in FLOAT8_KERNELS:
         return False
-    if config.kernel == POINTER:
-        return True
+    shared = config.per_sm * shared_memory(config, precision)
+    if shared > architecture(capability).block_shared_bytes:
+        return False
+    return config.kernel == POINTER or _fits(config, shape, which, precision, capability)
+
+
+def _fits(
+    config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
+) -> bool:
+    """What kernels other than POINTER ask of sizes and strides."""
+    size = precision.bytes_per_element
     what = Sum(shape, which, size)
     if config.kernel == DEPTHWISE:
         return depthwise_config.fits(config, what)
@@ -381,7 +391,7 @@ def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
 
 def _catalogue(what: Sum) -> Iterator[Config]:
     line = 128 // what.element_bytes
-    wide = what.element_bytes // 2
+    wide = max(1, what.element_bytes // 2)
     widest = max(64, power_of_two(what.k))
     for pixels, bk, stages, warps in _POINTER_TILES:
         bc = min(line, max(16, power_of_two(what.c)))
@@ -506,10 +516,11 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         output_bytes=kind.output_bytes,
         flop_per_clock=HOPPER.flop_per_clock[kind.rate_name],
         pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
-        resident=_together(config, size),
+        resident=_together(config, kind),
         loaded=_loaded(config, size),
         spread=1.0 if config.kernel == GLUON_ROWS else spread(pixel * size),
-        moved=size * (prod(what.image) * what.c + prod(what.whole_output) * what.k),
+        moved=size * prod(what.image) * what.c
+        + kind.output_bytes * prod(what.whole_output) * what.k,
         launches=launches,
         extra_moved=size * prod(what.image) * (what.c + pixel) if copied else 0,
     )
@@ -524,9 +535,9 @@ def _loaded(config: Config, element_bytes: int) -> float:
     return 1.0 if config.kernel == POINTER else max(1.0, LINE_BYTES / (config.bc * element_bytes))
 
 
-def _together(config: Config, element_bytes: int) -> int:
+def _together(config: Config, kind: Precision) -> int:
     """Programs that share an SM."""
     if config.kernel in WALKING:
         return config.per_sm
-    shared = shared_memory(config, element_bytes)
+    shared = shared_memory(config, kind)
     return min(4, HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared))

@@ -361,7 +361,7 @@ def pack_rows(
 
 @triton.jit
 def swap_filters(w, swapped, K, TAPS, C, BK: tl.constexpr, BC: tl.constexpr):
-    """w[K, TAPS, C] -> swapped[C, TAPS, K]: what tf32 needs, whose wgmma wants K-major operands."""
+    """w[K, TAPS, C] -> swapped[C, TAPS, K]: tf32's and fp8's wgmma want K-major operands."""
     k = tl.program_id(0).to(tl.int64) * BK + tl.arange(0, BK)
     c = tl.program_id(1).to(tl.int64) * BC + tl.arange(0, BC)
     tap = tl.program_id(2)

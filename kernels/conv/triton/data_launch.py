@@ -17,6 +17,7 @@ from kernels.conv.triton import data_config as cfg
 from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton.data_config import Config, Sum
+from kernels.conv.triton.padding import as_bits
 from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
 from kernels.triton_config import MAX_BOX, Step, input_precision, options
@@ -47,7 +48,8 @@ class _Binder:
     ) -> None:
         self.config, self.shape, self.sm_count = config, operands.shape, sm_count
         self.sum = Sum(operands.shape, operands.which, precision.bytes_per_element)
-        self.tf32 = precision.multiply == "tf32"
+        # wgmma reads operands of other than 16 bits K-major only.
+        self.k_major_only = precision.bytes_per_element != 2
         self.mode = input_precision(precision)
         self.w = operands.w
         self.source = operands.y if self.sum.dgrad else operands.x
@@ -78,20 +80,20 @@ class _Binder:
 
     @property
     def _k_major(self) -> bool:
-        return self.tf32 or not self.sum.dgrad
+        return self.k_major_only or not self.sum.dgrad
 
     def _weights(self) -> tuple[TensorDescriptor, list[Step]]:
         """The weights as a matrix, [k, taps*c] or, in a 16-bit dgrad, [c, taps*k]."""
         s, what = self.shape, self.sum
         if not what.dgrad:
             return self._weight_box(self.w, what.k, s.r * s.s * what.c), []
-        if not self.tf32:
+        if not self.k_major_only:
             width = s.r * s.s * what.k
             box = [min(self.config.bc, MAX_BOX), self.config.bk]
             return TensorDescriptor(self.w, [what.c, width], [width, 1], box), []
         swapped = torch.empty(s.c * s.r * s.s * s.k, dtype=self.w.dtype, device=self.w.device)
         grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), s.r * s.s)
-        args = (self.w, swapped, s.k, s.r * s.s, s.c, SWAP_BLOCK, SWAP_BLOCK)
+        args = (as_bits(self.w), as_bits(swapped), s.k, s.r * s.s, s.c, SWAP_BLOCK, SWAP_BLOCK)
         swap = Step(jit.swap_filters, grid, args, {"num_warps": 4})
         return self._weight_box(swapped, what.k, s.r * s.s * what.c), [swap]
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.conv.operands import INPUTS, OUTPUT, ConvOperands
+from kernels.conv.triton.padding import as_bits
 from kernels.triton_config import Step, power_of_two
 
 TILE = 4096  # elements that a program turns
@@ -81,5 +82,5 @@ def _turned(source: torch.Tensor, turned: torch.Tensor, *, to_last: bool) -> Seq
     block_rows = min(MOST_ROWS, power_of_two(rows))
     block_columns = min(TILE // block_rows, power_of_two(columns))
     tiles = ceil(rows / block_rows) * ceil(columns / block_columns)
-    args = (source, turned, rows, columns, block_rows, block_columns)
+    args = (as_bits(source), as_bits(turned), rows, columns, block_rows, block_columns)
     return (Step(transpose_planes, (planes * tiles,), args, {"num_warps": 4}),)

@@ -65,6 +65,11 @@ def fold_pixels(
     )
 
 
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor to be copied: of 8 bits as integers, which Triton moves on every GPU."""
+    return tensor.view(torch.int8) if tensor.element_size() == 1 else tensor
+
+
 def padded(
     tensor: torch.Tensor, pixels: int, channels: int, *, lines: bool = False
 ) -> tuple[torch.Tensor, int, Sequence[Step]]:
