@@ -99,7 +99,11 @@ def test_triton_is_right(session, gpu, which, layout, precision, dims) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8-e4m3"])
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("dims", [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}])
+@pytest.mark.parametrize(
+    "dims",
+    [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}, {"c": 8, "k": 8},
+     {"c": 3, "k": 20, "stride": 2, "h": 29}],
+)  # fmt: skip
 def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) -> None:
     case = conv(which, "nhwc", precision, "triton", **dims)
     if reason := OPS["conv"].cannot_run(case, gpu.target()):

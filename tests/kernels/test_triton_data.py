@@ -57,6 +57,8 @@ TRIED_LABELS = (
     ("conv_gemm/1x1x32x32x16/s2/w4",),
     ("conv_gemm_persistent/1x1x32x64x32/s2/w4/sub2",),
     ("conv_resident/1x1x32x32x32/s2/w4/sub2", "conv_resident/1x1x16x64x128/s2/w4/p2"),
+    ("conv_gather/1x1x64x32x16/s2/w4", "conv_gather/1x1x32x16x64/s2/w4",
+     "conv_gather/1x1x128x16x128/s3/w4"),
     ("conv_pointer/1x1x128x32x16/s2/w4", "conv_pointer/1x1x64x64x32/s2/w4"),
 )  # fmt: skip
 SHAPES_IN = {
@@ -227,7 +229,7 @@ def check_compiled(config: Config, shape: ConvShape, which: str, precision: str,
 def first_of_each_kernel(name: str, which: str, precision: str, count: int) -> list[str]:
     found: dict[str, list[str]] = {}
     for config in choices(layer(name), which, PRECISIONS[precision], HOPPER, 132):
-        if config.kernel != cfg.POINTER:
+        if config.kernel not in (cfg.POINTER, cfg.GATHER):
             found.setdefault(config.kernel, []).append(config.label)
     return [label for labels in found.values() for label in labels[:count]]
 
@@ -274,6 +276,20 @@ def test_what_a_default_run_takes_on_an_h200_compiles(
     n, h, w, c, k, r, s, stride, padding, dilation = map(int, re.findall(r"\d+", size))
     shape = ConvShape(n, c, h, w, k, r, s, stride, padding, dilation)
     check_compiled(parse(label), shape, which, "fp16", tmp_path)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize(("c", "load"), [(8, "cp.async.cg.shared.global"), (4, "ld.global.v2.b32")])
+def test_gathered_channels_are_loaded_several_at_once(
+    c: int, load: str, which: str, tmp_path: Path
+) -> None:
+    shape = ConvShape(64, c, 28, 28, c, 3, 3, 1, 1)
+    built = compiled(parse("conv_gather/1x1x64x16x64/s3/w4"), shape, which, PRECISIONS["fp16"])
+    ptx, _, spilled = assembled(built, tmp_path)
+    assert spilled == 0
+    assert "wgmma.mma_async" in ptx
+    assert load in ptx
 
 
 @pytest.mark.usefixtures("hopper")

@@ -26,7 +26,6 @@ from kernels.tuned import apart, sizes_of, tables_for
 
 Config = data_config.Config | wgrad_config.Config
 
-POINTERS = (data_config.POINTER, wgrad_config.POINTER)  # where nothing else can run
 SEARCHED = 24  # configurations that --autotune times
 LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
 
@@ -110,7 +109,7 @@ def options_of(case: Case, target: Target) -> Options[Config]:
         rank=lambda: ranked(case, target),
         tile=attrgetter("tile"),
         families=(
-            lambda config: None if config.kernel in POINTERS else config.kernel,
+            attrgetter("family"),
             lambda config: None if config.padded else "as it is",
         ),
         parse=parse,

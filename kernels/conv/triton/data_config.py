@@ -27,14 +27,16 @@ from kernels.triton_config import (
     row_for_tma,
 )
 
-POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
+POINTER, GATHER = "conv_pointer", "conv_gather"
+TMA, PERSISTENT = "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
 GLUON, GLUON_ROWS, DEPTHWISE = "conv_gluon", gluon_config.ROWS, "conv_depthwise"
 KERNELS = (
-    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
+    POINTER, GATHER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
     GLUON_ROWS, DEPTHWISE,
 )  # fmt: skip
+WALKERS = {PERSISTENT: TMA, ROWS_PERSISTENT: ROWS, GEMM_PERSISTENT: GEMM, RESIDENT: GEMM}
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
 GLUON_KERNELS = (GLUON, GLUON_ROWS)
@@ -45,6 +47,7 @@ LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"),
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MAX_RESIDENT_CHANNELS = 256
+MAX_GATHERED_CHANNELS = 64  # of an input that conv_gather reads
 MAX_FOLDED_CHANNELS = 16  # of an input whose rows of taps conv_gluon_rows reads at once
 
 
@@ -73,6 +76,11 @@ class Config:
         """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
         numbers = (self.stages, self.warps, self.split, self.per_sm)
         return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers, self.padded)
+
+    @property
+    def family(self) -> str | None:
+        """The kernel, walking or not; None where it is for what nothing else can run."""
+        return None if self.kernel == POINTER else WALKERS.get(self.kernel, self.kernel)
 
     @property
     def pixels(self) -> int:
@@ -248,6 +256,9 @@ class Sum:
             wasted *= self.row_length / (s.s * s.c)
         elif config.kernel == GLUON_ROWS and self.fold:
             wasted *= self.fold.window / (s.s * self.c)
+        elif config.kernel == GATHER:
+            depth = s.r * s.s * self.c
+            wasted *= ceil(depth / config.bc) * config.bc / depth
         elif config.kernel == GLUON:
             wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
         elif config.kernel != DEPTHWISE:
@@ -318,6 +329,9 @@ def _fits(
         return gluon_config.fits(config, what) and not gluon_config.missing(what, capability)
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
+    if config.kernel == GATHER:
+        elements = max(shape.elements(name) for name in "xwy")
+        return what.c <= MAX_GATHERED_CHANNELS and elements + config.pixels * what.k <= MAX_INDEX
     if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
         return False
     if config.kernel == RESIDENT:
@@ -353,6 +367,11 @@ _TILES = (
     (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
 )  # fmt: skip
 _POINTER_TILES = ((32, 32, 4, 4), (64, 64, 4, 4), (128, 64, 4, 4), (128, 128, 3, 8))
+# Tiles of conv_gather: pixels, elements added up at a time, stages, warps.
+_GATHER_TILES = (
+    (64, 64, 3, 4), (128, 32, 3, 4), (128, 64, 3, 4), (128, 128, 2, 4), (256, 32, 3, 8),
+    (256, 64, 3, 8),
+)  # fmt: skip
 _RESIDENT_TILES = (
     (64, 64, 4, 4, 1), (128, 64, 3, 4, 1), (128, 64, 4, 4, 1), (64, 128, 4, 4, 1),
     (128, 128, 3, 8, 1), (128, 128, 4, 8, 2), (128, 256, 2, 8, 2), (128, 256, 3, 8, 2),
@@ -396,6 +415,8 @@ def _catalogue(what: Sum) -> Iterator[Config]:
     for pixels, bk, stages, warps in _POINTER_TILES:
         bc = min(line, max(16, power_of_two(what.c)))
         yield Config(POINTER, (1, 1, pixels), bk, bc, stages, warps)
+    if what.c <= MAX_GATHERED_CHANNELS:
+        yield from _gather(what)
     for pixels, bk, lines, stages, warps, split in _TILES:
         bc = lines * line
         if bk > widest or (lines > 1 and bc > what.c):
@@ -412,6 +433,14 @@ def _catalogue(what: Sum) -> Iterator[Config]:
     if what.shape.flat and what.c <= MAX_RESIDENT_CHANNELS:
         yield from _resident(what, widest, wide)
     yield from _gluon(what)
+
+
+def _gather(what: Sum) -> Iterator[Config]:
+    depth = power_of_two(max(16, what.shape.r * what.shape.s * what.c))
+    widths = dict.fromkeys(min(width, power_of_two(max(16, what.k))) for width in (16, 32, 64, 128))
+    for pixels, bd, stages, warps in _GATHER_TILES:
+        for bk in widths:
+            yield Config(GATHER, (1, 1, pixels), bk, min(bd, depth), stages, warps)
 
 
 def _gluon(what: Sum) -> Iterator[Config]:
@@ -476,6 +505,7 @@ def choices(
 WEIGHTS_FIRST = Kernel(rows_first=False)  # operand A: activations would go through registers
 FACTS: Mapping[str, Kernel] = {
     POINTER: Kernel(slowdown=8.0),  # masks, 64-bit addresses: measured at 130 channels
+    GATHER: Kernel(slowdown=1.5),  # addresses and masks; a guess, not measured
     TMA: WEIGHTS_FIRST,
     ROWS: WEIGHTS_FIRST,
     PERSISTENT: replace(WEIGHTS_FIRST, stored=0.3),  # the next tile's loads are under way
@@ -506,6 +536,8 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
     launches = int(copied) + int(config.kernel == GLUON and what.packs(config.bk))
     if config.kernel == GLUON_ROWS and what.fold:
         pixel, copied, launches = what.fold.channels, True, 2
+    elif config.kernel in ROW_KERNELS:
+        pixel, copied, launches = what.packed_channels, True, 2
     return Work(
         tiles=tiles,
         rows=config.pixels,
@@ -518,7 +550,7 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
         resident=_together(config, kind),
         loaded=_loaded(config, size),
-        spread=1.0 if config.kernel == GLUON_ROWS else spread(pixel * size),
+        spread=1.0 if config.kernel in (GLUON_ROWS, GATHER, *ROW_KERNELS) else spread(pixel * size),
         moved=size * prod(what.image) * what.c
         + kind.output_bytes * prod(what.whole_output) * what.k,
         launches=launches,
@@ -532,7 +564,11 @@ def _loaded(config: Config, element_bytes: int) -> float:
     """
     if config.kernel == RESIDENT:
         return config.pixels / (config.pixels + config.bk)
-    return 1.0 if config.kernel == POINTER else max(1.0, LINE_BYTES / (config.bc * element_bytes))
+    return (
+        1.0
+        if config.kernel in (POINTER, GATHER)
+        else max(1.0, LINE_BYTES / (config.bc * element_bytes))
+    )
 
 
 def _together(config: Config, kind: Precision) -> int:

@@ -334,6 +334,45 @@ def conv_pointer(
 
 
 @triton.jit
+def conv_gather(
+    x, weights, y, pixels, H, W, OUT_H, OUT_W, K, stride_wk, stride_tap, stride_wc,
+    C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    DGRAD: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Few channels, without a copy: taps and channels are one sum, BD of them at a time.
+
+    As conv_pointer, but a step holds several taps, so that few channels fill it. C is a constant:
+    the compiler then sees that channels are adjacent, and loads several at once. Offsets are
+    32-bit.
+    """
+    DEPTH: tl.constexpr = R * S * C
+    tiles_k = tl.cdiv(K, BK)
+    pixel = tl.program_id(0) // tiles_k * BM + tl.arange(0, BM)
+    image = pixel // (OUT_H * OUT_W)
+    within = pixel - image * (OUT_H * OUT_W)
+    out_h = (within // OUT_W)[:, None]
+    out_w = (within % OUT_W)[:, None]
+    k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)
+    real = (pixel < pixels)[:, None]
+    rows = image[:, None] * H
+    acc = tl.zeros((BM, BK), tl.float32)
+    for start in range(0, DEPTH, BD):
+        d = start + tl.arange(0, BD)
+        tap, c = d // C, d % C
+        h, inside_h = _source(out_h, (tap // S)[None, :], H, STRIDE, DILATION, PAD, DGRAD)
+        w, inside_w = _source(out_w, (tap % S)[None, :], W, STRIDE, DILATION, PAD, DGRAD)
+        inside = inside_h & inside_w & real & (d < DEPTH)[None, :]
+        a = tl.load(x + ((rows + h) * W + w) * C + c[None, :], inside, other=0.0)
+        offsets = (tap * stride_tap + c * stride_wc)[:, None] + (k * stride_wk)[None, :]
+        b = tl.load(weights + offsets, (d < DEPTH)[:, None] & (k < K)[None, :], other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=INPUT_PRECISION)
+    where = y + pixel[:, None] * K + k[None, :]
+    tl.store(where, acc.to(y.dtype.element_ty), real & (k < K)[None, :])
+
+
+@triton.jit
 def pack_rows(
     source, packed, rows, H, W, C, PACKED_H, packed_row, left,
     CHANNELS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr,

@@ -58,8 +58,8 @@ class _Binder:
 
     def steps(self) -> list[Step]:
         kernel = self.config.kernel
-        if kernel == cfg.POINTER:
-            return [self._pointer()]
+        if kernel in (cfg.POINTER, cfg.GATHER):
+            return [self._pointers()]
         if kernel in cfg.ROW_KERNELS:
             return self._rows()
         weights, before = self._weights()
@@ -213,20 +213,24 @@ class _Binder:
         taps = self._taps(TensorDescriptor(packed, *view), weights, length, geometry)
         return [pack_x, pack_w, taps]
 
-    def _pointer(self) -> Step:
+    def _pointers(self) -> Step:
+        """The kernels that load through pointers."""
         what, config, s = self.sum, self.config, self.shape
         x, y = (s.h, s.w), (s.p, s.q)
         image, out = (y, x) if what.dgrad else (x, y)
         pixels = s.n * out[0] * out[1]
         filters, channels = s.r * s.s * s.c, 1
         strides = (channels, s.c, filters) if what.dgrad else (filters, s.c, channels)
+        gathers = config.kernel == cfg.GATHER  # its C is a constant, and comes later
         args = (
-            self.source, self.w, self.output, pixels, *image, *out, what.c, what.k,
-            *strides, s.r, s.s, s.stride, s.dilation, s.padding,
+            self.source, self.w, self.output, pixels, *image, *out,
+            *((what.k, *strides, what.c) if gathers else (what.c, what.k, *strides)),
+            s.r, s.s, s.stride, s.dilation, s.padding,
             config.pixels, config.bk, config.bc, what.dgrad, self.mode,
         )  # fmt: skip
         grid = (ceil(pixels / config.pixels) * ceil(what.k / config.bk),)
-        return Step(jit.conv_pointer, grid, args, self.options)
+        kernel = jit.conv_gather if gathers else jit.conv_pointer
+        return Step(kernel, grid, args, self.options)
 
 
 def _nhwc(

@@ -68,6 +68,11 @@ class Config:
     padded: bool = False
 
     @property
+    def family(self) -> str | None:
+        """The kernel; None where it is for what nothing else can run."""
+        return None if self.kernel == POINTER else self.kernel
+
+    @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x44"."""
         sizes = (self.images, self.columns, self.bk, self.bc)
