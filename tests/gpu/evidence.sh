@@ -43,6 +43,18 @@ widths() { # the curve of every channel width
             $(files "conv-fine-$pass")
     done
 }
+convolutions() { # every power of two in both layouts, groups, depthwise, FP8
+    local pair=(--vs none --backend "cudnn,triton") passes=(--pass "fprop,dgrad,wgrad")
+    local last=(--layout nhwc --image 28 --batch 64)
+    take 150 conv-powers microbench conv --dtype fp16 --channels 8..2048 --batch 32 --budget 20 \
+        "${passes[@]}" "${pair[@]}" $(files conv-powers)
+    take 90 conv-groups microbench conv --dtype fp16 --channels 128..1024 --groups 32 --budget 12 \
+        "${passes[@]}" "${last[@]}" "${pair[@]}" $(files conv-groups)
+    take 90 conv-depthwise microbench conv --dtype fp16 --channels 64..1024 --groups depthwise \
+        --budget 12 "${passes[@]}" "${last[@]}" "${pair[@]}" $(files conv-depthwise)
+    take 90 conv-fp8 microbench conv --dtype fp8,fp16 --channels 64..2048 --pass fprop,dgrad \
+        --budget 12 "${last[@]}" "${pair[@]}" $(files conv-fp8)
+}
 tuned() {
     take 60 autotune microbench gemm --dtype fp16,bf16 --sizes 1536,3072 --backend triton --vs none \
         --autotune $(files autotune)
@@ -94,7 +106,7 @@ multi() { # the studies that several GPUs serve
 
 for part in "$@"; do
     case $part in
-        shapes | main | peak | widths | tuned | ablation | fp8 | ranks | multi) "$part" ;;
+        shapes | main | peak | widths | convolutions | tuned | ablation | fp8 | ranks | multi) "$part" ;;
         *) echo "no such part: $part" >&2 && exit 2 ;;
     esac
 done

@@ -564,11 +564,8 @@ def _loaded(config: Config, element_bytes: int) -> float:
     """
     if config.kernel == RESIDENT:
         return config.pixels / (config.pixels + config.bk)
-    return (
-        1.0
-        if config.kernel in (POINTER, GATHER)
-        else max(1.0, LINE_BYTES / (config.bc * element_bytes))
-    )
+    by_tma = config.kernel not in (POINTER, GATHER)
+    return max(1.0, LINE_BYTES / (config.bc * element_bytes)) if by_tma else 1.0
 
 
 def _together(config: Config, kind: Precision) -> int:
