@@ -94,6 +94,21 @@ def test_the_efficiency_in_a_report_is_that_of_its_cells(study: str) -> None:
                 assert numbers[0] == pytest.approx(ratio, abs=0.006)
 
 
+def test_a_column_of_another_part_is_that_of_the_most_gpus_uncompressed() -> None:
+    found = cells("resnet-precisions")
+    measured = {
+        row["recipe"]: f"{float(row['bandwidth']):.3g}"
+        for row in found.values()
+        if row["gpus"] == "2" and row["compress"] == "none"
+    }
+    text = (H100 / "studies/resnet-precisions/report.md").read_text(encoding="utf-8")
+    rows = [row for row in table(text, "| precision | Training Time |") if "table" in row[-1]]
+    assert len(rows) == 8
+    for row in rows:
+        recipe = found[row[-1].split(",")[0]]["recipe"]
+        assert row[3] == measured[recipe]
+
+
 def test_the_memory_of_o2_is_the_cells_own() -> None:
     found = cells("wrn-levels")
     low, base = (float(found[f"levels-{n}"]["allocated_mb"]) for n in (3, 1))

@@ -156,6 +156,21 @@ def test_the_number_of_a_published_cell(text: Any, number: float | None) -> None
 
 # ---------------------------------------------------------------- files
 
+ELSEWHERE = """
+[[published]]
+table = "t"
+key = ["recipe"]
+columns = ["per_s"]
+[[table]]
+id = "t"
+title = "T"
+published = "t"
+parts = ["one"]
+rows = ["recipe"]
+columns = { per_s = "Speed" }
+elsewhere = { per_s = "oen" }
+"""
+
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
@@ -171,6 +186,7 @@ def test_the_number_of_a_published_cell(text: Any, number: float | None) -> None
         ("[profile.quick]", "[profile.quik]", "unknown 'quik'; did you mean quick"),
         ('budget = "1h"', 'budget = "soon"', "'soon' is no time"),
         ('budget = "1h"', 'parts = ["two"]', "profile.quick: part: unknown 'two'"),
+        ('budget = "1h"', f"budget = '1h'{ELSEWHERE}", "table t: part: unknown 'oen'; did you mean"),
         ("schema = 1", "schema = ", "mine.toml is no TOML"),
         ("lr = [0.1, 0.2]", "lr = { valeu = 1 }", "did you mean value"),
     ],
