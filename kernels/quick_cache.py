@@ -24,6 +24,7 @@ SOURCES = (  # below this package
     "gemm/triton/*.py", "conv/triton/*.py", "tile_model.py", "choosing.py", "triton_config.py",
 )  # fmt: skip
 HASH_LETTERS = 12
+RUN_AS = {"nchw": "nhwc"}  # our convolutions copy to this layout first: one winner serves both
 
 Found = tuple[str, int]
 
@@ -36,7 +37,8 @@ def key(case: Case, target: Target) -> str:
     """
     dims = ",".join(f"{name}={value}" for name, value in case.dims.items())
     without = f"/without {','.join(target.without)}" if target.without else ""
-    return f"{case.precision_name}/{case.layout}/{dims}{without}"
+    layout = RUN_AS.get(case.layout, case.layout)
+    return f"{case.precision_name}/{layout}/{dims}{without}"
 
 
 def path(case: Case, target: Target) -> Path | None:

@@ -186,7 +186,7 @@ elsewhere = { per_s = "oen" }
         ("[profile.quick]", "[profile.quik]", "unknown 'quik'; did you mean quick"),
         ('budget = "1h"', 'budget = "soon"', "'soon' is no time"),
         ('budget = "1h"', 'parts = ["two"]', "profile.quick: part: unknown 'two'"),
-        ('budget = "1h"', f"budget = '1h'{ELSEWHERE}", "table t: part: unknown 'oen'; did you mean"),
+        ('budget = "1h"', f"budget = '1h'{ELSEWHERE}", "table t: part: unknown 'oen'; did you"),
         ("schema = 1", "schema = ", "mine.toml is no TOML"),
         ("lr = [0.1, 0.2]", "lr = { valeu = 1 }", "did you mean value"),
     ],

@@ -34,6 +34,7 @@ def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
     quick_cache.forget()
     assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
     assert quick_cache.find(conv, TARGET) == ("conv label", 4)
+    assert quick_cache.find(replace(conv, layout="nchw"), TARGET) == ("conv label", 4)
     assert quick_cache.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
     others = [
         replace(CASE, precision_name="bf16"), replace(CASE, layout="nn"),
