@@ -73,7 +73,7 @@ def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     taken = [
         *(gemm_config.shared_memory(c, fp16)
           for c in gemm_config.choices(problem, CAPABILITY, SMS)),
-        *(data_config.shared_memory(c, 2)
+        *(data_config.shared_memory(c, fp16)
           for c in data_config.choices(shape, "fprop", fp16, CAPABILITY, SMS)),
         *(wgrad_config.shared_memory(c, shape, fp16)
           for c in wgrad_config.choices(shape, "wgrad", fp16, CAPABILITY, SMS)),
