@@ -98,7 +98,7 @@ def table_of(
 ) -> tuple[Table[Line], list[str]]:
     """The author's table with ours in it, and why some cells cannot be compared."""
     ours = [
-        _with_elsewhere(form, cell, cells) for cell in cells
+        _with_elsewhere(form, published, cell, cells) for cell in cells
         if cell.part in form.parts and cell.fits(form.where) and "recipe" in cell.factors
     ]  # fmt: skip
     if form.pivot:
@@ -109,19 +109,22 @@ def table_of(
     return _table(titles, lines, keys), _notes(form, published, ours, device)
 
 
-def _with_elsewhere(form: TableForm, cell: Cell, cells: Sequence[Cell]) -> Cell:
+def _with_elsewhere(
+    form: TableForm, published: Published, cell: Cell, cells: Sequence[Cell]
+) -> Cell:
     """The cell with the columns that other parts measure, each from the cell over the most GPUs."""
     alike = ("network", "recipe", "batch")
     values = dict(cell.values)
     for column, part in form.elsewhere.items():
+        name = measured_as(published, column)
         measured = [
             other for other in cells
-            if other.part == part and other.values.get(column) is not None
-            and all(other.factors.get(name) == cell.factors.get(name) for name in alike)
+            if other.part == part and other.values.get(name) is not None
+            and all(other.factors.get(key) == cell.factors.get(key) for key in alike)
         ]  # fmt: skip
         if measured:
             most = max(measured, key=lambda other: int(other.factors.get("gpus", 1)))
-            values[column] = most.values[column]
+            values[name] = most.values[name]
     return replace(cell, values=values)
 
 

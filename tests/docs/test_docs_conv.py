@@ -246,12 +246,8 @@ def rows_of(name: str) -> list[Beside]:
     return [row for row in rows if row]
 
 
-def by_width(which: str, name: str = "") -> dict[int, Beside]:
-    return {
-        row.result.case.dim("c"): row
-        for row in rows_of(name or f"conv-fine-{which}")
-        if row.result.case.dims["pass"] == which
-    }
+def by_width(which: str) -> dict[int, Beside]:
+    return {row.result.case.dim("c"): row for row in rows_of(f"conv-fine-{which}")}
 
 
 def mean(rows: Iterable[Beside]) -> float:
