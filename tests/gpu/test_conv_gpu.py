@@ -91,10 +91,18 @@ def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
 
 @pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8-e4m3"])
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", PASSES)
-def test_triton_is_right(session, gpu, which, layout, precision, dims) -> None:
-    check(session, gpu, conv(which, layout, precision, "triton", **dims))
+def test_triton_is_right(session, gpu, which, precision, dims) -> None:
+    check(session, gpu, conv(which, "nhwc", precision, "triton", **dims))
+
+
+@pytest.mark.parametrize(
+    "name", ["3x3", "odd image, stride 2", "unaligned", "tiny channels", "groups", "depthwise 7x7"]
+)
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "fp8-e4m3"])
+@pytest.mark.parametrize("which", PASSES)
+def test_triton_is_right_in_nchw(session, gpu, which, precision, name) -> None:
+    check(session, gpu, conv(which, "nchw", precision, "triton", **SHAPES[name]))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8-e4m3"])
@@ -102,7 +110,7 @@ def test_triton_is_right(session, gpu, which, layout, precision, dims) -> None:
 @pytest.mark.parametrize(
     "dims",
     [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}, {"c": 8, "k": 8},
-     {"c": 3, "k": 20, "stride": 2, "h": 29}],
+     {"c": 3, "k": 20, "stride": 2, "h": 29}, {"c": 130, "k": 9}],
 )  # fmt: skip
 def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) -> None:
     case = conv(which, "nhwc", precision, "triton", **dims)
@@ -129,8 +137,13 @@ def test_grouped_results_are_the_same_twice(session, gpu, which, dims) -> None:
         assert first.equal(operands.output), candidate.label
 
 
-def test_more_than_two_to_the_31_elements(session, gpu) -> None:
-    case = conv("fprop", "nhwc", "fp16", "triton", n=176, c=64, h=448, w=448)
+@pytest.mark.parametrize(
+    ("which", "dims"),
+    [("fprop", {"n": 176, "c": 64}), ("fprop", {"n": 704, "c": 16, "k": 16}),
+     ("wgrad", {"n": 704, "c": 16, "k": 16})],
+)  # fmt: skip
+def test_more_than_two_to_the_31_elements(session, gpu, which, dims) -> None:
+    case = conv(which, "nhwc", "fp16", "triton", h=448, w=448, **dims)
     if gpu.memory_bytes < 60e9:
         pytest.skip("needs 60 GB")
     check(session, gpu, case)

@@ -101,7 +101,7 @@ def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_first_choice_by_tma_is_right(name: str, which: str, gpu, pool) -> None:
     case = conv(which, "fp16", SHAPES[name])
-    pointers = (data_config.POINTER, wgrad_config.POINTER)
+    pointers = (data_config.GATHER, wgrad_config.GATHER)
     found = backend.ranked(case, gpu.target())
     check(next(config for config in found if config.kernel not in pointers), case, pool)
 
@@ -122,7 +122,7 @@ def tiles(name: str, which: str) -> dict[tuple[object, ...], str]:
     found = data_config.choices(ConvShape.of(case), which, case.precision, (9, 0), 132)
     first: dict[tuple[object, ...], str] = {}
     for config in found:
-        if config.kernel in data_config.GLUON_KERNELS:
+        if config.kernel == data_config.GLUON:
             tail = gluon_config.halves(config.bk)[1]
             tile = (config.kernel, config.pixels, tail > 0, config.split, config.per_sm,
                     config.padded)  # fmt: skip

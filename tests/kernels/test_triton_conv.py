@@ -40,9 +40,10 @@ def case_of(precision: str, which: str, key: str) -> Case:
 
 
 def test_the_table_holds_every_layer_of_resnet50() -> None:
+    """But the stem: no gradient of its input, and that of its weights has a new kernel."""
     found = [str(case.dims["pass"]) for case, _ in entries()]
     assert {which: found.count(which) for which in set(found)} == {
-        "fprop": 23, "dgrad": 22, "wgrad": 23,
+        "fprop": 23, "dgrad": 22, "wgrad": 22,
     }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("precision", "dims", "said"),
     [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "multiples of 4"),
-     ("fp8-e4m3", {"c": 72}, "multiples of 16"), ("fp8-e4m3", {"groups": 4}, "without groups"),
+     ("fp8-e4m3", {"groups": 4}, "without groups"),
      ("fp8-e4m3", {"pass": "wgrad"}, "fprop and dgrad")],
 )  # fmt: skip
 def test_what_it_cannot_run_it_says(precision: str, dims: dict[str, int | str], said: str) -> None:

@@ -59,11 +59,19 @@ TRIED_LABELS = (
     ("conv_resident/1x1x32x32x32/s2/w4/sub2", "conv_resident/1x1x16x64x128/s2/w4/p2"),
     ("conv_gather/1x1x64x32x16/s2/w4", "conv_gather/1x1x32x16x64/s2/w4",
      "conv_gather/1x1x128x16x128/s3/w4"),
-    ("conv_pointer/1x1x128x32x16/s2/w4", "conv_pointer/1x1x64x64x32/s2/w4"),
 )  # fmt: skip
 SHAPES_IN = {
     "tf32": ("3x3", "3x3/2", "1x1", "7x7/2 stem"),
-    "fp8-e4m3": ("3x3/2", "dilation 2", "padding 3", "1x1/2", "many images", "1x1 of 32"),
+    "fp8-e4m3": (
+        "3x3/2",
+        "dilation 2",
+        "padding 3",
+        "1x1/2",
+        "many images",
+        "1x1 of 32",
+        "nothing aligned",
+        "7x7/2 stem",
+    ),
 }
 
 
@@ -96,9 +104,7 @@ def interpreted() -> dict[str, tuple[str, str, ConvShape, str]]:
 
 
 COPYING = [  # name, label, pass
-    (f"copies of {kernel} {which}", f"{kernel}/2x8x8x16x{depth}/s3/w8", which)
-    for kernel, depth in (("conv_gluon", 16), ("conv_gluon_rows", 32))
-    for which in PASSES
+    (f"copies of conv_gluon {which}", "conv_gluon/2x8x8x16x16/s3/w8", which) for which in PASSES
 ]
 
 
@@ -165,7 +171,7 @@ def test_every_kernel_is_interpreted():
     tried = {label for label, *_ in interpreted().values()}
     assert tried >= {label for group in TRIED_LABELS for label in group}
     # Gluon has no interpreter: test_gluon_conv.py; test_depthwise.py has the other
-    elsewhere = {*cfg.GLUON_KERNELS, cfg.DEPTHWISE}
+    elsewhere = {cfg.GLUON, cfg.DEPTHWISE}
     assert {parse(label).kernel for label in tried} == set(cfg.KERNELS) - elsewhere
 
 
@@ -185,7 +191,7 @@ def test_every_shape_has_choices_that_fit(which: str, capability: tuple[int, int
         assert found, name
         assert len(set(found)) == len(found)
         for config in found:
-            assert capability >= HOPPER or config.kernel == cfg.POINTER
+            assert capability >= HOPPER or config.kernel == cfg.GATHER
             assert cfg.valid(config, shape_of(name), which, kind, capability)
 
 
@@ -229,7 +235,7 @@ def check_compiled(config: Config, shape: ConvShape, which: str, precision: str,
 def first_of_each_kernel(name: str, which: str, precision: str, count: int) -> list[str]:
     found: dict[str, list[str]] = {}
     for config in choices(layer(name), which, PRECISIONS[precision], HOPPER, 132):
-        if config.kernel not in (cfg.POINTER, cfg.GATHER):
+        if config.kernel != cfg.GATHER:
             found.setdefault(config.kernel, []).append(config.label)
     return [label for labels in found.values() for label in labels[:count]]
 
@@ -293,11 +299,11 @@ def test_gathered_channels_are_loaded_several_at_once(
 
 
 @pytest.mark.usefixtures("hopper")
-def test_the_pointer_kernel_compiles():
+def test_the_gathering_kernel_compiles():
     for which, capability in itertools.product(PASSES, ((8, 0), HOPPER)):
         kind = PRECISIONS["tf32"]
         found = choices(layer("stem"), which, kind, capability, 132)
-        config = next(c for c in found if c.kernel == cfg.POINTER)
+        config = next(c for c in found if c.kernel == cfg.GATHER)
         assert compiled(config, layer("stem"), which, kind).metadata.shared <= SHARED_LIMIT
 
 

@@ -14,10 +14,9 @@ from kernels import tile_model
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import depthwise_config, gluon_config
-from kernels.conv.triton.fold import Fold, exchangeable, exchanged
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import Kernel, Work, spread
+from kernels.tile_model import Kernel, Work, gathered_spread, spread
 from kernels.triton_config import (
     MAX_BOX,
     MAX_INDEX,
@@ -27,28 +26,24 @@ from kernels.triton_config import (
     row_for_tma,
 )
 
-POINTER, GATHER = "conv_pointer", "conv_gather"
-TMA, PERSISTENT = "conv_tma", "conv_persistent"
+GATHER, TMA, PERSISTENT = "conv_gather", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
 GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
-GLUON, GLUON_ROWS, DEPTHWISE = "conv_gluon", gluon_config.ROWS, "conv_depthwise"
+GLUON, DEPTHWISE = "conv_gluon", "conv_depthwise"
 KERNELS = (
-    POINTER, GATHER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
-    GLUON_ROWS, DEPTHWISE,
+    GATHER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT, GLUON,
+    DEPTHWISE,
 )  # fmt: skip
 WALKERS = {PERSISTENT: TMA, ROWS_PERSISTENT: ROWS, GEMM_PERSISTENT: GEMM, RESIDENT: GEMM}
 MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
-GLUON_KERNELS = (GLUON, GLUON_ROWS)
-FLOAT8_KERNELS = (TMA, PERSISTENT, *MATRIX_KERNELS)  # inputs and outputs of two types
-WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, *GLUON_KERNELS)
+FLOAT8_KERNELS = (GATHER, TMA, PERSISTENT, *MATRIX_KERNELS)  # inputs and outputs of two types
+WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT, GLUON)
 
 LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MAX_RESIDENT_CHANNELS = 256
-MAX_GATHERED_CHANNELS = 64  # of an input that conv_gather reads
-MAX_FOLDED_CHANNELS = 16  # of an input whose rows of taps conv_gluon_rows reads at once
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,9 @@ class Config:
         return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers, self.padded)
 
     @property
-    def family(self) -> str | None:
-        """The kernel, walking or not; None where it is for what nothing else can run."""
-        return None if self.kernel == POINTER else WALKERS.get(self.kernel, self.kernel)
+    def family(self) -> str:
+        """The kernel, walking or not."""
+        return WALKERS.get(self.kernel, self.kernel)
 
     @property
     def pixels(self) -> int:
@@ -209,16 +204,6 @@ class Sum:
         return row_for_tma(self.c * self.element_bytes, padded) // self.element_bytes
 
     @cached_property
-    def fold(self) -> Fold | None:
-        """How conv_gluon_rows reads the input; None where it cannot. dgrad is fprop exchanged."""
-        if self.dgrad and not exchangeable(self.shape):
-            return None
-        shape = exchanged(self.shape) if self.dgrad else self.shape
-        if shape.c > MAX_FOLDED_CHANNELS or shape.s == 1 or shape.dilation > 1 or shape.groups > 1:
-            return None
-        return Fold.of(shape, self.element_bytes)
-
-    @cached_property
     def packed_channels(self) -> int:
         """Channels that the row kernels pad x to, 4 or 8: windows start on 16 bytes."""
         aligned = self.shape.stride * 4 * self.element_bytes % TMA_ALIGNMENT == 0
@@ -231,6 +216,8 @@ class Sum:
 
     def tiles(self, config: Config) -> int:
         """How many tiles cover the output, all parities together."""
+        if config.kernel == GATHER:
+            return ceil(prod(self.whole_output) / config.pixels) * ceil(self.k / config.bk)
         boxes = (ceil(size / box) for size, box in zip(self.output, config.box, strict=True))
         parities = self.shape.stride**2 if self.split_output else 1
         return prod(boxes) * ceil(self.k / config.bk) * parities
@@ -250,15 +237,13 @@ class Sum:
         The surplus is pixels and channels past the edge, and taps in the padding.
         """
         s = self.shape
+        if config.kernel == GATHER:
+            steps = ceil(s.r * s.s * self.c / config.bc)
+            return 2 * self.tiles(config) * prod(config.tile) * steps / s.flops
         wasted = ceil(self.k / config.bk) * config.bk / self.k
         wasted *= ceil(self.output[0] / config.box[0]) * config.box[0] / self.output[0]
         if config.kernel in ROW_KERNELS:
             wasted *= self.row_length / (s.s * s.c)
-        elif config.kernel == GLUON_ROWS and self.fold:
-            wasted *= self.fold.window / (s.s * self.c)
-        elif config.kernel == GATHER:
-            depth = s.r * s.s * self.c
-            wasted *= ceil(depth / config.bc) * config.bc / depth
         elif config.kernel == GLUON:
             wasted *= gluon_config.multiplied(self, config.bk, config.bc) / self.group_c
         elif config.kernel != DEPTHWISE:
@@ -283,7 +268,7 @@ def shared_memory(config: Config, kind: Precision) -> int:
     element_bytes = kind.bytes_per_element
     if config.kernel == DEPTHWISE:
         return 0
-    if config.kernel in GLUON_KERNELS:
+    if config.kernel == GLUON:
         tile = (config.pixels, config.bk, config.bc, config.stages, config.split)
         return gluon_config.shared_memory(*tile, element_bytes)
     staged = config.pixels * config.bk * kind.output_bytes // config.split
@@ -301,7 +286,7 @@ def valid(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
-    TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
+    TMA's limits, strides of 16 bytes, shared memory. GATHER runs all sizes.
     """
     alone = shape.groups == 1 and not config.padded
     if which not in ("fprop", "dgrad") or not (alone or config.kernel in (GLUON, DEPTHWISE)):
@@ -311,13 +296,13 @@ def valid(
     shared = config.per_sm * shared_memory(config, precision)
     if shared > architecture(capability).block_shared_bytes:
         return False
-    return config.kernel == POINTER or _fits(config, shape, which, precision, capability)
+    return config.kernel == GATHER or _fits(config, shape, which, precision, capability)
 
 
 def _fits(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
-    """What kernels other than POINTER ask of sizes and strides."""
+    """What kernels other than GATHER ask of sizes and strides."""
     size = precision.bytes_per_element
     what = Sum(shape, which, size)
     if config.kernel == DEPTHWISE:
@@ -325,13 +310,10 @@ def _fits(
     boxes = (*config.box, config.bk, config.bc)
     if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
-    if config.kernel in GLUON_KERNELS:
+    if config.kernel == GLUON:
         return gluon_config.fits(config, what) and not gluon_config.missing(what, capability)
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
-    if config.kernel == GATHER:
-        elements = max(shape.elements(name) for name in "xwy")
-        return what.c <= MAX_GATHERED_CHANNELS and elements + config.pixels * what.k <= MAX_INDEX
     if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
         return False
     if config.kernel == RESIDENT:
@@ -366,12 +348,12 @@ _TILES = (
     (256, 128, 1, 3, 8, 2), (256, 128, 1, 4, 8, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 4, 8, 4),
     (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
 )  # fmt: skip
-_POINTER_TILES = ((32, 32, 4, 4), (64, 64, 4, 4), (128, 64, 4, 4), (128, 128, 3, 8))
 # Tiles of conv_gather: pixels, elements added up at a time, stages, warps.
 _GATHER_TILES = (
-    (64, 64, 3, 4), (128, 32, 3, 4), (128, 64, 3, 4), (128, 128, 2, 4), (256, 32, 3, 8),
-    (256, 64, 3, 8),
+    (64, 64, 4, 4), (128, 32, 3, 4), (128, 64, 3, 4), (128, 64, 4, 8), (128, 128, 2, 4),
+    (256, 32, 3, 8), (256, 64, 3, 8),
 )  # fmt: skip
+_GATHER_WIDTHS = (16, 32, 64, 128, 256)  # output channels of a tile
 _RESIDENT_TILES = (
     (64, 64, 4, 4, 1), (128, 64, 3, 4, 1), (128, 64, 4, 4, 1), (64, 128, 4, 4, 1),
     (128, 128, 3, 8, 1), (128, 128, 4, 8, 2), (128, 256, 2, 8, 2), (128, 256, 3, 8, 2),
@@ -379,6 +361,7 @@ _RESIDENT_TILES = (
 )  # fmt: skip
 NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the multiply-adds of the least wasteful box
 MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
+MIN_DEPTH = 16  # that Triton multiplies
 
 
 def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
@@ -412,11 +395,7 @@ def _catalogue(what: Sum) -> Iterator[Config]:
     line = 128 // what.element_bytes
     wide = max(1, what.element_bytes // 2)
     widest = max(64, power_of_two(what.k))
-    for pixels, bk, stages, warps in _POINTER_TILES:
-        bc = min(line, max(16, power_of_two(what.c)))
-        yield Config(POINTER, (1, 1, pixels), bk, bc, stages, warps)
-    if what.c <= MAX_GATHERED_CHANNELS:
-        yield from _gather(what)
+    yield from _gather(what)
     for pixels, bk, lines, stages, warps, split in _TILES:
         bc = lines * line
         if bk > widest or (lines > 1 and bc > what.c):
@@ -436,8 +415,9 @@ def _catalogue(what: Sum) -> Iterator[Config]:
 
 
 def _gather(what: Sum) -> Iterator[Config]:
-    depth = power_of_two(max(16, what.shape.r * what.shape.s * what.c))
-    widths = dict.fromkeys(min(width, power_of_two(max(16, what.k))) for width in (16, 32, 64, 128))
+    depth = power_of_two(max(_least_depth(what), what.shape.r * what.shape.s * what.c))
+    widest = power_of_two(max(min(_GATHER_WIDTHS), what.k))
+    widths = dict.fromkeys(min(width, widest) for width in _GATHER_WIDTHS)
     for pixels, bd, stages, warps in _GATHER_TILES:
         for bk in widths:
             yield Config(GATHER, (1, 1, pixels), bk, min(bd, depth), stages, warps)
@@ -450,10 +430,6 @@ def _gluon(what: Sum) -> Iterator[Config]:
             yield plain
             if what.pixel(padded=True) != what.pixel(padded=False):
                 yield replace(plain, padded=True)
-    if what.fold:
-        for pixels, bk, bc, stages, warps, split, per_sm in gluon_config.tiles(what, what.fold):
-            for box in _boxes(pixels, what, GLUON_ROWS):
-                yield Config(GLUON_ROWS, box, bk, bc, stages, warps, split, per_sm)
 
 
 def _depthwise(what: Sum) -> Iterator[Config]:
@@ -484,28 +460,32 @@ def _resident(what: Sum, widest: int, wide: int) -> Iterator[Config]:
             yield replace(config, per_sm=2)
 
 
+def _least_depth(what: Sum) -> int:
+    """Elements that a step of Triton's kernels adds up at least."""
+    return max(MIN_DEPTH, MIN_ROW_BYTES // what.element_bytes)
+
+
 def choices(
     shape: ConvShape, which: str, precision: Precision, capability: Capability, sm_count: int
 ) -> Sequence[Config]:
     """All valid configurations of the catalogue, the most promising first."""
     what = Sum(shape, which, precision.bytes_per_element)
-    least = MIN_ROW_BYTES // what.element_bytes
+    least = _least_depth(what)
     listed = _depthwise if shape.depthwise else _catalogue
     found: Iterable[Config] = dict.fromkeys(listed(what))
     possible = [
         config
         for config in found
         if valid(config, shape, which, precision, capability)
-        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel in GLUON_KERNELS)
-        and (config.kernel in (POINTER, DEPTHWISE) or config.bc >= least)
+        and (config.accumulators <= MAX_ACCUMULATORS or config.kernel == GLUON)
+        and (config.kernel in (GLUON, DEPTHWISE) or config.bc >= least)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
 
 
 WEIGHTS_FIRST = Kernel(rows_first=False)  # operand A: activations would go through registers
 FACTS: Mapping[str, Kernel] = {
-    POINTER: Kernel(slowdown=8.0),  # masks, 64-bit addresses: measured at 130 channels
-    GATHER: Kernel(slowdown=1.5),  # addresses and masks; a guess, not measured
+    GATHER: Kernel(slowdown=1.25),  # addresses and masks
     TMA: WEIGHTS_FIRST,
     ROWS: WEIGHTS_FIRST,
     PERSISTENT: replace(WEIGHTS_FIRST, stored=0.3),  # the next tile's loads are under way
@@ -514,7 +494,6 @@ FACTS: Mapping[str, Kernel] = {
     GEMM_PERSISTENT: Kernel(stored=0.3),
     RESIDENT: Kernel(stored=0.3),
     GLUON: Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier in each step
-    GLUON_ROWS: Kernel(slowdown=1.05, stored=0.3),
     DEPTHWISE: Kernel(),
 }
 
@@ -530,13 +509,11 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         return depthwise_config.work(config, what, kind)
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
-    gluon = config.kernel in GLUON_KERNELS
+    gluon = config.kernel == GLUON
     pixel = what.pixel(config.padded) if config.kernel == GLUON else what.c
     copied = pixel != what.c
     launches = int(copied) + int(config.kernel == GLUON and what.packs(config.bk))
-    if config.kernel == GLUON_ROWS and what.fold:
-        pixel, copied, launches = what.fold.channels, True, 2
-    elif config.kernel in ROW_KERNELS:
+    if config.kernel in ROW_KERNELS:
         pixel, copied, launches = what.packed_channels, True, 2
     return Work(
         tiles=tiles,
@@ -550,12 +527,21 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
         pieces=tuple(filter(None, gluon_config.halves(config.bk))) if gluon else (),
         resident=_together(config, kind),
         loaded=_loaded(config, size),
-        spread=1.0 if config.kernel in (GLUON_ROWS, GATHER, *ROW_KERNELS) else spread(pixel * size),
+        spread=_spread(config, what, pixel * size),
         moved=size * prod(what.image) * what.c
         + kind.output_bytes * prod(what.whole_output) * what.k,
         launches=launches,
         extra_moved=size * prod(what.image) * (what.c + pixel) if copied else 0,
     )
+
+
+def _spread(config: Config, what: Sum, pixel_bytes: int) -> float:
+    """What the place of pixels in memory adds to the time of loads."""
+    if config.kernel in ROW_KERNELS:
+        return 1.0
+    if config.kernel == GATHER:
+        return gathered_spread(pixel_bytes)
+    return spread(pixel_bytes)
 
 
 def _loaded(config: Config, element_bytes: int) -> float:
@@ -564,7 +550,7 @@ def _loaded(config: Config, element_bytes: int) -> float:
     """
     if config.kernel == RESIDENT:
         return config.pixels / (config.pixels + config.bk)
-    by_tma = config.kernel not in (POINTER, GATHER)
+    by_tma = config.kernel != GATHER
     return max(1.0, LINE_BYTES / (config.bc * element_bytes)) if by_tma else 1.0
 
 

@@ -279,97 +279,58 @@ def conv_resident(
 
 
 @triton.jit
-def _source(out, tap, image, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-            DGRAD: tl.constexpr):  # fmt: skip
-    """(row or column of the input that a tap brings to an output, whether it exists)."""
-    if DGRAD:
-        reach = out + PAD - tap * DILATION
-        inside = (reach >= 0) & (reach % STRIDE == 0)
-        place = reach // STRIDE
-    else:
-        place = out * STRIDE + tap * DILATION - PAD
-        inside = place >= 0
-    return place, inside & (place < image)
-
-
-@triton.jit
-def conv_pointer(
-    x, weights, y, pixels, H, W, OUT_H, OUT_W, C, K, stride_wk, stride_tap, stride_wc,
-    R: tl.constexpr, S: tl.constexpr,
-    STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    DGRAD: tl.constexpr, INPUT_PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Any shape on any GPU: loads through pointers, masked.
-
-    x: [N, H, W, C]; y: [N, OUT_H, OUT_W, K], `pixels` of them in all; the weights' strides, in
-    elements, are along K, the taps and C. Offsets of pixels and filters are 64-bit.
-    """
-    tiles_k = tl.cdiv(K, BK)
-    pixel = (tl.program_id(0) // tiles_k).to(tl.int64) * BM + tl.arange(0, BM)
-    image = pixel // (OUT_H * OUT_W)
-    within = (pixel - image * (OUT_H * OUT_W)).to(tl.int32)
-    out_h = within // OUT_W
-    out_w = within % OUT_W
-    k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)
-    channels = tl.arange(0, BC)
-    x_image = x + image * H * W * C
-    w_filter = weights + k.to(tl.int64) * stride_wk
-    steps = tl.cdiv(C, BC)
-    acc = tl.zeros((BM, BK), tl.float32)
-    for step in range(R * S * steps):
-        tap = step // steps
-        c = step % steps * BC + channels
-        h, inside_h = _source(out_h, tap // S, H, STRIDE, DILATION, PAD, DGRAD)
-        w, inside_w = _source(out_w, tap % S, W, STRIDE, DILATION, PAD, DGRAD)
-        inside = inside_h & inside_w & (pixel < pixels)
-        at = x_image + (h.to(tl.int64) * W + w) * C
-        a = tl.load(at[:, None] + c[None, :], inside[:, None] & (c < C)[None, :], other=0.0)
-        w_tap = w_filter + tap.to(tl.int64) * stride_tap
-        w_offsets = c.to(tl.int64)[:, None] * stride_wc
-        b = tl.load(w_tap[None, :] + w_offsets, (c < C)[:, None] & (k < K)[None, :], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=INPUT_PRECISION)
-    where = y + pixel[:, None] * K + k[None, :]
-    tl.store(where, acc.to(y.dtype.element_ty), (pixel < pixels)[:, None] & (k < K)[None, :])
-
-
-@triton.jit
 def conv_gather(
-    x, weights, y, pixels, H, W, OUT_H, OUT_W, K, stride_wk, stride_tap, stride_wc,
-    C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    x, weights, y, pixels, H, W, OUT_H, OUT_W,
+    K: tl.constexpr, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DGRAD: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    DGRAD: tl.constexpr, WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Few channels, without a copy: taps and channels are one sum, BD of them at a time.
+    """Any shape on any GPU, without a copy: loads through pointers, masked.
 
-    As conv_pointer, but a step holds several taps, so that few channels fill it. C is a constant:
-    the compiler then sees that channels are adjacent, and loads several at once. Offsets are
-    32-bit.
+    x: [N, H, W, C]; weights: [K, R, S, C], or [C, R, S, K] of DGRAD; y: [N, OUT_H, OUT_W, K],
+    `pixels` of them in all. Taps and channels are one sum, BD of them at a time, so that few
+    channels fill a step too. K and C are constants: the compiler then sees that channels are
+    adjacent, and moves several at once. An element's address is that of a pixel's first tap, plus
+    what depends on tap and channel alone; WIDE says that addresses need 64 bits.
     """
     DEPTH: tl.constexpr = R * S * C
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    AWAY: tl.constexpr = -DILATION if DGRAD else DILATION
     tiles_k = tl.cdiv(K, BK)
-    pixel = tl.program_id(0) // tiles_k * BM + tl.arange(0, BM)
+    pixel = (tl.program_id(0) // tiles_k).to(INDEX) * BM + tl.arange(0, BM)[:, None]
     image = pixel // (OUT_H * OUT_W)
-    within = pixel - image * (OUT_H * OUT_W)
-    out_h = (within // OUT_W)[:, None]
-    out_w = (within % OUT_W)[:, None]
-    k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)
-    real = (pixel < pixels)[:, None]
-    rows = image[:, None] * H
+    within = (pixel - image * (OUT_H * OUT_W)).to(tl.int32)
+    if DGRAD:
+        first_h, first_w = within // OUT_W + PAD, within % OUT_W + PAD
+    else:
+        first_h, first_w = within // OUT_W * STRIDE - PAD, within % OUT_W * STRIDE - PAD
+    first = ((image * H + first_h) * W + first_w) * C
+    real = pixel < pixels
+    k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)[:, None]
+    lanes = tl.arange(0, BD)[None, :]
     acc = tl.zeros((BM, BK), tl.float32)
     for start in range(0, DEPTH, BD):
-        d = start + tl.arange(0, BD)
-        tap, c = d // C, d % C
-        h, inside_h = _source(out_h, (tap // S)[None, :], H, STRIDE, DILATION, PAD, DGRAD)
-        w, inside_w = _source(out_w, (tap % S)[None, :], W, STRIDE, DILATION, PAD, DGRAD)
-        inside = inside_h & inside_w & real & (d < DEPTH)[None, :]
-        a = tl.load(x + ((rows + h) * W + w) * C + c[None, :], inside, other=0.0)
-        offsets = (tap * stride_tap + c * stride_wc)[:, None] + (k * stride_wk)[None, :]
-        b = tl.load(weights + offsets, (d < DEPTH)[:, None] & (k < K)[None, :], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=INPUT_PRECISION)
-    where = y + pixel[:, None] * K + k[None, :]
-    tl.store(where, acc.to(y.dtype.element_ty), real & (k < K)[None, :])
+        d = start + lanes
+        summed = d < DEPTH
+        tap = start // C if C % BD == 0 else d // C
+        c = d - tap * C
+        down, right = tap // S * AWAY, tap % S * AWAY
+        h, w = first_h + down, first_w + right
+        if DGRAD and STRIDE > 1:
+            met = (h % STRIDE == 0) & (w % STRIDE == 0)
+            h, w = h // STRIDE, w // STRIDE
+            at = ((image * H + h) * W + w) * C + c
+        else:
+            met = real
+            at = first + ((down * W + right) * C + c)
+        inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & met
+        a = tl.load(x + at, inside & real & summed, other=0.0)
+        in_w = k + (c.to(INDEX) * (R * S) + tap) * K if DGRAD else k.to(INDEX) * DEPTH + d
+        b = tl.load(weights + in_w, summed & (k < K), other=0.0)
+        acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)
+    k_row = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)[None, :]
+    tl.store(y + pixel * K + k_row, acc.to(y.dtype.element_ty), real & (k_row < K))
 
 
 @triton.jit
@@ -407,29 +368,6 @@ def swap_filters(w, swapped, K, TAPS, C, BK: tl.constexpr, BC: tl.constexpr):
     mask = (k < K)[:, None] & (c < C)[None, :]
     block = tl.load(w + (k[:, None] * TAPS + tap) * C + c[None, :], mask)
     tl.store(swapped + (c[:, None] * TAPS + tap) * K + k[None, :], block.T, mask.T)
-
-
-@triton.jit
-def pack_taps(
-    w, packed, elements, C, R, S, window, channels, row_apart, channel_apart, tap_apart,
-    TURNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Weights -> packed[rows, R, window], the S*channels elements of a row of taps first, then
-    zeros.
-
-    w has its rows, its C channels (`channels` with zeros) and its R*S taps so many elements apart.
-    TURNED: the last tap comes first.
-    """
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    column = element % window
-    tap = element // window % R * S + column // channels
-    if TURNED:
-        tap = R * S - 1 - tap
-    channel = column % channels
-    inside = (element < elements) & (column < S * channels) & (channel < C)
-    source = element // window // R * row_apart + channel * channel_apart + tap * tap_apart
-    value = tl.load(w + source, inside, other=0.0)
-    tl.store(packed + element, value, element < elements)
 
 
 @triton.jit

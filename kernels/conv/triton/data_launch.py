@@ -20,7 +20,7 @@ from kernels.conv.triton.data_config import Config, Sum
 from kernels.conv.triton.padding import as_bits
 from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
-from kernels.triton_config import MAX_BOX, Step, input_precision, options
+from kernels.triton_config import MAX_BOX, MAX_INDEX, Step, input_precision, options
 
 PACK_ROWS, PACK_ELEMENTS, SWAP_BLOCK = 4, 1024, 32
 
@@ -33,7 +33,7 @@ def bind(
     `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
     [N, K, P, Q] must be channels_last.
     """
-    if config.kernel in cfg.GLUON_KERNELS:
+    if config.kernel == cfg.GLUON:
         from kernels.conv.triton import gluon_launch  # only where this Triton has Gluon
 
         return gluon_launch.bind(config, operands, precision, sm_count)
@@ -58,8 +58,8 @@ class _Binder:
 
     def steps(self) -> list[Step]:
         kernel = self.config.kernel
-        if kernel in (cfg.POINTER, cfg.GATHER):
-            return [self._pointers()]
+        if kernel == cfg.GATHER:
+            return [self._gather()]
         if kernel in cfg.ROW_KERNELS:
             return self._rows()
         weights, before = self._weights()
@@ -213,24 +213,19 @@ class _Binder:
         taps = self._taps(TensorDescriptor(packed, *view), weights, length, geometry)
         return [pack_x, pack_w, taps]
 
-    def _pointers(self) -> Step:
-        """The kernels that load through pointers."""
+    def _gather(self) -> Step:
+        """The kernel that loads through pointers."""
         what, config, s = self.sum, self.config, self.shape
         x, y = (s.h, s.w), (s.p, s.q)
         image, out = (y, x) if what.dgrad else (x, y)
         pixels = s.n * out[0] * out[1]
-        filters, channels = s.r * s.s * s.c, 1
-        strides = (channels, s.c, filters) if what.dgrad else (filters, s.c, channels)
-        gathers = config.kernel == cfg.GATHER  # its C is a constant, and comes later
+        most = max(self.source.numel(), self.w.numel(), self.output.numel())
+        wide = most + config.pixels * what.k > MAX_INDEX
         args = (
-            self.source, self.w, self.output, pixels, *image, *out,
-            *((what.k, *strides, what.c) if gathers else (what.c, what.k, *strides)),
-            s.r, s.s, s.stride, s.dilation, s.padding,
-            config.pixels, config.bk, config.bc, what.dgrad, self.mode,
+            self.source, self.w, self.output, pixels, *image, *out, what.k, what.c,
+            s.r, s.s, s.stride, s.dilation, s.padding, *config.tile, what.dgrad, wide, self.mode,
         )  # fmt: skip
-        grid = (ceil(pixels / config.pixels) * ceil(what.k / config.bk),)
-        kernel = jit.conv_gather if gathers else jit.conv_pointer
-        return Step(kernel, grid, args, self.options)
+        return Step(jit.conv_gather, (what.tiles(config),), args, self.options)
 
 
 def _nhwc(

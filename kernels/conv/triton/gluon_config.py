@@ -17,9 +17,6 @@ from kernels.triton_config import TMA_ALIGNMENT, power_of_two
 
 if TYPE_CHECKING:
     from kernels.conv.triton.data_config import Config, Sum
-    from kernels.conv.triton.fold import Fold
-
-ROWS = "conv_gluon_rows"
 
 MOST_STRIDE = 2  # a view of the tensor for each parity of rows and columns: four
 LEAST_WIDTH = 16  # output channels of an accumulator
@@ -138,8 +135,6 @@ def fits(config: Config, what: Sum) -> bool:
     widths = head >= LEAST_WIDTH and (tail == 0 or (_power(tail) and tail >= LEAST_WIDTH))
     line = config.bc * what.element_bytes
     deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE
-    if config.kernel == ROWS:
-        deep = what.fold is not None and config.bc == depth(what, what.fold)
     rows = 16 * config.warps  # of a wgmma of each warpgroup
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
     grouped = what.shape.groups == 1 or _blocks_fit(what, config.bk)
@@ -212,23 +207,11 @@ def widths(what: Sum) -> list[int]:
     )
 
 
-def depth(what: Sum, fold: Fold) -> int:
-    """Elements of a row of taps that a step multiplies."""
-    return min(LINE // what.element_bytes, fold.window)
-
-
-def tiles(
-    what: Sum, fold: Fold | None = None
-) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """(pixels, output channels, channels, stages, warps, parts, programs on an SM) worth a try.
-
-    With a fold, channels are elements of a row of taps.
-    """
+def tiles(what: Sum) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    """(pixels, output channels, channels, stages, warps, parts, programs on an SM) worth a try."""
     size = what.element_bytes
     for bk in widths(what):
         bc = min(LINE // size, max(WGMMA_BYTES // size, power_of_two(what.block(bk)[0])))
-        if fold:
-            bc = depth(what, fold)
         for pixels, warps, split, per_sm in TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO

@@ -15,9 +15,8 @@ from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton import gluon_config as cfg
 from kernels.conv.triton.data_config import Config, Sum
-from kernels.conv.triton.fold import Fold, exchanged
 from kernels.conv.triton.gluon_kernel import conv_gluon
-from kernels.conv.triton.padding import folded, padded
+from kernels.conv.triton.padding import padded
 from kernels.precision import Precision
 from kernels.triton_config import Step
 
@@ -36,8 +35,7 @@ def bind(
     [N, K, P, Q] must be channels_last.
     """
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
-    fold = what.fold if config.kernel == cfg.ROWS else None
-    inputs = _folded(operands, what, fold) if fold else _inputs(config, operands, what)
+    inputs = _inputs(config, operands, what)
     parities, used, views = inputs.parities, inputs.used, inputs.views
     head, tail = cfg.halves(config.bk)
     thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
@@ -93,41 +91,6 @@ def _inputs(config: Config, operands: ConvOperands, what: Sum) -> _Inputs:
     depth = what.block(config.bk)[0]
     return _Inputs(
         x, views, parities, used, w, weights, k_major, depth, (*copies, *prepared)
-    )  # fmt: skip
-
-
-def _folded(operands: ConvOperands, what: Sum, fold: Fold) -> _Inputs:
-    """Rows of taps: of few channels a tap alone would fill no line, and TMA reads tap by tap."""
-    shape = exchanged(operands.shape) if what.dgrad else operands.shape
-    source = operands.y if what.dgrad else operands.x
-    w, row = operands.w, fold.width * fold.channels
-    x, copy = folded(source, shape, fold)
-    filters = torch.empty(shape.k * shape.r * fold.window, dtype=w.dtype, device=w.device)
-    taps = shape.r * shape.s
-    apart = (1, taps * shape.k, shape.k) if what.dgrad else (taps * shape.c, 1, shape.c)
-    args = (w, filters, filters.numel(), shape.c, shape.r, shape.s, fold.window, fold.channels)
-    pack = Step(
-        jit.pack_taps, (ceil(filters.numel() / PACK_BLOCK),),
-        (*args, *apart, what.dgrad, PACK_BLOCK), {"num_warps": 4},
-    )  # fmt: skip
-    found = []
-    for tap in range(shape.r):
-        rows, parity = divmod(tap - shape.padding, shape.stride)
-        if parity < shape.h:  # a view that has rows
-            found.append(((parity, 0), rows, 0, tap))
-    parities = [cfg.Parity(0, 0, tuple(found))]
-    used = _used(parities)
-    strides = (shape.h * row, shape.stride * row, shape.stride * fold.channels, 1)
-    views = [
-        cfg.View(
-            at * row, (shape.n, ceil((shape.h - at) / shape.stride), shape.q, fold.window), strides
-        )
-        for at, _ in used
-    ]
-    weights = (shape.k, shape.r, fold.window)
-    depth = shape.s * fold.channels
-    return _Inputs(
-        x.view(-1), views, parities, used, filters, weights, True, depth, (copy, pack)
     )  # fmt: skip
 
 

@@ -17,12 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.conv.shape import ConvShape
-from kernels.conv.triton.fold import Fold
 from kernels.triton_config import Step, row_for_tma
 
 BLOCK = 2048  # words that a program copies
-COLUMNS = 256  # of a row, that a program copies
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -43,26 +40,6 @@ def pad_pixels(
         source + pixel * CHANNELS + channel, inside & (channel < CHANNELS), other=0
     )  # fmt: skip
     tl.store(copied + first + tl.arange(0, BLOCK), value, inside)
-
-
-@triton.jit
-def fold_pixels(
-    x, padded, H, W, C, WP, pad,
-    BW: tl.constexpr, CP: tl.constexpr,
-):  # fmt: skip
-    """Copy x[N, H, W, C] into padded[N, H, WP, CP]: `pad` columns of zeros on the left, zeros on
-    the right up to WP, channels filled up with zeros to CP. A program copies BW columns of a row.
-    """
-    blocks = tl.cdiv(WP, BW)
-    image_row = (tl.program_id(0) // blocks).to(tl.int64)
-    to = tl.program_id(0) % blocks * BW + tl.arange(0, BW)
-    w = to - pad
-    c = tl.arange(0, CP)
-    mask = ((w >= 0) & (w < W))[:, None] & (c < C)[None, :]
-    value = tl.load(x + image_row * W * C + w[:, None] * C + c[None, :], mask=mask, other=0.0)
-    tl.store(
-        padded + image_row * WP * CP + to[:, None] * CP + c[None, :], value, (to < WP)[:, None]
-    )
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,17 +71,3 @@ def padded(
         channels // per_word, step // per_word, BLOCK,
     )  # fmt: skip
     return copied, step, (Step(pad_pixels, (ceil(words / BLOCK),), args, {"num_warps": 4}),)
-
-
-def folded(source: torch.Tensor, shape: ConvShape, fold: Fold) -> tuple[torch.Tensor, Step]:
-    """(copy, step) of x [N, C, H, W], channels_last: [N, H, fold.width, fold.channels], with the
-    padding of `shape` on the left. Allocates the copy (torch.OutOfMemoryError).
-    """
-    sizes = (shape.n, shape.h, fold.width, fold.channels)
-    copied = torch.empty(sizes, dtype=source.dtype, device=source.device)
-    args = (
-        source, copied, shape.h, shape.w, shape.c, fold.width, shape.padding,
-        COLUMNS, fold.channels,
-    )  # fmt: skip
-    grid = (shape.n * shape.h * ceil(fold.width / COLUMNS),)
-    return copied, Step(fold_pixels, grid, args, {"num_warps": 4})

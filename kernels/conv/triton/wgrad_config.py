@@ -6,7 +6,7 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
@@ -14,23 +14,19 @@ from math import ceil, prod
 from kernels import tile_model
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, depthwise_config
-from kernels.conv.triton.fold import Fold, exchangeable, exchanged
 from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import Kernel, Work
+from kernels.tile_model import WARPGROUP_ROWS, Kernel, Work
 from kernels.triton_config import (
     MAX_BOX,
     MAX_INDEX,
-    TMA_ALIGNMENT,
     Grammar,
     power_of_two,
     row_for_tma,
 )
 
-TMA, FOLD, SWAPPED, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_swapped", "wgrad_pointer"
-DEPTHWISE = "wgrad_depthwise"
-KERNELS = (TMA, FOLD, SWAPPED, POINTER, DEPTHWISE)
-FOLDS = (FOLD, SWAPPED)
+TMA, GATHER, DEPTHWISE = "wgrad_tma", "wgrad_gather", "wgrad_depthwise"
+KERNELS = (TMA, GATHER, DEPTHWISE)
 LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"), flag="padded")
 
 MAX_SPLITS = 65535
@@ -38,8 +34,7 @@ BARRIERS = 512  # bytes beside the buffers
 LEAST_SIDE = 16  # of a multiplication
 MAX_ACCUMULATORS = 192  # registers of a thread
 MOST_ODD_STRIDE = 2  # that does not divide W: wgrad_tma has a view of even and one of odd columns
-FOLDED_CHANNELS = 8  # fewer or as many fill no tile of their own
-MOST_FOLDED_CHANNELS = 32  # more fill one, and rows of taps would be too wide
+FEW_CHANNELS = 8  # fill no tile of wgrad_tma
 BLOCK = 64  # rows of a wgmma, and channels of a line: groups that are smaller share them
 
 
@@ -47,12 +42,10 @@ BLOCK = 64  # rows of a wgmma, and channels of a line: groups that are smaller s
 class Config:
     """One way to run a pass.
 
-    A multiplication is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
-    wgrad_pointer: columns of R*S*C; wgrad_depthwise: kernel columns) over images*columns pixels of
-    one row. A step takes `rows` rows and `taps` kernel rows; `stages` steps are buffered. `splits`
-    programs share the pixels of a tile of dw. wgrad_swapped is wgrad_fold with x and dy, and so
-    filters and channels, exchanged. `padded`: TMA reads copies whose pixels start on lines, or
-    powers of two within one.
+    A multiplication is bk filters x bc channels (wgrad_gather: columns of R*S*C; wgrad_depthwise:
+    kernel columns) over images*columns pixels of one row. A step takes `rows` rows and `taps`
+    kernel rows; `stages` steps are buffered. `splits` programs share the pixels of a tile of dw.
+    `padded`: TMA reads copies whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
@@ -68,9 +61,9 @@ class Config:
     padded: bool = False
 
     @property
-    def family(self) -> str | None:
-        """The kernel; None where it is for what nothing else can run."""
-        return None if self.kernel == POINTER else self.kernel
+    def family(self) -> str:
+        """The kernel."""
+        return self.kernel
 
     @property
     def label(self) -> str:
@@ -106,26 +99,18 @@ def parse(label: str) -> Config:
     return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits, padded)
 
 
-def seen(config: Config, shape: ConvShape) -> ConvShape:
-    """The convolution whose gradient the kernels compute: for wgrad_swapped, whose x is dy."""
-    return exchanged(shape) if config.kernel == SWAPPED else shape
-
-
 def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, int]:
-    """Elements from one pixel to the next of x and dy, as the kernel reads them. `shape` is as
-    `seen`.
-    """
-    size = kind.bytes_per_element
-    if config.kernel not in (TMA, *FOLDS):
+    """Elements from one pixel to the next of x and dy, as the kernel reads them."""
+    if config.kernel != TMA:
         return shape.c, shape.k
-
+    size = kind.bytes_per_element
     x, y = (row_for_tma(width * size, config.padded) // size for width in (shape.c, shape.k))
-    return Fold.of(shape, size).channels if config.kernel in FOLDS else x, y
+    return x, y
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
-    registers, shared memory. Only POINTER runs all sizes.
+    registers, shared memory. Only GATHER runs all sizes.
     """
     if which != "wgrad" or kind.name not in PRECISIONS:
         return False
@@ -141,7 +126,7 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     sizes = (config.pixels, config.bk, config.bc, config.warps)
     if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < LEAST_SIDE:
         return False
-    if config.kernel == POINTER:
+    if config.kernel == GATHER:
         one_row = config.images == config.taps == config.rows == 1
         return one_row and _fits(config, shape, kind, cap)
     return _tma_valid(config, shape, kind, cap)
@@ -149,9 +134,8 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
 
 def _pays(config: Config, shape: ConvShape, kind: Precision) -> bool:
     """Whether `padded` makes other copies than are made anyway."""
-    seen_shape = seen(config, shape)
     plain = replace(config, padded=False)
-    return pixels_of(config, seen_shape, kind) != pixels_of(plain, seen_shape, kind)
+    return pixels_of(config, shape, kind) != pixels_of(plain, shape, kind)
 
 
 def _depthwise_valid(config: Config, shape: ConvShape) -> bool:
@@ -170,24 +154,15 @@ def _depthwise_valid(config: Config, shape: ConvShape) -> bool:
 
 
 def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
-    size = kind.bytes_per_element
     if not has_tma(cap) or shape.r % config.taps:
         return False
-    if config.kernel == SWAPPED and not exchangeable(shape):
-        return False
-    shape = seen(config, shape)
     if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
         return False
     if max(shape.n * shape.p * shape.q, shape.n * shape.h * shape.w) > MAX_INDEX:
         return False
-    if shape.flat and config.kernel == TMA and (config.images > 1 or config.rows > 1):
+    if shape.flat and (config.images > 1 or config.rows > 1):
         return False
-    if config.kernel in FOLDS:
-        if shape.c > MOST_FOLDED_CHANNELS or shape.dilation > 1:
-            return False
-        if config.bc != Fold.of(shape, size).window:
-            return False
-    elif shape.w % shape.stride and (shape.stride > MOST_ODD_STRIDE or shape.w < shape.stride):
+    if shape.w % shape.stride and (shape.stride > MOST_ODD_STRIDE or shape.w < shape.stride):
         return False
     return _fits(config, shape, kind, cap)
 
@@ -211,11 +186,8 @@ def blocks(shape: ConvShape) -> tuple[int, int, int, int]:
     return merged, ceil(groups / merged), merged * k, merged * c
 
 
-def part_elements(config: Config, shape: ConvShape, element_bytes: int) -> int:
-    """Elements of the sums of one split: what blocks or folded rows compute, more than dw has."""
-    shape = seen(config, shape)
-    if config.kernel in FOLDS:
-        return shape.k * shape.r * Fold.of(shape, element_bytes).window
+def part_elements(shape: ConvShape) -> int:
+    """Elements of the sums of one split: what blocks compute, more than dw has."""
     _, count, k, c = blocks(shape)
     return count * k * shape.r * shape.s * c
 
@@ -244,28 +216,23 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
 
 def in_parts(config: Config, shape: ConvShape) -> bool:
     """Whether the sums go to scratch, from which a second launch makes dw."""
-    return config.splits > 1 or config.kernel in FOLDS or blocks(shape)[0] > 1
+    return config.splits > 1 or blocks(shape)[0] > 1
 
 
 def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
-    shape = seen(config, shape)
     if config.kernel == DEPTHWISE:
         return ceil(shape.k / config.bk) * (shape.r // config.taps) * (shape.s // config.bc)
     _, count, k, c = blocks(shape)
     filters = count * ceil(k / config.bk)
-    if config.kernel == POINTER:
+    if config.kernel == GATHER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
-    groups = shape.r // config.taps
-    if config.kernel in FOLDS:
-        return filters * groups
-    return filters * groups * shape.s * ceil(c / config.bc)
+    return filters * (shape.r // config.taps) * shape.s * ceil(c / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
     """Steps over the pixels, of all splits together."""
-    shape = seen(config, shape)
-    if config.kernel == POINTER or (config.kernel == TMA and shape.flat):
+    if config.kernel == GATHER or (config.kernel == TMA and shape.flat):
         return ceil(shape.n * shape.p * shape.q / config.pixels)
     row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
     return ceil(shape.n / config.images) * row_blocks
@@ -300,11 +267,17 @@ TILES = {
     ),
     3: ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8)),
 }  # fmt: skip
-FOLD_TILES = ((64, 4), (128, 4), (128, 8))  # (bk, warps)
 REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
 TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
-POINTER_TILES = (
-    (32, 32, 32, 4), (32, 64, 64, 4), (32, 128, 64, 4), (32, 64, 128, 4), (32, 128, 128, 8),
+# Of wgrad_gather: pixels, filters, columns, stages, warps. Of few filters, columns are the rows.
+LEAST_COLUMNS = 32
+GATHER_TILES = (
+    (64, 16, 64, 4, 4), (64, 16, 128, 4, 4), (64, 16, 256, 3, 8), (64, 32, 64, 4, 4),
+    (64, 32, 128, 4, 4), (64, 32, 256, 3, 8),
+    (32, 64, 32, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 4), (32, 64, 128, 4, 4),
+    (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (32, 128, 128, 4, 8),
+    (64, 128, 128, 4, 8), (64, 128, 128, 3, 4), (64, 64, 256, 4, 8), (64, 128, 256, 4, 8),
+    (64, 256, 128, 4, 8),
 )  # fmt: skip
 
 
@@ -340,20 +313,13 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
     """The base with one split, and with those that fill whole waves."""
     slots = sm_count * blocks_per_sm(base, shape, kind)
     fills = {waves * slots // tiles(base, shape) for waves in range(1, MOST_WAVES + 1)}
-    elements = part_elements(base, shape, kind.bytes_per_element)
+    elements = part_elements(shape)
     inputs = (shape.elements("x") + shape.elements("y")) * kind.bytes_per_element
     most = min(steps(base, shape), max(SCRATCH_BYTES, inputs) // (4 * elements))
     for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
         yield replace(base, splits=splits)
 
 
-FACTS: Mapping[str, Kernel] = {
-    TMA: Kernel(),
-    FOLD: Kernel(),
-    SWAPPED: Kernel(),
-    POINTER: Kernel(slowdown=2.5),  # masks and 64-bit addresses
-}
-SINGLES_SLOWDOWN = 3.0  # of loads of single elements: measured at 130 channels
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
 REGISTERS_SLOWDOWN = 1.3  # dy through registers: a step of several images and columns
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
@@ -363,30 +329,29 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     """The tile model's clocks of a pass and its reduction; see `kernels.tile_model`. It only
     ranks.
     """
-    kernel = FACTS.get(config.kernel, Kernel())
+    slowdown = 1.0
     if kind.bytes_per_element > 2 and config.kernel != DEPTHWISE:
-        kernel = replace(kernel, slowdown=TRANSPOSED_SLOWDOWN * kernel.slowdown)
-    if config.kernel == POINTER and _single(shape, kind):
-        kernel = replace(kernel, slowdown=SINGLES_SLOWDOWN * kernel.slowdown)
+        slowdown *= TRANSPOSED_SLOWDOWN
     if config.kernel == TMA and min(config.images, config.columns) > 1:
-        kernel = replace(kernel, slowdown=REGISTERS_SLOWDOWN * kernel.slowdown)
-    return tile_model.estimated_clocks(_work(config, shape, kind), kernel, sm_count)
+        slowdown *= REGISTERS_SLOWDOWN
+    return tile_model.estimated_clocks(_work(config, shape, kind), Kernel(slowdown), sm_count)
 
 
 def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
     size, split = kind.bytes_per_element, in_parts(config, shape)
     depth = config.rows * config.pixels
     loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
-    what = seen(config, shape)
-    pixels = pixels_of(config, what, kind)
-    copies = sum(pixel != width for pixel, width in zip(pixels, (what.c, what.k), strict=True))
-    if config.kernel in FOLDS:
-        copies += pixels[0] == what.c  # x is copied whatever its channels
+    pixels = pixels_of(config, shape, kind)
+    copies = sum(pixel != width for pixel, width in zip(pixels, (shape.c, shape.k), strict=True))
+    spread = tile_model.gathered_spread if config.kernel == GATHER else tile_model.spread
+    rows, columns = config.bk, config.taps * config.bc
+    if config.kernel == GATHER and rows < WARPGROUP_ROWS:
+        rows, columns = columns, rows
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     return Work(
         tiles=tiles(config, shape) * config.splits,
-        rows=config.bk,
-        columns=config.taps * config.bc,
+        rows=rows,
+        columns=columns,
         depth=ceil(steps(config, shape) / config.splits) * depth,
         step=depth,
         element_bytes=size,
@@ -394,13 +359,13 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         flop_per_clock=HOPPER.flop_per_clock[
             "fp32" if config.kernel == DEPTHWISE else kind.rate_name
         ],
-        pieces=(config.bc,) * config.taps,
+        pieces=(columns // config.taps,) * config.taps,
         resident=blocks_per_sm(config, shape, kind),
         loaded=loaded / size,
-        spread=max(tile_model.spread(pixel * size) for pixel in pixels),
-        moved=_traffic(config, what, kind) * (SCATTERED if scattered else 1.0),
+        spread=max(spread(pixel * size) for pixel in pixels),
+        moved=_traffic(config, shape, kind) * (SCATTERED if scattered else 1.0),
         launches=int(split) + copies,
-        extra_moved=8 * config.splits * part_elements(config, shape, size) if split else 0,
+        extra_moved=8 * config.splits * part_elements(shape) if split else 0,
     )
 
 
@@ -408,17 +373,9 @@ def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
     elements = shape.elements("x") + shape.elements("y")
     sizes = (("x", shape.c), ("y", shape.k))
     for (name, width), pixel in zip(sizes, pixels_of(config, shape, kind), strict=True):
-        if pixel != width and not (name == "x" and config.kernel in FOLDS):
+        if pixel != width:
             elements += shape.elements(name) * (width + pixel) // width
-    if config.kernel in FOLDS:
-        fold = Fold.of(shape, kind.bytes_per_element)
-        elements += 2 * shape.n * shape.h * fold.width * fold.channels
     return elements * kind.bytes_per_element
-
-
-def _single(shape: ConvShape, kind: Precision) -> bool:
-    """Whether pixels of x or dy do not start on 16 bytes, so that elements are loaded singly."""
-    return any(width * kind.bytes_per_element % TMA_ALIGNMENT for width in (shape.c, shape.k))
 
 
 def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
@@ -429,14 +386,21 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
         ):
             yield Config(DEPTHWISE, 1, columns, bk, bc, taps, rows, 1, depthwise_config.WARPS, 1)
         return
-    for pixels, bk, bc, warps in POINTER_TILES:
-        yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
-    fewest = min(shape.c, shape.k if exchangeable(shape) else shape.c)
-    one_tap = shape.s == 1  # nothing to fold
-    if fewest <= MOST_FOLDED_CHANNELS and shape.groups == 1 and not one_tap:
-        yield from _folded(shape, kind)
-    if fewest > FOLDED_CHANNELS or shape.groups > 1 or one_tap:
+    if shape.groups == 1:
+        yield from _gather(shape)
+    if shape.c > FEW_CHANNELS or shape.groups > 1 or shape.r * shape.s == 1:
         yield from _tma(shape, kind)
+
+
+def _gather(shape: ConvShape) -> Iterator[Config]:
+    widest_k, widest_c = map(power_of_two, (shape.k, shape.r * shape.s * shape.c))
+    for pixels, bk, bc, stages, warps in GATHER_TILES:
+        if bk < WARPGROUP_ROWS:
+            fits = shape.k <= bk and bc <= max(WARPGROUP_ROWS, widest_c)
+        else:
+            fits = bk <= max(WARPGROUP_ROWS, widest_k) and bc <= max(LEAST_COLUMNS, widest_c)
+        if fits:
+            yield Config(GATHER, 1, pixels, bk, bc, 1, 1, stages, warps, 1)
 
 
 def _with_copies(shape: ConvShape, kind: Precision) -> Iterator[Config]:
@@ -465,22 +429,6 @@ def _tiles(images: int, columns: int, taps: int, kind: Precision) -> Sequence[tu
     if kind.bytes_per_element > 2:
         return TRANSPOSED_TILES if taps == 1 else ()
     return (REGISTER_TILES if min(images, columns) > 1 else TILES)[taps]
-
-
-def _folded(shape: ConvShape, kind: Precision) -> Iterator[Config]:
-    kernels = [kernel for kernel in FOLDS if kernel == FOLD or exchangeable(shape)]
-    for kernel in kernels:
-        base = Config(kernel, 1, 1, 64, 1, 1, 1, 1, 4, 1)
-        what = seen(base, shape)
-        if what.c > MOST_FOLDED_CHANNELS or (kernel == SWAPPED and what.c >= what.k):
-            continue
-        window = Fold.of(what, kind.bytes_per_element).window
-        tried = product(places(what, kind), sorted({1, shape.r}), FOLD_TILES)
-        for (images, columns, rows), taps, (bk, warps) in tried:
-            if bk > max(64, power_of_two(what.k)):
-                continue
-            base = Config(kernel, images, columns, bk, window, taps, rows, 1, warps, 1)
-            yield from _staged(base, shape, kind)
 
 
 def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]:

@@ -46,16 +46,15 @@ def _store_taps(
 
 @triton.jit
 def wgrad_tma(
-    x, x_odd, dy, out, N, P, Q, C, K, S, groups, groups_r, splits, split_elements,
-    pad_h, pad_w, apart,
+    x, x_odd, dy, out, N, P, Q, C, K, S, groups, groups_r, splits, split_elements, pad, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
-    PHASED: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TAPS kernel rows r at one kernel column s, over one of `splits` parts of the pixels.
 
-    x: descriptor [N, H, W/STRIDE, STRIDE*apart] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC], a
-    pixel being `apart` elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
+    x: descriptor [N, H, W/STRIDE, STRIDE*apart], box [BN, 1, BW, BC], a pixel being `apart`
+    elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
     odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
     [splits][groups][K][R][S][C] as a pointer, each part split_elements long; C and K are those of a
     group, or a block of groups, whose channels follow one another in x and dy. groups_r is R/TAPS.
@@ -77,17 +76,17 @@ def wgrad_tma(
     r0 = index % groups_r * TAPS
     split = (index // groups_r).to(tl.int64)
 
-    column = s * DIL - pad_w
+    column = s * DIL - pad
     channel = group * C + c0
     first_k = group * K + k0
-    if PHASED:
-        phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
+    if STRIDE > 1:
+        phase = (column + pad * STRIDE) % STRIDE  # of a column that may be negative
         column = (column - phase) // STRIDE
         if x_odd is None:
             channel += phase * apart
         elif phase == 1:
             x = x_odd
-    row = r0 * DIL - pad_h
+    row = r0 * DIL - pad
 
     blocks_p = tl.cdiv(P, ROWS)
     blocks_q = tl.cdiv(Q, BW)
@@ -123,77 +122,79 @@ def wgrad_tma(
 
 
 @triton.jit
-def wgrad_pointer(
-    x, dy, out, pixels, H, W, C, P, Q, K, S, taps, splits, split_elements, stride, pad, dil,
+def wgrad_gather(
+    x, dy, out, pixels, H, W, splits, split_elements,
+    P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr,
+    STRIDE: tl.constexpr, DIL: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Any shape, any GPU: masked pointers; BP pixels a step, BC of all (r, s, c) as columns.
+    """Any shape, any GPU, without a copy: masked loads through pointers, BP pixels a step.
 
-    x: [N, H, W, C]; dy: [N*P*Q, K]; out: [splits][K][R*S*C]; taps is R*S. INDEX is an integer
-    type that holds `pixels` (N*P*Q) and a step more. Element offsets are 64-bit.
+    A tile of fewer filters than a wgmma has rows is computed TURNED, its columns as rows.
+
+    x: [N, H, W, C]; dy: [N, P, Q, K], `pixels` of them in all; out: [splits][K][R*S*C], BC of whose
+    columns are a tile, so that few channels fill one too. K and C are constants: the compiler then
+    sees that channels are adjacent, and moves several at once. WIDE says that addresses need 64
+    bits.
     """
+    COLUMNS: tl.constexpr = R * S * C
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
-    columns = taps * C
-    tiles_c = tl.cdiv(columns, BC)
-    k = index % tiles_k * BK + tl.arange(0, BK)
-    index = index // tiles_k
-    column = index % tiles_c * BC + tl.arange(0, BC)
-    split = (index // tiles_c).to(tl.int64)
+    tiles_c = tl.cdiv(COLUMNS, BC)
+    first_k = index % tiles_k * BK
+    k = first_k + tl.arange(0, BK)[None, :]
+    start = index // tiles_k % tiles_c * BC
+    split = (index // (tiles_k * tiles_c)).to(tl.int64)
 
-    c = column % C
-    tap = column // C
-    tap_h = tap // S * dil - pad
-    tap_w = tap % S * dil - pad
-    tap_offset = (tap_h.to(tl.int64) * W + tap_w) * C + c
-    k_mask = (k < K)[None, :]
-    c_mask = (column < columns)[None, :]
+    column = start + tl.arange(0, BC)[None, :]
+    tap = start // C if C % BC == 0 else column // C
+    down, right = tap // S * DIL - PAD, tap % S * DIL - PAD
+    away = (down * W + right) * C + (column - tap * C)
     blocks = tl.cdiv(pixels, BP)
     first = (split * blocks // splits).to(INDEX)
     last = ((split + 1) * blocks // splits).to(INDEX)
-    acc = tl.zeros((BK, BC), tl.float32)
+    TURNED: tl.constexpr = BK < 64
+    acc = tl.zeros((BC, BK) if TURNED else (BK, BC), tl.float32)
     for block in range(first, last):
-        pixel = block * BP + tl.arange(0, BP)
-        inside = (pixel < pixels)[:, None]
-        q = pixel % Q
-        p = pixel // Q % P
-        n = pixel // Q // P
-        h = (p * stride).to(tl.int64)
-        w = (q * stride).to(tl.int64)
-        tap_row = h[:, None] + tap_h[None, :]
-        tap_column = w[:, None] + tap_w[None, :]
-        mask = inside & c_mask & (tap_row >= 0) & (tap_row < H)
-        mask = mask & (tap_column >= 0) & (tap_column < W)
-        offset = ((n.to(tl.int64) * H + h) * W + w) * C
-        a = tl.load(
-            dy + pixel.to(tl.int64)[:, None] * K + k[None, :], mask=inside & k_mask, other=0.0
-        )
-        b = tl.load(x + offset[:, None] + tap_offset[None, :], mask=mask, other=0.0)
-        acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
-    out += split * split_elements + k.to(tl.int64)[:, None] * columns + column[None, :]
-    tl.store(out, acc.to(out.dtype.element_ty), mask=(k < K)[:, None] & c_mask)
+        pixel = block * BP + tl.arange(0, BP)[:, None]
+        real = pixel < pixels
+        row = pixel // Q
+        image = row // P
+        top = (row - image * P).to(tl.int32) * STRIDE
+        left = (pixel - row * Q).to(tl.int32) * STRIDE
+        h, w = top + down, left + right
+        inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & real & (column < COLUMNS)
+        a = tl.load(dy + pixel * K + k, real & (k < K), other=0.0)
+        b = tl.load(x + ((image * H + top) * W + left) * C + away, inside, other=0.0)
+        if TURNED:
+            acc = tl.dot(b.T, a, acc, input_precision=INPUT_PRECISION)
+        else:
+            acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
+    sums = acc.T if TURNED else acc
+    k_row = first_k + tl.arange(0, BK)[:, None]
+    where = split * split_elements + k_row.to(tl.int64) * COLUMNS + column
+    tl.store(out + where, sums.to(out.dtype.element_ty), (k_row < K) & (column < COLUMNS))
 
 
 @triton.jit
 def wgrad_reduce(
-    parts, dw, elements, splits, split_elements, C, columns, part_c, part_columns,
-    group_elements, merged, R, K,
-    BS: tl.constexpr, BE: tl.constexpr, SWAPPED: tl.constexpr,
+    parts, dw, elements, splits, split_elements, C, columns, part_c, group_elements, merged,
+    BS: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
 
-    parts: [splits][K*R][part_columns], where (s, c) lies at s*part_c + c; dw: [K*R][S*C], with
-    columns = S*C and elements = K*R*S*C. Of dw's groups, group_elements long each, `merged` that
-    follow one another share part_c channels of the parts, C each. A program adds up BE elements,
-    BS splits at a time. SWAPPED: K, R, S, C are those of x and dy exchanged, so that dw is
-    [C, R, S, K] with rows and columns of the kernel in the opposite order.
+    parts: [splits][K*R][S*part_c]; dw: [K*R][S*C], with columns = S*C and elements = K*R*S*C. Of
+    dw's groups, group_elements long each, `merged` that follow one another share part_c channels of
+    the parts, C each. A program adds up BE elements, BS splits at a time.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
     column = (element % columns).to(tl.int32)
     own = element // group_elements % merged * C
-    source = element // columns * part_columns + column // C * part_c + column % C + own
+    source = (element // columns * (columns // C) + column // C) * part_c + column % C + own
     acc = tl.zeros((BS, BE), tl.float32)
     for first in range(0, splits, BS):
         split = first + tl.arange(0, BS)
@@ -203,10 +204,4 @@ def wgrad_reduce(
             mask=mask,
             other=0.0,
         )
-    to = element
-    if SWAPPED:
-        row = element // columns
-        filter = row // R
-        tap = (R - 1 - row % R) * (columns // C) + columns // C - 1 - column // C
-        to = ((column % C).to(tl.int64) * (R * (columns // C)) + tap) * K + filter
-    tl.store(dw + to, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)
+    tl.store(dw + element, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)

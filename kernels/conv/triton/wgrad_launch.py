@@ -10,24 +10,19 @@ from dataclasses import replace
 from math import ceil
 
 import torch
-import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import depthwise_launch
 from kernels.conv.triton import wgrad_kernels as jit
-from kernels.conv.triton.fold import Fold
-from kernels.conv.triton.padding import folded, padded
+from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import (
     DEPTHWISE,
-    FOLDS,
-    POINTER,
-    SWAPPED,
+    GATHER,
     Config,
     blocks,
     in_parts,
     part_elements,
-    seen,
     tiles,
 )
 from kernels.precision import Precision
@@ -42,86 +37,72 @@ def bind(
     """The launches that one pass takes, in order; operands.w [K, C, R, S] receives the gradient.
 
     x [N, C, H, W], w and y [N, K, P, Q] must be channels_last without gaps (ValueError otherwise).
-    Allocates the float32 partial sums, padded copies of what TMA cannot read and, for wgrad_fold,
-    of x (torch.OutOfMemoryError).
+    Allocates the float32 partial sums and padded copies of what TMA cannot read
+    (torch.OutOfMemoryError).
     """
     for name in ("x", "y", "w"):
         if not getattr(operands, name).is_contiguous(memory_format=torch.channels_last):
             raise ValueError(f"{name} is not channels_last")
-    dw, shape = operands.w, seen(config, operands.shape)
-    programs = tiles(config, operands.shape) * config.splits
-    split_elements = part_elements(config, operands.shape, dw.element_size())
-    if config.kernel == SWAPPED:
-        operands = replace(operands, x=operands.y, y=operands.x, shape=shape)
-    fold = Fold.of(shape, dw.element_size()) if config.kernel in FOLDS else None
-    part_columns = fold.window if fold else shape.s * blocks(shape)[3]
-    parts = dw
+    parts, shape = operands.w, operands.shape
+    split_elements = part_elements(shape)
     if in_parts(config, shape):
-        parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
+        sizes = (config.splits, split_elements)
+        parts = torch.empty(sizes, dtype=torch.float32, device=operands.w.device)
     if config.kernel == DEPTHWISE:
         steps = (depthwise_launch.weight_sums(config, operands, parts),)
     else:
-        steps = _products(config, operands, fold, parts, split_elements, precision, programs)
-    if parts is dw:
+        steps = _products(config, operands, parts, split_elements, precision)
+    if parts is operands.w:
         return steps
-    channels = fold.channels if fold else blocks(shape)[3]
-    return (*steps, _reduce(config, operands, parts, part_columns, channels, sm_count))
+    return (*steps, _reduce(config, operands, parts, sm_count))
 
 
 def _products(
-    config: Config, operands: ConvOperands, fold: Fold | None, parts: torch.Tensor,
-    split_elements: int, precision: Precision, programs: int,
+    config: Config, operands: ConvOperands, parts: torch.Tensor, split_elements: int,
+    precision: Precision,
 ) -> tuple[Step, ...]:  # fmt: skip
     """Copies, and the matrix multiplications that leave each split's sums in `parts`."""
-    if config.kernel == POINTER:
-        copies, args = (), _pointer_args(config, operands, parts, split_elements)
-        product = jit.wgrad_pointer
+    if config.kernel == GATHER:
+        copies, args = (), _gather_args(config, operands, parts, split_elements)
+        product = jit.wgrad_gather
     else:
-        copies, args = _tma_args(config, operands, fold, parts, split_elements)
+        copies, args = _tma_args(config, operands, parts, split_elements)
         product = jit.wgrad_tma
     args = (*args, input_precision(precision))
-    return (*copies, Step(product, (programs,), args, options(config.stages, config.warps)))
+    grid = (tiles(config, operands.shape) * config.splits,)
+    return (*copies, Step(product, grid, args, options(config.stages, config.warps)))
 
 
 def _tma_args(
-    config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
-    split_elements: int,
-) -> tuple[Sequence[Step], tuple[object, ...]]:  # fmt: skip
-    """(steps before, arguments); sizes are those of x and dy as the kernel sees them: x may be
-    folded, or a matrix.
+    config: Config, operands: ConvOperands, out: torch.Tensor, split_elements: int
+) -> tuple[Sequence[Step], tuple[object, ...]]:
+    """(steps before, arguments); sizes are those of x and dy as the kernel sees them: x may be a
+    matrix.
     """
     shape = operands.shape
     _, groups, group_k, group_c = blocks(shape)
     pixels = shape.n * shape.p * shape.q
     y, y_apart, copies = padded(operands.y, pixels, shape.k, lines=config.padded)
-    if fold:
-        x, copied = folded(operands.x, shape, fold)
-        copies = (*copies, copied)
-        apart, row, step = fold.channels, fold.width * fold.channels, shape.stride * fold.channels
-        columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
-    else:
-        pixels = shape.n * shape.h * shape.w
-        x, apart, copied = padded(operands.x, pixels, shape.c, lines=config.padded)
-        copies = (*copies, *copied)
-        if shape.flat:
-            shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
-        row, step = shape.w * apart, shape.stride * apart
-        c, s, pad_w = group_c, shape.s, shape.padding
-        columns, channels = shape.w // shape.stride, step
+    pixels = shape.n * shape.h * shape.w
+    x, apart, copied = padded(operands.x, pixels, shape.c, lines=config.padded)
+    if shape.flat:
+        shape = replace(shape, n=1, h=1, w=pixels)
+    row, step = shape.w * apart, shape.stride * apart
+    columns, channels = shape.w // shape.stride, step
     strides = (shape.h * row, row, step, 1)
     n, p, q = shape.n, shape.p, shape.q
     x_odd = None
-    if not fold and shape.w % shape.stride:  # a view of rank four has whole strides alone
+    if shape.w % shape.stride:  # a view of rank four has whole strides alone
         odd_sizes, columns, channels = (n, shape.h, columns, apart), columns + 1, apart
         x_odd = _descriptor(config, x[apart:], odd_sizes, strides, config.bc)
     y_strides = (p * q * y_apart, q * y_apart, y_apart, 1)
-    return copies, (
+    return (*copies, *copied), (
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
         _descriptor(config, y, (n, p, q, y_apart), y_strides, config.bk), out,
-        n, p, q, c, group_k, s, groups, shape.r // config.taps,
-        config.splits, split_elements, shape.padding, pad_w, apart,
+        n, p, q, group_c, group_k, shape.s, groups, shape.r // config.taps,
+        config.splits, split_elements, shape.padding, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
-        shape.stride, shape.dilation, shape.stride > 1 and not fold,
+        shape.stride, shape.dilation,
     )  # fmt: skip
 
 
@@ -134,32 +115,29 @@ def _descriptor(
     return TensorDescriptor(base, sizes, strides, box)
 
 
-def _pointer_args(
+def _gather_args(
     config: Config, operands: ConvOperands, out: torch.Tensor, split_elements: int
 ) -> tuple[object, ...]:
-    shape = operands.shape
-    pixels = shape.n * shape.p * shape.q
-    index = tl.int32 if pixels + config.pixels <= MAX_INDEX else tl.int64
+    s = operands.shape
+    pixels = s.n * s.p * s.q
+    most = max(operands.x.numel(), operands.y.numel())
+    wide = most + config.pixels * max(s.k, s.c * s.stride**2) > MAX_INDEX
     return (
-        operands.x, operands.y, out, pixels, shape.h, shape.w, shape.c, shape.p, shape.q, shape.k,
-        shape.s, shape.r * shape.s, config.splits, split_elements,
-        shape.stride, shape.padding, shape.dilation,
-        config.pixels, config.bk, config.bc, index,
+        operands.x, operands.y, out, pixels, s.h, s.w, config.splits, split_elements,
+        s.p, s.q, s.k, s.c, s.r, s.s, s.stride, s.dilation, s.padding,
+        config.pixels, config.bk, config.bc, wide,
     )  # fmt: skip
 
 
-def _reduce(
-    config: Config, operands: ConvOperands, parts: torch.Tensor, part_columns: int,
-    channels: int, sm_count: int,
-) -> Step:  # fmt: skip
+def _reduce(config: Config, operands: ConvOperands, parts: torch.Tensor, sm_count: int) -> Step:
     shape = operands.shape
+    merged, _, _, channels = blocks(shape)
     elements, own = shape.elements("w"), shape.c // shape.groups
     least, most = REDUCE_ELEMENTS
     block = min(most, max(least, power_of_two(ceil(elements / (4 * sm_count)))))
     splits = min(REDUCE_SPLITS, power_of_two(config.splits))
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
-        own, shape.s * own, channels, part_columns, elements // shape.groups, blocks(shape)[0],
-        shape.r, shape.k, splits, block, config.kernel == SWAPPED,
+        own, shape.s * own, channels, elements // shape.groups, merged, splits, block,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})
