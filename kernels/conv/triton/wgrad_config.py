@@ -25,8 +25,10 @@ from kernels.triton_config import (
     row_for_tma,
 )
 
-TMA, GATHER, DEPTHWISE = "wgrad_tma", "wgrad_gather", "wgrad_depthwise"
-KERNELS = (TMA, GATHER, DEPTHWISE)
+TMA, GATHER, EXCHANGED = "wgrad_tma", "wgrad_gather", "wgrad_exchanged"
+DEPTHWISE = "wgrad_depthwise"
+KERNELS = (TMA, GATHER, EXCHANGED, DEPTHWISE)
+GATHERING = (GATHER, EXCHANGED)
 LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"), flag="padded")
 
 MAX_SPLITS = 65535
@@ -45,7 +47,8 @@ class Config:
     A multiplication is bk filters x bc channels (wgrad_gather: columns of R*S*C; wgrad_depthwise:
     kernel columns) over images*columns pixels of one row. A step takes `rows` rows and `taps`
     kernel rows; `stages` steps are buffered. `splits` programs share the pixels of a tile of dw.
-    `padded`: TMA reads copies whose pixels start on lines, or powers of two within one.
+    wgrad_exchanged is wgrad_gather with x and dy, and so filters and channels, exchanged. `padded`:
+    TMA reads copies whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
@@ -99,6 +102,22 @@ def parse(label: str) -> Config:
     return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits, padded)
 
 
+def exchangeable(shape: ConvShape) -> bool:
+    """Whether the pass is also that of a convolution with x and y exchanged."""
+    plain = (shape.stride, shape.dilation, shape.groups) == (1, 1, 1)
+    return plain and shape.r == shape.s and shape.padding < shape.r
+
+
+def seen(config: Config, shape: ConvShape) -> ConvShape:
+    """The convolution whose gradient the kernels compute: for wgrad_exchanged, that whose x is this
+    one's y.
+    """
+    if config.kernel != EXCHANGED:
+        return shape
+    padding = shape.r - 1 - shape.padding
+    return replace(shape, c=shape.k, h=shape.p, w=shape.q, k=shape.c, padding=padding)
+
+
 def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, int]:
     """Elements from one pixel to the next of x and dy, as the kernel reads them."""
     if config.kernel != TMA:
@@ -126,9 +145,10 @@ def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Ca
     sizes = (config.pixels, config.bk, config.bc, config.warps)
     if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < LEAST_SIDE:
         return False
-    if config.kernel == GATHER:
+    if config.kernel in GATHERING:
         one_row = config.images == config.taps == config.rows == 1
-        return one_row and _fits(config, shape, kind, cap)
+        possible = config.kernel == GATHER or exchangeable(shape)
+        return one_row and possible and _fits(config, shape, kind, cap)
     return _tma_valid(config, shape, kind, cap)
 
 
@@ -223,16 +243,18 @@ def tiles(config: Config, shape: ConvShape) -> int:
     """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
     if config.kernel == DEPTHWISE:
         return ceil(shape.k / config.bk) * (shape.r // config.taps) * (shape.s // config.bc)
+    shape = seen(config, shape)
     _, count, k, c = blocks(shape)
     filters = count * ceil(k / config.bk)
-    if config.kernel == GATHER:
+    if config.kernel in GATHERING:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
     return filters * (shape.r // config.taps) * shape.s * ceil(c / config.bc)
 
 
 def steps(config: Config, shape: ConvShape) -> int:
     """Steps over the pixels, of all splits together."""
-    if config.kernel == GATHER or (config.kernel == TMA and shape.flat):
+    shape = seen(config, shape)
+    if config.kernel in GATHERING or (config.kernel == TMA and shape.flat):
         return ceil(shape.n * shape.p * shape.q / config.pixels)
     row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
     return ceil(shape.n / config.images) * row_blocks
@@ -269,11 +291,9 @@ TILES = {
 }  # fmt: skip
 REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
 TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
-# Of wgrad_gather: pixels, filters, columns, stages, warps. Of few filters, columns are the rows.
+# Of the gathering kernels: pixels, filters, columns, stages, warps.
 LEAST_COLUMNS = 32
 GATHER_TILES = (
-    (64, 16, 64, 4, 4), (64, 16, 128, 4, 4), (64, 16, 256, 3, 8), (64, 32, 64, 4, 4),
-    (64, 32, 128, 4, 4), (64, 32, 256, 3, 8),
     (32, 64, 32, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 4), (32, 64, 128, 4, 4),
     (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (32, 128, 128, 4, 8),
     (64, 128, 128, 4, 8), (64, 128, 128, 3, 4), (64, 64, 256, 4, 8), (64, 128, 256, 4, 8),
@@ -343,15 +363,13 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
     loaded = step_bytes(config, shape, kind) / (depth * (config.bk + config.taps * config.bc))
     pixels = pixels_of(config, shape, kind)
     copies = sum(pixel != width for pixel, width in zip(pixels, (shape.c, shape.k), strict=True))
-    spread = tile_model.gathered_spread if config.kernel == GATHER else tile_model.spread
-    rows, columns = config.bk, config.taps * config.bc
-    if config.kernel == GATHER and rows < WARPGROUP_ROWS:
-        rows, columns = columns, rows
+    gathers = config.kernel in GATHERING
+    spread = tile_model.gathered_spread if gathers else tile_model.spread
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     return Work(
         tiles=tiles(config, shape) * config.splits,
-        rows=rows,
-        columns=columns,
+        rows=config.bk,
+        columns=config.taps * config.bc,
         depth=ceil(steps(config, shape) / config.splits) * depth,
         step=depth,
         element_bytes=size,
@@ -359,7 +377,7 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
         flop_per_clock=HOPPER.flop_per_clock[
             "fp32" if config.kernel == DEPTHWISE else kind.rate_name
         ],
-        pieces=(columns // config.taps,) * config.taps,
+        pieces=(config.bc,) * config.taps,
         resident=blocks_per_sm(config, shape, kind),
         loaded=loaded / size,
         spread=max(spread(pixel * size) for pixel in pixels),
@@ -393,14 +411,13 @@ def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
 
 
 def _gather(shape: ConvShape) -> Iterator[Config]:
-    widest_k, widest_c = map(power_of_two, (shape.k, shape.r * shape.s * shape.c))
-    for pixels, bk, bc, stages, warps in GATHER_TILES:
-        if bk < WARPGROUP_ROWS:
-            fits = shape.k <= bk and bc <= max(WARPGROUP_ROWS, widest_c)
-        else:
-            fits = bk <= max(WARPGROUP_ROWS, widest_k) and bc <= max(LEAST_COLUMNS, widest_c)
-        if fits:
-            yield Config(GATHER, 1, pixels, bk, bc, 1, 1, stages, warps, 1)
+    kernels = (GATHER, EXCHANGED) if shape.k < shape.c and exchangeable(shape) else (GATHER,)
+    for kernel, (pixels, bk, bc, stages, warps) in product(kernels, GATHER_TILES):
+        config = Config(kernel, 1, pixels, bk, bc, 1, 1, stages, warps, 1)
+        what = seen(config, shape)
+        filters, columns = map(power_of_two, (what.k, what.r * what.s * what.c))
+        if bk <= max(WARPGROUP_ROWS, filters) and bc <= max(LEAST_COLUMNS, columns):
+            yield config
 
 
 def _with_copies(shape: ConvShape, kind: Precision) -> Iterator[Config]:

@@ -128,16 +128,15 @@ def wgrad_gather(
     R: tl.constexpr, S: tl.constexpr,
     STRIDE: tl.constexpr, DIL: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    EXCHANGED: tl.constexpr, WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Any shape, any GPU, without a copy: masked loads through pointers, BP pixels a step.
 
-    A tile of fewer filters than a wgmma has rows is computed TURNED, its columns as rows.
-
     x: [N, H, W, C]; dy: [N, P, Q, K], `pixels` of them in all; out: [splits][K][R*S*C], BC of whose
     columns are a tile, so that few channels fill one too. K and C are constants: the compiler then
-    sees that channels are adjacent, and moves several at once. WIDE says that addresses need 64
-    bits.
+    sees that channels are adjacent, and moves several at once. EXCHANGED: x is the gradient and dy
+    the input, so that out is [splits][C][R*S][K], the last tap first. WIDE says that addresses need
+    64 bits.
     """
     COLUMNS: tl.constexpr = R * S * C
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
@@ -156,8 +155,7 @@ def wgrad_gather(
     blocks = tl.cdiv(pixels, BP)
     first = (split * blocks // splits).to(INDEX)
     last = ((split + 1) * blocks // splits).to(INDEX)
-    TURNED: tl.constexpr = BK < 64
-    acc = tl.zeros((BC, BK) if TURNED else (BK, BC), tl.float32)
+    acc = tl.zeros((BK, BC), tl.float32)
     for block in range(first, last):
         pixel = block * BP + tl.arange(0, BP)[:, None]
         real = pixel < pixels
@@ -169,14 +167,14 @@ def wgrad_gather(
         inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & real & (column < COLUMNS)
         a = tl.load(dy + pixel * K + k, real & (k < K), other=0.0)
         b = tl.load(x + ((image * H + top) * W + left) * C + away, inside, other=0.0)
-        if TURNED:
-            acc = tl.dot(b.T, a, acc, input_precision=INPUT_PRECISION)
-        else:
-            acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
-    sums = acc.T if TURNED else acc
+        acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
     k_row = first_k + tl.arange(0, BK)[:, None]
-    where = split * split_elements + k_row.to(tl.int64) * COLUMNS + column
-    tl.store(out + where, sums.to(out.dtype.element_ty), (k_row < K) & (column < COLUMNS))
+    if EXCHANGED:
+        where = ((column - tap * C).to(tl.int64) * (R * S) + (R * S - 1 - tap)) * K + k_row
+    else:
+        where = k_row.to(tl.int64) * COLUMNS + column
+    out += split * split_elements
+    tl.store(out + where, acc.to(out.dtype.element_ty), (k_row < K) & (column < COLUMNS))
 
 
 @triton.jit

@@ -18,11 +18,13 @@ from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.padding import padded
 from kernels.conv.triton.wgrad_config import (
     DEPTHWISE,
-    GATHER,
+    EXCHANGED,
+    GATHERING,
     Config,
     blocks,
     in_parts,
     part_elements,
+    seen,
     tiles,
 )
 from kernels.precision import Precision
@@ -62,7 +64,7 @@ def _products(
     precision: Precision,
 ) -> tuple[Step, ...]:  # fmt: skip
     """Copies, and the matrix multiplications that leave each split's sums in `parts`."""
-    if config.kernel == GATHER:
+    if config.kernel in GATHERING:
         copies, args = (), _gather_args(config, operands, parts, split_elements)
         product = jit.wgrad_gather
     else:
@@ -118,14 +120,17 @@ def _descriptor(
 def _gather_args(
     config: Config, operands: ConvOperands, out: torch.Tensor, split_elements: int
 ) -> tuple[object, ...]:
-    s = operands.shape
+    s = seen(config, operands.shape)
+    x, y = operands.x, operands.y
+    if config.kernel == EXCHANGED:
+        x, y = y, x
     pixels = s.n * s.p * s.q
-    most = max(operands.x.numel(), operands.y.numel())
+    most = max(x.numel(), y.numel())
     wide = most + config.pixels * max(s.k, s.c * s.stride**2) > MAX_INDEX
     return (
-        operands.x, operands.y, out, pixels, s.h, s.w, config.splits, split_elements,
+        x, y, out, pixels, s.h, s.w, config.splits, split_elements,
         s.p, s.q, s.k, s.c, s.r, s.s, s.stride, s.dilation, s.padding,
-        config.pixels, config.bk, config.bc, wide,
+        config.pixels, config.bk, config.bc, config.kernel == EXCHANGED, wide,
     )  # fmt: skip
 
 
