@@ -104,7 +104,6 @@ def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, po
     found: dict[str, backend.Config] = {}
     for config in backend.ranked(case, gpu.target()):
         found.setdefault(config.kernel, config)
-    assert len(found) > 1 or which == "wgrad"
     for config in found.values():
         check(config, case, pool)
 

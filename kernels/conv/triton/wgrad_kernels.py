@@ -137,6 +137,10 @@ def wgrad_gather(
     sees that channels are adjacent, and moves several at once. EXCHANGED: x is the gradient and dy
     the input, so that out is [splits][C][R*S][K], the last tap first. WIDE says that addresses need
     64 bits.
+
+    With it 3x3 of 1 to 72 channels is 2.0 times as fast as cuDNN's in fp16 on an H200
+    (results/nvidia-h200/conv-fine-wgrad.json, geometric mean). Widths above 44 that are no multiple
+    of 4 run by TMA there.
     """
     COLUMNS: tl.constexpr = R * S * C
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
