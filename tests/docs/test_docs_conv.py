@@ -43,6 +43,7 @@ RESULTS = "\n".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in ("results.md", "notes/result-tables.md")
 )
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 KERNELS = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
 TECHNIQUES = {
     "`gluon`": "no-gluon",
@@ -305,6 +306,8 @@ def test_the_means_over_every_width_are_the_run_files(which: str, words: str) ->
     assert len(rows) == 72
     said = " ".join(RESULTS.split("Every width from 1 to 72")[1].split("cuDNN is")[0].split())
     assert f"{words} {mean(rows.values()):.2f} ([conv-fine-{which}.json]" in said
+    assert 1.85 < mean(rows.values()) < 2.15
+    assert "are twice as fast as cuDNN's (H200)" in README
 
 
 def test_the_widths_at_which_cudnn_is_faster_are_the_run_files() -> None:

@@ -103,6 +103,9 @@ def interpreted() -> dict[str, tuple[str, str, ConvShape, str]]:
     return {" ".join((x[0], x[1], x[3], x[4])): x[:4] for x in found}
 
 
+LONG = [  # name, pass: as if tensors had more elements than 32 bits count
+    (f"offsets of 64 bits {which}", which) for which in PASSES
+]
 COPYING = [  # name, label, pass
     (f"copies of conv_gluon {which}", "conv_gluon/2x8x8x16x16/s3/w8", which) for which in PASSES
 ]
@@ -116,6 +119,13 @@ def interpret() -> None:
         errors[name] = [interpreted_error(label, which, shape, kind), kind.rel_tolerance]
     for name, label, which in COPYING:
         errors[name] = [wrong_elements(label, which), 0]
+    from kernels.conv.triton import data_launch
+
+    data_launch.MAX_INDEX = 0
+    for name, which in LONG:
+        kind = PRECISIONS["fp16"]
+        label, shape = "conv_gather/1x1x64x32x16/s2/w4", shape_of("nothing aligned")
+        errors[name] = [interpreted_error(label, which, shape, kind), kind.rel_tolerance]
     print(json.dumps(errors))
 
 
@@ -161,7 +171,7 @@ def interpreted_error(label: str, which: str, shape: ConvShape, kind: Precision)
     return float((drawn.output.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("name", [*interpreted(), *(name for name, *_ in COPYING)])
+@pytest.mark.parametrize("name", [*interpreted(), *(name for name, *_ in (*COPYING, *LONG))])
 def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]):
     error, tolerance = errors[name]
     assert error <= tolerance

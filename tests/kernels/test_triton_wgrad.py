@@ -67,6 +67,7 @@ LABELS = (
     "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2", "wgrad_exchanged/1x32x64x32/t1/r1/s2/w4/x1",
     "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2",
 )  # fmt: skip
+LONG = LABELS[-4:]  # as if tensors had more elements than 32 bits count
 LABELS_A_SHAPE = 2
 MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
 IN_TF32 = (
@@ -109,6 +110,12 @@ def interpret() -> None:
     errors = {}
     for name, (label, shape, precision) in interpreted().items():
         errors[name] = [error(label, shape, precision), PRECISIONS[precision].rel_tolerance]
+    from kernels.conv.triton import wgrad_launch
+
+    wgrad_launch.MAX_INDEX = 0
+    for label in LONG:
+        shape = ConvShape(*SHAPES["3x3 unaligned"])
+        errors[f"64 bits {label}"] = [error(label, shape, "fp16"), PRECISIONS["fp16"].rel_tolerance]
     print(json.dumps(errors))
 
 
@@ -129,7 +136,7 @@ def error(label: str, shape: ConvShape, precision: str) -> float:
     return float((drawn.w.double() - reference).norm() / reference.norm())
 
 
-@pytest.mark.parametrize("name", list(interpreted()))
+@pytest.mark.parametrize("name", [*interpreted(), *(f"64 bits {label}" for label in LONG)])
 def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]):
     found, tolerance = errors[name]
     assert found <= tolerance

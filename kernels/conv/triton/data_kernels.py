@@ -284,7 +284,7 @@ def conv_gather(
     K: tl.constexpr, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DGRAD: tl.constexpr, WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    DGRAD: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Any shape on any GPU, without a copy: loads through pointers, masked.
 
@@ -292,14 +292,13 @@ def conv_gather(
     `pixels` of them in all. Taps and channels are one sum, BD of them at a time, so that few
     channels fill a step too. K and C are constants: the compiler then sees that channels are
     adjacent, and moves several at once. An element's address is that of a pixel's first tap, plus
-    what depends on tap and channel alone; WIDE says that addresses need 64 bits.
+    what depends on tap and channel alone; INDEX is an integer type that holds either.
 
     With it 3x3 of 1 to 72 channels is 1.9 times as fast as cuDNN's in fp16 on an H200, and 2.1
     times backward (results/nvidia-h200/conv-fine-*.json, geometric means). Widths above 34 that are
     no multiple of 4 run by TMA there.
     """
     DEPTH: tl.constexpr = R * S * C
-    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     AWAY: tl.constexpr = -DILATION if DGRAD else DILATION
     tiles_k = tl.cdiv(K, BK)
     pixel = (tl.program_id(0) // tiles_k).to(INDEX) * BM + tl.arange(0, BM)[:, None]
@@ -322,14 +321,14 @@ def conv_gather(
         down, right = tap // S * AWAY, tap % S * AWAY
         h, w = first_h + down, first_w + right
         if DGRAD and STRIDE > 1:
-            met = (h % STRIDE == 0) & (w % STRIDE == 0)
+            met = real & (h % STRIDE == 0) & (w % STRIDE == 0)
             h, w = h // STRIDE, w // STRIDE
             at = ((image * H + h) * W + w) * C + c
         else:
             met = real
             at = first + ((down * W + right) * C + c)
         inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & met
-        a = tl.load(x + at, inside & real & summed, other=0.0)
+        a = tl.load(x + at, inside & summed, other=0.0)
         in_w = k + (c.to(INDEX) * (R * S) + tap) * K if DGRAD else k.to(INDEX) * DEPTH + d
         b = tl.load(weights + in_w, summed & (k < K), other=0.0)
         acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)

@@ -220,10 +220,10 @@ class _Binder:
         image, out = (y, x) if what.dgrad else (x, y)
         pixels = s.n * out[0] * out[1]
         most = max(self.source.numel(), self.w.numel(), self.output.numel())
-        wide = most + config.pixels * what.k > MAX_INDEX
+        index = tl.int32 if most + config.pixels * what.k <= MAX_INDEX else tl.int64
         args = (
             self.source, self.w, self.output, pixels, *image, *out, what.k, what.c,
-            s.r, s.s, s.stride, s.dilation, s.padding, *config.tile, what.dgrad, wide, self.mode,
+            s.r, s.s, s.stride, s.dilation, s.padding, *config.tile, what.dgrad, index, self.mode,
         )  # fmt: skip
         return Step(jit.conv_gather, (what.tiles(config),), args, self.options)
 

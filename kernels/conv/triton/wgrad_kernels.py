@@ -128,22 +128,21 @@ def wgrad_gather(
     R: tl.constexpr, S: tl.constexpr,
     STRIDE: tl.constexpr, DIL: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
-    EXCHANGED: tl.constexpr, WIDE: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+    EXCHANGED: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Any shape, any GPU, without a copy: masked loads through pointers, BP pixels a step.
 
     x: [N, H, W, C]; dy: [N, P, Q, K], `pixels` of them in all; out: [splits][K][R*S*C], BC of whose
     columns are a tile, so that few channels fill one too. K and C are constants: the compiler then
     sees that channels are adjacent, and moves several at once. EXCHANGED: x is the gradient and dy
-    the input, so that out is [splits][C][R*S][K], the last tap first. WIDE says that addresses need
-    64 bits.
+    the input, so that out is [splits][C][R*S][K], the last tap first. INDEX is an integer type that
+    holds the offsets of x and dy.
 
     With it 3x3 of 1 to 72 channels is 2.0 times as fast as cuDNN's in fp16 on an H200
     (results/nvidia-h200/conv-fine-wgrad.json, geometric mean). Widths above 44 that are no multiple
     of 4 run by TMA there.
     """
     COLUMNS: tl.constexpr = R * S * C
-    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
     tiles_c = tl.cdiv(COLUMNS, BC)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import ceil
 
 import torch
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
@@ -125,12 +126,12 @@ def _gather_args(
     if config.kernel == EXCHANGED:
         x, y = y, x
     pixels = s.n * s.p * s.q
-    most = max(x.numel(), y.numel())
-    wide = most + config.pixels * max(s.k, s.c * s.stride**2) > MAX_INDEX
+    most = max(x.numel(), y.numel()) + config.pixels * max(s.k, s.c * s.stride**2)
+    index = tl.int32 if most <= MAX_INDEX else tl.int64
     return (
         x, y, out, pixels, s.h, s.w, config.splits, split_elements,
         s.p, s.q, s.k, s.c, s.r, s.s, s.stride, s.dilation, s.padding,
-        config.pixels, config.bk, config.bc, config.kernel == EXCHANGED, wide,
+        config.pixels, config.bk, config.bc, config.kernel == EXCHANGED, index,
     )  # fmt: skip
 
 
