@@ -361,7 +361,7 @@ _RESIDENT_TILES = (
 )  # fmt: skip
 NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the multiply-adds of the least wasteful box
 MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
-MIN_DEPTH = 16  # that Triton multiplies
+MIN_DEPTH = 16  # elements that a product adds up at least, in Triton
 
 
 def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
