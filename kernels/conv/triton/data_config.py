@@ -536,7 +536,7 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
 
 
 def _spread(config: Config, what: Sum, pixel_bytes: int) -> float:
-    """What the place of pixels in memory adds to the time of loads."""
+    """The factor on the time of loads from the alignment of pixels."""
     if config.kernel in ROW_KERNELS:
         return 1.0
     if config.kernel == GATHER:

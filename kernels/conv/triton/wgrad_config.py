@@ -109,9 +109,7 @@ def exchangeable(shape: ConvShape) -> bool:
 
 
 def seen(config: Config, shape: ConvShape) -> ConvShape:
-    """The convolution whose gradient the kernels compute: for wgrad_exchanged, that whose x is this
-    one's y.
-    """
+    """The convolution whose gradient the kernels compute; wgrad_exchanged exchanges x and y."""
     if config.kernel != EXCHANGED:
         return shape
     padding = shape.r - 1 - shape.padding
