@@ -151,8 +151,8 @@ def test_grouped_results_are_the_same_twice(session, gpu, which, dims) -> None:
 
 @pytest.mark.parametrize(
     ("which", "dims"),
-    [("fprop", {"n": 176, "c": 64}), ("fprop", {"n": 704, "c": 16, "k": 16}),
-     ("wgrad", {"n": 704, "c": 16, "k": 16})],
+    [("fprop", {"n": 176, "c": 64}),
+     *((which, {"n": 704, "c": 16, "k": 16}) for which in PASSES)],
 )  # fmt: skip
 def test_more_than_two_to_the_31_elements(session, gpu, which, dims) -> None:
     case = conv(which, "nhwc", "fp16", "triton", h=448, w=448, **dims)

@@ -1,4 +1,4 @@
-"""On a GPU of Hopper: awkward convolutions are right, repeatable, and leave the pointer kernels."""
+"""On a GPU of Hopper: awkward convolutions are right by each kernel, and repeatable."""
 
 from __future__ import annotations
 

@@ -36,24 +36,6 @@ def _swap_filters(a: Any, step: Step) -> None:
     a.swapped.copy_(w.permute(2, 1, 0).reshape(-1))
 
 
-def _fold_pixels(a: Any, step: Step) -> None:
-    x = a.x.permute(0, 2, 3, 1).reshape(-1, a.W, a.C)
-    rows = a.padded.view(x.shape[0], a.WP, a.CP).zero_()
-    rows[:, a.pad : a.pad + a.W, : a.C] = x
-    assert step.grid[0] == x.shape[0] * -(-a.WP // a.BW)
-
-
-def _pack_taps(a: Any, step: Step) -> None:
-    rows = a.elements // (a.R * a.window)
-    shape = (rows, a.R * a.S, a.C)
-    taps = torch.as_strided(a.w, shape, (a.row_apart, a.tap_apart, a.channel_apart))
-    taps = taps.flip(1) if a.TURNED else taps
-    packed = a.packed.view(rows, a.R, a.window).zero_()
-    of_a_row = packed[:, :, : a.S * a.channels].view(rows, a.R, a.S, a.channels)
-    of_a_row[..., : a.C] = taps.reshape(rows, a.R, a.S, a.C)
-    assert a.elements == a.packed.numel() <= step.grid[0] * a.BLOCK
-
-
 def _pack_groups(a: Any, step: Step) -> None:
     """Group by group, from the weights as a matrix for each tap."""
     packed = a.packed.view(-1, a.taps, a.MERGED * a.columns).zero_()
@@ -156,8 +138,6 @@ def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int
 KERNELS = {
     "pad_pixels": _pad_pixels,
     "swap_filters": _swap_filters,
-    "fold_pixels": _fold_pixels,
-    "pack_taps": _pack_taps,
     "pack_groups": _pack_groups,
     "conv_gluon": _conv_gluon,
 }

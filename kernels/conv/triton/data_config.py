@@ -286,7 +286,7 @@ def valid(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
-    TMA's limits, strides of 16 bytes, shared memory. GATHER runs all sizes.
+    TMA's limits, strides of 16 bytes, shared memory. GATHER runs all sizes without groups.
     """
     alone = shape.groups == 1 and not config.padded
     if which not in ("fprop", "dgrad") or not (alone or config.kernel in (GLUON, DEPTHWISE)):
@@ -296,7 +296,17 @@ def valid(
     shared = config.per_sm * shared_memory(config, precision)
     if shared > architecture(capability).block_shared_bytes:
         return False
-    return config.kernel == GATHER or _fits(config, shape, which, precision, capability)
+    if config.kernel == GATHER:
+        return _gather_fits(config, Sum(shape, which, precision.bytes_per_element))
+    return _fits(config, shape, which, precision, capability)
+
+
+def _gather_fits(config: Config, what: Sum) -> bool:
+    s = what.shape
+    powers = all(size & (size - 1) == 0 for size in config.tile)
+    plain = config.split == config.per_sm == 1 and config.pixels == config.box[2]
+    reach = s.dilation * ((s.r - 1) * what.image[2] + s.s - 1) * what.c  # offsets of taps: 32 bits
+    return powers and plain and config.bc >= _least_depth(what) and reach <= MAX_INDEX
 
 
 def _fits(
@@ -349,7 +359,7 @@ _TILES = (
     (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
 )  # fmt: skip
 # Tiles of conv_gather: pixels, elements added up at a time, stages, warps.
-_GATHER_TILES = (
+_GATHER_TILES = (  # of odd channels some spill, and are the fastest even so where taps are few
     (64, 64, 4, 4), (128, 32, 3, 4), (128, 64, 3, 4), (128, 64, 4, 8), (128, 128, 2, 4),
     (256, 32, 3, 8), (256, 64, 3, 8),
 )  # fmt: skip
@@ -510,9 +520,9 @@ def _work(config: Config, what: Sum, kind: Precision) -> Work:
     size, tiles = what.element_bytes, what.tiles(config)
     flops = what.shape.flops * what.products(config) / tiles
     gluon = config.kernel == GLUON
-    pixel = what.pixel(config.padded) if config.kernel == GLUON else what.c
+    pixel = what.pixel(config.padded) if gluon else what.c
     copied = pixel != what.c
-    launches = int(copied) + int(config.kernel == GLUON and what.packs(config.bk))
+    launches = int(copied) + int(gluon and what.packs(config.bk))
     if config.kernel in ROW_KERNELS:
         pixel, copied, launches = what.packed_channels, True, 2
     return Work(

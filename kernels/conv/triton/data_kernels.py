@@ -6,7 +6,8 @@ fprop; in dgrad "in" is dY and "k" a channel of x. N, H, W, C, K below are those
 
 A tile is BK output channels by BN x BH x BW pixels. The weights are operand A and are not
 reshaped, or the compiler takes them through registers; windows of pixels are operand B. TMA reads
-zeros outside the tensor, at negative coordinates too, so no tap needs a mask.
+zeros outside the tensor, at negative coordinates too, so no tap needs a mask. conv_gather and the
+1x1 kernels differ: pixels are their operand A, and conv_gather masks each tap.
 
 A stride is a view of rank five, [N, H/STRIDE, STRIDE, W/STRIDE, STRIDE*C]: of the input in fprop,
 of the output in dgrad. Names in capitals are compile-time constants.
@@ -292,8 +293,8 @@ def conv_gather(
     `pixels` of them in all. Taps and channels are one sum, BD of them at a time, so that few
     channels fill a step too. K and C are constants: the compiler then sees that channels are
     adjacent, and moves several at once. Except in a strided DGRAD, an element's address is that of
-    a pixel's first tap, plus what depends on tap and channel alone. INDEX is an integer type that
-    holds either.
+    a pixel's first tap, plus what depends on tap and channel alone: that has 32 bits, and INDEX is
+    an integer type that holds the rest.
 
     Where it runs (33 of the widths 1 to 72 forward, 36 in dgrad) 3x3 is 2.1 and 2.6 times as fast
     as cuDNN's in fp16 on an H200 (results/nvidia-h200/conv-fine-*.json, geometric means).
@@ -302,12 +303,13 @@ def conv_gather(
     AWAY: tl.constexpr = -DILATION if DGRAD else DILATION
     tiles_k = tl.cdiv(K, BK)
     pixel = (tl.program_id(0) // tiles_k).to(INDEX) * BM + tl.arange(0, BM)[:, None]
-    image = pixel // (OUT_H * OUT_W)
-    within = (pixel - image * (OUT_H * OUT_W)).to(tl.int32)
+    row = pixel // OUT_W
+    image = row // OUT_H
+    out_h, out_w = (row - image * OUT_H).to(tl.int32), (pixel - row * OUT_W).to(tl.int32)
     if DGRAD:
-        first_h, first_w = within // OUT_W + PAD, within % OUT_W + PAD
+        first_h, first_w = out_h + PAD, out_w + PAD
     else:
-        first_h, first_w = within // OUT_W * STRIDE - PAD, within % OUT_W * STRIDE - PAD
+        first_h, first_w = out_h * STRIDE - PAD, out_w * STRIDE - PAD
     first = ((image * H + first_h) * W + first_w) * C
     real = pixel < pixels
     k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)[:, None]

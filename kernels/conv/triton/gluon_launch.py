@@ -37,6 +37,7 @@ def bind(
     what = Sum(operands.shape, operands.which, precision.bytes_per_element)
     inputs = _inputs(config, operands, what)
     parities, used, views = inputs.parities, inputs.used, inputs.views
+    depth, group_k = what.block(config.bk)
     head, tail = cfg.halves(config.bk)
     thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
     word = cfg.word(what.k, what.element_bytes)
@@ -47,8 +48,8 @@ def bind(
         *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
         operands.output, *_tables(parities, used, inputs.x.device),
         *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
-        what.block(config.bk)[1], inputs.depth,
-        *config.box, config.bc, *cfg.depths(inputs.depth, config.bc, what.element_bytes),
+        group_k, depth,
+        *config.box, config.bc, *cfg.depths(depth, config.bc, what.element_bytes),
         head, tail, config.stages, config.split, len(used), len(parities), word, inputs.k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
@@ -74,7 +75,6 @@ class _Inputs:
     w: torch.Tensor
     weights: tuple[int, int, int]  # rows, taps, elements of a tap
     k_major: bool
-    depth: int
     steps: Sequence[Step]
 
 
@@ -88,9 +88,8 @@ def _inputs(config: Config, operands: ConvOperands, what: Sum) -> _Inputs:
     step = 1 if what.dgrad else what.shape.stride
     views = [cfg.view(what.image, apart, apart, step, *at) for at in used]
     weights = (what.k if k_major else what.c, what.shape.r * what.shape.s, row)
-    depth = what.block(config.bk)[0]
     return _Inputs(
-        x, views, parities, used, w, weights, k_major, depth, (*copies, *prepared)
+        x, views, parities, used, w, weights, k_major, (*copies, *prepared)
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from math import ceil, prod
 from kernels import tile_model
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, depthwise_config
-from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
+from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
 from kernels.tile_model import WARPGROUP_ROWS, Kernel, Work
 from kernels.triton_config import (
@@ -127,16 +127,15 @@ def pixels_of(config: Config, shape: ConvShape, kind: Precision) -> tuple[int, i
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits,
-    registers, shared memory. Only GATHER runs all sizes.
+    registers, shared memory. Without groups GATHER runs all sizes.
     """
-    if which != "wgrad" or kind.name not in PRECISIONS:
+    if which != "wgrad" or kind.name not in PRECISIONS or kind.is_float8:
         return False
     if shape.depthwise or config.kernel == DEPTHWISE:
         return _depthwise_valid(config, shape)
     if cap < (8, 0) or (shape.groups > 1 and config.kernel != TMA):
         return False
-    blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
-    if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
+    if config.splits > MAX_SPLITS or config.accumulators > MAX_ACCUMULATORS:
         return False
     if config.padded and not _pays(config, shape, kind):
         return False
@@ -186,9 +185,7 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
 
 
 def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
-    # Without TMA the least that these GPUs have: larger tiles were never compared on one.
-    limit = (architecture(cap) if has_tma(cap) else UNKNOWN).block_shared_bytes
-    return shared_memory(config, shape, kind) <= limit
+    return shared_memory(config, shape, kind) <= architecture(cap).block_shared_bytes
 
 
 def blocks(shape: ConvShape) -> tuple[int, int, int, int]:
@@ -227,7 +224,7 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
     if config.kernel == DEPTHWISE:  # the warps' sums meet
         return 4 * config.warps * config.bk
     buffers = config.stages * step_bytes(config, shape, kind)
-    if kind.bytes_per_element > 2:  # wgmma wants it transposed: through registers, and back
+    if config.kernel == TMA and kind.bytes_per_element > 2:  # transposed for wgmma, by registers
         buffers += config.pixels * config.bc * config.taps * kind.bytes_per_element
     return buffers + BARRIERS
 

@@ -154,7 +154,7 @@ def wgrad_gather(
     tap = start // C if C % BC == 0 else column // C
     down, right = tap // S * DIL - PAD, tap % S * DIL - PAD
     away = (down * W + right) * C + (column - tap * C)
-    blocks = tl.cdiv(pixels, BP)
+    blocks = (pixels - 1) // BP + 1  # where tl.cdiv could overflow
     first = (split * blocks // splits).to(INDEX)
     last = ((split + 1) * blocks // splits).to(INDEX)
     acc = tl.zeros((BK, BC), tl.float32)
@@ -181,20 +181,19 @@ def wgrad_gather(
 
 @triton.jit
 def wgrad_reduce(
-    parts, dw, elements, splits, split_elements, C, columns, part_c, group_elements, merged,
+    parts, dw, elements, splits, split_elements, C, part_c, group_elements, merged,
     BS: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
 
-    parts: [splits][K*R][S*part_c]; dw: [K*R][S*C], with columns = S*C and elements = K*R*S*C. Of
-    dw's groups, group_elements long each, `merged` that follow one another share part_c channels of
-    the parts, C each. A program adds up BE elements, BS splits at a time.
+    parts: [splits][K*R*S][part_c]; dw: [K*R*S][C], of `elements` in all. Of dw's groups,
+    group_elements long each, `merged` that follow one another share part_c channels of the parts, C
+    each. A program adds up BE elements, BS splits at a time.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
-    column = (element % columns).to(tl.int32)
     own = element // group_elements % merged * C
-    source = (element // columns * (columns // C) + column // C) * part_c + column % C + own
+    source = element // C * part_c + element % C + own
     acc = tl.zeros((BS, BE), tl.float32)
     for first in range(0, splits, BS):
         split = first + tl.arange(0, BS)

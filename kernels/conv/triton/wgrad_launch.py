@@ -126,7 +126,7 @@ def _gather_args(
     if config.kernel == EXCHANGED:
         x, y = y, x
     pixels = s.n * s.p * s.q
-    most = max(x.numel(), y.numel()) + config.pixels * max(s.k, s.c * s.stride**2)
+    most = max(x.numel(), y.numel()) + config.pixels * s.k
     index = tl.int32 if most <= MAX_INDEX else tl.int64
     return (
         x, y, out, pixels, s.h, s.w, config.splits, split_elements,
@@ -144,6 +144,6 @@ def _reduce(config: Config, operands: ConvOperands, parts: torch.Tensor, sm_coun
     splits = min(REDUCE_SPLITS, power_of_two(config.splits))
     args = (
         parts, operands.w, elements, config.splits, parts.shape[1],
-        own, shape.s * own, channels, elements // shape.groups, merged, splits, block,
+        own, channels, elements // shape.groups, merged, splits, block,
     )  # fmt: skip
     return Step(jit.wgrad_reduce, (ceil(elements / block),), args, {"num_warps": 4})
