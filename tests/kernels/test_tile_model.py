@@ -186,7 +186,7 @@ FLOORS = {"gemm": 0.9, "fprop": 0.85, "dgrad": 0.8, "wgrad": 0.6}  # of the entr
 
 
 def test_the_tuned_tile_is_mostly_among_the_first_five(capsys: pytest.CaptureFixture[str]):
-    """So many when this was written: gemm 121 of 131, fprop 20 of 23, dgrad 18 of 22, wgrad 16 of
+    """Counted when this was written: gemm 121 of 131, fprop 20 of 23, dgrad 18 of 22, wgrad 16 of
     22.
     """
     found: dict[str, list[bool]] = {name: [] for name in FLOORS}

@@ -63,9 +63,8 @@ def bind(
 class _Inputs:
     """What the kernel reads, and the launches that prepare it.
 
-    `views` of x are those of the parities `used`, in this order. Weights are [rows, taps, C], rows
-    of taps `row` elements long; `k_major`: what is added up is adjacent. `depth` elements are added
-    up for a tap, those of a block of groups.
+    `views` of x are those of the parities `used`, in this order. `weights` are the sizes of
+    w; `k_major`: what is added up is adjacent.
     """
 
     x: torch.Tensor

@@ -286,8 +286,8 @@ TILES = {
 }  # fmt: skip
 REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
 TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
+LEAST_COLUMNS = 32  # of a tile of the gathering kernels
 # Of the gathering kernels: pixels, filters, columns, stages, warps.
-LEAST_COLUMNS = 32
 GATHER_TILES = (
     (32, 64, 32, 4, 4), (64, 64, 32, 4, 4), (64, 64, 64, 4, 4), (32, 64, 128, 4, 4),
     (64, 64, 128, 4, 4), (64, 128, 64, 4, 4), (64, 128, 64, 4, 8), (32, 128, 128, 4, 8),
