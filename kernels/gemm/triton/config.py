@@ -39,9 +39,9 @@ __all__ = (
 )  # fmt: skip
 
 MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
-WGMMA_ROWS = 64  # of the first operand; narrower tiles use mma.sync
 NARROWEST = 16  # rows of the narrow side of a tile
 LEAST_STEPS = 2  # over K, of one slice
+LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
 
 
 @dataclass(frozen=True)
@@ -178,15 +178,17 @@ def _suits(config: Config, problem: Problem) -> bool:
     narrow, rows = (config.bm, problem.m) if config.kernel == SKINNY else (config.bn, problem.n)
     if config.slices * LEAST_STEPS > ceil(problem.k / config.bk):
         return False
-    general = config.kernel == SPLIT_K and narrow >= WGMMA_ROWS
+    general = config.kernel == SPLIT_K and narrow >= LEAST_GENERAL
     return general or narrow == max(NARROWEST, power_of_two(rows))
 
 
 FACTS: Mapping[str, Kernel] = {
-    POINTER: Kernel(slowdown=1.3),  # address arithmetic and register pressure
+    # Address arithmetic and register pressure, but no descriptors to fetch: good in short launches.
+    POINTER: Kernel(slowdown=1.3, start=-700),
     TMA: Kernel(),
-    PERSISTENT: Kernel(stored=0.5),  # the next tile's loads are under way
-    GLUON: Kernel(stored=0.3),  # and its own products, of the other warpgroup
+    # The next tile's loads are under way while this one is stored.
+    PERSISTENT: Kernel(slowdown=0.96, start=300, stored=0.5),
+    GLUON: Kernel(slowdown=0.92, start=400, stored=0.3),
     SKINNY: Kernel(rows_first=False),
 }
 REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
