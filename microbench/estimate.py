@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kernels import OPS
 from kernels.case import Case, Target
-from microbench.timing.interleave import FEWEST_ROUNDS
+from microbench.timing import FEWEST_ROUNDS
 
 PROBE_LAUNCHES = 3
 PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work

@@ -24,7 +24,7 @@ from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.estimate import Estimator, TooLong
 from microbench.results.types import TIME_DECIMALS, TURNED_WRONG, Measurement, Ratio, Result
 from microbench.sweep import Group
-from microbench.timing import LARGE_FLOPS
+from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
@@ -53,13 +53,19 @@ class Measurer:
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
     def measure(
-        self, group: Group, budget_s: float, announce: Announce, *, checked: Mapping[str, str] = {}
+        self,
+        group: Group,
+        budget_s: float,
+        announce: Announce,
+        *,
+        checked: Mapping[str, str] = {},
+        fewest: int = FEWEST_ROUNDS,
     ) -> list[Result]:
         """A result for every case of the group, in order.
 
         `checked`: the variants, by case, that another process has chosen and found right, so that
-        only times are new. RuntimeError only for an error that leaves the device unusable; the
-        case announced last is the one to blame.
+        only times are new. `fewest` rounds are taken, however long they take. RuntimeError only
+        for an error that leaves the device unusable; the case announced last is the one to blame.
         """
         results: dict[str, Result] = {}
         ready: list[_Ready] = []
@@ -70,7 +76,7 @@ class Measurer:
             else:
                 ready.append(outcome)
         if ready:
-            results.update(self._take_turns(ready, budget_s, announce))
+            results.update(self._take_turns(ready, budget_s, announce, fewest))
         self.timer.forget()
         self.session(group.cases[0].op).close()
         return [results[case.key] for case in group.cases]
@@ -164,7 +170,7 @@ class Measurer:
     # ------------------------------------------------------------ all variants, interleaved
 
     def _take_turns(
-        self, ready: Sequence[_Ready], budget_s: float, announce: Announce
+        self, ready: Sequence[_Ready], budget_s: float, announce: Announce, fewest: int
     ) -> dict[str, Result]:
         arms = [item.arm for item in ready]
         by_key = {item.arm.key: item for item in ready}
@@ -185,12 +191,15 @@ class Measurer:
             during=self.telemetry.during,
             begin=begin,
             heavy=ready[0].result.flops >= LARGE_FLOPS,
+            fewest=fewest,
         )
         failed: dict[str, Result] = {}
         try:
             turns.take(arms)
         except ArmFailed as failure:
-            return self._without(failure, ready, budget_s, announce)
+            sound, results = self._without(failure, ready)
+            again = self._take_turns(sound, budget_s, announce, fewest) if sound else {}
+            return results | again
         for item in ready:
             try:
                 self._check_again(item, announce)
@@ -229,9 +238,9 @@ class Measurer:
         return replace(item.result, status="failed", reason=reason, rel_error=error)
 
     def _without(
-        self, failure: ArmFailed, ready: Sequence[_Ready], budget_s: float, announce: Announce
-    ) -> dict[str, Result]:
-        """A launch of one variant raised: it fails, and the others start again."""
+        self, failure: ArmFailed, ready: Sequence[_Ready]
+    ) -> tuple[list[_Ready], dict[str, Result]]:
+        """A launch of one variant raised: (the others, which start again; its result)."""
         results: dict[str, Result] = {}
         sound: list[_Ready] = []
         for item in ready:
@@ -240,7 +249,7 @@ class Measurer:
                 results[item.arm.key] = self._failed(failure, item)
             else:
                 sound.append(item)
-        return results | (self._take_turns(sound, budget_s, announce) if sound else {})
+        return sound, results
 
     def _raise_if_dead(self, error: Exception) -> None:
         """RuntimeError after a fault that leaves the device unusable, which needs a new process."""

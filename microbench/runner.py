@@ -21,7 +21,7 @@ from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large
 from microbench.roofline.explain import annotate
 from microbench.run_output import now, save
 from microbench.sweep import Group
-from microbench.timing import LARGE_FLOPS
+from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
@@ -171,11 +171,12 @@ class Runner:
     ) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
+        fewest = FEWEST_ROUNDS if self.processes == 1 else FEWEST_OF_SEVERAL
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
                 results = self._session.measure(
-                    left, budget_s, self.progress.stage, checked=checked
+                    left, budget_s, self.progress.stage, checked=checked, fewest=fewest
                 )
             except WorkerDied as death:
                 self._restart()

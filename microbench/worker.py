@@ -29,6 +29,7 @@ from microbench.precompile import load_compiler
 from microbench.results.types import Ceiling, Json, Result
 from microbench.stopping import die_with_parent, share_sockets_folder, uninterrupted
 from microbench.sweep import Group
+from microbench.timing import FEWEST_ROUNDS
 
 if TYPE_CHECKING:
     from microbench.device.device import DeviceInfo
@@ -254,10 +255,17 @@ class Worker(Child):
         return self.ask(request, on_stage, START_S)
 
     def measure(
-        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: Mapping[str, str] = {}
+        self,
+        group: Group,
+        budget_s: float,
+        on_stage: OnStage,
+        *,
+        checked: Mapping[str, str] = {},
+        fewest: int = FEWEST_ROUNDS,
     ) -> list[Result]:
         """A result for every case of the group (see `Measurer.measure`). Raises WorkerDied."""
-        return self.ask(("measure", group, budget_s, checked), on_stage, self._hang_s + budget_s)
+        request = ("measure", group, budget_s, checked, fewest)
+        return self.ask(request, on_stage, self._hang_s + budget_s)
 
     def others(self) -> int:
         """How many other processes are on the GPU now; 0 where that is unknown."""
@@ -406,5 +414,8 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
             elif kind == "state":
                 pipe.send(("ok", devices.gpu_state(info)))
             else:
-                group, budget_s, checked = rest
-                pipe.send(("ok", measurer.measure(group, budget_s, announce, checked=checked)))
+                group, budget_s, checked, fewest = rest
+                results = measurer.measure(
+                    group, budget_s, announce, checked=checked, fewest=fewest
+                )
+                pipe.send(("ok", results))

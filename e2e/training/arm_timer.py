@@ -33,7 +33,8 @@ from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Warning
-from microbench.timing.interleave import FEWEST_ROUNDS, LOOKS, Arm, ArmFailed, Pace, Turns
+from microbench.timing import FEWEST_ROUNDS
+from microbench.timing.interleave import LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Timer
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from microbench.timing import HEAVY_S, SUSTAINED
+from microbench.timing import FEWEST_ROUNDS, HEAVY_S, SUSTAINED
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 from microbench.timing.timers import Block, Launch, Timer
 
@@ -25,7 +25,6 @@ BURST_SAMPLES = 3
 # Looking after every round would stop on lucky streaks, and the interval would cover less.
 LOOKS = (7, 14, 28, 56)
 MAX_ROUNDS = LOOKS[-1]
-FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,8 @@ class Turns:
     """How variants are interleaved: the regime, one of REGIMES, and seconds of sampling in all.
 
     `during(key)` is entered while a variant is sampled; `begin(key, round)` is called before each
-    block, with round 0 for the warm-up. `own_pace` replaces the choice between HEAVY and LIGHT.
+    block, with round 0 for the warm-up. `own_pace` replaces the choice between HEAVY and LIGHT;
+    `fewest` rounds are taken even where the budget is spent.
     """
 
     timer: Timer
@@ -120,6 +120,7 @@ class Turns:
     during: Callable[[str], AbstractContextManager[object]] = lambda _key: nullcontext()
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # HEAVY, whatever the estimates are
+    fewest: int = FEWEST_ROUNDS
     own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
     chance: random.Random = field(default_factory=random.Random)  # of the order in each round
 
@@ -127,7 +128,7 @@ class Turns:
         """Fill the blocks of all variants, one each per round; returns the number of rounds.
 
         Stops when every interval is narrow enough, after MAX_ROUNDS, or when `budget_s` is spent
-        and FEWEST_ROUNDS are done. ArmFailed when a launch raises.
+        and `fewest` are done. ArmFailed when a launch raises.
         """
         start = self.clock.now()
         rounds = 0
@@ -177,7 +178,7 @@ class Turns:
                 arm.blocks.append(self._block(arm, pace))
 
     def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
-        if spent_s >= self.budget_s and rounds >= FEWEST_ROUNDS:
+        if spent_s >= self.budget_s and rounds >= self.fewest:
             return True
         if rounds not in LOOKS:
             return False

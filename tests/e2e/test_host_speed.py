@@ -26,7 +26,7 @@ from e2e.training.arm_timer import ArmTimer
 from e2e.training.arms import Task
 from e2e.training.speed_readings import SlowdownRange, SpeedBetween, SpeedByTurn, slowdown_range
 from microbench.device.device import describe, open_telemetry
-from microbench.timing.interleave import FEWEST_ROUNDS
+from microbench.timing import FEWEST_ROUNDS
 
 READINGS = st.lists(
     st.tuples(st.floats(0.0, 60.0), st.floats(0.1, 10.0)), min_size=2, max_size=200

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.timing.interleave import (
     BURST_IDLE_FACTOR,
     BURST_SAMPLES,
-    FEWEST_ROUNDS,
     LOOKS,
     MAX_ROUNDS,
     Arm,
@@ -165,6 +165,14 @@ def test_stops_at_the_budget_but_never_before_three_rounds(budget_s: float) -> N
     if budget_s >= 5:
         assert clock.seconds >= budget_s
     assert clock.seconds <= max(budget_s, 4.5) + 3 * 1.5  # at most one round too many
+
+
+@pytest.mark.parametrize("fewest", [1, FEWEST_OF_SEVERAL, 5])
+def test_a_spent_budget_stops_after_the_fewest_rounds_that_were_asked_for(fewest: int) -> None:
+    clock, timer = set_up({"arm0": jumping(1.0, 0.5), "arm1": constant(1.0)})
+    arms = arms_of(1.0, 1.0)
+    assert Turns(timer, "sustained", 0.0, clock, fewest=fewest).take(arms) == fewest
+    assert [len(arm.blocks) for arm in arms] == [fewest, fewest]
 
 
 def test_a_timer_of_coarse_ticks_is_settled_within_a_tick() -> None:

@@ -12,6 +12,7 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.runner import InOrder, few_processes, missing
 from microbench.sweep import Group
+from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.worker import WorkerDied
 
 GROUPS = [group_of(64), group_of(128, "fp32", "fp16", "bf16")]
@@ -53,6 +54,14 @@ def test_the_processes_share_the_seconds(world: World) -> None:
     assert shares[0] == pytest.approx(shares[2])
     assert math.fsum(map(math.fsum, shares)) == pytest.approx(30.0)
     assert [left for _, _, left in world.progress.lines[2:4]] == pytest.approx([shares[1][1], 0.0])
+
+
+def test_one_of_several_processes_takes_fewer_rounds_than_one_alone(world: World) -> None:
+    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
+    alone = World(world.path)
+    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
 
 
 def test_the_next_process_loads_ahead_and_the_progress_begins_again(world: World) -> None:

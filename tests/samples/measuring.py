@@ -42,6 +42,7 @@ class FakeSession:
     seconds: float = 1e-3
     asked: list[tuple[Group, float]] = field(default_factory=list)
     checked: list[bool] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)  # the fewest that were asked for
     calibrated: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
     closed: int = 0
 
@@ -56,10 +57,17 @@ class FakeSession:
         return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
 
     def measure(
-        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: Mapping[str, str] = {}
+        self,
+        group: Group,
+        budget_s: float,
+        on_stage: OnStage,
+        *,
+        checked: Mapping[str, str] = {},
+        fewest: int = 0,
     ) -> list[Result]:
         assert not self.closed
         self.asked.append((group, budget_s))
+        self.rounds.append(fewest)
         self.checked.append(bool(checked))
         on_stage(group.cases[0].key, "timing")
         self.trouble(group)
