@@ -19,7 +19,9 @@ from samples.rank_ending import ended_by
 pytestmark = pytest.mark.gpu
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 CUDA = torch.device("cuda", 0)
-TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+COUNT = torch.cuda.device_count()
+TWO = pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
+FOUR = pytest.mark.skipif(COUNT < 4, reason="needs four GPUs")
 ROUNDED = 2e-3  # TF32 is off, but sums are in another order; hooks and bfloat16 round
 
 
@@ -43,7 +45,7 @@ def ranks(count: int, folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=TWO)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=TWO), pytest.param(4, marks=FOUR)])
 def test_ranks_train_as_one_with_their_batches_together(count: int, tmp_path: Path) -> None:
     found = ranks(count, tmp_path)
     for name, changes in rank_training.CASES.items():
@@ -112,7 +114,7 @@ def test_a_rank_of_nccl_that_dies_or_hangs_costs_its_variant_alone(
 
 
 def test_more_gpus_than_there_are(tmp_path: Path) -> None:
-    count = torch.cuda.device_count() + 1
+    count = COUNT + 1
     done = run(sys.executable, "-m", "e2e", "resnet18", "--gpus", f"1,{count}", cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1

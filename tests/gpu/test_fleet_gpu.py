@@ -110,11 +110,11 @@ while True:
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
     count = torch.cuda.device_count()
     if ranks > count:
-        pytest.skip("one GPU")
+        pytest.skip(f"{count} GPUs")
     path = tmp_path / "fleet.json"
     ran = subprocess.run(
         [
@@ -128,4 +128,5 @@ def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
     assert ran.returncode == 0, ran.stderr
     rows: list[Any] = json.loads(path.read_text())["rows"]
     places = [(row["rank"], row["gpu"]) for row in rows]
-    assert places == ([(0, gpu) for gpu in range(count)] if ranks == 1 else [(0, 0), (1, 1)])
+    alone = [(0, gpu) for gpu in range(count)]
+    assert places == (alone if ranks == 1 else [(rank, rank) for rank in range(ranks)])
