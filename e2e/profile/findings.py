@@ -28,7 +28,7 @@ from e2e.profile.finding import (
 )
 from e2e.profile.idle import searches, sync_lines
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
-from e2e.profile.partition import Partition, Piece, is_communication, is_product
+from e2e.profile.partition import Partition, Piece, is_product
 from e2e.profile.product_work import Work, floor_of, norm_time, precision_of, work_of
 from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span, launches_work
@@ -48,6 +48,7 @@ from e2e.results.terms import (
     TERMS,
 )
 from kernels.gpus import find_card
+from microbench.device.profiler import is_communication
 from microbench.roofline.rates import Rates
 
 MANY_REGIONS = 8  # calls of compiled code in a step

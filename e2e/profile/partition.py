@@ -45,7 +45,7 @@ from e2e.results.terms import (
     TERMS,
 )
 from kernels.aten import kind_of_name
-from microbench.device.profiler import is_conversion
+from microbench.device.profiler import is_communication, is_conversion
 from microbench.errors import UserError
 
 MAX_DROPPED = 0.01  # of the launches: beyond it a trace says too little
@@ -174,11 +174,6 @@ def _term_on_device(span: Span, caller: Caller) -> str:
         return LAYOUT
     term = term_of(caller)
     return (term_of_kernel(name) or OTHER) if term == OTHER else term
-
-
-def is_communication(kernel: str) -> bool:
-    """Whether a kernel or copy only moves data between GPUs."""
-    return kernel.startswith(("nccl", "rccl", "Memcpy PtoP"))
 
 
 def term_of(caller: Caller) -> str:

@@ -273,7 +273,10 @@ class ArmTimer(Arms):
             held.feed.refill()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
         if self.cuda:
-            busy_s, launches = busy_time(step, max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit)))
+            looked_at = max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit))
+            exchange = held.training.exchange
+            alone_s = exchange.alone_s if exchange else 0.0
+            busy_s, launches = busy_time(step, looked_at, alone_s)
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
             host_steps = max(FEWEST_LOOKED_AT, min(HOST_STEPS, fit))
             waits = held.trainer.optimizer.waits

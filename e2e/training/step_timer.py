@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from e2e.results.types import Phase
-from microbench.device.profiler import KernelTime, record
+from microbench.device.profiler import KernelTime, is_communication, record
 from microbench.timing.stats import median
 from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
 
@@ -219,26 +219,40 @@ def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
     return median(times)
 
 
-def busy_time(launch: Launch, count: int = PROFILE_STEPS) -> tuple[float, int]:
-    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler."""
+def busy_time(
+    launch: Launch, count: int = PROFILE_STEPS, exchange_s: float = 0.0
+) -> tuple[float, int]:
+    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler;
+    `exchange_s` as in `busy_in`.
+    """
 
     def steps() -> None:
         for _ in range(count):
             launch()
 
-    return busy_in(record(steps), count)
+    return busy_in(record(steps), count, exchange_s)
 
 
-def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
+def busy_in(
+    kernels: Sequence[KernelTime], steps: int, exchange_s: float = 0.0
+) -> tuple[float, int]:
     """(seconds in which a kernel runs, number of kernels) per step, of `steps` steps' kernels.
 
-    The median if all steps have the same number of kernels, as those of a graph: a step that lost
-    the device to another process does not move it. Else the mean.
+    Where only communication runs, a GPU may wait for a rank that the profiler slows: at most
+    `exchange_s` seconds a step of it count, which the exchange takes alone. The median if all steps
+    have the same number of kernels, as those of a graph: a step that lost the device to another
+    process does not move it. Else the mean.
     """
     count, rest = divmod(len(kernels), steps)
     if rest:
-        return union_s(kernels) / steps, count
-    return median([union_s(kernels[i * count : (i + 1) * count]) for i in range(steps)]), count
+        return _busy_s(kernels, steps * exchange_s) / steps, count
+    parts = [kernels[i * count : (i + 1) * count] for i in range(steps)]
+    return median([_busy_s(part, exchange_s) for part in parts]), count
+
+
+def _busy_s(kernels: Sequence[KernelTime], exchange_s: float) -> float:
+    computing_s = union_s([kernel for kernel in kernels if not is_communication(kernel.name)])
+    return computing_s + min(union_s(kernels) - computing_s, exchange_s)
 
 
 def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:

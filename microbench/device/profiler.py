@@ -58,6 +58,11 @@ def is_conversion(name: str) -> bool:
     return bool(_CONVERSION.search(name))
 
 
+def is_communication(name: str) -> bool:
+    """Whether a kernel's or a copy's name says that it only moves data between GPUs."""
+    return name.startswith(("nccl", "rccl", "Memcpy PtoP"))
+
+
 def fewer_operations(names: Sequence[str]) -> str | None:
     """ "FFT" or "Winograd" if the kernels' names say so: both need fewer multiplications."""
     for word, title in (("fft", "FFT"), ("winograd", "Winograd")):

@@ -57,6 +57,15 @@ def test_steps_of_unlike_kernels_are_busy_as_long_as_in_the_mean() -> None:
     assert busy_in(kernels([(0, 3), (4, 4), (10, 3)]), 2) == (5.0, 1)
 
 
+def test_waiting_for_another_rank_s_gradients_is_no_work() -> None:
+    """A step: 6 of computing, an all-reduce beside it from 4 on that waits until 20."""
+    step = [KernelTime("k", 6.0, 0.0), KernelTime("ncclDevKernel_AllReduce", 16.0, 4.0)]
+    shifted = [KernelTime(k.name, k.seconds, k.start_s + 30) for k in step]
+    assert busy_in([*step, *shifted], 2, exchange_s=3.0) == (9.0, 2)
+    assert busy_in([*step, *shifted], 2, exchange_s=50.0) == (20.0, 2)
+    assert busy_in(step, 1) == (6.0, 2)
+
+
 @given(spans)
 def test_the_union_is_what_a_grid_counts(given_spans: list[Span]) -> None:
     assert union_s(kernels(given_spans)) == covered(given_spans)
