@@ -39,6 +39,7 @@ __all__ = (
 )  # fmt: skip
 
 MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
+KNOWN_DIVISOR = 16  # of integer arguments, which Triton compiles for
 NARROWEST = 16  # rows of the narrow side of a tile
 LEAST_STEPS = 2  # over K, of one slice
 LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
@@ -99,23 +100,25 @@ class Problem:
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
 
     @property
-    def misaligned(self) -> bool:
-        """Whether rows of A or B do not start on 16 bytes."""
-        return any(row % TMA_ALIGNMENT for row in self._row_bytes)
+    def loads_are_narrow(self) -> bool:
+        """Whether threads that load A or B by pointers take an element at a time: Triton knows of
+        a row's length only whether 16 divides its number of elements.
+        """
+        return any(row % KNOWN_DIVISOR for row in self._rows)
 
     def straddles(self, packed: bool) -> bool:
         """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
         reads them, from copies that do.
         """
         copied = (packed and self.pack_a, packed and self.pack_b)
-        rows = zip(self._row_bytes, copied, strict=True)
+        row_bytes = [row * self.precision.bytes_per_element for row in self._rows]
+        rows = zip(row_bytes, copied, strict=True)
         return any(row % LINE_BYTES and not copy for row, copy in rows)
 
     @property
-    def _row_bytes(self) -> tuple[int, int]:
-        a = self.k if self.a_k_major else self.m
-        b = self.k if self.b_k_major else self.n
-        return a * self.precision.bytes_per_element, b * self.precision.bytes_per_element
+    def _rows(self) -> tuple[int, int]:
+        """Elements of a row of A and of B, as they are stored."""
+        return self.k if self.a_k_major else self.m, self.k if self.b_k_major else self.n
 
     @property
     def storage_class(self) -> tuple[bool, bool, bool]:
@@ -192,14 +195,14 @@ FACTS: Mapping[str, Kernel] = {
     SKINNY: Kernel(rows_first=False),
 }
 REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
-MISALIGNED_SLOWDOWN = 2.0  # of POINTER, where elements are loaded one by one
+NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
     kernel = FACTS.get(config.kernel, Kernel())
-    if config.kernel == POINTER and problem.misaligned:
-        kernel = replace(kernel, slowdown=MISALIGNED_SLOWDOWN * kernel.slowdown)
+    if config.kernel == POINTER and problem.loads_are_narrow:
+        kernel = replace(kernel, slowdown=NARROW_SLOWDOWN * kernel.slowdown)
     return tile_model.estimated_clocks(_work(config, problem), kernel, sm_count)
 
 
