@@ -34,7 +34,7 @@ from microbench.roofline.explain import annotate
 from microbench.timing.stats import half_width_pct
 
 ROOT = Path(__file__).parents[2]
-H100, H200 = (ROOT / "results" / f"nvidia-{name}" for name in ("h100", "h200"))
+H200 = ROOT / "results" / "nvidia-h200"
 PAGE = "\n".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8")
     for name in ("when-fp16-pays.md", "notes/result-tables.md")
@@ -241,13 +241,12 @@ def test_a_published_convolution_is_right_and_physical(name: str) -> None:
 
 
 def run_of(name: str) -> Run:
-    """The published run, on an H100 or else an H200."""
-    return read_run(next(p for card in (H100, H200) if (p := card / f"{name}.json").exists()))
+    return read_run(H200 / f"{name}.json")
 
 
 @cache
 def rows_of(name: str) -> list[Beside]:
-    """Our kernels beside the better library, on the card that has the file."""
+    """Our kernels beside the better library."""
     found = run_of(name)
     rows = [beside(r) for r in found.results if r.case.backend == "triton"]
     return [row for row in rows if row]
@@ -308,7 +307,7 @@ def test_the_means_over_every_width_are_the_run_files(which: str, words: str) ->
     said = " ".join(RESULTS.split("Every width from 1 to 72")[1].split("cuDNN is")[0].split())
     assert f"{words} {mean(rows.values()):.2f} ([conv-fine-{which}.json]" in said
     assert 1.85 < mean(rows.values()) < 2.15
-    assert "average twice cuDNN's speed (H200)" in README
+    assert "average twice cuDNN's speed" in README
 
 
 def test_the_widths_at_which_cudnn_is_faster_are_the_run_files() -> None:
@@ -374,8 +373,8 @@ def test_fp8_convolutions_are_the_run_file_s() -> None:
 
 
 def test_what_the_quick_tune_gains_is_the_run_files() -> None:
-    tuned, model = ({r.case.group: r for r in read_run(H100 / f"ablation/{name}.json").results}
-                    for name in ("tune", "no-tune"))  # fmt: skip
+    tuned, model = ({r.case.group: r for r in read_run(H200 / f"ablation/{name}.json").results}
+                    for name in ("all", "no-tune"))  # fmt: skip
     loss = {key: (model[key].median_s or 0) / (tuned[key].median_s or 1) for key in tuned}
     other = [key for key in tuned if tuned[key].variant != model[key].variant]
     most = max(other, key=lambda key: loss[key])
@@ -387,7 +386,7 @@ def test_what_the_quick_tune_gains_is_the_run_files() -> None:
 
 
 def test_the_rates_of_short_bursts_are_the_run_file_s() -> None:
-    found = read_run(H100 / "peak-burst.json").results
+    found = read_run(H200 / "peak-burst.json").results
     for precision in ("fp16", "bf16", "tf32", "fp8-e4m3", "int8"):
         peak = peak_of([r for r in found if r.case.precision_name == precision])
         assert peak
@@ -404,14 +403,14 @@ def test_few_filters_are_the_run_file_s() -> None:
 
 @cache
 def without(technique: str) -> list[LeftOut]:
-    folder = H100 / "ablation"
+    folder = H200 / "ablation"
     return left_out(
         read_run(folder / "all.json"), read_run(folder / f"{TECHNIQUES[technique]}.json")
     )
 
 
 def test_what_each_technique_gains_is_the_run_files() -> None:
-    folder = H100 / "ablation"
+    folder = H200 / "ablation"
     runs = {name: read_run(folder / f"{file}.json") for name, file in TECHNIQUES.items()}
     assert ablation_table(read_run(folder / "all.json"), runs) in KERNELS
     for name in TECHNIQUES:
@@ -438,8 +437,3 @@ def test_the_noise_of_the_techniques_is_the_run_files() -> None:
     assert "power cap" in throttle
     luck = [row.loss for row in rows if row.other and not row.used]
     assert f"shapes took {min(luck):.2f} to {max(luck):.2f} times as long" in KERNELS
-    twice = [row for name in ("`gluon`", "tiles of 80, 96, 144, 160 and 192 columns")
-             for row in without(name) if row.full.case.dim("m") == 544]  # fmt: skip
-    assert len({row.without.variant for row in twice}) == 1
-    longer = [f"{row.loss:.2f}" for row in twice]
-    assert f"{longer[0]} times as long in one, {longer[1]} in the other" in KERNELS

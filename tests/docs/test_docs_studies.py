@@ -205,7 +205,7 @@ def test_what_fp8_saves_and_pays_is_that_of_the_run_files(width: int, said: str)
 
 
 def test_two_gpus_are_those_of_the_run_file() -> None:
-    one, *several = read_run(H100 / "ranks-resnet50.json").of(Training)
+    one, *several = read_run(H200 / "ranks-resnet50.json").of(Training)
     assert one.per_s
     rows = table(RANKS, "| gradients | img/s |")
     for row, training, found in zip(rows, several, scaled([one, *several]), strict=True):
@@ -233,14 +233,14 @@ def test_two_gpus_are_those_of_the_run_file() -> None:
 
 
 def test_strong_scaling_is_that_of_the_run_file() -> None:
-    one, two = read_run(H100 / "ranks-strong.json").of(Training)
+    one, two = read_run(H200 / "ranks-strong.json").of(Training)
     (found,) = scaled([one, two])
     assert found.kind == "strong"
     assert two.exchange
     assert f"{two.per_s:,.0f} img/s on two GPUs against {one.per_s:,.0f} on one" in RANKS
     assert f"an efficiency of {found.efficiency.ratio:.3f}" in RANKS
     assert f"it adds {1e3 * two.exchange.exposed_s:.2f} ms" in RANKS
-    half = read_run(H100 / "ranks-resnet50.json").of(Training)[0]
+    half = read_run(H200 / "ranks-resnet50.json").of(Training)[0]
     assert f"than with 256 ({half.per_s:,.0f} img/s)" in RANKS
 
 

@@ -59,7 +59,8 @@ tuned() {
     take 60 autotune microbench gemm --dtype fp16,bf16 --sizes 1536,3072 --backend triton --vs none \
         --autotune $(files autotune)
     take 200 gemm-triton microbench gemm --dtype fp16,bf16,fp8,tf32,int8 --vs none \
-        --backend cublas,cublaslt,triton --sizes 256..8192,1536,3072 $(files gemm-triton)
+        --backend cublas,cublaslt,triton --sizes 256..8192,1536,3072 --processes 1 \
+        $(files gemm-triton)
     take 120 selftest microbench selftest $(files selftest)
 }
 ablation() { # one technique left out at a time, on the first half of the shapes
@@ -91,10 +92,10 @@ fp8() { # a step in FP8 beside one in BF16, by the width of its linear layers, a
     step gpt-xl 6 gpt-xl amp-bf16,fp8
     step vit_l_16 64 vit_l_16 amp-bf16,fp8
 }
-ranks() { # weak and strong scaling over one and two GPUs, gradients in 32 and 16 bits
-    take 280 ranks-resnet50 e2e resnet50 --recipe amp --gpus 1,2 --compress none,bf16 --budget 60 \
+ranks() { # weak and strong scaling over one, two and four GPUs, gradients in 32 and 16 bits
+    take 280 ranks-resnet50 e2e resnet50 --recipe amp --gpus 1,2,4 --compress none,bf16 --budget 30 \
         $(files ranks-resnet50)
-    take 180 ranks-strong e2e resnet50 --recipe amp --gpus 1,2 --strong --batch 512 --budget 20 \
+    take 180 ranks-strong e2e resnet50 --recipe amp --gpus 1,2,4 --strong --batch 512 --budget 20 \
         $(files ranks-strong)
 }
 multi() { # the studies that several GPUs serve
