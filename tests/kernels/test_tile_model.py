@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 from hypothesis import given
@@ -199,6 +201,30 @@ def test_pointers_are_not_first_where_they_load_an_element_at_a_time(
 
     assert first(*size) != gemm_config.POINTER
     assert first(720, 560, 160) == gemm_config.POINTER  # short, and 16 divides every row
+
+
+TIMES = Path(__file__).parents[1] / "samples" / "gemm_times.jsonl"
+
+
+def test_what_a_quick_tune_would_time_is_about_as_fast_as_the_best_of_many() -> None:
+    """96 GEMMs in FP16, drawn by examples/draw_shapes.py with seed 7, each in some 20
+    configurations on an H200; the model's facts of kernels were fitted to them. Counted: the best
+    of the short list takes 0.7 % longer than the best of all, 10 % at most; the first alone 5.7 %.
+    """
+    first, listed = list[float](), list[float]()
+    for row in map(json.loads, TIMES.read_text().splitlines()):
+        size = {d: row[d] for d in "mnk"}
+        problem = gemm_config.Problem.of(Case("gemm", size, "fp16", "triton", row["layout"]))
+        us: dict[str, float] = row["us"]
+        ranked = [c for c in gemm_config.choices(problem, HOPPER, SMS) if c.label in us]
+        assert len(ranked) == len(us)
+        best = min(us.values())
+        first.append(us[ranked[0].label] / best)
+        short = short_list(ranked, gemm_config.tile_kind)
+        listed.append(min(us[config.label] for config in short) / best)
+    assert geometric_mean(listed) < 1.02
+    assert max(listed) < 1.2
+    assert geometric_mean(first) < 1.08
 
 
 FLOORS = {"gemm": 0.85, "fprop": 0.85, "dgrad": 0.8, "wgrad": 0.6}  # of the entries
