@@ -2,8 +2,8 @@
 
 It ranks configurations and predicts no time. Nothing here imports torch or triton. Its constants
 fit some fifty timings of GEMM tiles on one H200, and the tuned tables: what a pair of accumulators
-costs, and that rows which straddle 128-byte lines load half as much again. The facts of kernels of
-GEMM fit 96 more problems there.
+costs, and that rows which straddle 128-byte lines load half as much again. The facts of the
+GEMM kernels (`kernels.gemm.triton.config.FACTS`) fit 96 more problems, timed on an H200.
 """
 
 from __future__ import annotations

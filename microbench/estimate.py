@@ -11,7 +11,7 @@ from microbench.timing import FEWEST_ROUNDS
 
 PROBE_LAUNCHES = 3
 PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work
-LAUNCHES_NEEDED = FEWEST_ROUNDS + 3  # two to check, one to estimate, the rest to time
+LAUNCHES_NEEDED = FEWEST_ROUNDS + 3  # two to check, one to estimate, others to time in a process
 
 Kind = tuple[str, str, str]  # op, precision, back end
 

@@ -31,7 +31,8 @@ class StepTimes(Sampled):
     by the host's clock over the same `wall_steps` steps: the first step of a block on a GPU, which
     fills its queue, is in neither (up to method 1 it was in `wall_s`).
 
-    `busy_s` is the time in which at least one kernel ran (by the profiler), `host_s` what the host
+    `busy_s` is the time in which at least one kernel ran (by the profiler), over several GPUs
+    without what the exchange waits for the profiler alone; `host_s` is what the host
     needs to launch a step on an idle GPU, `launches` the step's kernels and copies. Of cases that
     are `fed`: `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
     `loaded_per_s` the images per second of a loader whose batches were discarded meanwhile.

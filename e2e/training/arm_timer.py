@@ -275,8 +275,8 @@ class ArmTimer(Arms):
         if self.cuda:
             looked_at = max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit))
             exchange = held.training.exchange
-            alone_s = exchange.alone_s if exchange else 0.0
-            busy_s, launches = busy_time(step, looked_at, alone_s)
+            most_s = exchange.longest_wait_s if exchange else 0.0
+            busy_s, launches = busy_time(step, looked_at, most_s)
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
             host_steps = max(FEWEST_LOOKED_AT, min(HOST_STEPS, fit))
             waits = held.trainer.optimizer.waits

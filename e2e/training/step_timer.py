@@ -222,7 +222,8 @@ def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
 def busy_time(
     launch: Launch, count: int = PROFILE_STEPS, exchange_s: float = 0.0
 ) -> tuple[float, int]:
-    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler;
+    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler.
+
     `exchange_s` as in `busy_in`.
     """
 
@@ -238,10 +239,10 @@ def busy_in(
 ) -> tuple[float, int]:
     """(seconds in which a kernel runs, number of kernels) per step, of `steps` steps' kernels.
 
-    Where only communication runs, a GPU may wait for a rank that the profiler slows: at most
-    `exchange_s` seconds a step of it count, which the exchange takes alone. The median if all steps
-    have the same number of kernels, as those of a graph: a step that lost the device to another
-    process does not move it. Else the mean.
+    Where only communication runs, a GPU may wait for a rank that the profiler slows: of that at
+    most `exchange_s` seconds a step count, the longest that it can take in steps without the
+    profiler. The median if all steps have the same number of kernels, as those of a graph: a step
+    that lost the device to another process does not move it. Else the mean.
     """
     count, rest = divmod(len(kernels), steps)
     if rest:

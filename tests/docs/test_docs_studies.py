@@ -232,6 +232,17 @@ def test_two_gpus_are_those_of_the_run_file() -> None:
     assert f"each of {plain.exchange.copies.count} gradients" in RANKS
 
 
+def test_four_gpus_differ_as_the_run_file_says() -> None:
+    rows = json.loads((H200 / "fleet.json").read_text(encoding="utf-8"))["rows"]
+    apart = []
+    for case in ("fp16 8192 cublas", "memory copy"):
+        times = [one["median_s"] for row in rows for one in row["readings"] if one["case"] == case]
+        assert len(times) == 4
+        apart.append(100 * (max(times) / min(times) - 1))
+    said = "GEMMs differed by up to {:.1f} %, their copies by {:.1f} %".format(*apart)
+    assert said in (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+
+
 def test_strong_scaling_is_that_of_the_run_file() -> None:
     one, two = read_run(H200 / "ranks-strong.json").of(Training)
     (found,) = scaled([one, two])

@@ -33,7 +33,7 @@ main() { # the main command with empty caches, then with warm ones
 }
 peak() {
     take 150 peak microbench peak $(files peak)
-    take 90 peak-burst microbench peak --regime burst $(files peak-burst)
+    take 150 peak-burst microbench peak --regime burst $(files peak-burst)
 }
 widths() { # the curve of every channel width
     local pass
