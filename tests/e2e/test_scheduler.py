@@ -1,68 +1,65 @@
-"""What a run that was timed before is given later."""
+"""What a run saves and when, what a run that was timed before is given later, and its stages."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from samples.training_runs import arm, run_of
 
 from e2e.case import TrainCase
 from e2e.commands.child import DataFacts
 from e2e.commands.plan import Comparison, Planned, Work
-from e2e.commands.progress import TrainProgress
+from e2e.commands.progress import START_UP, StageTimes, TrainProgress
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
 from e2e.networks import find
 from e2e.prediction.prediction import Prediction
-from e2e.prediction.queue_model import OpCost
+from e2e.prediction.queue_model import OpCost, simulate
+from e2e.report.costs import STAGES, stages_lines
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import PREDICTED, Predicted, Repeat, Training
-from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.worker import Greeting, WorkerDied
+from microbench.worker import Greeting
 
 LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet50.json"
 
 
-class Refusing:
-    """A training process that can predict nothing."""
+class Child:
+    """A training process that has a result for what it is asked, and may predict nothing."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
-        self.asked.append(case.key)
-        return Prediction(case, reason="cannot be traced: planted")
-
-
-class Slowing:
-    """A training process whose host is slower whenever it is asked, or dies of one recipe."""
-
-    def __init__(self, deadly: str) -> None:
-        self.deadly, self.asked = deadly, list[str]()
-
-    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
-        self.asked.append(case.key)
-        if case.recipe == self.deadly:
-            raise WorkerDied(case.key, "planted")
-        slowdown = float(len(self.asked))
-        predicted = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
-        op = OpCost("product", "forward", "", 1.0, 1.0)
-        readings = ((slowdown, slowdown),)
-        return Prediction(case, predicted, ops=(op,), speed_readings=readings).predicted_for(
-            SlowdownRange(slowdown, slowdown, slowdown)
-        )
+    def __init__(self, *, predicts: bool = False) -> None:
+        self.predicts, self.asked = predicts, list[str]()
 
     def use(self, gpus: int) -> None:
-        assert gpus == 1
+        """The same one."""
 
-    def restart(self) -> None:
-        """As the real one's."""
+    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
+        return [Training(case, "ok") for case in cases]
+
+    def time(self, budget_s: float, on_stage: object) -> list[Training]:
+        return []
+
+    def load(self, case: LoadCase, budget_s: float) -> Loading:
+        return Loading(case, "failed", "planted")
+
+    def train(self, key: str, seed: int, steps: int, on_stage: object, *_: object) -> Repeat:
+        return Repeat(seed, steps, 1.0, 2.0, 1.0, None, None)
+
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
+        self.asked.append(case.key)
+        if not self.predicts:
+            return Prediction(case, reason="cannot be traced: planted")
+        ops = (OpCost("product", "forward", "", 1.0, 1.0),)
+        return Prediction(case, Predicted(1.0, (1.0, 1.0), "gpu", {}), simulate(ops), ops)
 
 
 @pytest.fixture
@@ -84,31 +81,13 @@ def job_with(worker: object, path: Path, **asked: Any) -> Job:
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 
 
-def test_arms_that_are_compared_and_their_fixes_are_predicted_for_one_host_speed(
-    comparison: Comparison, tmp_path: Path
-) -> None:
-    first, deadly, last = comparison.cases
-    worker = Slowing(deadly.recipe)
-    predictions = job_with(worker, tmp_path / "run.json").predictions
-    found = predictions.of(comparison)
-    assert found[deadly.key].reason == "planted"
-    for case in (first, last):
-        assert found[case.key].slowdown == 1.0, "of 1 and 3 the middle"
-        predicted = found[case.key].predicted
-        assert predicted is not None
-        assert predicted.interval_s is not None
-        assert predicted.interval_s[1] > 3.0
-    assert worker.asked == [case.key for case in comparison.cases], "each once"
-    fix = predictions.of_case(replace(last, batch=2 * last.batch))
-    assert len(worker.asked) == 4
-    assert fix.speed_readings == ((4.0, 4.0),)
-    assert fix.slowdown == 1.0, "as the arms, to be compared with them"
+# ---------------------------------------------------------------- results
 
 
 def test_fixes_that_cannot_be_predicted_leave_a_run_as_it_was(
     run: Run, comparison: Comparison, tmp_path: Path
 ) -> None:
-    worker = Refusing()
+    worker = Child()
     found = job_with(worker, tmp_path / "run.json").run(run, [comparison], lambda _: 0)
     assert worker.asked
     assert found.of(Training) == run.of(Training)
@@ -121,8 +100,8 @@ def test_a_prediction_takes_the_place_of_no_measurement(
 ) -> None:
     new = replace(comparison.cases[-1], recipe="bf16")
     wider = Comparison((*comparison.arms, Planned(new)))
-    job = job_with(Slowing(deadly=""), tmp_path / "run.json", train=False)
-    found = job.run(run, [wider], lambda _: 0)
+    worker = Child(predicts=True)
+    found = job_with(worker, tmp_path / "run.json", train=False).run(run, [wider], lambda _: 0)
     assert found.of(Training)[:-1] == run.of(Training)
     added = found.of(Training)[-1]
     assert (added.case, added.status) == (new, PREDICTED)
@@ -133,7 +112,7 @@ def test_a_prediction_takes_the_place_of_no_measurement(
 def test_what_was_skipped_is_tried_again_where_more_is_allowed(
     run: Run, tmp_path: Path, allowed: bool
 ) -> None:
-    worker = Refusing()
+    worker = Child()
     job = job_with(worker, tmp_path / "run.json", train=False, allow_run=allowed)
     skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
     job.run(run.with_other(skipped), [Comparison((Planned(skipped.case),))], lambda _: 0)
@@ -161,28 +140,6 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert with_what_was(None, again) == again
 
 
-class Answering:
-    """A training process that trains, loads and times what it is asked; each has a result."""
-
-    def use(self, gpus: int) -> None:
-        """The same one."""
-
-    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
-        return [Training(case, "ok") for case in cases]
-
-    def time(self, budget_s: float, on_stage: object) -> list[Training]:
-        return []
-
-    def load(self, case: LoadCase, budget_s: float) -> Loading:
-        return Loading(case, "failed", "planted")
-
-    def train(self, key: str, seed: int, steps: int, on_stage: object, *_: object) -> Repeat:
-        return Repeat(seed, steps, 1.0, 2.0, 1.0, None, None)
-
-    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
-        return Prediction(case, reason="planted")
-
-
 class Watching(TrainProgress):
     """Keeps what the run file holds whenever a result is announced."""
 
@@ -201,7 +158,7 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
     path = tmp_path / "run.json"
     timed = run.of(Training)[0]
     case = replace(timed.case, batch=7) if what in ("predicted", "timed") else timed.case
-    job = job_with(Answering(), path, train=what != "predicted", verify=False, repeats=1)
+    job = job_with(Child(), path, train=what != "predicted", verify=False, repeats=1)
     job.progress = watching = Watching(path)
     if what == "loaded":
         job.loaded(run, LoadCase("folder", "torchvision", 8, "3x224x224", 1), 1.0)
@@ -210,11 +167,64 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
         job.run(run, [Comparison((Planned(case),))], lambda _: steps)
     held = watching.held[-1]
     assert held is not None
+    found = held.find(Training, case.key)
     if what == "loaded":
         assert held.of(Loading)
-    elif what == "trained":
-        found = held.find(Training, case.key)
+    else:
+        assert found is not None
+    if what == "trained":
         assert found is not None
         assert len(found.repeats) == len(timed.repeats) + 1
-    else:
-        assert held.find(Training, case.key) is not None
+
+
+# ---------------------------------------------------------------- stages
+
+NAMES = ["setting up", "timing, round 3: 812 img/s", "timing, round 4", "recording steps"]
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000))))
+def test_the_seconds_of_all_stages_are_those_of_the_run(entered: list[tuple[str, int]]) -> None:
+    clock = Clock()
+    stages = StageTimes(clock)
+    for stage, quarters in entered:
+        stages.enter(stage)
+        clock.now_s += quarters / 4
+    took_s = stages.so_far({})
+    assert sum(took_s.values()) == pytest.approx(clock.now_s - Clock.now_s)
+    assert set(took_s) <= {START_UP, "setting up", "timing", "recording steps"}
+    timing_s = sum(quarters for stage, quarters in entered if stage.startswith("timing")) / 4
+    assert took_s.get("timing", 0.0) == pytest.approx(timing_s)
+    again = stages.so_far(took_s)
+    assert sum(again.values()) == pytest.approx(2 * sum(took_s.values())), "a resumed run adds"
+
+
+def test_what_the_variants_announce_is_timed_and_the_first_line_says_how_long() -> None:
+    clock, out = Clock(), io.StringIO()
+    case = arm("amp", 800.0).case
+    progress = TrainProgress(Console(file=out, width=90), 1, clock=clock)
+    progress.begins((case,), 42.0)
+    assert "resnet50 batch 256, 1 variant: about 42 s" in out.getvalue()
+    clock.now_s += 2
+    assert progress.left_s() == pytest.approx(40)
+    progress.stage(case.key, "recording steps")
+    clock.now_s += 3
+    progress.doing("ledgers and causes")
+    clock.now_s += 1
+    took_s = progress.stages.so_far({})
+    assert took_s == {START_UP: 2.0, "recording steps": 3.0, "ledgers and causes": 1.0}
+
+
+def test_a_report_adds_up_the_stages_that_a_file_holds() -> None:
+    run = run_of(arm("amp", 800.0), settings={STAGES: {"start-up": 8.25, "timing": 15.0}})
+    text = "\n".join(line.plain for line in stages_lines(run, 80))
+    assert "23.2" in text
+    assert stages_lines(run_of(arm("amp", 800.0), settings={STAGES: ["timing"]}), 80) == []
