@@ -1,22 +1,29 @@
-"""Traces of an H200: exact sums, and the planted cause first. docs/diagnose.md quotes one."""
+"""Traces of an H200: exact sums, products, and the planted cause. docs/diagnose.md quotes some."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
+from e2e.__main__ import main as diagnose
+from e2e.profile import diagnosis
+from e2e.profile.aligned import Side
+from e2e.profile.diagnosis import Diagnosis, Traced
 from e2e.profile.finding import LIKELY, PROVEN
 from e2e.profile.partition import partition
-from e2e.profile.products import reach
+from e2e.profile.products import Product, products, reach
 from e2e.profile.reader import read_trace
 from e2e.report.diagnosis import sheet
+from e2e.results.terms import PRODUCT_TERMS
 from microbench.__main__ import main
+from microbench.errors import UserError
 from microbench.results.fields import decode
+from microbench.roofline.rates import Rates, known_rates
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "tests" / "samples" / "traces_h200"
@@ -25,6 +32,8 @@ PAGE = " ".join(
     " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
     for name in ("diagnose.md", "notes/diagnose.md")
 )
+H200 = "NVIDIA H200"
+SAME_AS_PUBLISHED = ("odd_vocab", "fp32_island")  # which the GPU limits
 FIRST = {
     "mlp_small": "CPU launch",
     "slow_loader": "data loading",
@@ -40,11 +49,31 @@ def published(name: str) -> Diagnosis:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.stem)
-def test_the_work_of_the_gpu_is_joined_to_what_launched_it(path: Path) -> None:
-    recording = read_trace(path)
-    assert recording.dropped == 0
-    parts = partition(recording)
+@cache
+def side(name: str) -> Side:
+    """A trace that is read once for all tests of this file."""
+    recording = read_trace(TRACES / f"{name}.json.gz")
+    return Side(recording, partition(recording))
+
+
+@cache
+def diagnosed(*names: str) -> Diagnosis:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(diagnosis, "read_trace", lambda path: side(path.name[:-8]).recording)
+        return diagnosis.diagnose([TRACES / f"{name}.json.gz" for name in names])
+
+
+def products_of(name: str, device: str = H200, rates: Rates | None = None) -> tuple[Product, ...]:
+    return products(side(name).recording, side(name).parts, device, rates)
+
+
+# ---------------------------------------------------------------- as recorded
+
+
+@pytest.mark.parametrize("name", sorted(path.name[:-8] for path in TRACES.glob("*.gz")))
+def test_the_work_of_the_gpu_is_joined_to_what_launched_it(name: str) -> None:
+    parts = side(name).parts
+    assert side(name).recording.dropped == 0
     assert 1 <= parts.steps <= 3
     assert not parts.on_cpu
     assert sum(parts.terms.values()) == parts.end - parts.start
@@ -55,30 +84,33 @@ def test_the_work_of_the_gpu_is_joined_to_what_launched_it(path: Path) -> None:
     assert {"forward", "backward", "optimizer"} <= phases
 
 
-@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island"])
-def test_the_trace_alone_says_what_was_published(name: str) -> None:
-    (again,) = diagnose([TRACES / f"{name}.json.gz"]).runs
-    (before,) = published(name).runs
-    assert without_causes(again) == without_causes(before)
-    # Steps that the GPU limits take as long with the profiler as without it.
-    assert again.bottleneck == "GPU"
-    assert again.bare_step_s is not None
-    assert again.step_ms == pytest.approx(1e3 * again.bare_step_s, rel=0.05)
-
-
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.stem)
-def test_the_gpu_is_busy_for_its_share_of_a_step_without_the_profiler(path: Path) -> None:
-    (run,) = diagnose([path]).runs
+@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island", "mlp_small", "slow_loader"])
+def test_the_gpu_is_busy_for_its_share_of_a_step_without_the_profiler(name: str) -> None:
+    (run,) = diagnosed(name).runs
     works_s = sum(term.ns for term in run.terms if not term.idle) / run.steps / 1e9
     step_s = run.bare_step_s or run.step_ms / 1e3
     assert run.busy == pytest.approx(min(1.0, works_s / step_s), rel=1e-3)
-    assert (run.bottleneck == "GPU") == (run.busy >= 0.9)
+    assert (run.bottleneck == "GPU") == (run.busy >= 0.9) == (name in SAME_AS_PUBLISHED)
+
+
+@pytest.mark.parametrize("name", SAME_AS_PUBLISHED)
+def test_the_trace_alone_says_what_was_published(name: str) -> None:
+    (again,), (before,) = diagnosed(name).runs, published(name).runs
+    assert without_causes(again) == without_causes(before)
+    # Steps that the GPU limits take as long with the profiler as without it.
+    assert again.bare_step_s is not None
+    assert again.step_ms == pytest.approx(1e3 * again.bare_step_s, rel=0.05)
 
 
 def without_causes(run: Traced) -> Traced:
     """Without what versions before --prove did not write."""
     plain = (replace(one, cause="", status=LIKELY) for one in run.findings)
     return replace(run, findings=tuple(plain))
+
+
+def test_recordings_of_two_models_are_refused() -> None:
+    with pytest.raises(UserError, match="different shapes"):
+        diagnosed("odd_vocab", "fp32_island")
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -95,6 +127,60 @@ def test_a_fixed_run_does_not_have_the_cause() -> None:
         assert planted.bare_step_s is not None
         assert fixed.bare_step_s is not None
         assert planted.bare_step_s > 1.4 * fixed.bare_step_s
+
+
+# ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island", "slow_loader-fixed"])
+def test_products_add_up_to_their_terms_and_none_is_faster_than_the_card(name: str) -> None:
+    found, parts = products_of(name), side(name).parts
+    assert sum(p.ns for p in found) == sum(parts.terms.get(term, 0) for term in PRODUCT_TERMS)
+    assert all(p.flops and p.bytes and p.floor_s and p.count == parts.steps for p in found)
+    assert all(1e9 * p.floor_s * p.count < p.kernel_ns for p in found if p.floor_s)
+    # TF32 was off, so float32 is proved to have no Tensor Cores.
+    assert all(p.tensor_cores is False for p in found if p.precision == "fp32")
+    assert products_of(name, "a card nobody looked up")[0].floor_s is None
+
+
+def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
+    found = products_of("odd_vocab")
+    assert {p.misaligned for p in found[:3]} == {True}
+    assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
+    reached = reach(found)
+    assert reached is not None
+    assert reached.proved == pytest.approx(0.288, abs=0.001)
+    assert reached.of_card == pytest.approx(0.132, abs=0.001)
+
+
+def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
+    by_sheet, rates = products_of("odd_vocab"), known_rates(H200)
+    measured = products_of("odd_vocab", H200, rates)
+    assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
+    for one, other in zip(measured, by_sheet, strict=True):
+        assert one.floor_s is not None
+        assert other.floor_s is not None
+        assert other.floor_s < one.floor_s < other.floor_s / 0.85
+        assert 1e9 * one.floor_s * one.count < one.kernel_ns
+    assert products_of("odd_vocab", H200, Rates(H200, "mine", {"fp64": 1e13})) == by_sheet
+    unknown = products_of("odd_vocab", "another card", rates)
+    assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
+
+
+def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    run = json.loads((PUBLISHED.parent / "ceilings.json").read_text())
+    trace, mine = TRACES / "fp32_island-fixed.json.gz", tmp_path / "mine.json"
+    mine.write_text(json.dumps(run))
+    (found,) = diagnosis.diagnose([trace], mine).runs
+    assert found.rates == "mine.json"
+    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
+    mine.write_text(json.dumps(run))
+    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
+        diagnosis.diagnose([trace], mine)
+    assert diagnose(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
+
+
+# ---------------------------------------------------------------- what the pages quote
 
 
 def test_the_page_quotes_the_published_ledger() -> None:

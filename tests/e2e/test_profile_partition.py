@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
-from e2e.profile.calls import OPTIMIZER
 from e2e.profile.diagnosis import missing
 from e2e.profile.findings import findings
 from e2e.profile.partition import NothingSeen, partition
@@ -25,7 +24,6 @@ from e2e.results.terms import (
     CONVOLUTIONS,
     COPIES,
     FLOAT8,
-    IDLE,
     LAUNCH,
     LOADER,
     MATRIX_PRODUCTS,
@@ -162,27 +160,6 @@ def test_the_operator_around_a_kernel_says_its_term(
     assert [(p.term, p.ns) for p in pieces if p.name == kernel] == [(term, 6 * MS)]
 
 
-def test_what_an_operator_cost_is_its_kernels_and_the_waits_for_their_launches(
-    tmp_path: Path,
-) -> None:
-    made = two_steps()
-    made.note("Optimizer.step#SGD.step", 11 * MS, 13 * MS)
-    for start in (11 * MS, 12 * MS):
-        made.op("aten::add_", start, start + 50 * US)
-        made.kernel("add", start + 20 * US, start + 30 * US, start + 10 * US)
-    # One kernel, cut in two by another stream's, is one.
-    made.op("aten::relu", 13 * MS, 13 * MS + 50 * US)
-    made.kernel("relu", 14 * MS, 17 * MS, 13 * MS + 10 * US)
-    made.op("aten::tanh", 13 * MS + 60 * US, 13 * MS + 90 * US)
-    made.kernel("tanh", 15 * MS, 16 * MS, 13 * MS + 70 * US, stream=8)
-    found = partition(recording(made, tmp_path)).launching()
-    costs = {(one.phase, one.operator): (one.kernels, one.busy_ns, one.waited_ns) for one in found}
-    assert costs[OPTIMIZER, "aten::add_"] == (2, 20 * US, 2 * MS + 10 * US)
-    assert costs["elsewhere", "aten::relu"] == (1, 2 * MS, 2 * MS - 30 * US)
-    assert costs["elsewhere", "aten::tanh"][:2] == (1, MS)
-    assert found == tuple(sorted(found, key=lambda one: -one.waited_ns))
-
-
 def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path) -> None:
     made = Made()
     made.steps(9 * MS, 18 * MS)
@@ -250,7 +227,7 @@ def test_a_trace_that_lost_kernels_or_holds_no_step_is_refused(tmp_path: Path) -
 # ---------------------------------------------------------------- properties
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(made=traces(), shift=st.integers(0, 10**15), seed=st.integers(0, 99))
 def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_them(
     made: Made, shift: int, seed: int, tmp_path_factory: pytest.TempPathFactory
@@ -258,10 +235,6 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
     folder = tmp_path_factory.mktemp("t")
     found = partition(recording(made, folder))
     assert sum(found.terms.values()) == found.end - found.start
-    costs = found.launching()
-    busy_ns = sum(ns for term, ns in found.terms.items() if term not in IDLE)
-    assert sum(one.busy_ns for one in costs) == busy_ns
-    assert sum(one.waited_ns for one in costs) == found.terms.get(LAUNCH, 0)
     edges = [(piece.start, piece.end) for piece in found.pieces]
     assert edges[0][0] == found.start
     assert edges[-1][1] == found.end
@@ -279,26 +252,25 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
     assert again.terms == found.terms
 
 
-@settings(max_examples=60, deadline=None)
-@given(made=traces(), data=st.data())
+@settings(max_examples=20)
+@given(made=traces(), others=st.integers(0, 250), seed=st.integers(0, 99), zeroed=st.booleans())
 def test_a_trace_that_lost_over_a_hundredth_of_its_kernels_is_refused(
-    made: Made, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    made: Made, others: int, seed: int, zeroed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("t")
     # Enough launches beside the steps that some losses are below the limit.
-    for number in range(data.draw(st.integers(0, 400))):
+    for number in range(others):
         made.kernel("k", 10**9 + number * US, 10**9 + (number + 1) * US, 10**9)
     kernels = [e for e in made.events if e["cat"] == "kernel" and "graph id" not in e["args"]]
     launched = sum(event["name"] in LAUNCHES for event in made.events)
-    lost = data.draw(st.integers(0, min(6, len(kernels) - 1)))
-    gone = data.draw(st.permutations(kernels))[:lost]
-    zeroed = data.draw(st.booleans())
+    drawn = random.Random(seed)
+    lost = drawn.randint(0, min(6, len(kernels) - 1))
+    gone = drawn.sample(kernels, lost)
     for event in gone:  # kineto loses them, or writes zeros
         if zeroed:
             event.update(ts=0, dur=0)
         else:
             made.events.remove(event)
-    found = recording(made, folder)
+    found = recording(made, tmp_path_factory.mktemp("t"))
     assert found.dropped == lost
     if lost > 0.01 * launched:
         with pytest.raises(NothingSeen, match=f"lost {lost} of {launched} kernels"):

@@ -1,8 +1,7 @@
-"""Products of a trace: FLOP, floor, and Tensor Cores by rate. Recomputation is work of its own."""
+"""Products of a trace: FLOP, Tensor Cores by rate, alignment; recomputation is work of its own."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,18 @@ from samples.traces import BACKWARD, US, Made
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from e2e.__main__ import main
 from e2e.profile import halfway_watch
 from e2e.profile.calls import Caller
-from e2e.profile.diagnosis import diagnose
-from e2e.profile.operands import arguments
-from e2e.profile.partition import Partition, partition
+from e2e.profile.operands import arguments, misaligned
+from e2e.profile.partition import partition
 from e2e.profile.product_work import on_tensor_cores, precision_of, work_of
-from e2e.profile.products import Product, products, reach
-from e2e.profile.reader import Recording, Span, read_trace
-from e2e.results.terms import MATRIX_PRODUCTS, PRODUCT_TERMS, RECOMPUTATION
+from e2e.profile.products import products
+from e2e.profile.reader import Span, read_trace
+from e2e.results.terms import MATRIX_PRODUCTS, RECOMPUTATION
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
-from microbench.errors import UserError
-from microbench.roofline.rates import Rates, known_rates
 
 H200 = "NVIDIA H200"
-RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
-TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
 MS = 1_000_000
 
 
@@ -139,64 +132,6 @@ def test_eight_bits_are_proved_on_tensor_cores_by_their_rate(
     assert on_tensor_cores(0.99 * simt, kind, card, ["k"]) is None
 
 
-def read(name: str) -> tuple[Recording, Partition]:
-    recording = read_trace(TRACES / f"{name}.json.gz")
-    return recording, partition(recording)
-
-
-@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island", "slow_loader-fixed"])
-def test_products_of_a_real_trace_add_up_to_their_terms(name: str) -> None:
-    recording, parts = read(name)
-    found = products(recording, parts, H200)
-    assert sum(p.ns for p in found) == sum(parts.terms.get(term, 0) for term in PRODUCT_TERMS)
-    assert all(p.flops and p.bytes and p.floor_s and p.count == parts.steps for p in found)
-    # None is faster than the card; TF32 was off, so float32 is proved to have no Tensor Cores.
-    assert all(1e9 * p.floor_s * p.count < p.kernel_ns for p in found if p.floor_s)
-    assert all(p.tensor_cores is False for p in found if p.precision == "fp32")
-    assert products(recording, parts, "a card nobody looked up")[0].floor_s is None
-
-
-def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
-    found = products(*read("odd_vocab"), H200)
-    assert {p.misaligned for p in found[:3]} == {True}
-    assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
-    sum_of = reach(found)
-    assert sum_of is not None
-    assert sum_of.proved == pytest.approx(0.288, abs=0.001)
-    assert sum_of.of_card == pytest.approx(0.132, abs=0.001)
-
-
-def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
-    recording, parts = read("odd_vocab")
-    by_sheet = products(recording, parts, H200)
-    measured = products(recording, parts, H200, known_rates(H200))
-    assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
-    for one, other in zip(measured, by_sheet, strict=True):
-        assert one.floor_s is not None
-        assert other.floor_s is not None
-        assert other.floor_s < one.floor_s < other.floor_s / 0.85
-        assert 1e9 * one.floor_s * one.count < one.kernel_ns
-    none = Rates(H200, "mine", {"fp64": 1e13})
-    assert products(recording, parts, H200, none) == by_sheet
-    unknown = products(recording, parts, "another card", known_rates(H200))
-    assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
-
-
-def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
-    run = json.loads((RESULTS / "ceilings.json").read_text())
-    mine = tmp_path / "mine.json"
-    mine.write_text(json.dumps(run))
-    trace = TRACES / "odd_vocab.json.gz"
-    (found,) = diagnose([trace], mine).runs
-    assert found.rates == "mine.json"
-    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
-    mine.write_text(json.dumps(run))
-    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
-        diagnose([trace], mine)
-    assert main(["diagnose", str(trace), "--ceilings", str(mine)]) == 2
-    assert main(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
-
-
 def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> None:
     made = Made()
     made.steps(9 * MS, 18 * MS)
@@ -211,6 +146,59 @@ def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> 
     (found,) = products(recording, partition(recording), H200)
     assert (found.ns, found.kernel_ns, found.count) == (MS, 4 * MS, 1)
     assert found.flop_per_s == pytest.approx(2 * 64**3 / 4e-3)
+
+
+# ---------------------------------------------------------------- alignment
+
+
+def laid(name: str, *dims: list[int], transposed: tuple[int, ...] = ()) -> Span:
+    """An operator on tensors whose rows lie one after the other, or whose columns do."""
+    strides: list[list[int]] = []
+    for place, shape in enumerate(dims):
+        row = [1] * len(shape)
+        for at in range(len(shape) - 2, -1, -1):
+            row[at] = row[at + 1] * shape[at + 1]
+        if place in transposed:
+            row[-2:] = [1, shape[-2]]
+        strides.append(row)
+    args: dict[str, Any] = {"Input Dims": list(dims), "Input Strides": strides}
+    return Span(f"aten::{name}", 0, 1, "1/1", args=args)
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (laid("mm", [64, 768], [768, 50257]), "768x50257"),
+        (laid("mm", [64, 768], [768, 50304]), ""),
+        # a head's forward pass, and the two of its backward pass
+        (laid("addmm", [50257], [64, 768], [768, 50257], transposed=(2,)), "768x50257"),
+        (laid("mm", [64, 50257], [50257, 768]), "64x50257"),
+        (laid("mm", [50257, 64], [64, 768], transposed=(0,)), "50257x64"),
+        # an odd batch is no misalignment: neither forward nor for the weight's gradient
+        (laid("addmm", [512], [101, 768], [768, 512], transposed=(2,)), ""),
+        (laid("mm", [512, 101], [101, 768], transposed=(0,)), ""),
+        (laid("addmm", [64, 511], [64, 512], [512, 512]), ""),  # the sum is no factor
+        (laid("bmm", [4, 64, 64], [4, 64, 65]), "4x64x65"),
+        (laid("bmm", [4, 64, 63], [4, 63, 64]), "4x64x63"),
+        (laid("convolution", [32, 3, 8, 8], [64, 3, 3, 3]), "32x3x8x8"),
+        (laid("convolution", [32, 64, 7, 7], [64, 64, 3, 3]), ""),
+        (laid("convolution", [32, 64, 8, 8], [63, 64, 3, 3]), "63x64x3x3"),
+        (laid("convolution", [32, 64, 8, 8], [64, 1, 3, 3]), ""),  # depthwise
+        (laid("convolution_backward", [32, 63, 8, 8], [32, 64, 8, 8], [63, 64, 3, 3]), "63x64x3x3"),
+        (laid("_scaled_dot_product_flash_attention", [2, 7, 101, 64], [2, 7, 101, 64]), ""),
+        (laid("_scaled_dot_product_flash_attention", [2, 8, 64, 60], [2, 8, 64, 60]), "2x8x64x60"),
+        (laid("linear", [64, 768], [1021, 768]), "1021x768"),
+        (laid("mv", [768, 512], [512]), ""),
+        (laid("convolution", [32, 3]), ""),
+    ],
+)  # fmt: skip
+def test_only_what_lies_odd_in_memory_is_misaligned(operator: Span, said: str) -> None:
+    assert misaligned([operator]) == said
+
+
+def test_without_strides_rows_lie_one_after_the_other() -> None:
+    bare = Span("aten::mm", 0, 1, "1/1", args={"Input Dims": [[64, 771], [771, 64]]})
+    assert misaligned([bare]) == "64x771"
 
 
 # ---------------------------------------------------------------- recomputation
@@ -239,8 +227,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize("module_names", [True, False])
+@pytest.mark.parametrize(
+    ("use_reentrant", "module_names"), [(True, True), (False, True), (False, False)]
+)
 def test_checkpointing_is_recomputation_with_its_modules(
     use_reentrant: bool, module_names: bool, tmp_path: Path
 ) -> None:
@@ -310,13 +299,3 @@ def test_a_thread_of_its_own_numbers_its_nodes_anew(tmp_path: Path) -> None:
     assert (found["again"].phase, found["again"].module) == ("recomputation", "block")
     assert (found["back"].phase, found["back"].module) == ("backward", "block")
     assert parts.terms[RECOMPUTATION] == 2 * MS
-
-
-def test_products_without_shapes_are_none(tmp_path: Path) -> None:
-    made = Made()
-    made.steps(10 * MS, 20 * MS)
-    made.op("aten::mm", 12 * MS, 18 * MS)
-    recording = read_trace(made.write(tmp_path / "t.json"))
-    found: tuple[Product, ...] = products(recording, partition(recording), H200)
-    assert found == ()
-    assert reach(found) is None
