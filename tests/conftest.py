@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from samples.quick_python import server
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: threads of each beside them would only wait for one another.
@@ -70,3 +71,10 @@ def _read(torch: Any) -> tuple[str, bool, bool, str]:
         torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark,
         torch.backends.cuda.matmul.fp32_precision,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def quick_python() -> Iterator[str]:
+    """A `python` that starts with torch loaded; RECORDER_PYTHON names another interpreter."""
+    with server(os.environ.get("RECORDER_PYTHON", sys.executable)) as program:
+        yield program
