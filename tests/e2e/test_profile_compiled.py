@@ -17,7 +17,6 @@ from e2e.profile.diagnosis import diagnose
 from e2e.profile.finding import Finding
 from e2e.profile.findings import findings
 from e2e.profile.partition import Partition, partition
-from e2e.profile.pieces import Piece
 from e2e.profile.products import products
 from e2e.profile.reader import read_trace
 from e2e.results.terms import (
@@ -105,13 +104,6 @@ def test_the_name_of_a_kernel_of_inductor_s_is_its_term(
     assert [p.term for p in divided(made, tmp_path).pieces if p.name == kernel] == [term]
 
 
-def test_a_compiled_optimizer_is_the_optimizer(tmp_path: Path) -> None:
-    made = compiled_step()
-    made.note("Optimizer.step#Adam.step", 10 * MS - US, 14 * MS + US)
-    found = divided(made, tmp_path)
-    assert found.terms[TERMS["optimizer"]] == 8 * MS
-
-
 def graph_step(names: list[str], times: list[tuple[int, int]]) -> Made:
     """A step to 10 ms, and one that replays a graph, launched at 11 ms."""
     made = Made()
@@ -139,11 +131,9 @@ def test_kernels_of_a_graph_are_told_by_their_names(tmp_path: Path) -> None:
         LAUNCH: 2 * MS, MATRIX_PRODUCTS: each, CONVOLUTIONS: each, FUSED_ELEMENTWISE: each,
         TERMS["elementwise"]: each, OTHER: each, BETWEEN: 4 * 5 * US,
     }  # fmt: skip
-    (graph,) = (one for one in found.launching() if one.waited_ns)
-    assert graph.kernels == 5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 999), min_size=1, max_size=12),
     gaps=st.lists(st.integers(0, 99), min_size=12, max_size=12),
@@ -211,20 +201,15 @@ def test_many_small_regions_are_a_cause_and_one_is_not(regions: int, tmp_path: P
 # ---------------------------------------------------------------- recorded
 
 
-def pieces_of(name: str) -> tuple[Piece, ...]:
-    found = partition(read_trace(RECORDED / f"{name}.json.gz"))
-    assert found.on_cpu
-    assert sum(found.terms.values()) == found.end - found.start
-    return found.pieces
-
-
 @pytest.mark.parametrize("name", ["steady", "broken"])
 def test_a_cpu_s_compiled_code_has_products_by_layer_and_loops_of_its_own(name: str) -> None:
-    pieces = pieces_of(name)
-    assert not any(piece.term == COMPILATION for piece in pieces)
-    phases = {piece.caller.phase for piece in pieces if piece.term == FUSED_KERNELS}
+    path = RECORDED / f"{name}.json.gz"
+    found, (run,) = partition(read_trace(path)), diagnose([path]).runs
+    assert found.on_cpu
+    assert sum(found.terms.values()) == found.end - found.start
+    assert COMPILATION not in found.terms
+    phases = {piece.caller.phase for piece in found.pieces if piece.term == FUSED_KERNELS}
     assert phases == {"forward", "backward"}
-    (run,) = diagnose([RECORDED / f"{name}.json.gz"]).runs
     products = {(p.operator, p.phase) for p in run.products if p.flops}
     assert {("addmm", "forward"), ("mm", "backward")} <= products
     assert all(found.title != "compilation inside the steps" for found in run.findings)
@@ -244,31 +229,24 @@ def test_a_recompilation_is_the_first_cause() -> None:
     assert run.ms(MATRIX_PRODUCTS) < 0.1 * run.step_ms
 
 
-class Net(nn.Module):
+class Net(nn.Sequential):
     """Of parts that are compiled each by itself, as a loop with a graph break is."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList([Part() for _ in range(10)])
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for part in self.parts:
+        for part in self:
             x = part(x)
             torch._dynamo.graph_break()
         return x
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
+class Part(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
+        return super().forward(x).relu()
 
 
 def test_the_recorder_s_hooks_are_not_compiled_in_the_steps(tmp_path: Path) -> None:
-    compiled, out = torch.compile(Net(), backend="eager"), tmp_path / "t.json"
+    net = Net(*(Part(8, 8) for _ in range(10)))
+    compiled, out = torch.compile(net, backend="eager"), tmp_path / "t.json"
     with halfway_watch.watch(out=str(out), after=2, bare=2, traced=2) as watch:
         for _ in range(7):
             compiled(torch.randn(4, 8)).sum().backward()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.traces import BACKWARD, MAIN, US, Made
 
@@ -75,6 +75,7 @@ def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(tmp_path: Pa
     assert named(run, "CPU launch")[0].ms == pytest.approx(idle, abs=0.02)
 
 
+@settings(max_examples=20)
 @given(bare_ms=st.floats(2.5, 9.9))
 def test_what_the_profiler_added_is_no_gain(
     bare_ms: float, tmp_path_factory: pytest.TempPathFactory
