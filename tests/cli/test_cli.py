@@ -188,8 +188,8 @@ COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|4[0-7])(?:;\d+)*m")
 
 def test_no_color_is_kept_to_on_a_terminal(measured: Ran, folder: Path) -> None:
     file = str(folder / "run.json")
-    assert COLOUR.search(on_a_terminal("microbench", "show", file))
-    assert not COLOUR.search(on_a_terminal("microbench", "show", file, NO_COLOR="1"))
+    assert COLOUR.search(on_a_terminal(main, "microbench", "show", file))
+    assert not COLOUR.search(on_a_terminal(main, "microbench", "show", file, NO_COLOR="1"))
 
 
 def test_nothing_is_left_to_resume_in_a_whole_run(measured: Ran, folder: Path) -> None:
@@ -220,7 +220,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_it_names_ends_the_run(tmp_pat
     file = tmp_path / "my run.json"
     words = ["gemm", "--dtype", "fp32", "--vs", "none", "--sizes", "16,24,32", "--device", "cpu",
              "--budget", "3", "--json", str(file)]  # fmt: skip
-    ran = interrupted("microbench", *words, when=lambda: file.exists() and read_run(file).results)
+    ran = interrupted(
+        main, "microbench", *words, when=lambda: file.exists() and read_run(file).results
+    )
     assert ran.returncode == 130
     stderr = ran.stderr
     assert "Traceback" not in stderr

@@ -541,8 +541,8 @@ def test_a_range_of_batches_is_a_comparison_each_seen_on_a_terminal(
     folder: Path, capfd: Captured
 ) -> None:
     file = folder / "batches.json"
-    live = on_a_terminal("e2e", "my_networks:build", *PAIR, "--input", "3x8x8", "--batch", "4..16",
-                         *CPU, "--json", file, cwd=folder)  # fmt: skip
+    live = on_a_terminal(main, "e2e", "my_networks:build", *PAIR, "--input", "3x8x8",
+                         "--batch", "4..16", *CPU, "--json", file, cwd=folder)  # fmt: skip
     assert re.search(r"\d+ ?s left|left", live), "the line tells the time left"
     assert "img/s" in live
     results = document(file)["results"]
@@ -1003,8 +1003,8 @@ def test_ctrl_c_while_training_keeps_what_is_done_and_says_how_to_go_on(
     words = ["my_networks:build", *PAIR, *OWN, "--iterations", "1000000", *CPU,
              "--json", str(file)]  # fmt: skip
     ran = interrupted(
-        "e2e", *words, when=lambda: file.exists() and read_run(file).of(Training),
-        after_s=1.5, cwd=folder,
+        main, "e2e", *words, when=lambda: file.exists() and read_run(file).of(Training),
+        cwd=folder,
     )  # fmt: skip
     stderr = ran.stderr
     assert ran.returncode == 130

@@ -10,12 +10,13 @@ import pty
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.context import BaseContext, ForkServerContext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO
 
 import pytest
 
@@ -30,17 +31,26 @@ PRELOADED = [
 ]  # fmt: skip
 
 
-# Generated images take half a minute to make and to evaluate in full.
-SMALLER = {("e2e.data.sources.generated", "TRAIN"): 3200,
-           ("e2e.data.sources.generated", "HELD_OUT"): 500}  # fmt: skip
+# What a child measures or makes besides its task, in sizes that take a second in all.
+SMALLER: dict[tuple[str, str], object] = {
+    ("e2e.data.sources.generated", "TRAIN"): 1600,
+    ("e2e.data.sources.generated", "HELD_OUT"): 400,
+    ("e2e.prediction.calibration", "CALIBRATING_S"): 0.5,
+    ("kernels.ceilings.traffic", "COPY_BYTES"): {"cuda": 1 << 30, "cpu": 1 << 22},
+    ("microbench.roofline.ceilings", "CALIBRATED_SIZE"): {"cuda": 4096, "cpu": 512},
+    ("microbench.roofline.ceilings", "FLOOR_BUDGET_S"): 0.02,
+    ("microbench.roofline.ceilings", "LARGE_BUDGET_S"): 0.1,
+    ("microbench.timing.timers", "CPU_FLUSH_FACTOR"): 0,
+}
 
 
 def run_here(
-    main: Main, program: str, *words: object, cwd: Path | None = None, **environment: str
-) -> Ran:
-    """A command as a process of its own would end, without the process."""
+    main: Main, program: str, *words: object, cwd: Path | None = None,
+    out: TextIO | None = None, **environment: str,
+) -> Ran:  # fmt: skip
+    """A command as a process of its own would end, without the process. `out` is its stdout."""
     told = [str(word) for word in words]
-    out, errors = io.StringIO(), io.StringIO()
+    out, errors = out or io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [program, *told])
         for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
@@ -52,7 +62,8 @@ def run_here(
             patch.syspath_prepend(str(cwd))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             code = main(told)
-    return Ran([program, *told], code, out.getvalue(), errors.getvalue())
+    printed = out.getvalue() if isinstance(out, io.StringIO) else ""
+    return Ran([program, *told], code, printed, errors.getvalue())
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -61,45 +72,47 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
-def on_a_terminal(program: str, *words: object, cwd: Path = ROOT, **more: str) -> str:
-    """What a command, as a process of its own, writes to a terminal of 80 columns."""
+def on_a_terminal(main: Main, program: str, *words: object, **how: Any) -> str:
+    """What a command writes to a terminal of 80 columns."""
     parent, child = pty.openpty()
-    env = environment(TERM="xterm-256color", COLUMNS="80", LINES="40", **more)
-    command = [sys.executable, "-m", program, *map(str, words)]
-    with subprocess.Popen(command, stdout=child, stderr=child, cwd=cwd, env=env) as process:
-        os.close(child)
-        out = b""
+    out: list[bytes] = []
+
+    def read() -> None:
         # Linux's way to say that the other end is closed is an error
         with contextlib.suppress(OSError):
             while chunk := os.read(parent, 65536):
-                out += chunk
-        assert process.wait(60) == 0, out
+                out.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    size = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
+    with open(child, "w") as terminal:
+        ran = run_here(main, program, *words, out=terminal, **size, **how)
+    reader.join()
     os.close(parent)
-    return out.decode()
+    assert ran.returncode == 0, ran.stderr
+    return b"".join(out).decode()
 
 
 def interrupted(
-    program: str, *words: object, when: Callable[[], object], after_s: float = 0.0, cwd: Path = ROOT
+    main: Main, program: str, *words: object, when: Callable[[], object], **how: Any
 ) -> Ran:
-    """A command, as a process of its own, that gets a Ctrl-C so long after `when` is true."""
-    command = [sys.executable, "-m", program, *map(str, words)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-        env=environment(), start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            until_s = time.monotonic() + 90
-            while not when():
-                assert time.monotonic() < until_s
-                assert process.poll() is None
-                time.sleep(0.02)
-            time.sleep(after_s)
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
-            out, errors = process.communicate(timeout=30)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return Ran(command, process.returncode, out, errors)
+    """A command that gets a Ctrl-C as soon as `when` is true."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            if when():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        return run_here(main, program, *words, **how)
+    finally:
+        ended.set()
+        watcher.join()
 
 
 @contextlib.contextmanager
@@ -118,6 +131,27 @@ def warm_children() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def no_children() -> Iterator[None]:
+    """No process starts: a command that waits for one is told that it has ended."""
+    real = multiprocessing.get_context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing, "get_context", lambda _=None: _Never(real("spawn")))
+        yield
+
+
+class _Never(BaseContext):
+    """A context whose processes never start."""
+
+    def __init__(self, real: BaseContext) -> None:
+        self.Pipe = real.Pipe  # type: ignore[method-assign]
+
+    def Process(self, **_: Any) -> Any:  # type: ignore[override]
+        """A process that has ended before it began."""
+        nothing = dict.fromkeys(("start", "join", "terminate", "kill"), lambda *_: None)
+        return SimpleNamespace(**nothing, daemon=True, exitcode=None, is_alive=lambda: False)
+
+
 class _Warm(BaseContext):
     """A context whose processes have this one's environment, as spawned ones have."""
 
@@ -131,8 +165,11 @@ class _Warm(BaseContext):
 
 
 def _in_environment(environment: dict[str, str], target: Any, args: tuple[Any, ...]) -> None:
+    from samples.calibration import shallow_models
+
     os.environ.clear()
     os.environ.update(environment)
     for (module, name), value in SMALLER.items():
         setattr(import_module(module), name, value)
-    target(*args)
+    with shallow_models():
+        target(*args)
