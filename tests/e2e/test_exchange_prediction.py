@@ -52,9 +52,6 @@ def line(latency_s: float, bytes_per_s: float) -> tuple[AllReduce, ...]:
     return tuple(AllReduce(size, latency_s + size / bytes_per_s) for size in (1, 100 * MB))
 
 
-# ---------------------------------------------------------------- the curve
-
-
 @given(st.floats(0, 0.1), st.floats(1e6, 1e12), SIZES)
 def test_a_link_is_known_from_two_points(latency_s: float, rate: float, size: int) -> None:
     assert all_reduce_s(line(latency_s, rate), size) == pytest.approx(latency_s + size / rate)
@@ -66,16 +63,6 @@ def test_no_larger_all_reduce_is_faster(curve: tuple[AllReduce, ...], sizes: lis
     assert all(a <= b + 1e-9 * max(1.0, b) for a, b in pairwise(times_s))
     for point in curve:
         assert all_reduce_s(curve, point.bytes) >= point.alone_s
-
-
-@given(SIZES, st.floats(1e-6, 1))
-def test_one_point_is_latency_below_it_and_a_rate_above(size: int, time_s: float) -> None:
-    curve = (AllReduce(size, time_s),)
-    assert all_reduce_s(curve, max(1, size // 3)) == time_s
-    assert all_reduce_s(curve, 3 * size) == pytest.approx(3 * time_s)
-
-
-# ---------------------------------------------------------------- the overlap
 
 
 @given(buckets(), curves())
@@ -90,31 +77,6 @@ def test_no_more_is_exposed_than_all_reduces_take(
     assert added_s >= last_s + all_reduce_s(curve, last_size) - end_s - 1e-9
 
 
-@given(buckets())
-def test_links_without_latency_or_end_add_nothing(
-    found: tuple[list[tuple[int, float]], float],
-) -> None:
-    assert exposed_s(*found, (AllReduce(1, 0.0), AllReduce(10, 0.0))) == 0
-
-
-@given(st.lists(SIZES, min_size=1), curves())
-def test_without_a_backward_pass_all_is_exposed(
-    sizes: list[int], curve: tuple[AllReduce, ...]
-) -> None:
-    whole_s = sum(all_reduce_s(curve, size) for size in sizes)
-    assert exposed_s([(size, 0.0) for size in sizes], 0.0, curve) == pytest.approx(whole_s)
-
-
-@given(buckets(), curves(), st.integers(1, 8))
-def test_more_bytes_hide_no_better(
-    found: tuple[list[tuple[int, float]], float], curve: tuple[AllReduce, ...], by: int
-) -> None:
-    each, end_s = found
-    more = [(by * size, ready_s) for size, ready_s in each]
-    added_s = exposed_s(each, end_s, curve)
-    assert exposed_s(more, end_s, curve) >= added_s * (1 - 1e-9) - 1e-9
-
-
 @given(st.integers(2, 40), st.floats(0.1, 10))
 def test_of_several_buckets_all_but_the_last_hide(count: int, backward_s: float) -> None:
     curve = line(0.0, count * MB / backward_s)  # as fast as the backward pass
@@ -123,8 +85,6 @@ def test_of_several_buckets_all_but_the_last_hide(count: int, backward_s: float)
     assert exposed_s(each, backward_s, curve) == pytest.approx(backward_s / count)
     assert exposed_s([(count * MB, backward_s)], backward_s, curve) == pytest.approx(backward_s)
 
-
-# ---------------------------------------------------------------- buckets
 
 WEIGHTS = st.lists(
     st.tuples(st.integers(1, 3 * MB), st.sampled_from([torch.float32, torch.bfloat16])),
@@ -147,8 +107,6 @@ def test_buckets_are_those_of_torch(weights: list[tuple[int, torch.dtype]]) -> N
     assert sizes == right or len({dtype for _, dtype in weights}) > 1
     assert max(ready for _, ready in own) == len(weights) - 1
 
-
-# ---------------------------------------------------------------- a predicted step
 
 OPS = tuple(
     OpCost("product", phase, layer, seconds, 1e-6)
@@ -183,14 +141,6 @@ def test_what_several_gpus_add_to_a_step(alone_s: float, added_s: float) -> None
     assert found.memory_bytes == 14 * MB, "the buckets are memory too"
 
 
-def test_where_launching_is_the_bottleneck_gradients_come_as_the_host_launches() -> None:
-    # Six launches of 3 s each: the last layer's gradient is ready at 9, the first's at 15.
-    ops = tuple(replace(op, gpu_s=0.1, host_s=3.0) for op in OPS)
-    found = with_exchange(prediction(2, ops), Links((AllReduce(2 * MB, 7.0),))).predicted
-    assert found is not None
-    assert found.exchange_s == pytest.approx(9 + 7 + 7 - 15)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -207,9 +157,6 @@ def test_what_the_model_of_the_exchange_lacks_is_refused(
     assert not_predicted(replace(case, gpus=1)) is None
     with pytest.raises(AssertionError):
         with_exchange(replace(prediction(2), case=case), Links(line(1.0, MB)))
-
-
-# ---------------------------------------------------------------- beside a measured one
 
 
 def training(gpus: int, exchange: Exchange | None = None, **changes: object) -> Training:
@@ -238,9 +185,11 @@ def test_a_measured_exchange_is_held_against_its_curve(accumulate_: int, added_s
     assert row.predicted_exposed_s == pytest.approx(added_s)
 
 
-def test_a_file_without_a_curve_is_read_and_predicts_nothing() -> None:
-    data = json.loads(json.dumps(to_json(training(2, EXCHANGE))))
-    for name in ("buckets", "curve"):
+def test_copies_are_in_the_file_and_an_older_one_without_a_curve_predicts_nothing() -> None:
+    whole = training(2, replace(EXCHANGE, copies=Copies(4, 8 * MB, 5.0, 1.0)))
+    data = json.loads(json.dumps(to_json(whole)))
+    assert from_json(data, "results[0]") == whole
+    for name in ("buckets", "curve", "copies"):
         del data["exchange"][name]
     older = from_json(data, "results[0]")
     assert older.exchange == replace(EXCHANGE, buckets=(), curve=())
@@ -264,16 +213,6 @@ def test_a_damaged_curve_is_refused(curve: list[dict[str, float]], said: str) ->
         from_json(data, "results[0]")
 
 
-def test_the_longest_curve_of_each_number_of_gpus_is_taken() -> None:
-    short = replace(EXCHANGE, curve=EXCHANGE.curve[:1])
-    four = replace(short, ranks=4)
-    found = [training(2, short), training(2, EXCHANGE), training(2, short), training(4, four)]
-    assert links_of(found) == {2: Links(EXCHANGE.curve), 4: Links(short.curve)}
-
-
-# ---------------------------------------------------------------- copies
-
-
 @given(st.integers(1, 500), SIZES, SECONDS, SECONDS)
 def test_copies_of_the_same_gradients_take_what_they_took(
     count: int, bytes_: int, least_s: float, more_s: float
@@ -292,24 +231,6 @@ def test_copies_are_added_to_what_the_all_reduces_add() -> None:
     assert found.exchange_s == pytest.approx(1.0 + 2 * 0.25 + 4 * 0.5)
     (row,) = scaled([training(1), training(2, replace(EXCHANGE, copies=copies))])
     assert row.predicted_exposed_s == pytest.approx(4.0 + 5.0)
-
-
-def test_copies_of_a_compressed_exchange_are_no_measure_of_another() -> None:
-    whole = replace(EXCHANGE, copies=Copies(4, 8 * MB, 5.0, 1.0))
-    (plain,) = links_of([training(2, whole)]).values()
-    (hooked,) = links_of([training(2, whole, compress="bf16")]).values()
-    assert plain.copies == whole.copies
-    assert hooked.copies is None
-    assert plain.curve == hooked.curve
-
-
-def test_copies_are_in_the_file() -> None:
-    whole = training(2, replace(EXCHANGE, copies=Copies(4, 8 * MB, 5.0, 1.0)))
-    data = json.loads(json.dumps(to_json(whole)))
-    assert from_json(data, "results[0]") == whole
-    data["exchange"]["copies"]["count"] = 0
-    with pytest.raises(ValueError, match="cannot be"):
-        from_json(data, "results[0]")
 
 
 @given(st.floats(0, 2), st.floats(0, 2))

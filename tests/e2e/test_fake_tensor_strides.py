@@ -34,8 +34,8 @@ LAYOUTS: dict[str, Callable[[int, int, int, int], Tensor]] = {
 IMAGES, VECTORS, SINGLE, GREY = (4, 8, 6, 5), (4, 8, 1, 1), (1, 8, 6, 5), (4, 1, 6, 5)
 AS_ONE = [(grad, x) for grad in (DENSE, LAST) for x in (DENSE, LAST)]
 CASES = [
-    *((IMAGES, grad, x) for grad in LAYOUTS for x in (DENSE, LAST, TURNED)),
-    *((shape, grad, x) for shape in (VECTORS, SINGLE) for grad, x in AS_ONE),
+    *((IMAGES, grad, x) for grad in LAYOUTS for x in (DENSE, LAST)),
+    *((shape, grad, x) for shape in (VECTORS, SINGLE) for grad, x in AS_ONE[:2]),
 ]
 FAKE = FakeTensorMode()
 
@@ -238,8 +238,7 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
+@pytest.mark.parametrize(("recipe", "layout"), [("fp32", "nchw"), ("amp-bf16", "nhwc")])
 def test_a_step_with_them_is_the_step_that_runs(recipe: str, layout: str) -> None:
     network = replace(find("cnn-cifar"), build=convolutional, input=(3, 8, 8))
     case = case_of(network, recipe=recipe, layout=layout)

@@ -10,35 +10,24 @@ from samples.launching import Checkpointed
 from samples.planted_networks import network_of
 from samples.train_cases import case_of, differences
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.prediction.op_timer.op_costs import key_of
-from e2e.prediction.op_timer.op_timer import OpTime
 from e2e.prediction.step_profile import peak_bytes
 from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
-from e2e.prediction.trace.recorder import Recorder, is_view
+from e2e.prediction.trace.recorder import is_view
 from kernels.aten import kind_of
 
 CPU = torch.device("cpu")
 CLASSES = 10
 ARMS: list[dict[str, object]] = [
-    {"recipe": "fp32"},
     {"recipe": "fp32", "layout": "nhwc", "fused": False},
-    {"recipe": "amp-bf16"},
-    {"recipe": "amp", "layout": "nhwc"},
-    {"recipe": "amp", "loss_scale": 256.0},
-    {"recipe": "amp", "fused": False},
-    {"recipe": "O2"},
+    {"recipe": "amp", "layout": "nhwc", "loss_scale": 256.0},
     {"recipe": "bf16", "keep_batchnorm_fp32": True},
     {"recipe": "fp32", "accumulate": 3, "label_smoothing": 0.1},
-    {"recipe": "fp32", "optimizer": "adamw"},
-    {"recipe": "fp32", "optimizer": "adamw", "fused": False},
-    {"recipe": "amp", "optimizer": "adam", "fused": False},
-    {"recipe": "amp", "graph": True},
-    {"recipe": "fp32", "optimizer": "adamw", "graph": True},
+    {"recipe": "amp-bf16", "optimizer": "adamw", "graph": True},
+    {"recipe": "O2", "optimizer": "adam", "fused": False},
 ]
 
 
@@ -62,7 +51,7 @@ def both(network: Network, case: TrainCase) -> tuple[Trace, Trace]:
 @pytest.mark.parametrize("settings", ARMS, ids=str)
 def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
     network = find("cnn-cifar")
-    both(network, case_of(network, 8, **settings))
+    both(network, case_of(network, 2, **settings))
 
 
 def test_a_decoder_s_too() -> None:
@@ -107,16 +96,13 @@ def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
 
 def test_every_product_of_a_step_is_counted() -> None:
     """Forward once, backward twice, but for the first layer's input."""
-    network = find("resnet50")
-    ops = trace(network, case_of(network, 4), CPU, 1000).ops
+    ops = traced("resnet18-cifar").ops
     products = [op for op in ops if kind_of(op.call, op.outputs) == "product"]
-    assert len(products) == 53 * 2 + 3
+    assert len(products) == 20 * 2 + 3
 
 
 def test_a_batch_beyond_any_memory_is_traced() -> None:
-    network = find("vgg16")
-    found = trace(network, case_of(network, 100_000), CPU, 1000)
-    assert peak_bytes(found, {}) > 1e12
+    assert peak_bytes(traced("cnn-cifar", 10_000_000), {}) > 1e12
 
 
 def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
@@ -130,30 +116,19 @@ def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
 
 def test_a_graph_reads_a_copy_of_the_batch() -> None:
     """Of tokens as inputs and as targets."""
-    for batch in (8, 100):
-        images, classes = batch * 3 * 32 * 32 * 4, batch * 8
-        rounded = sum(-(-size // 512) * 512 for size in (images, classes))
-        found = traced("cnn-cifar", batch, graph=True)
-        assert found.batch_bytes == rounded
-        eager = replace(found, case=replace(found.case, graph=False))
-        assert peak_bytes(found, {}) == peak_bytes(eager, {}) + rounded
+    found = traced("cnn-cifar", 100, graph=True)
+    images, classes = 100 * 3 * 32 * 32 * 4, 1024  # in blocks of 512
+    assert found.batch_bytes == images + classes
+    eager = replace(found, case=replace(found.case, graph=False))
+    assert peak_bytes(found, {}) == peak_bytes(eager, {}) + images + classes
     assert traced("gpt-tiny", 2, graph=True).batch_bytes == 2 * (2 * 64 * 8)
 
 
-def test_scratch_counts_while_its_call_runs() -> None:
-    found = traced("cnn-cifar")
-    plain = peak_bytes(found, {})
-    at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
-    key = key_of(found.case, at)
-    assert peak_bytes(found, {key: OpTime(0.0, 0.0, 10**12)}) >= 10**12
-    assert peak_bytes(found, {key: OpTime(0.0, 0.0)}) == plain
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_of_a_gpu_are_not_traced(layer: type[nn.RNNBase]) -> None:
+def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
     """cuDNN's ask where weights lie; a CPU's are traced like others."""
     network = replace(
-        find("cnn-cifar"), build=lambda: nn.Sequential(nn.Flatten(2), layer(4, 2)), input=(3, 2, 2),
+        find("cnn-cifar"), input=(3, 2, 2),
+        build=lambda: nn.Sequential(nn.Flatten(2), nn.LSTM(4, 2)),
         loss=lambda output, target, smoothing: output[0].float().square().mean(),
     )  # fmt: skip
     case = case_of(network)
@@ -161,15 +136,6 @@ def test_recurrent_layers_of_a_gpu_are_not_traced(layer: type[nn.RNNBase]) -> No
         trace(network, case, torch.device("cuda"), CLASSES)
     assert raised.value.real
     assert trace(network, case, CPU, CLASSES).fake
-
-
-@pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_init_dropout_state"])
-def test_what_would_outlive_the_trace_is_not_run_under_fake_tensors(name: str) -> None:
-    """Whoever calls it: a network of its own weights, or compiled by TorchScript."""
-    recorder = Recorder("cuda")
-    func, args = getattr(torch.ops.aten, name).default, (0.5, True, 1)
-    with FakeTensorMode(), pytest.raises(RuntimeError, match="in memory"):
-        recorder._run(str(func), func, args, {})
 
 
 def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:

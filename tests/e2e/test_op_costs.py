@@ -1,12 +1,10 @@
-"""Which of a step's calls are measured, and among which others; times on disk."""
+"""Which of a step's calls are measured; times on disk."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,21 +15,18 @@ from e2e.networks import find
 from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of
-from e2e.prediction.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
+from e2e.prediction.op_timer.op_timer import OpTime
 from e2e.prediction.op_timer.store import Store
 from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.queue_model import GraphCosts
 from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.prediction.trace.recorder import TracedOp, is_view, kind
-from kernels.aten import Call, CannotReplay, Replay, materialise
+from kernels.aten import Call
 from kernels.case import Target
 
 CPU = Target("cpu", "a CPU")
-pytestmark = pytest.mark.usefixtures("empty_store")
-
-
 KNOWN = OpTime(1e-3, 1e-6)
-STEADY = MeasuredTime(KNOWN, steady=True)
+pytestmark = pytest.mark.usefixtures("empty_store")
 
 
 def step() -> Trace:
@@ -44,43 +39,22 @@ def distinct(traced: Trace) -> dict[str, TracedOp]:
     return {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
 
 
-def places(traced: Trace, key: str) -> set[int]:
-    """Where in the step a call is."""
-    return {i for i, op in enumerate(traced.ops) if key_of(traced.case, op) == key}
-
-
-class Asked:
-    """What a stopwatch was asked for: how many calls, among how many others."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: MeasuredTime | str) -> None:
-        self.counts: list[tuple[int, int]] = []
-
-        def times(
-            _: object, calls: Sequence[PlacedCall], among: Sequence[PlacedCall]
-        ) -> list[MeasuredTime | str]:
-            self.counts.append((len(calls), len(among)))
-            return [answer] * len(calls)
-
-        monkeypatch.setattr(CpuStopwatch, "times", times)
-
-
-def test_what_was_measured_before_is_not_measured_again(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, traced = Asked(monkeypatch, "planted"), step()
+def test_what_was_measured_before_is_not_measured_again(empty_store: Store) -> None:
+    traced = step()
     launched = distinct(traced)
     products = {key for key, op in launched.items() if kind(op) == "product"}
-    empty_store.add({key: KNOWN for key in launched.keys() - products})
+    planted = {key: KNOWN for key in launched.keys() - products}
+    empty_store.add(planted)
     calls = CallTimer(CPU, empty_store, ConstantSpeed())
+    one = min(products)
+    places = {i for i, op in enumerate(traced.ops) if key_of(traced.case, op) == one}
+    assert calls.times(traced, places).known.keys() == {one}
     found = calls.times(traced)
-    assert found.known.keys() == launched.keys() - products
-    assert found.problems == dict.fromkeys(products, "planted")
-    assert asked.counts == [(len(products), 0)]
-    calls.times(traced, places(traced, min(products)))
-    assert asked.counts[1:] == [(1, 0)], "one of them alone"
-    empty_store.add({key: KNOWN for key in products})
-    assert calls.times(traced).known.keys() == launched.keys()
-    assert len(asked.counts) == 2, "nothing is missing"
+    assert found.problems == {}
+    assert found.known.keys() == launched.keys()
+    assert {key: found.known[key] for key in planted} == planted
+    assert all(found.known[key].gpu_s > 0 for key in products)
+    assert all(time.host_s == 0 for key, time in found.known.items() if key in products)
 
 
 def test_times_of_convolutions_belong_to_the_search_that_chose_their_algorithm() -> None:
@@ -91,68 +65,19 @@ def test_times_of_convolutions_belong_to_the_search_that_chose_their_algorithm()
         assert alike == (op.call.operator not in CONVOLUTIONS)
 
 
-def test_where_others_matter_calls_are_launched_among_what_is_known_of_the_step(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+def test_a_call_that_torch_refuses_has_its_reason_beside_what_is_measured(
+    empty_store: Store,
 ) -> None:
-    """But not among convolutions that this process has not launched, nor among what waits."""
-    monkeypatch.setattr(CpuStopwatch, "others_matter", True)
-    asked, traced = Asked(monkeypatch, STEADY), step()
-    launched = distinct(traced)
-    searched = {key for key, op in launched.items() if op.call.operator in CONVOLUTIONS}
-    assert searched
-    waits, first, then, *others = sorted(launched.keys() - searched)
-    empty_store.add({key: KNOWN for key in (*others, *searched)})
-    empty_store.add({waits: OpTime(1e-3, 0.0, waits=True)})
-    calls = CallTimer(CPU, empty_store, ConstantSpeed())
-    for one in (first, then):
-        assert calls.times(traced, places(traced, one)).known.keys() == {one}
-    assert asked.counts == [(1, len(others)), (1, len(others) + 1)]
-
-    again = CallTimer(CPU, Store({"name": "another"}, {}), ConstantSpeed())
-    again.times(traced)
-    assert asked.counts[2:] == [(len(launched), 0)]
-    again.store = Store({"name": "a third"}, {})
-    again.store.add({key: KNOWN for key in launched.keys() - {first}})
-    again.times(traced)
-    assert asked.counts[3:] == [(1, len(launched) - 1)], "convolutions were launched before"
-
-
-def test_what_cannot_be_replayed_asks_for_nothing_else(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CpuStopwatch, "others_matter", True)
-    monkeypatch.setattr(
-        "e2e.prediction.op_timer.op_costs.why_not", lambda call: f"{call.name}: planted"
-    )
-    asked, traced = Asked(monkeypatch, "never"), step()
-    launched = distinct(traced)
-    unknown = min(launched)
-    empty_store.add({key: KNOWN for key in launched.keys() - {unknown}})
-    assert CallTimer(CPU, empty_store, ConstantSpeed()).times(traced).problems == {
-        unknown: "planted"
-    }
-    assert asked.counts == []
-
-
-def test_what_does_not_fit_says_so_beside_what_does(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planted: no room for one call's arguments; others are measured."""
-    asked, traced = Asked(monkeypatch, STEADY), step()
-    launched = distinct(traced)
-    large = max(launched)
-    name = launched[large].call.name
-
-    def made(call: Call, *args: Any, **how: Any) -> Replay:
-        if call.key == launched[large].call.key:
-            raise CannotReplay(f"{name}: planted")
-        return materialise(call, *args, **how)
-
-    monkeypatch.setattr("e2e.prediction.op_timer.op_costs.materialise", made)
-    found = CallTimer(CPU, empty_store, ConstantSpeed()).times(traced)
-    assert found.problems == {large: "planted"}
-    assert found.known.keys() == launched.keys() - {large}
-    assert asked.counts == [(len(launched) - 1, 0)]
+    traced = step()
+    place = next(i for i, op in enumerate(traced.ops) if op.call.operator == "convolution")
+    refused = replace(traced.ops[place], call=Call("aten.mm.default", (1, 2)))
+    ops = (*traced.ops[:place], refused, *traced.ops[place + 1 :])
+    planted = replace(traced, ops=ops)
+    found = CallTimer(CPU, empty_store, ConstantSpeed()).times(planted)
+    key = key_of(traced.case, refused)
+    assert found.problems.keys() == {key}
+    assert "mm" in found.problems[key]
+    assert found.known.keys() == distinct(planted).keys() - {key}
 
 
 # ------------------------------------------------------------ on disk
