@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,18 +34,37 @@ for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that no process ends with one of them alone.
+GPU = Path(__file__).parent / "gpu"
 
-    Times that must agree do so only where nothing else keeps the device busy.
-    """
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests in tests/gpu need a GPU: they are not read where they are not asked for."""
+    return (collection_path == GPU and "not gpu" in config.option.markexpr) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers that were asked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Larger files go first, so that no process ends with one of them alone."""
+    for item in items:
+        if GPU in item.path.parents:
+            item.add_marker("gpu")
     of_file = Counter(item.path for item in items)
-    items.sort(key=lambda item: (-slow[item.path], -of_file[item.path], item.path))
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        for item in items:
-            if item.get_closest_marker("alone"):
-                item.add_marker(pytest.mark.skip(reason="others run beside it: run it alone"))
+    items.sort(key=lambda item: (-of_file[item.path], item.path))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # its fixtures and its time limit are inside
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `alone` waits until those beside it have ended, and they wait for it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or not item.get_closest_marker("gpu"):
+        return (yield)
+    folder = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    alone = item.get_closest_marker("alone")
+    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,6 @@ from kernels.aten import (
     why_not,
 )
 
-pytestmark = pytest.mark.gpu
-
 GPU = torch.device("cuda:0")
 LAUNCHES = 20
 WIDTH, CLASSES = 64, 10
@@ -122,6 +120,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
     assert pool.bytes == reserved
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["cnn-fp16-last", "flash"])
 def test_launching_and_restoring_do_not_wait(name: str) -> None:
     ops = STEPS[name]()

@@ -24,7 +24,6 @@ from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.instructions import measure_probe
 from microbench.timing.timers import Timer, make_timer
 
-pytestmark = pytest.mark.gpu
 LEAST_PCT, MOST_PCT = 50.0, 101.0  # of the instruction rate
 OLD_PATH_PCT = 20.0  # mma.sync on Hopper, where fp8 is widened to fp16 and fp64 has other shapes
 BUDGET_S = 0.05
@@ -65,6 +64,7 @@ def measured(
     return result
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.key)
 def test_every_variant_computes_what_it_should(
     probe: Probe, gpu: DeviceInfo, loader: Loader

@@ -23,9 +23,7 @@ from microbench.roofline.explain import annotate
 from microbench.sweep import Group
 from microbench.timing.timers import make_timer
 
-pytestmark = pytest.mark.gpu
-
-SHAPES = {
+SHAPES: dict[str, dict[str, int]] = {
     "3x3": {},
     "1x1": {"r": 1, "s": 1, "padding": 0, "k": 128},
     "stride 2": {"stride": 2},
@@ -47,6 +45,10 @@ SHAPES = {
                                           "padding": 4, "dilation": 2},
     "depthwise, wide stride": {"c": 24, "k": 24, "groups": 24, "stride": 4},
 }  # fmt: skip
+
+
+ALL = [pytest.param(SHAPES[name], id=name, marks=[pytest.mark.quick] * (name == "3x3"))
+       for name in SHAPES]  # fmt: skip
 
 
 def conv(which: str, layout: str, precision: str, backend: str, **dims: int) -> Case:
@@ -90,7 +92,7 @@ def check(session: OpSession, gpu: DeviceInfo, case: Case) -> None:
         assert op.may_run_exactly(case) or not too_exact(case, error), candidate.label
 
 
-@pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dims", ALL)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", PASSES)
@@ -98,7 +100,7 @@ def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
     check(session, gpu, conv(which, layout, precision, "cudnn", **dims))
 
 
-@pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dims", ALL)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8-e4m3"])
 @pytest.mark.parametrize("which", PASSES)
 def test_triton_is_right(session, gpu, which, precision, dims) -> None:
@@ -162,7 +164,9 @@ def test_more_than_two_to_the_31_elements(session, gpu, which, dims) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize(
+    "which", [pytest.param(w, marks=[pytest.mark.quick] * (w == "fprop")) for w in PASSES]
+)
 def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
     timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
     telemetry = open_telemetry(gpu)

@@ -16,7 +16,6 @@ from samples import rank_training
 from samples.commands import ROOT, environment
 from samples.rank_ending import ended_by
 
-pytestmark = pytest.mark.gpu
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 CUDA = torch.device("cuda", 0)
 COUNT = torch.cuda.device_count()

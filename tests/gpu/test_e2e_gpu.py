@@ -24,7 +24,6 @@ from samples.feeding import Batch, Batches, Census
 from samples.waiting import no_waits
 from torch import Tensor, nn
 
-from e2e.__main__ import main
 from e2e.case import USUAL_LOADER, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
@@ -43,8 +42,6 @@ from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record
 from microbench.results.runfile import read_run
-
-pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda:0")
 ROOT = Path(__file__).parents[2]
@@ -195,31 +192,30 @@ def test_the_wall_clock_of_a_block_is_without_its_first_step() -> None:
     assert block.wall_s == pytest.approx(8 * block.times_s[0], rel=0.05)
 
 
-def test_the_cpus_speed_is_read_beside_steps_that_are_not_predicted(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    words = ["cnn-cifar", "--recipe", "fp32,amp", "--batch", "8", "--budget", "2"]
-    assert main([*words, "--quiet", "--processes", "2", "--json", str(file)]) == 0
-    for training in read_run(file).of(Training):
-        assert training.timed
-        assert training.timed.host_pace
-        assert [part.number for part in training.timed.processes] == [0, 1]
-        assert all(part.host_pace for part in training.timed.processes)
-
-
 # ---------------------------------------------------------------- recipes
 
 
+def converted(recipe: str) -> tuple[str, Batches]:
+    """A network that the recipe changes, and two of its batches."""
+    if RECIPES[recipe].float8:
+        return "gpt-tiny", Batches(*tokens(2))
+    return "cnn-cifar", Batches(*pictures(2))
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains(name: str) -> None:
-    trainer = trainer_of("cnn-cifar", name)
-    losses = losses_of(trainer, Batches(*pictures(2)), 30)
+    network, feed = converted(name)
+    trainer = trainer_of(network, name)
+    losses = losses_of(trainer, feed, 30)
     assert all(loss == loss and abs(loss) < 100 for loss in losses)
     if name not in ("fp16", "O3"):  # without a scale and masters nobody promises to learn
         assert fmean(losses[-4:]) < 0.8 * fmean(losses[:4])
     assert all(w.isfinite().all() for w in weights_of(trainer))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.quick
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_products_run_in_the_recipes_type(name: str) -> None:
     trainer = trainer_of("cnn-cifar", name)
     with Census() as census:
@@ -269,6 +265,7 @@ def _convolution() -> float:
     return _relative_error(nn.functional.conv2d(x, w, padding=1), exact)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("operation", [_product, _convolution])
 def test_the_tf32_switch_changes_what_is_computed(operation: Callable[[], float]) -> None:
     for _ in range(2):  # there and back: arms take turns
@@ -278,11 +275,12 @@ def test_the_tf32_switch_changes_what_is_computed(operation: Callable[[], float]
         assert 1e-4 < operation() < 5e-3
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_never_waits_for_the_device(name: str, optimizer: str) -> None:
-    trainer = trainer_of("cnn-cifar", name, optimizer=optimizer)
-    feed = Batches(*pictures(2))
+    network, feed = converted(name)
+    trainer = trainer_of(network, name, optimizer=optimizer)
     losses_of(trainer, feed, 3)
     with no_waits():
         for _ in range(3):
@@ -321,9 +319,8 @@ def test_resident_data_never_makes_a_step_wait(graph: bool) -> None:
 
 CAPTURED: list[tuple[str, str, str, Callable[[int], list[Batch]]]] = [
     ("cnn-cifar", "fp32", "sgd", pictures), ("cnn-cifar", "tf32", "sgd", pictures),
-    ("cnn-cifar", "amp", "sgd", pictures), ("cnn-cifar", "O2", "sgd", pictures),
-    ("cnn-cifar", "bf16", "sgd", pictures), ("cnn-cifar", "amp", "adamw", pictures),
     ("cnn-cifar", "O2", "adam", pictures), ("gpt-tiny", "amp-bf16", "adamw", tokens),
+    ("cnn-cifar", "amp", "adamw", pictures),
 ]  # fmt: skip
 
 
@@ -463,7 +460,7 @@ def test_a_first_step_that_is_skipped_leaves_no_trace(recipe: str, optimizer: st
 # ---------------------------------------------------------------- compiled steps
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
+@pytest.mark.parametrize("recipe", ["fp32", pytest.param("amp", marks=pytest.mark.quick), "O2"])
 def test_a_compiled_arm_trains_as_a_plain_one(recipe: str) -> None:
     plain, compiled = (trainer_of("cnn-cifar", recipe, compile=how) for how in (False, True))
     given = pictures(3)
@@ -527,6 +524,7 @@ def little_memory() -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
 
 
+@pytest.mark.quick
 def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
     small, huge = (case_of("cnn-cifar", "fp32", batch) for batch in (BATCH, HUGE))
     before = torch.cuda.memory_allocated(DEVICE)
@@ -622,7 +620,6 @@ class TestTimed:
         steps = timed[arm].steps
         assert steps is not None
         assert sum(steps.times_s) <= 1.001 * steps.wall_s
-        assert sum(steps.wall_times_s) <= steps.wall_s
         assert steps.wall_steps > len(steps.times_s) == len(steps.wall_times_s)
         assert timed[arm].wall_per_s == pytest.approx(TIMED_BATCH * steps.wall_steps / steps.wall_s)
 
@@ -651,6 +648,7 @@ class TestTimed:
             assert skipped == 0
 
 
+@pytest.mark.quick
 def test_host_and_busy_time_of_a_step_that_is_known() -> None:
     """A kernel of milliseconds takes the host microseconds to launch."""
     a = torch.randn(8192, 8192, device=DEVICE)
@@ -714,6 +712,7 @@ def test_a_memory_limit_makes_the_card_smaller(tmp_path: Path) -> None:
     assert (large.memory_peak_bytes or 0) <= 4 * 10**9
 
 
+@pytest.mark.quick
 def test_the_whole_command(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     command = [

@@ -14,8 +14,6 @@ from e2e.results.types import Training
 from microbench import worker
 from microbench.results.runfile import read_run
 
-pytestmark = pytest.mark.gpu
-
 HANG_S = 15.0  # in place of two minutes
 FAULTS = {
     "illegal_address": "illegal memory access",

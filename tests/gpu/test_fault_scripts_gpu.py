@@ -13,8 +13,6 @@ from samples.commands import ROOT, environment
 from samples.ending import MARK, marked
 from samples.processes import wait_for
 
-pytestmark = pytest.mark.gpu
-
 SCRIPT = """import sys
 import torch
 from samples import bad_gpu_kernels

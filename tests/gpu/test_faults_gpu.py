@@ -16,8 +16,6 @@ from microbench import worker
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
 
-pytestmark = pytest.mark.gpu
-
 HANG_S = 15.0  # in place of two minutes
 # What each fault is called in its reason.
 AT_ONCE = {

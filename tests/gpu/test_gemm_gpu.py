@@ -27,8 +27,6 @@ from microbench.roofline.explain import annotate
 from microbench.sweep import Group
 from microbench.timing.timers import make_timer
 
-pytestmark = pytest.mark.gpu
-
 BACKENDS = [name for name in OPS["gemm"].backends if name != "cpu"]
 SHAPES = [
     (256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256),
@@ -69,7 +67,9 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
         return measurer.measure(Group(cases), budget_s, lambda *_: None)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(LAYOUTS[0], marks=pytest.mark.quick), *LAYOUTS[1:]]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_right_or_skipped_with_a_reason(
@@ -133,7 +133,7 @@ def test_tf32_and_fp32_are_two_things_in_every_back_end(session: OpSession) -> N
 def test_no_rate_is_above_what_the_hardware_can_do(gpu: DeviceInfo, precision: str) -> None:
     measurer = make_measurer(gpu, "cold")
     ceilings = tuple(datasheet_ceilings(gpu.name, [precision]))
-    for size in (256, 4096):
+    for size in (256, 2048):
         cases = [case(size, precision, backend, "nt") for backend in BACKENDS]
         results = measure(measurer, *cases)
         run = Run(("test",), "now", gpu.as_dict(), {}, ceilings=ceilings, results=tuple(results))
@@ -152,6 +152,7 @@ def test_no_rate_is_above_what_the_hardware_can_do(gpu: DeviceInfo, precision: s
             assert result.measurement.power_w
 
 
+@pytest.mark.quick
 def test_tensor_cores_are_proved_for_a_large_half_precision_product(gpu: DeviceInfo) -> None:
     ceilings = tuple(datasheet_ceilings(gpu.name, ["fp32", "fp16"]))
     if not ceilings:
@@ -190,6 +191,8 @@ def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInf
     assert events.median_s == pytest.approx(graph.median_s, rel=0.15)
 
 
+@pytest.mark.quick
+@pytest.mark.alone
 def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> None:
     from microbench.selftest.aa import compare_with_itself
 

@@ -26,8 +26,6 @@ from kernels.op import WIDE
 from kernels.triton_config import candidate
 from microbench.device.device import DeviceInfo, describe
 
-pytestmark = pytest.mark.gpu
-
 # Tails in M, N and K; rows of 2, 4, 8 and 16 bytes; more tiles than SMs; less than one tile.
 SHAPES = [(640, 720, 1032), (641, 723, 333), (1030, 1284, 516), (2600, 2456, 200), (65, 24, 72)]
 NARROW = [(17, 1096, 2056), (1, 520, 1000), (1096, 33, 1028), (2049, 7, 777), (64, 64, 8192)]
@@ -133,6 +131,7 @@ def test_misaligned_rows_are_right(
         assert_right_and_repeatable(pool, gpu, what, [backend.configuration(what, gpu.target())])
 
 
+@pytest.mark.quick
 def test_integers_are_exact(pool: OperandPool, gpu: DeviceInfo) -> None:
     """Small integers have exact sums: no product is lost or counted twice, at any tile's edge."""
     for shape in ((640, 720, 1032), (17, 1096, 2056)):

@@ -16,8 +16,6 @@ from kernels.triton_config import candidate
 from microbench.device.device import DeviceInfo, describe
 from microbench.measure import too_exact
 
-pytestmark = pytest.mark.gpu
-
 SHAPES = {
     "130 channels": {"c": 130, "k": 130},
     "odd numbers of channels": {"c": 67, "k": 131, "h": 13, "w": 17, "n": 5},
@@ -45,6 +43,7 @@ SHAPES = {
     "72 channels, stride 2": {"c": 72, "k": 56, "h": 15, "w": 15, "stride": 2},
     "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
 }  # fmt: skip
+QUICK = ("odd numbers of channels", "stem", "160 channels", "few filters")
 OTHER_PRECISIONS = (
     "130 channels",
     "5x5, odd image, stride 2",
@@ -98,7 +97,9 @@ def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
 
 
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.quick] * (name in QUICK)) for name in SHAPES]
+)
 def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, pool) -> None:
     case = conv(which, "fp16", SHAPES[name])
     found: dict[str, backend.Config] = {}

@@ -17,12 +17,9 @@ from PIL import Image
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
-from e2e.data.loaders import nvjpeg, open_feed
-from e2e.data.loaders.nvjpeg_hardware import hardware_decoder
+from e2e.data.loaders import open_feed
 from e2e.data.types import Broken, Files, LoaderFeed, Picture, Wanted
 from microbench.errors import UserError
-
-pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda:0")
 SIZE = (64, 80)
@@ -31,18 +28,6 @@ BATCH = 8
 CLOSE = 0.06
 SEED = 3
 ORIENTATION = 274
-
-
-@pytest.fixture(params=["hardware", "torchvision"], autouse=True)
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What calls nvJPEG: ours, where the device has decoders for it, or torchvision's op."""
-    if request.param == "torchvision":
-        monkeypatch.setattr(nvjpeg, "hardware_decoder", lambda _: None)
-    elif (found := hardware_decoder(DEVICE)) is None:
-        pytest.skip("no hardware decodes JPEGs here")
-    else:
-        found.close()
-    return request.param
 
 
 def photo(n: int) -> Image.Image:
@@ -177,49 +162,6 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Open
     assert {"01.jpg", "02.jpg", "04.jpg"} <= named <= {"01.jpg", "02.jpg", "04.jpg", "05.jpg"}
 
 
-def test_what_nvjpeg_alone_refuses_goes_through_pillow(files: Files, opened: Opened, monkeypatch):
-    """With all sent to nvJPEG that begins as a JPEG: CMYK and such are halved out and decoded."""
-    from e2e.data.loaders import jpeg_bytes as encoded
-
-    monkeypatch.setattr(encoded, "_as_usual", lambda image: image.format == "JPEG")
-    found = batches(opened("gpu-decode", files), 3)
-    wanted = batches(opened("torchvision", files), 3)
-    for one, other in zip(found, wanted, strict=True):
-        assert one[1].tolist() == other[1].tolist()
-        assert one[0].isfinite().all()
-    assert opened.broken == []
-
-
-def test_what_comes_out_otherwise_than_its_header_says_goes_through_pillow(
-    files: Files, opened: Opened, monkeypatch
-):
-    """The kernel reads as much as the header says, so this must not reach it."""
-    from e2e.data.loaders import jpeg_bytes as encoded
-
-    def higher(content: bytes) -> encoded.Stored | None:
-        stored = plain(content)
-        return stored and stored._replace(size=(stored.size[0] + 1, stored.size[1]))
-
-    plain = encoded.plain_jpeg
-    monkeypatch.setattr(encoded, "plain_jpeg", higher)
-    found = batches(opened("gpu-decode", files), 3)
-    for one, other in zip(found, batches(opened("torchvision", files), 3), strict=True):
-        check_alike(one, other)
-    assert opened.broken == []
-
-
-def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Opened):
-    feed = opened("gpu-decode", files, workers=1)
-    counted = [feed.idle_cpu_s]
-    began_s = time.process_time()
-    for _ in range(6):
-        feed.fetch()
-        counted.append(feed.idle_cpu_s)
-    assert counted == sorted(counted)
-    spun_s = counted[-1] - counted[0]
-    assert 0 < spun_s <= time.process_time() - began_s
-
-
 def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
     feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
     with pytest.raises(UserError, match="none of the 2 training images"):
@@ -250,15 +192,6 @@ def test_closing_ends_thread_and_workers(files: Files, opened: Opened, fetched: 
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_killed_worker_is_replaced_and_no_batch_is_lost(files: Files, opened: Opened):
-    feed = opened("gpu-decode", files, workers=2, on_death="restart")
-    found = batches(feed, 2)
-    os.kill(feed.pids[0], signal.SIGKILL)
-    found += batches(feed, 12)
-    for one, other in zip(found, batches(opened("torchvision", files), 14), strict=True):
-        check_alike(one, other)
 
 
 def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened):

@@ -14,8 +14,6 @@ from e2e.results.types import Training
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
-pytestmark = pytest.mark.gpu
-
 
 def run_of(tmp_path: Path, *words: str) -> Run:
     file = tmp_path / "run.json"
@@ -28,6 +26,7 @@ def by_recipe(run: Run) -> dict[str, Training]:
     return {training.case.recipe: training for training in run.of(Training)}
 
 
+@pytest.mark.quick
 @pytest.mark.alone
 def test_a_ledger_is_of_the_steps_that_were_recorded(tmp_path: Path) -> None:
     run = run_of(tmp_path, "--amp")
@@ -62,11 +61,3 @@ def test_a_captured_step_has_the_terms_of_its_kernels(tmp_path: Path) -> None:
     terms = account(amp).terms
     assert [term for term in terms if term in IDLE] == [BETWEEN]
     assert terms[CONVOLUTIONS] > terms.get(OTHER, 0)
-
-
-def test_predictions_are_beside_the_ledger_where_they_are_asked_for(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "--recipe", "tf32,amp", "--predict")
-    for training in run.of(Training):
-        assert training.predicted is not None
-        assert training.predicted.terms_ms[CONVOLUTIONS] > 0
-        assert training.traced is not None

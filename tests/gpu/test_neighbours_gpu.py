@@ -19,7 +19,7 @@ from microbench.device.load import COMPUTING, LATER, LOAD, PROCESSES
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import CLOCK_DROP
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,6 @@ import pytest
 from e2e.__main__ import main
 from e2e.profile.halfway_prove import GOES_ON
 
-pytestmark = pytest.mark.gpu
-
 PLAIN = """
 import torch
 from torch import nn
@@ -68,6 +66,7 @@ def names(run: dict[str, Any]) -> set[str]:
     return {gain["cause"] for gain in run["gains"]}
 
 
+@pytest.mark.quick
 def test_a_float32_network_is_tried_in_tf32_bf16_channels_last_and_as_graphs(
     tmp_path: Path,
 ) -> None:

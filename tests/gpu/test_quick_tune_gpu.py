@@ -21,8 +21,6 @@ from microbench.results.types import Result
 from microbench.sweep import Group
 from microbench.timing.timers import make_timer
 
-pytestmark = pytest.mark.gpu
-
 CONV = {"n": 16, "c": 96, "h": 20, "w": 20, "k": 96, "r": 3, "s": 3, "stride": 1, "padding": 1,
         "dilation": 1, "groups": 1}  # fmt: skip
 TOO_MUCH_SHARED = "tma/256x256x64/s4/w8/g8"  # it compiles, and no SM can hold it
@@ -33,8 +31,7 @@ def gemm(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") ->
 
 
 CASES = [
-    gemm(1048, 1048, 1048), gemm(17, 4096, 4096), gemm(1100, 700, 900, "bf16", "tn"),
-    gemm(520, 776, 1032, "fp8-e4m3"), gemm(777, 555, 333),
+    gemm(17, 4096, 4096), gemm(1100, 700, 900, "bf16", "tn"), gemm(520, 776, 1032, "fp8-e4m3"),
     *(Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc") for which in PASSES),
 ]  # fmt: skip
 
@@ -82,6 +79,7 @@ def test_a_size_that_no_table_holds_is_tuned_once_and_then_known(
     assert (again.variant, again.choice) == (first.variant, first.choice)
 
 
+@pytest.mark.quick
 def test_the_measuring_process_finds_what_was_compiled_ahead(
     measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,6 @@ from e2e.data.types import IMAGENET
 from kernels.resample.geometry import ORIENTATIONS, upright_size
 from microbench.device.profiler import record
 
-pytestmark = pytest.mark.gpu
-
 DEVICE = torch.device("cuda:0")
 TOLERANCE = 2e-5  # of normalised values, which reach 2.7
 SIZES = {
@@ -61,6 +59,7 @@ def test_right_at_any_size(kind: str, size: tuple[int, int], channels_last: bool
     assert (found.cpu() - wanted).abs().max() <= TOLERANCE
 
 
+@pytest.mark.quick
 def test_right_for_a_whole_batch_in_one_launch(normal: Normal):
     images, cuts = drawn(SIZES["imagenet"], 256)
     ready = prepare(images, *cuts, (224, 224), *normal)

@@ -6,8 +6,6 @@ import pytest
 import torch
 from samples.waiting import no_waits, while_busy
 
-pytestmark = pytest.mark.gpu
-
 
 def test_what_torch_sees_wait_raises_and_only_inside() -> None:
     found = torch.ones(1, device="cuda")
@@ -16,6 +14,7 @@ def test_what_torch_sees_wait_raises_and_only_inside() -> None:
     assert found.item() == 1
 
 
+@pytest.mark.quick
 def test_what_torch_does_not_see_is_found_by_the_clock_of_the_device() -> None:
     with pytest.raises(AssertionError, match="waited"), no_waits(), while_busy():
         torch.cuda.synchronize()
