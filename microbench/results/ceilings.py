@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from kernels.ceilings.plan import INSTRUCTIONS, LAUNCHES, Probe
+from microbench.results.codec import check_measurement
 from microbench.results.fields import decode
 from microbench.results.types import STATUSES, Ceiling, Json, Measurement
 
@@ -112,8 +113,7 @@ def from_json(data: Json, where: str) -> CeilingResult:
     measured = result.measurement
     if (result.status == "ok") != (measured is not None):
         raise ValueError(f"{where}.status is {result.status!r}, which its measurement contradicts")
-    if measured and (measured.median_s <= 0 or not measured.times_s):
-        raise ValueError(f"{where} has no time above zero")
+    check_measurement(measured, where)
     if min(result.flops, result.moved_bytes, result.sms) < 0:
         raise ValueError(f"{where} has FLOPs, bytes or SMs under zero")
     try:

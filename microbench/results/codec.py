@@ -161,7 +161,7 @@ def _result_from_json(data: Json, where: str) -> Result:
         raise ValueError(f"{where}.choice.how is {result.choice.how!r}")
     if result.tile is not None and min(result.tile) < 1:
         raise ValueError(f"{where}.tile has no size above zero")
-    _check_measurement(result.measurement, where)
+    check_measurement(result.measurement, where)
     return result
 
 
@@ -188,7 +188,8 @@ def _check_ceiling(ceiling: Ceiling, where: str) -> None:
             raise ValueError(f"{where}.{name} is {value}, not above zero")
 
 
-def _check_measurement(measurement: Measurement | None, where: str) -> None:
+def check_measurement(measurement: Measurement | None, where: str) -> None:
+    """ValueError for times, an interval or processes that none can be."""
     if measurement is None:
         return
     if measurement.median_s <= 0 or not measurement.times_s:

@@ -61,10 +61,13 @@ def processes_json(processes: Sequence[ProcessTime]) -> Json:
 
 
 def check_processes(processes: Sequence[ProcessTime], rounds: int, where: str) -> None:
-    """ValueError unless they are of so many rounds in all, or none, with times above zero."""
+    """ValueError unless they are of so many rounds in all, or none, all figures above zero."""
     if sum(one.rounds for one in processes) not in (0, rounds):
         raise ValueError(f"{where}.processes do not account for its blocks")
-    if any(one.median_s <= 0 or one.rounds < 1 or (one.host_pace or 1) <= 0 for one in processes):
+    if any(
+        min(one.median_s, one.rounds, one.host_pace or 1, one.sm_clock_mhz or 1) <= 0
+        for one in processes
+    ):
         raise ValueError(f"{where}.processes has no time above zero")
     if len({one.number for one in processes}) < len(processes):
         raise ValueError(f"{where}.processes has a number twice")

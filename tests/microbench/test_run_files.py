@@ -1,0 +1,580 @@
+"""Files of every kind: what is written is read back, and what is damaged is refused in a line."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+from samples.kernel_runs import case, measured, run_of
+
+from kernels.case import DATA, Case
+from kernels.error_words import first_line
+from kernels.gemm import LAYOUTS, OP
+from kernels.precision import PRECISIONS
+from microbench import results as public
+from microbench.__main__ import main
+from microbench.errors import UserError
+from microbench.report.console import print_run
+from microbench.report.documents import print_document
+from microbench.report.export import to_csv, to_markdown
+from microbench.report.table import markdown, records, write_csv
+from microbench.results.codec import result_to_json, run_from_json, run_to_json
+from microbench.results.comparison import compare
+from microbench.results.kinds import document_of
+from microbench.results.runfile import as_run, check_writable, probe, read_run, write_run
+from microbench.results.types import (
+    Ceiling,
+    Json,
+    Measurement,
+    ProcessTime,
+    Ratio,
+    Result,
+    Run,
+    Warning,
+)
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results" / "nvidia-h200"
+RUN_FILES = [
+    path for path in sorted(ROOT.joinpath("results").rglob("*.json"))
+    if b'"schema_version"' in path.read_bytes()[:200] and path.stat().st_size < 300_000
+]  # fmt: skip
+
+
+def result(size: int = 512) -> Result:
+    """Every field is set."""
+    seconds = 1e-5
+    return Result(
+        case(size, "fp16", "cublas"),
+        "ok",
+        measurement=Measurement(
+            (seconds, 1.01 * seconds, 0.99 * seconds), (2, 1), seconds,
+            (0.99 * seconds, 1.01 * seconds), "events", "cold", "sustained", 2e-6, 32e-9,
+            sm_clock_mhz=1800.0, power_w=400.0, energy_j=4e-3, temperature_c=50.0,
+            throttle=("power cap",),
+            processes=(ProcessTime(0, 1, seconds, 1800.0), ProcessTime(1, 1, seconds, None)),
+        ),
+        flops=2 * size**3,
+        min_bytes=6 * size**2,
+        rel_error=2e-4,
+        variant="torch",
+        kernels=("kernel_128x128",),
+        tile=(128, 128, 64),
+        tensor_core=True,
+        speedup={"fp32": Ratio(2.5, (2.4, 2.6)), "tf32": Ratio(1.4, None)},
+        vs_backend={"triton": Ratio(1.01, (0.99, 1.03))},
+        ceiling_pct=50.0,
+        efficiency_pct={"datasheet": 50.0},
+        bound="compute",
+        why="because",
+        warnings=(Warning("symptom", "cause", "remedy"),),
+    )  # fmt: skip
+
+
+RUN = run_of(
+    [result(), replace(result(256), status="skipped", reason="why", measurement=None)],
+    settings={"timer": "auto", "l2": "cold", "seed": 3, "load": {"load_average_per_core": 0.1}},
+)
+
+
+def document(run: Run = RUN) -> Any:
+    return json.loads(json.dumps(run_to_json(run), allow_nan=False))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.json"
+
+
+# ---------------------------------------------------------------- round trip
+
+numbers = st.floats(0, 1e30)
+times = st.floats(1e-9, 1e6)
+intervals = st.tuples(times, times).map(lambda pair: (min(pair), max(pair)))
+maybe, maybe_time = st.none() | numbers, st.none() | times
+words = st.text(max_size=12)
+some_words = st.lists(words, max_size=3).map(tuple)
+ratios = st.dictionaries(
+    words, st.builds(Ratio, numbers, st.none() | st.tuples(numbers, numbers)), max_size=3
+)
+cases = st.builds(
+    Case,
+    op=st.just("gemm"),
+    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in OP.dims}),
+    precision_name=st.sampled_from(sorted(PRECISIONS)),
+    backend=st.sampled_from(sorted(OP.backends)),
+    layout=st.sampled_from(LAYOUTS),
+    data=st.sampled_from(DATA),
+)
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    medians = draw(st.lists(times, max_size=3))
+    processes = tuple(ProcessTime(i, 1, s, 1000 * s if i else None) for i, s in enumerate(medians))
+    blocks = [draw(st.integers(0, 99)) for _ in medians] or draw(st.lists(st.integers(0, 99)))
+    return Measurement(
+        draw(st.lists(times, min_size=1, max_size=5).map(tuple)), tuple(blocks), draw(times),
+        draw(st.none() | intervals), draw(words), draw(words), draw(words), draw(numbers),
+        draw(numbers), sm_clock_mhz=draw(maybe), power_w=draw(maybe), energy_j=draw(maybe),
+        temperature_c=draw(maybe), throttle=draw(some_words), processes=processes,
+    )  # fmt: skip
+
+
+found_results = st.builds(
+    Result,
+    case=cases,
+    status=st.sampled_from(["ok", "skipped", "failed"]),
+    reason=st.none() | words,
+    measurement=st.none() | measurements(),
+    flops=st.integers(0, 10**18),
+    min_bytes=st.integers(0, 10**18),
+    rel_error=maybe,
+    variant=st.none() | words,
+    kernels=some_words,
+    tile=st.none() | st.tuples(*[st.integers(1, 512)] * 3),
+    tensor_core=st.none() | st.booleans(),
+    speedup=ratios,
+    vs_backend=ratios,
+    ceiling_pct=maybe,
+    efficiency_pct=st.dictionaries(words, numbers, max_size=2),
+    bound=st.none() | words,
+    why=st.none() | words,
+    warnings=st.lists(st.builds(Warning, words, words, words), max_size=2).map(tuple),
+)
+facts = st.dictionaries(words, st.none() | words | numbers | st.integers(), max_size=4)
+runs = st.builds(
+    Run,
+    command=some_words,
+    started_at=words,
+    device=facts.map(lambda some: some | {"name": "a device"}),
+    software=facts,
+    settings=facts,
+    ceilings=st.lists(
+        st.builds(Ceiling, words, words, st.none() | words, maybe_time, maybe_time, maybe_time,
+                  words),
+        max_size=3,
+    ).map(tuple),
+    results=st.lists(found_results, max_size=3, unique_by=lambda r: r.case.key).map(tuple),
+    finished_at=st.none() | words,
+)  # fmt: skip
+
+
+@given(runs)
+@settings(max_examples=60)
+def test_what_is_written_is_read_back(run: Run) -> None:
+    assert run_from_json(document(run)) == run
+
+
+def test_every_committed_file_is_read_and_would_be_written_so() -> None:
+    assert len(RUN_FILES) > 50
+    for file in RUN_FILES:
+        run = read_run(file)
+        assert run_from_json(document(run)) == run, file.name
+
+
+def test_a_file_of_an_older_or_a_later_version_has_more_or_less_and_reads(path: Path) -> None:
+    whole = document()
+    more = {"model": {"fitted": 12, "by_path": []}, "forecast": 3}
+    assert run_from_json(whole | more) == RUN
+    for name in ("processes", "kernels_s", "tuned", "variant", "total_error"):
+        for one in whole["results"]:
+            one.pop(name, None)
+    first = run_from_json(whole).results[0]
+    assert (first.case, first.measurement and first.measurement.processes) == (result().case, ())
+
+
+def test_the_names_and_units_of_a_file(path: Path) -> None:
+    write_run(RUN, path)
+    whole = json.loads(path.read_text())
+    assert whole.keys() == {
+        "schema_version", "method_version", "command", "started_at", "finished_at", "device",
+        "software", "settings", "ceilings", "results",
+    }  # fmt: skip
+    assert whole["schema_version"] == 1
+    ok, skipped = whole["results"]
+    assert ok.keys() >= {
+        "op", "case", "precision", "backend", "status", "reason", "times_s", "median_s", "ci95_s",
+        "flops", "min_bytes", "tflops", "gb_per_s", "ceiling_pct", "rel_error", "kernels",
+        "tensor_core", "timer", "l2", "regime", "sm_clock_mhz", "power_w", "energy_j", "throttle",
+        "speedup", "bound", "why", "warnings",
+    }  # fmt: skip
+    assert ok["case"] == {"m": 512, "n": 512, "k": 512, "layout": "nt", "data": "normal"}
+    assert ok["tflops"] == pytest.approx(2 * 512**3 / 1e-5 / 1e12)
+    assert ok["gb_per_s"] == pytest.approx(6 * 512**2 / 1e-5 / 1e9)
+    assert ok["speedup"]["fp32"] == {"ratio": 2.5, "ci95": [2.4, 2.6]}
+    assert ok["warnings"] == [{"symptom": "symptom", "cause": "cause", "remedy": "remedy"}]
+    assert (skipped["status"], skipped["reason"]) == ("skipped", "why")
+    rates = ("tflops", "gb_per_s", "median_s", "times_s", "blocks", "timer")
+    assert {name: skipped[name] for name in rates} == dict.fromkeys(rates)
+
+
+def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:
+    write_run(RUN, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        write_run(replace(RUN, results=(replace(result(), rel_error=math.nan),)), path)
+    assert path.read_bytes() == before
+
+
+# ---------------------------------------------------------------- what a result may say
+
+
+def timed(median_s: float, rounds: int, number: int = 0) -> Json:
+    """One process of a result, as its file has it."""
+    return {"number": number, "rounds": rounds, "median_s": median_s, "sm_clock_mhz": 1980.0}
+
+
+PLAIN = run_of([measured(case(512, "fp16", "cublas"), 37.0)])  # three blocks
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"median_s": 0.0}, {"median_s": -1e-6}, {"times_s": []}, {"ci95_s": [0.0, 1.0]},
+        {"ci95_s": [-1.0, 1.0]}, {"ci95_s": [2e-6, 1e-6]}, {"status": "good"}, {"op": "sum"},
+        {"precision": "fp4"}, {"case": {"m": 1, "n": 1}}, {"case": {"m": 1, "n": 1, "k": "1"}},
+        {"case": {"m": 0, "n": 1, "k": 1}}, {"case": {"m": 1, "n": 1, "k": 1, "layout": "xy"}},
+        {"tile": [128, 0, 64]}, {"choice": {"how": "guessed", "candidates": 1}},
+        {"processes": [timed(1e-6, 2)]}, {"processes": [timed(1e-6, 4)]},
+        {"processes": [timed(0.0, 3)]}, {"processes": [timed(-1.0, 3)]},
+        {"processes": [timed(1e-6, 1), timed(1e-6, 2)]},  # both of process 0
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_result_that_cannot_be_is_refused(fields: Json) -> None:
+    whole = document(PLAIN)
+    whole["results"][0].update(fields)
+    with pytest.raises(ValueError, match=r"results\[0\]|precision"):
+        run_from_json(whole)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ci95_s": [1e-6, 1e-6]}, {"ci95_s": None}, {"median_s": 1e-12}, {"tuned": True},
+        {"processes": [timed(1e-6, 3)]}, {"processes": [timed(1e-6, 1), timed(1e-9, 2, 1)]},
+        {"case": {"m": 1, "n": 1, "k": 1}}, {"unknown": 1}, {"tile": [1, 1, 1]},
+        {"choice": {"how": "quick-tuned", "candidates": 6}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_result_that_can_be_is_read(fields: Json) -> None:
+    whole = document(PLAIN)
+    whole["results"][0].update(fields)
+    (found,) = run_from_json(whole).results
+    written = json.loads(json.dumps(result_to_json(found)))
+    kept = fields.keys() - {"case", "unknown"}
+    assert {name: written[name] for name in kept} == {name: fields[name] for name in kept}
+    assert (found.case.layout, found.case.data) == ("nt", "normal")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        *((("ceilings", 0, name), value, f"ceilings[0].{name}")
+          for name in ("flop_per_s", "byte_per_s", "seconds", "flop_per_clock")
+          for value in (0.0, -1e12)),
+        (("device", "name"), 3, "device.name"), (("device", "l2_bytes"), [], "device.l2_bytes"),
+        (("device", "power_limit_w"), math.nan, "device.power_limit_w"),
+        (("device", "sm_clock_max_mhz"), {}, "device.sm_clock_max_mhz"),
+        (("device", "capability"), 9.0, "device.capability"),
+        (("settings", "load"), {"load_average_per_core": [1]}, "settings.load"),
+        (("settings", "notes"), 3, "settings.notes"),
+    ],
+)  # fmt: skip
+def test_a_fact_that_nothing_can_be_computed_from_is_refused_by_name(
+    place: tuple[str | int, ...], value: object, said: str
+) -> None:
+    changed = with_value(document(), place, value)
+    with pytest.raises(ValueError, match="is") as caught:
+        run_from_json(changed)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", sorted(document()))
+def test_each_missing_name_of_the_document_is_refused(name: str) -> None:
+    whole = document()
+    del whole[name]
+    if name == "settings":  # which the first version lacks
+        assert run_from_json(whole).settings == {}
+        return
+    with pytest.raises(UserError, match=name):
+        as_run(whole, Path("run.json"))
+
+
+# ---------------------------------------------------------------- one wrong value, anywhere
+
+JUNK = (None, "text", -1, 10**400, [], {"a": 1})
+# A file of every kind that is published, and one run with every field.
+KINDS = (
+    "",
+    "gemm-4099",
+    "layers-resnet50",
+    "ceilings",
+    "loaders",
+    "ranks-strong",
+    "ledger-resnet50",
+    "fleet",
+    "aa",
+    "selftest",
+    "diagnose-scenarios",
+)
+
+
+def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value of its own stands; of a list the first two items."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:2]):
+        yield (*before, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*before, key))
+
+
+def with_value(whole: Any, place: tuple[Any, ...], value: object) -> Any:
+    """The document with this value in this place."""
+    changed, (first, *rest) = whole.copy(), place
+    changed[first] = with_value(whole[first], tuple(rest), value) if rest else value
+    return changed
+
+
+def one_of(name: str) -> Any:
+    """The document of that name with one result or row."""
+    whole = json.loads((H200 / f"{name}.json").read_text())
+    return whole | {part: whole[part][:1] for part in ("results", "rows") if part in whole}
+
+
+class Unseen(Console):
+    """Takes lines and shows none."""
+
+    def print(self, *lines: object, **_: object) -> None:
+        assert all(isinstance(line, str | Text) for line in lines)
+
+
+def used(data: Json, sound: Run | None = None) -> str:
+    """Reads a file as `show` does, in every form: "read", or how it was refused."""
+    console = Unseen(width=100)
+    try:
+        kind = document_of(data)
+        if kind:
+            sheet = kind.sheet(data)
+            print_document(data, sheet, console, details=True)
+            write_csv([records(sheet.table)]), markdown(sheet.table)
+            return "read"
+        run = as_run(data, Path("run.json"))
+    except (UserError, ValueError, OverflowError) as error:
+        return first_line(error)
+    if run == sound:  # the value takes no part
+        return "read"
+    assert run_from_json(document(run)) == run
+    print_run(run, console, details=True)
+    to_csv(run), to_markdown(run)
+    with contextlib.suppress(UserError):  # nothing to compare
+        compare(run, run)
+    return "read"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_value_of_another_type_is_refused_or_takes_no_part(name: str) -> None:
+    """A file from anywhere never ends in a traceback, whichever one value in it is wrong."""
+    whole = one_of(name) if name else document()
+    assert used(whole) == "read"
+    sound = None if document_of(whole) else run_from_json(whole)
+    found = Counter(
+        used(with_value(whole, place, junk), sound) == "read"
+        for place in places(whole)
+        for junk in JUNK
+    )
+    assert found[False] > 0.2 * found[True]
+
+
+def test_reading_executes_nothing_and_prints_no_control_codes(path: Path) -> None:
+    whole = document()
+    whole["device"]["name"] = f"__import__('os').system('touch {path}.pwned')"
+    whole["results"][0]["why"] = "[bold]{0.__class__}[/bold] %s \x1b[31m"
+    out = io.StringIO()
+    print_run(as_run(whole, path), Console(file=out, width=100), details=True)
+    assert "\x1b" not in out.getvalue()
+    assert list(path.parent.iterdir()) == []
+
+
+def without_sms(data: Json) -> None:
+    del data["device"]["sm_count"]
+
+
+def without_work(data: Json) -> None:
+    for one in data["results"]:
+        one["flops"] = 0
+
+
+@pytest.mark.parametrize("damage", [without_sms, without_work])
+def test_a_file_that_lacks_a_fact_is_explained_and_shown(
+    damage: Callable[[Json], None], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads((H200 / "gemm-fp16.json").read_text())
+    damage(whole)
+    path.write_text(json.dumps(whole))
+    assert main(["explain", str(path)]) == main(["show", str(path), "--verbose"]) == 0
+    assert "8192" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- what is no run file
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_run(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert path.name in message
+    return message
+
+
+def test_a_file_cut_short_anywhere_is_refused(path: Path) -> None:
+    write_run(RUN, path)
+    whole = path.read_bytes().rstrip(b"\n")
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        complaint(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "   ", "[1, 2]", "null", "42", '"text"', "{}", "{'a': 1}", "not json",
+        '{"schema_version": 1}', '{"results": []}', '{"schema_version": "1", "results": []}',
+        '{"schema_version": null, "results": []}', '{"schema_version": 1, "results": {}}',
+        '{"name": "other tool", "benchmarks": []}', "[" * 100_000, "\ufeff{}",
+        '{"schema_version": ' + "9" * 5000 + "}", '{"schema_version": 1e400, "results": []}',
+    ],
+)  # fmt: skip
+def test_foreign_documents_are_refused(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    complaint(path)
+
+
+def test_no_text_a_folder_and_a_missing_file_are_refused(path: Path, tmp_path: Path) -> None:
+    path.write_bytes(b"\x80\x81\xff\x00" * 100)
+    for wrong in (path, tmp_path, tmp_path / "nothing.json", tmp_path / ("x" * 300)):
+        complaint(wrong)
+
+
+@pytest.mark.parametrize("whole", [document(), {"measurements": []}], ids=["same", "renamed"])
+def test_a_newer_schema_says_so(path: Path, whole: Json) -> None:
+    path.write_text(json.dumps(whole | {"schema_version": 2}))
+    said = complaint(path)
+    assert "schema_version 2" in said
+    assert "update" in said
+
+
+# ---------------------------------------------------------------- at once or not at all
+
+
+@pytest.mark.parametrize(("option", "resumes"), [("--json", True), ("--csv", False)])
+def test_a_file_that_is_there_is_never_taken(path: Path, option: str, resumes: bool) -> None:
+    path.write_text("precious")
+    with pytest.raises(UserError) as caught:
+        check_writable(path, option, resumes=resumes)
+    assert ("--resume" in str(caught.value)) == resumes  # CSV cannot be resumed
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "place", [".", "missing/run.json", "file/run.json", "/proc/run.json", "x" * 300]
+)
+def test_an_unwritable_path_is_found_without_leaving_anything(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--json") as caught:
+        check_writable(tmp_path / place, "--json")
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_checking_makes_no_file(path: Path) -> None:
+    check_writable(path, "--json")
+    probe(path, "--resume")
+    assert list(path.parent.iterdir()) == []
+
+
+# ---------------------------------------------------------------- documents that are not runs
+
+
+@pytest.mark.parametrize("name", ["aa", "compare-aa", "selftest"])
+def test_every_row_of_a_document_is_in_its_tables(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads((H200 / f"{name}.json").read_text())["rows"]
+
+    def shown(*words: str) -> str:
+        assert main(["show", str(H200 / f"{name}.json"), *words]) == 0
+        return capsys.readouterr().out
+
+    assert len(shown("--markdown").splitlines()) == 2 + len(rows)
+    table = list(csv.DictReader(io.StringIO(shown("--csv"))))
+    for written, row in zip(table, rows, strict=True):
+        for field in written.keys() & row.keys():
+            value = row[field]
+            if isinstance(value, float):
+                assert float(written[field]) == pytest.approx(value, rel=1e-8)
+            elif isinstance(value, str):
+                assert written[field] == value
+    assert max(map(len, shown("--verbose").splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [["compare", "gemm-fp16", "aa"], ["explain", "aa"]])
+def test_other_commands_say_in_a_line_that_it_is_no_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *names = words
+    assert main([command, *(str(H200 / f"{name}.json") for name in names)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "aa.json is not a run file, but the output of validate aa" in said
+
+
+def test_a_check_prints_what_show_prints_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "aa.json"
+    words = ["--device", "cpu", "--tries", "2", "--budget", "0.02", "--json", str(path)]
+    assert main(["validate", "aa", *words]) == 0
+    said = capsys.readouterr().out.partition("File: ")[0]
+    assert main(["show", str(path)]) == 0
+    assert said in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- microbench.results, imported
+
+
+@pytest.mark.parametrize(
+    ("statement", "most"),
+    [("import microbench.results", 10), ("from microbench.results import read_run", 27)],
+)
+def test_importing_loads_few_files_of_ours_and_no_torch(statement: str, most: int) -> None:
+    command = [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    modules = done.stdout.split()
+    ours = [name for name in modules if name.split(".")[0] in ("kernels", "microbench", "e2e")]
+    assert len(ours) <= most, ours
+    assert {"torch", "numpy", "rich", "click"}.isdisjoint(modules)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in public.__all__:
+        assert getattr(public, name).__name__ in (name, "tuple")
+    with pytest.raises(AttributeError):
+        _ = public.nothing
