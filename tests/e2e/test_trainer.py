@@ -33,12 +33,14 @@ DYNAMIC = ("amp", "O2")
 
 def network_of(build: Callable[[], nn.Module], **changes: Any) -> Network:
     """A classifier of FEATURES numbers into CLASSES."""
-    made = Network(
-        name="own", build=build, input=(FEATURES,), classes=CLASSES, unit="sample",
-        loss=classification_loss, accuracy=count_right,
-        optimizer="sgd", lr=LR, weight_decay=DECAY, batch=8, cpu_batch=8,
+    made: dict[str, Any] = {
+        "input": (FEATURES,), "classes": CLASSES, "loss": classification_loss,
+        "accuracy": count_right, "weight_decay": DECAY,
+    }  # fmt: skip
+    return Network(
+        name="own", build=build, unit="sample", optimizer="sgd", lr=LR, batch=8, cpu_batch=8,
+        **made | changes,
     )  # fmt: skip
-    return replace(made, **changes)
 
 
 def perceptron() -> nn.Module:
@@ -48,19 +50,11 @@ def perceptron() -> nn.Module:
 MLP = network_of(perceptron)
 
 
-def samples(count: int = 4, batch: int = 8) -> list[Batch]:
-    """Batches of noise with classes."""
-    return _drawn(count, batch, (FEATURES,), CLASSES, seed=11)
-
-
-def pictures(count: int = 3, batch: int = 6) -> list[Batch]:
-    return _drawn(count, batch, (3, 8, 8), 10, seed=5)
-
-
-def _drawn(
-    count: int, batch: int, shape: tuple[int, ...], classes: int, *, seed: int
+def samples(
+    count: int = 4, batch: int = 8, shape: tuple[int, ...] = (FEATURES,), classes: int = CLASSES
 ) -> list[Batch]:
-    generator = torch.Generator().manual_seed(seed)
+    """Batches of noise with classes."""
+    generator = torch.Generator().manual_seed(11)
     return [
         (
             torch.randn(batch, *shape, generator=generator),
@@ -68,6 +62,10 @@ def _drawn(
         )
         for _ in range(count)
     ]
+
+
+def pictures(count: int = 3, batch: int = 6) -> list[Batch]:
+    return samples(count, batch, (3, 8, 8), 10)
 
 
 def small_cnn() -> Network:
@@ -183,31 +181,16 @@ def test_steps_are_those_of_the_textbook_in_float64(optimizer: str, fused: bool)
     assert_close(weights_of(trainer), [w.data for w in weights], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "amp-bf16", "O2", "bf16"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_fused_optimizer_updates_as_an_unfused_one(optimizer: str, recipe: str) -> None:
-    fused, unfused = (
-        trainer_of(recipe=recipe, optimizer=optimizer, fused=how) for how in (True, False)
-    )
-    start = weights_of(fused)
-    losses = [trained(arm, samples(), 5) for arm in (fused, unfused)]
-    rtol, atol = (2e-2, 2e-2) if recipe == "bf16" else (2e-3, 1e-3)
-    assert losses[0] == pytest.approx(losses[1], rel=rtol)
-    assert_close(weights_of(fused), weights_of(unfused), rtol, atol)
-    moved = max((a.double() - b).abs().max() for a, b in zip(weights_of(fused), start, strict=True))
-    assert moved > 20 * atol or recipe == "bf16", "the bound must be far below what was learnt"
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_the_loss_is_that_before_the_update_with_labels_smoothed(smoothing: float) -> None:
-    trainer = trainer_of(label_smoothing=smoothing)
-    inputs, targets = samples()[0]
-    logs = trainer.module(inputs).double().log_softmax(1)
-    sharp = -logs[torch.arange(len(targets)), targets].mean()
-    expected = (1 - smoothing) * sharp + smoothing * -logs.mean()
-    loss = trainer.step(Batches((inputs, targets)))
-    assert (loss.shape, loss.requires_grad) == ((), False), "it hangs on no graph"
-    assert loss.item() == pytest.approx(expected.item(), 1e-6)
+def test_the_loss_is_that_before_the_update_with_labels_smoothed() -> None:
+    for smoothing in (0.0, 0.1, 0.5):
+        trainer = trainer_of(label_smoothing=smoothing)
+        inputs, targets = samples()[0]
+        logs = trainer.module(inputs).double().log_softmax(1)
+        sharp = -logs[torch.arange(len(targets)), targets].mean()
+        expected = (1 - smoothing) * sharp + smoothing * -logs.mean()
+        loss = trainer.step(Batches((inputs, targets)))
+        assert (loss.shape, loss.requires_grad) == ((), False), "it hangs on no graph"
+        assert loss.item() == pytest.approx(expected.item(), 1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -259,9 +242,6 @@ def _mean(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
 
 
 LEVER = network_of(Lever, loss=_mean, accuracy=None, weight_decay=0.0)
-ONES = [(torch.ones(8, FEATURES), torch.zeros(8, dtype=torch.int64))]
-
-
 # A gradient of 1/2, which the scaler's first scale, 2**16, does not take beyond float16.
 HALVES = [(torch.full((8, FEATURES), 0.5), torch.zeros(8, dtype=torch.int64))]
 
@@ -308,23 +288,18 @@ def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, f
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("recipe", ["amp", "O2"])
-def test_a_static_scale_makes_the_same_updates_as_a_dynamic_one(recipe: str, fused: bool) -> None:
+@pytest.mark.parametrize("recipe", ["amp", "O2", "fp16"])
+def test_a_static_scale_changes_no_update(recipe: str, fused: bool) -> None:
+    """Beside a dynamic one, and beside none."""
     arms = [
         trainer_of(recipe=made, fused=fused)
         for made in (adapted(recipe, loss_scale=256), RECIPES[recipe])
     ]
     losses = [trained(arm, samples(), 5) for arm in arms]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
-    assert_close(weights_of(arms[0]), weights_of(arms[1]), rtol=2e-3, atol=5e-4)
+    rounding = 5e-3 if recipe == "fp16" else 2e-3
+    assert losses[0] == pytest.approx(losses[1], rel=rounding)
+    assert_close(weights_of(arms[0]), weights_of(arms[1]), rtol=rounding, atol=rounding / 2)
     assert arms[0].skipped_steps == 0
-
-
-def test_a_static_scale_of_float16_weights_changes_no_update() -> None:
-    scaled = trainer_of(recipe=adapted("fp16", loss_scale=256))
-    unscaled = trainer_of(recipe="fp16")
-    assert trained(scaled, samples(), 5) == pytest.approx(trained(unscaled, samples(), 5), rel=5e-3)
-    assert_close(weights_of(scaled), weights_of(unscaled), rtol=5e-3, atol=2e-3)
 
 
 def _faint(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
@@ -344,12 +319,12 @@ def test_a_scale_saves_gradients_that_float16_cannot_hold(
     assert end == (pytest.approx(1 - 1e5 * 0.5e-7, rel=1e-4) if learns else 1.0)
 
 
-@pytest.mark.parametrize("recipe", ["fp16", "amp", "O2"])
-def test_a_static_scale_that_overflows_breaks_the_weights(recipe: str) -> None:
-    trainer = trainer_of(small_cnn(), adapted(recipe, loss_scale=MAX_SCALE), layout="nchw")
-    trained(trainer, pictures(), 1)
-    assert not all(w.isfinite().all() for w in weights_of(trainer))
-    assert trainer.skipped_steps == 0, "nothing is skipped under a static scale"
+def test_a_static_scale_that_overflows_breaks_the_weights() -> None:
+    for recipe in ("fp16", "amp", "O2"):
+        trainer = trainer_of(small_cnn(), adapted(recipe, loss_scale=MAX_SCALE), layout="nchw")
+        trained(trainer, pictures(), 1)
+        assert not all(w.isfinite().all() for w in weights_of(trainer))
+        assert trainer.skipped_steps == 0, "nothing is skipped under a static scale"
 
 
 # ---------------------------------------------------------------- skipped steps
@@ -389,42 +364,24 @@ def test_a_broken_batch_is_skipped_and_leaves_no_trace(
     assert_close(weights_of(broken), weights_of(clean), rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16", "bf16", "fp16"])
-def test_without_a_dynamic_scale_nothing_is_skipped(recipe: str) -> None:
-    trainer = trainer_of(recipe=recipe)
-    trained(trainer, planted(samples(2), 1), 3)
-    assert trainer.skipped_steps == 0
-    assert not all(w.isfinite().all() for w in weights_of(trainer))
+def test_without_a_dynamic_scale_nothing_is_skipped() -> None:
+    for recipe in ("fp32", "amp-bf16", "bf16", "fp16"):
+        trainer = trainer_of(recipe=recipe)
+        trained(trainer, planted(samples(2), 1), 3)
+        assert trainer.skipped_steps == 0
+        assert not all(w.isfinite().all() for w in weights_of(trainer))
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_step_of_several_batches_is_skipped_once(fused: bool) -> None:
-    trainer = trainer_of(recipe="amp", accumulate=2, fused=fused)
+@pytest.mark.parametrize("option", [{"accumulate": 2}, {"clip": 1.0}])
+def test_a_step_of_several_batches_or_of_clipped_gradients_is_skipped_once(
+    option: dict[str, Any], fused: bool
+) -> None:
+    trainer = trainer_of(recipe="amp", fused=fused, **option)
     start = weights_of(trainer)
-    trained(trainer, planted(samples(3), 1), 1)
+    trained(trainer, planted(samples(3), 0), 1)
     assert trainer.skipped_steps == 1
     assert_same(start, weights_of(trainer))
-
-
-# ---------------------------------------------------------------- the learning rate
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("warmup", [0, 1, 4])
-def test_the_rate_rises_in_a_straight_line(warmup: int, fused: bool) -> None:
-    trainer = trainer_of(LEVER, lr=0.5, warmup=warmup, fused=fused)
-    for _ in range(2):  # after a restart once more
-        at, velocity, rates = 1.0, 0.0, []
-        feed = Batches(*ONES)
-        for _ in range(7):
-            trainer.step(feed)
-            velocity = MOMENTUM * velocity + 1
-            now = next(trainer.module.parameters()).item()
-            rates.append((at - now) / velocity)
-            at = now
-        shares = [min(1.0, (i + 1) / warmup) if warmup else 1.0 for i in range(7)]
-        assert rates == pytest.approx([0.5 * share for share in shares], rel=1e-4)
-        trainer.restart(1)
 
 
 def test_the_networks_own_rate_is_used_when_none_is_given() -> None:
@@ -440,19 +397,6 @@ def test_the_networks_own_rate_is_used_when_none_is_given() -> None:
 CLIPPED = [("fp32", None), ("amp", None), ("O2", None), ("fp16", None), ("amp", 256.0)]
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize(("recipe", "scale"), CLIPPED)
-def test_a_bound_that_is_never_met_changes_nothing(
-    recipe: str, scale: float | None, fused: bool
-) -> None:
-    made = adapted(recipe, loss_scale=scale)
-    plain, bounded = (trainer_of(recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
-    for trainer in (plain, bounded):
-        trained(trainer, samples(), 12)
-    assert_same(weights_of(plain), weights_of(bounded))
-    assert plain.skipped_steps == bounded.skipped_steps
-
-
 def gradients_of(trainer: Trainer) -> Tensor:
     """All gradients that the optimizer saw last, unscaled, as one vector in float64."""
     return torch.cat(
@@ -462,23 +406,24 @@ def gradients_of(trainer: Trainer) -> Tensor:
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("recipe", "scale"), CLIPPED)
-@pytest.mark.parametrize("share", [0.5, 1e-3])
 def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
-    recipe: str, scale: float | None, fused: bool, share: float
+    recipe: str, scale: float | None, fused: bool
 ) -> None:
-    made = adapted(recipe, loss_scale=scale)
-    feed = samples(1)
-    whole = trainer_of(recipe=made, clip=1e9, fused=fused)
-    trained(whole, feed, 1)
-    assert not whole.skipped_steps
+    made, feed = adapted(recipe, loss_scale=scale), samples(1)
+    plain, whole = (trainer_of(recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
+    for trainer in (plain, whole):
+        trained(trainer, feed, 1)
+        assert not trainer.skipped_steps
+    assert_same(weights_of(plain), weights_of(whole))  # a bound that is never met
     before = gradients_of(whole)
-    most = share * before.norm().item()
-    bounded = trainer_of(recipe=made, clip=most, fused=fused)
-    trained(bounded, feed, 1)
-    after = gradients_of(bounded)
     rounding = 2e-3 if recipe == "fp16" else 1e-5
-    assert after.norm().item() <= most * (1 + rounding)
-    torch.testing.assert_close(after, before * share, rtol=2 * rounding, atol=rounding * most)
+    for share in (0.5, 1e-3):
+        most = share * before.norm().item()
+        bounded = trainer_of(recipe=made, clip=most, fused=fused)
+        trained(bounded, feed, 1)
+        after = gradients_of(bounded)
+        assert after.norm().item() <= most * (1 + rounding)
+        torch.testing.assert_close(after, before * share, rtol=2 * rounding, atol=rounding * most)
 
 
 def test_a_gradient_that_overflows_float16_squared_is_clipped_and_not_lost() -> None:
@@ -490,25 +435,19 @@ def test_a_gradient_that_overflows_float16_squared_is_clipped_and_not_lost() -> 
     assert 0 < norm == pytest.approx(1.0, rel=2e-2)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_clipped_step_that_is_not_finite_is_skipped_once(fused: bool) -> None:
-    trainer = trainer_of(recipe="amp", clip=1.0, fused=fused)
-    start = weights_of(trainer)
-    trained(trainer, planted(samples(3), 0), 1)
-    assert trainer.skipped_steps == 1
-    assert_same(start, weights_of(trainer))
-
-
 # ---------------------------------------------------------------- starting again
 
 
 class Tied(nn.Module):
-    """A weight that is in two places, one that is not trained, dropout, and batch-norm."""
+    """A weight that is in two places, one that is not trained, dropout, and batch-norm with a
+    weight that float16 cannot hold.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, FEATURES)
         self.norm = nn.BatchNorm1d(FEATURES)
+        nn.init.constant_(self.norm.weight, 0.3)
         self.second = nn.Linear(FEATURES, FEATURES)
         self.second.weight = self.first.weight
         self.head = nn.Linear(FEATURES, CLASSES)
@@ -519,35 +458,18 @@ class Tied(nn.Module):
         return self.head(self.second(hidden))
 
 
-class OddNorm(nn.Module):
-    """Batch-norm with a weight that float16 cannot hold, as pretrained ones have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(FEATURES)
-        self.head = nn.Linear(FEATURES, CLASSES)
-        nn.init.constant_(self.norm.weight, 0.3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.norm(inputs))
-
-
 NETWORKS: dict[str, tuple[Callable[[], Network], Callable[[], list[Batch]]]] = {
     "mlp": (lambda: MLP, samples),
     "tied": (lambda: network_of(Tied), samples),
-    "odd norm": (lambda: network_of(OddNorm), samples),
     "cnn": (small_cnn, pictures),
     "gpt-tiny": (small_gpt, tokens),
 }
 # Network, recipe, optimizer, fused.
 RESTARTS = [
-    ("mlp", "fp32", "sgd", True), ("mlp", "fp32", "adam", False), ("mlp", "amp", "sgd", False),
-    ("mlp", "O2", "adamw", True), ("tied", "O2", "sgd", True), ("tied", "O2", "adamw", False),
-    ("tied", "amp", "adam", True), ("tied", "bf16", "sgd", True), ("cnn", "amp", "sgd", True),
+    ("mlp", "fp32", "adam", False), ("mlp", "amp", "sgd", False), ("tied", "O2", "sgd", True),
+    ("tied", "O2", "adamw", False), ("tied", "amp", "adam", True), ("tied", "bf16", "sgd", True),
     ("cnn", "O2", "sgd", False), ("cnn", "O3", "sgd", True),
-    ("odd norm", "O2", "sgd", True),
-    ("gpt-tiny", "amp-bf16", "adamw", True), ("gpt-tiny", "O2", "adamw", True),
-    ("gpt-tiny", "bf16", "adamw", False),
+    ("gpt-tiny", "amp-bf16", "adamw", True), ("gpt-tiny", "bf16", "adamw", False),
 ]  # fmt: skip
 
 
@@ -590,8 +512,7 @@ def test_a_restart_repeats_the_first_run_bit_for_bit(
     assert others != losses[:3]
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "fused"), [("sgd", True), ("adam", False), ("adamw", True)])
 @pytest.mark.parametrize("recipe", DYNAMIC)
 def test_a_restart_mends_what_broken_batches_did(recipe: str, optimizer: str, fused: bool) -> None:
     trainer = trainer_of(recipe=recipe, optimizer=optimizer, fused=fused)
@@ -666,13 +587,6 @@ def test_a_loss_that_is_not_finite_is_none_and_a_network_may_have_no_accuracy() 
     assert loss == pytest.approx(math.log(256), rel=0.05), "untrained: every token as likely"
 
 
-def test_an_evaluation_that_fails_leaves_the_module_in_training() -> None:
-    trainer = trainer_of()
-    with pytest.raises(RuntimeError):
-        trainer.evaluate(iter([(torch.zeros(2, FEATURES + 1), torch.zeros(2, dtype=torch.int64))]))
-    assert trainer.module.training
-
-
 # ---------------------------------------------------------------- the parts of a step
 
 
@@ -683,55 +597,40 @@ def test_a_step_tells_its_phases_in_order() -> None:
     assert told == [*batch, *batch, "optimizer"]
 
 
-def test_frozen_weights_stay() -> None:
-    trainer = trainer_of(network_of(Tied), "O2")
-    bias = trainer.module.get_parameter("head.bias")
-    start = bias.clone()
-    trained(trainer, samples(), 2)
-    assert torch.equal(bias, start)
-
-
-def _own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile without code generation: Dynamo decides as ever, and it takes no minutes."""
+@pytest.fixture
+def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of torch.compile: Dynamo decides as ever, and it takes no minutes."""
     real = torch.compile
 
     def compile(*args: Any, **options: Any) -> Any:
         return real(*args, **{**options, "backend": "eager"})
 
     monkeypatch.setattr(torch, "compile", compile)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
-def test_every_compiled_arm_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_no_code_generation")
+def test_every_compiled_arm_has_a_graph_of_its_own() -> None:
     """Not one made general because two batches were seen, nor none beyond Dynamo's limit of 8."""
-    from torch._dynamo.utils import counters
-
-    _own_compiler(monkeypatch)
-    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
     counters.clear()
-    names = ("fp32", "tf32", "amp", "bf16", "O2")
-    arms = [(name, batch) for batch in (8, 16) for name in names]
+    arms = [(name, size) for size in (8, 16) for name in ("fp32", "tf32", "amp", "bf16", "O2")]
     trainers = [trainer_of(recipe=name, compile=True) for name, _ in arms]
-    for trainer, (_, batch) in zip(trainers, arms, strict=True):
-        trainer.switch()
-        trained(trainer, samples(batch=batch), 2)
-    try:
-        assert counters["stats"]["unique_graphs"] == len(arms)
-        for trainer in trainers:
+    for steps in (2, 1):  # nothing is compiled twice
+        for trainer, (_, size) in zip(trainers, arms, strict=True):
             trainer.switch()
-            trained(trainer, samples(batch=arms[trainers.index(trainer)][1]), 1)
-        assert counters["stats"]["unique_graphs"] == len(arms), "nothing is compiled twice"
-    finally:
-        torch._dynamo.reset()
+            trained(trainer, samples(batch=size), steps)
+        assert counters["stats"]["unique_graphs"] == len(arms)
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
-def test_a_compiled_arm_learns_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    _own_compiler(monkeypatch)
-    torch._dynamo.reset()
-    compiled, plain = (trainer_of(recipe=recipe, compile=how) for how in (True, False))
-    assert trained(compiled, samples(), 3) == pytest.approx(trained(plain, samples(), 3), rel=1e-5)
-    compiled.restart(1)
-    plain.restart(1)
-    assert trained(compiled, samples(), 3) == pytest.approx(trained(plain, samples(), 3), rel=1e-5)
-    assert_close(weights_of(compiled), weights_of(plain), rtol=1e-3, atol=1e-4)
-    torch._dynamo.reset()
+@pytest.mark.usefixtures("_no_code_generation")
+def test_a_compiled_arm_learns_the_same() -> None:
+    compiled, plain = (trainer_of(recipe="amp", compile=how) for how in (True, False))
+    for _ in range(2):
+        found = [trained(arm, samples(), 3) for arm in (compiled, plain)]
+        assert found[0] == pytest.approx(found[1], rel=1e-5)
+        assert_close(weights_of(compiled), weights_of(plain), rtol=1e-3, atol=1e-4)
+        compiled.restart(1)
+        plain.restart(1)
