@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from samples.coverage import Simulation, correlated, pooled, share
+from samples.coverage import Simulation, share
 
 from microbench.timing.interleave import LOOKS
 from microbench.timing.stats import (
@@ -15,18 +15,16 @@ from microbench.timing.stats import (
     excludes_one,
     median_interval,
     ratio_interval,
-    share_interval,
     t_quantile,
 )
 
 LOW, HIGH = 93.0, 97.0
-TRIES = 1000
-SLACK = 0.8  # of a simulated share: one standard error of TRIES
+TRIES = 600
+SLACK = 1.0  # of a simulated share: one standard error of TRIES
 TICK_S = 32e-9
 
 
-@pytest.mark.parametrize("rounds", [3, 5, 7, 14, 28])
-@pytest.mark.parametrize("rho", [0.0, 0.15])
+@pytest.mark.parametrize(("rounds", "rho"), [(3, 0.0), (7, 0.0), (28, 0.0), (3, 0.15), (14, 0.15)])
 def test_a_medians_interval_at_the_correlations_that_are_measured(rounds: int, rho: float) -> None:
     found = share(TRIES, Simulation(rounds).median, rounds, rho)
     assert LOW - SLACK <= found <= HIGH + SLACK
@@ -34,34 +32,33 @@ def test_a_medians_interval_at_the_correlations_that_are_measured(rounds: int, r
 
 def test_many_rounds_show_their_correlation_themselves() -> None:
     few = share(TRIES, Simulation(1).median, 7, 0.6)
-    many = share(500, Simulation(2).median, 56, 0.6)
+    many = share(TRIES // 2, Simulation(2).median, 56, 0.6)
     assert few < 85 < many  # seven rounds cannot show it: docs/notes/method.md has the figures
 
 
-@pytest.mark.parametrize("percent", [0.2, 0.5, 0.8, 1.2])
+@pytest.mark.parametrize("percent", [0.5, 1.2])
 def test_a_medians_interval_under_the_stopping_rule(percent: float) -> None:
     found = share(TRIES, Simulation(LOOKS[0]).stopping, percent, 0.0)
     assert LOW - SLACK <= found <= HIGH + SLACK
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 14])
-@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize(("rounds", "rho"), [(3, 0.0), (14, 0.3), (3, 0.6), (7, 0.6)])
 def test_the_same_kernel_twice_whatever_the_clocks_correlation(rounds: int, rho: float) -> None:
     found = share(TRIES, Simulation(rounds).same, rounds, rho)
     assert LOW - SLACK <= found <= HIGH + SLACK
 
 
-@pytest.mark.parametrize("period", [2.0, 3.0, 4.0])
+@pytest.mark.parametrize("period", [2.0, 3.0])
 def test_the_same_kernel_twice_on_a_clock_that_swings(period: float) -> None:
-    found = share(TRIES, Simulation(3).swinging, period)
+    found = share(1000, Simulation(3).swinging, period)
     assert LOW - SLACK <= found <= HIGH + SLACK
 
 
 def test_one_order_for_all_comparisons_would_take_a_swing_for_a_difference() -> None:
-    assert share(300, Simulation(3).swinging, 3.0, 7) < 85
+    assert share(TRIES // 2, Simulation(3).swinging, 3.0, 7) < 85
 
 
-@pytest.mark.parametrize("rounds", [5, 7, 14])
+@pytest.mark.parametrize("rounds", [5, 14])
 def test_a_ratio_of_times_with_two_levels(rounds: int) -> None:
     rng = np.random.default_rng(rounds)
 
@@ -91,6 +88,18 @@ def test_a_ratio_on_a_timer_of_coarse_ticks(noise_ns: float, most: float) -> Non
     assert LOW - SLACK <= share(TRIES, holds) <= most + SLACK
 
 
+def test_a_true_difference_of_two_per_cent_is_seen() -> None:
+    rng = np.random.default_rng(5)
+
+    def sees() -> bool:
+        levels = np.array([[1.02], [1.0]]) * (1 + 0.003 * rng.standard_normal((2, 7)))
+        times = levels[:, :, None] * (1 + 0.003 * rng.standard_normal((2, 7, 15)))
+        _, interval = ratio_interval(*times.tolist())
+        return interval is not None and interval[0] > 1
+
+    assert share(100, sees) >= 90
+
+
 def test_a_medians_interval_is_wider_where_rounds_are_correlated() -> None:
     """The same values, sorted or alternating: the sorted ones know the level less well."""
     values = np.random.default_rng(3).standard_normal(28) * 0.01
@@ -109,20 +118,7 @@ def test_a_medians_interval_is_wider_where_rounds_are_correlated() -> None:
     assert 0.95 * plain < width(values) < 1.5 * plain
 
 
-def test_the_correlation_of_rounds_is_found_again() -> None:
-    rng = np.random.default_rng(4)
-    for rho in (0.0, 0.3, 0.6):
-        groups = [[correlated(rng, 7, rho)] for _ in range(400)]
-        assert pooled(groups) == pytest.approx(rho, abs=0.07)
+def test_correlations_are_weighted_about_as_they_are_measured() -> None:
+    weights = [math.exp(-rho / PRIOR_SCALE) for rho in CORRELATIONS]
+    assert np.average(CORRELATIONS, weights=weights) == pytest.approx(0.08, abs=0.02)
     assert min(CORRELATIONS) == 0
-    assert sum(math.exp(-rho / PRIOR_SCALE) * rho for rho in CORRELATIONS) / sum(
-        math.exp(-rho / PRIOR_SCALE) for rho in CORRELATIONS
-    ) == pytest.approx(0.08, abs=0.02)  # about what is measured
-
-
-def test_the_interval_of_a_share() -> None:
-    low, high = share_interval(143, 150)
-    assert (low, high) == (pytest.approx(0.907, abs=0.001), pytest.approx(0.977, abs=0.001))
-    assert share_interval(10, 10)[1] == 1
-    assert share_interval(0, 10)[0] == pytest.approx(0, abs=1e-12)
-    assert share_interval(10, 10)[0] == pytest.approx(1 - share_interval(0, 10)[1])

@@ -24,12 +24,11 @@ from microbench.timing.processes import (
     usual_of,
     variance_between,
 )
-from microbench.timing.stats import t_quantile
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 EULER = 0.57721566490153
 COVERED = (0.93, 0.97)  # of 95 % intervals, that hold
-TRIES = 4000
+TRIES = 2000
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,8 @@ def test_digamma_has_its_known_values(x: float, value: float) -> None:
 @pytest.mark.parametrize(
     ("x", "value"),
     [(0.5, math.pi**2 / 2), (1.0, math.pi**2 / 6), (1.5, math.pi**2 / 2 - 4),
-     (10.0, 0.10516633568168575)],
+     (10.0, 0.10516633568168575), (25.0, 0.0408106633), (1000.0, 1.0005001666666e-3),
+     (1e5, 1.00000500002e-5)],
 )  # fmt: skip
 def test_trigamma_has_its_known_values(x: float, value: float) -> None:
     assert trigamma(x) == pytest.approx(value, rel=2e-6)
@@ -53,16 +53,6 @@ def test_trigamma_has_its_known_values(x: float, value: float) -> None:
 @given(st.floats(0.5, 200.0))
 def test_trigamma_falls_by_one_over_x_squared_across_its_series_too(x: float) -> None:
     assert trigamma(x) - trigamma(x + 1) == pytest.approx(1 / x**2, rel=1e-2, abs=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("confidence", "degrees", "value"),
-    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 4, 2.776), (0.95, 5, 2.571),
-     (0.95, 10, 2.228), (0.95, 30, 2.042), (0.95, 120, 1.980), (0.95, 1e6, 1.960),
-     (0.99, 2, 9.925), (0.99, 5, 4.032), (0.99, 10, 3.169), (0.90, 3, 2.353)],
-)  # fmt: skip
-def test_students_t_is_the_published_one(confidence: float, degrees: float, value: float) -> None:
-    assert t_quantile(confidence, degrees) == pytest.approx(value, abs=6e-4 * value)
 
 
 # ---------------------------------------------------------------- what is usual
@@ -77,8 +67,9 @@ def sampled(rng: np.random.Generator, variances: np.ndarray, degrees: int) -> li
     return [Variance(v * rng.chisquare(degrees) / degrees, degrees) for v in variances]
 
 
-@pytest.mark.parametrize("planted", [Usual(0.01**2, 4.0), Usual(0.003**2, 12.0)])
-@pytest.mark.parametrize("degrees", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("planted", "degrees"), [(Usual(0.01**2, 4.0), 2), (Usual(0.003**2, 12.0), 8)]
+)
 def test_what_is_usual_is_found_in_simulated_cases(planted: Usual, degrees: int) -> None:
     rng = np.random.default_rng(7 + degrees)
     found = usual_of(sampled(rng, drawn(rng, planted, 8000), degrees))
@@ -128,7 +119,7 @@ def test_the_mean_over_processes_is_geometric() -> None:
     assert [math.log(end / 2e-3) for end in interval] == pytest.approx([-half, half], rel=1e-3)
 
 
-@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("processes", [2, 8])
 def test_a_means_interval_holds_the_truth_as_often_as_it_says(processes: int) -> None:
     rng = np.random.default_rng(processes)
     low = high = 0
@@ -140,8 +131,10 @@ def test_a_means_interval_holds_the_truth_as_often_as_it_says(processes: int) ->
     check_coverage(low, high)
 
 
-@pytest.mark.parametrize("processes", [2, 3, 5])
-@pytest.mark.parametrize("usual", [Usual(0.01**2, 3.0), Usual(0.01**2, 20.0)])
+@pytest.mark.parametrize(
+    ("usual", "processes"),
+    [(Usual(0.01**2, 3.0), 2), (Usual(0.01**2, 3.0), 5), (Usual(0.01**2, 20.0), 3)],
+)
 def test_a_ratios_interval_holds_the_truth_as_often_as_it_says(
     usual: Usual, processes: int
 ) -> None:
@@ -172,13 +165,6 @@ def test_a_ratio_over_processes_is_of_the_geometric_means() -> None:
     assert ratio == pytest.approx(4.0)
     half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
     assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("x", "value"), [(25.0, 0.0408106633), (1000.0, 1.0005001666666e-3), (1e5, 1.00000500002e-5)]
-)
-def test_trigamma_of_large_numbers_is_that_of_its_series(x: float, value: float) -> None:
-    assert trigamma(x) == pytest.approx(value, rel=1e-6)
 
 
 @pytest.mark.parametrize("spread", [1.5, 2.0, 4.0])
