@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import shutil
@@ -34,8 +33,6 @@ from e2e.data.sources.listing import list_images
 from e2e.data.types import Arrays, Data, Normal
 
 CPU = torch.device("cpu")
-# Of bytes that must never change.
-DIGESTS = ["5d8237d71a2f6117", "845fa32a2f965bbf", "72b04e85049d86e3"]
 
 
 def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> Data:
@@ -45,67 +42,47 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 # ---- the word
 
 
-def test_an_unknown_word_gets_near_ones_and_the_choices() -> None:
-    said = message(lambda: opened("cifar"))
-    assert "--data: unknown 'cifar'; choose from " in said
-    assert "; did you mean cifar10" in said
-    for choice in ("synthetic", "generated", "cifar10:DIR", "folder:DIR"):
-        assert choice in said
-
-
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.folder])
 def test_data_from_a_folder_needs_one(name: str, tmp_path: Path) -> None:
     assert f"--data {name}:DIR" in message(lambda: opened(name))
     assert "missing" in message(lambda: opened(f"{name}:{tmp_path / 'missing'}"))
 
 
-@pytest.mark.parametrize("spec", ["generated", "cifar10:/data", "folder:/data"])
-def test_data_that_does_not_fit_the_network(spec: str) -> None:
-    if spec != "generated":  # it has text too
-        assert "--data synthetic" in message(lambda: opened(spec, (128,), tokens=500))
-    if spec != "folder:/data":
-        said = message(lambda: opened(spec, (3, 224, 224)))
+def test_data_that_does_not_fit_the_network() -> None:
+    for spec in ("cifar10:/data", "folder:/data"):
+        assert "--data synthetic" in message(lambda spec=spec: opened(spec, (128,), tokens=500))
+    for spec in ("generated", "cifar10:/data"):
+        said = message(lambda spec=spec: opened(spec, (3, 224, 224)))
         assert all(part in said for part in ("3x32x32", "3x224x224", "resnet18-cifar"))
-    if spec == "generated":
-        assert "takes no folder" in message(lambda: opened("generated:/data"))
+    assert "takes no folder" in message(lambda: opened("generated:/data"))
 
 
 # ---- synthetic
 
 
-def test_synthetic_images_are_one_normal_batch() -> None:
+def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
     data = opened("synthetic", (3, 16, 24), classes=7)
-    feed = data.feed(64, CPU, 1)
+    feed = data.feed(64, CPU, 3)
     images, classes = feed.place(feed.fetch())
     assert images.shape == (64, 3, 16, 24)
     assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
     assert set(classes.tolist()) == set(range(7))
-    # The very tensors, so that a captured step need not copy them.
-    assert feed.place(feed.fetch())[0] is images
+    assert feed.place(feed.fetch())[0] is images, "so that a captured step need not copy it"
     assert data.train_samples is None
-    assert not data.generated
-
-
-def test_synthetic_batches_come_from_the_seed() -> None:
-    data = opened("synthetic", (3, 8, 8))
-    assert data.classes == 1000
-    assert same(batches(data.feed(8, CPU, 3), 1), batches(data.feed(8, CPU, 3), 1))
-    assert not same(batches(data.feed(8, CPU, 3), 1), batches(data.feed(8, CPU, 4), 1))
-    held_out = list(data.held_out(8, CPU))
-    assert same(held_out, data.held_out(8, CPU))
-    assert not any(
-        torch.equal(a, b) for a, _ in held_out for b, _ in batches(data.feed(8, CPU, 1), 1)
-    )
+    assert same(batches(data.feed(64, CPU, 3), 1), [(images, classes)])
+    assert not same(batches(data.feed(64, CPU, 4), 1), [(images, classes)])
+    held_out = list(data.held_out(64, CPU))
+    assert same(held_out, data.held_out(64, CPU))
+    assert not any(torch.equal(kept, images) for kept, _ in held_out)
 
 
 def test_synthetic_tokens_are_their_own_target() -> None:
     data = opened("synthetic", (64,), tokens=50)
     ((tokens, target),) = batches(data.feed(32, CPU, 1), 1)
     assert target is tokens
-    assert tokens.shape == (32, 64)
-    assert tokens.dtype == torch.int64
+    assert (tokens.shape, tokens.dtype) == ((32, 64), torch.int64)
     assert set(tokens.unique().tolist()) == set(range(50))
 
 
@@ -136,12 +113,6 @@ def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
     epochs = numbers.split(50)
     assert all(sorted(epoch.tolist()) == list(range(50)) for epoch in epochs)
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 8
-
-
-def test_a_batch_may_be_larger_than_an_epoch() -> None:
-    ((images, _),) = batches(numbered(10).feed(35, CPU, 1), 1)
-    counts = Counter(bytes_of(images)[:, 0, 0, 0].tolist())
-    assert set(counts.values()) == {3, 4}
 
 
 def test_feeds_leave_the_global_random_numbers_alone(pictures: Path) -> None:
@@ -186,14 +157,15 @@ def test_held_out_images_come_once_in_order_as_they_are() -> None:
     assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
 
 
-@pytest.mark.parametrize("classes", [2, 5, 10])
-def test_some_of_the_held_out_images_have_every_class_however_the_classes_lie(classes: int) -> None:
-    data = numbered(4000, classes=classes)
-    found = torch.cat([some for _, some in data.held_out(64, CPU, count=400)])
-    assert len(found) == 400
-    assert torch.bincount(found, minlength=classes).min() > 400 / classes / 2
-    again = torch.cat([some for _, some in data.held_out(64, CPU, count=400)])
-    assert torch.equal(found, again)
+def test_some_of_the_held_out_images_have_every_class_however_the_classes_lie() -> None:
+    for classes in (2, 5, 10):
+        data = numbered(4000, classes=classes)
+        found, again = (
+            torch.cat([some for _, some in data.held_out(64, CPU, count=400)]) for _ in range(2)
+        )
+        assert len(found) == 400
+        assert torch.bincount(found, minlength=classes).min() > 400 / classes / 2
+        assert torch.equal(found, again)
 
 
 @pytest.mark.gpu
@@ -211,50 +183,24 @@ def test_placing_never_waits_for_the_device() -> None:
 # ---- generated
 
 
-def test_generated_data_is_the_same_bytes_everywhere() -> None:
-    train, held_out = generated.images()
-    assert train.images.shape == (50_000, 3, 32, 32)
-    assert held_out.images.shape == (10_000, 3, 32, 32)
-    assert train.images.dtype == torch.uint8
-    digests = [
-        hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()[:16]
-        for part in (train.images[:2000], train.images[-500:], held_out.images[4321:5432])
-    ]
-    assert digests == DIGESTS
-    assert torch.equal(train.classes.bincount(), torch.full((10,), 5_000))
-    assert torch.equal(held_out.classes.bincount(), torch.full((10,), 1_000))
-
-
-def test_no_generated_image_is_held_out_and_trained_on() -> None:
-    images = [bytes(image) for part in generated.images() for image in part.images.numpy()]
-    assert len(set(images)) == 60_000
-
-
-def test_generated_data_is_not_for_linear_models() -> None:
-    """Nearest mean, and least squares with three strengths of ridge: all near the 10 % of luck."""
-    train, held_out = generated.images()
-    pixels, kept = (
-        F.avg_pool2d(part.images[:10_000].float() / 50 - 2.3, 2).flatten(1)
-        for part in (train, held_out)
-    )
-    classes, truth = train.classes[:10_000], held_out.classes
-    means = torch.stack([pixels[classes == label].mean(0) for label in range(10)])
-    assert (torch.cdist(kept, means).argmin(1) == truth).float().mean() < 0.2
-    gram, wanted = pixels.T @ pixels, pixels.T @ F.one_hot(classes, 10).float()
-    for ridge in (1e2, 1e4, 1e5):
-        weights = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), wanted)
-        assert ((kept @ weights).argmax(1) == truth).float().mean() < 0.2
-
-
-def test_generated_data_is_opened_by_its_word_and_normalised() -> None:
+def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generated, "images", generated.images.__wrapped__)  # not the cached ones
+    monkeypatch.setattr(generated, "TRAIN", 5000)
+    monkeypatch.setattr(generated, "HELD_OUT", 1000)
     data = opened("generated", classes=1000)
+    assert isinstance(data, InMemory)
     assert (data.name, data.classes, data.generated) == ("generated", 10, True)
-    assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
-    ((images, classes),) = batches(data.feed(512, CPU, 1), 1)
-    assert images.dtype == torch.float32
-    assert abs(images.mean()) < 0.1
-    assert abs(images.std() - 1) < 0.1
-    assert classes.shape == (512,)
+    assert (data.train_samples, data.held_out_samples) == (5000, 1000)
+    for part, each in ((data.train, 500), (data.kept, 100)):
+        assert torch.equal(part.classes.bincount(), torch.full((10,), each))
+    images = [bytes(one) for part in (data.train, data.kept) for one in part.images.numpy()]
+    assert len(set(images)) == 6000
+    ((drawn, _),) = batches(data.feed(512, CPU, 1), 1)
+    assert drawn.shape == (512, 3, 32, 32)
+    assert abs(drawn.mean()) < 0.1
+    assert abs(drawn.std() - 1) < 0.1
 
 
 # ---- CIFAR-10
@@ -343,8 +289,7 @@ def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
 
 def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
     said = message(lambda: opened(f"cifar10:{tmp_path}"))
-    assert "data_batch_1" in said
-    assert "test_batch" in said
+    assert all(name in said for name in ("data_batch_1", "test_batch"))
     (tmp_path / "cifar-10-python.tar.gz").touch()
     assert "tar -xf" in message(lambda: opened(f"cifar10:{tmp_path}"))
 
@@ -353,7 +298,6 @@ def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
     ("kind", "name", "content", "said"),
     [
         ("py", "data_batch_3", None, "lacks data_batch_3"),
-        ("py", "data_batch_2", b"", "EOFError"),
         ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is truncated"),
         ("py", "data_batch_2", pickle.dumps([1, 2]), "not a pickle of CIFAR-10"),
         (
@@ -420,9 +364,11 @@ def test_a_folder_is_trained_on_in_its_sample_shape(pictures: Path) -> None:
     assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
-def test_a_folder_holds_out_its_val(pictures: Path, name: str) -> None:
-    (pictures / "val").rename(pictures / name)
+def test_a_folder_holds_out_its_val(pictures: Path) -> None:
+    for name in ("valid", "validation", "test"):
+        (pictures / "val").rename(pictures / name)
+        assert opened(f"folder:{pictures}", (3, 16, 8)).held_out_samples == 5
+        (pictures / name).rename(pictures / "val")
     drawn = list(opened(f"folder:{pictures}", (3, 16, 8)).held_out(4, CPU))
     assert [images.shape for images, _ in drawn] == [(4, 3, 16, 8), (1, 3, 16, 8)]
     assert numbers(drawn) == [200, 201, 202, 203, 204]
@@ -456,13 +402,6 @@ def test_without_val_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
     trained = numbers(batches(data.feed(54, CPU, 1), 1))
     assert sorted(trained + held_out) == list(range(60))
     assert list_images(tmp_path) == list_images(tmp_path)
-    # Of train/ too, and the same ones.
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for name in ("many", "some"):
-        (whole / "train").mkdir(exist_ok=True)
-        (tmp_path / name).rename(whole / "train" / name)
-    assert opened(f"folder:{whole}", (3, 8, 8)).held_out_samples == 6
 
 
 def deep(image: Image.Image, kind: Any, factor: int) -> Image.Image:
@@ -553,9 +492,8 @@ def test_names_of_broken_images_can_be_printed(pictures: Path) -> None:
 def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
     spec = f"folder:{damaged}"
     assert "empty.jpg (empty) in" in message(lambda: opened(spec, (3, 16, 16), strict=True))
-    for path in damaged.glob("train/katze/*.*"):
-        if path.name in ("empty.jpg", "text.jpg", "gone.png"):
-            path.unlink()
+    for name in ("empty.jpg", "text.jpg", "gone.png"):
+        (damaged / "train" / "katze" / name).unlink()
     data = opened(spec, (3, 16, 16), strict=True, workers=1)
     assert "cut.jpg" in message(lambda: batches(data.feed(21, CPU, 1), 1))
     assert "bomb.png" in message(lambda: list(data.held_out(8, CPU)))
@@ -571,9 +509,6 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     assert "none of the 2 held-out images" in message(lambda: list(data.held_out(2, CPU)))
     assert "6 broken images" in data.notes[1]
     assert str(tmp_path) not in data.notes[1]
-    for path in tmp_path.glob("*/*.jpg"):
-        path.write_bytes(b"")
-    assert "6 broken" in message(lambda: opened(f"folder:{tmp_path}", (3, 16, 16)))
 
 
 @pytest.mark.parametrize(
@@ -581,7 +516,6 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     [
         (lambda root: None, "is empty"),
         (lambda root: save(noise(1), root / "a.jpg"), "no class folders with images"),
-        (lambda root: (root / "train" / "cats").mkdir(parents=True), "no class folders"),
         (lambda root: save(noise(1), root / "val" / "cats" / "a.jpg"), "has val but no train"),
         (lambda root: (root.rmdir(), root.touch()), "is a file"),
     ],
@@ -607,18 +541,13 @@ def test_odd_folders_are_noted(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "only" / "readme.txt").write_text("no image by its name")
-    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo.jfif")
     shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo")
-    (tmp_path / "only" / "other.txt").touch()
     data = opened(f"folder:{tmp_path}", (3, 16, 16))
     assert (data.classes, data.train_samples, data.held_out_samples) == (1, 4, 1)
     notes = " ".join(data.notes)
-    assert "only one class" in notes
-    assert f"no image in {tmp_path / 'none'}" in notes
+    for said in ("only one class", f"no image in {tmp_path / 'none'}", "1 .txt", "1 no suffix"):
+        assert said in notes
     assert "hidden" not in notes
-    assert "left out, for their names are no images': 2 .txt, " in notes
-    assert "1 .jfif" in notes
-    assert "1 no suffix" in notes
 
 
 def test_links_that_lead_nowhere_or_up_and_unreadable_folders_are_left_out_and_counted(
