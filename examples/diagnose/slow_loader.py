@@ -10,7 +10,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fixed", action="store_true", help="batches that are made beforehand")
 parser.add_argument("--steps", type=int, default=50)
 fixed, steps = (options := parser.parse_args()).fixed, options.steps
-device = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = torch.cuda.is_available()
+device = "cuda" if gpu else "cpu"
+side = 64 if gpu else 16
 torch.manual_seed(0)
 
 
@@ -24,11 +26,11 @@ class Slow(torch.utils.data.Dataset):
         end = time.perf_counter() + 0.03 / 32
         while time.perf_counter() < end:
             pass
-        return torch.ones(3, 64, 64), index % 10
+        return torch.ones(3, side, side), index % 10
 
 
 model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-model = model.append(nn.Linear(64 * 60 * 60, 10)).to(device)
+model = model.append(nn.Linear(64 * (side - 4) ** 2, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batches = torch.utils.data.DataLoader(Slow(), batch_size=32)
 if fixed:
