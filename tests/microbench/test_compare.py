@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kernels.case import Case, Target
 from microbench.errors import UserError
+from microbench.results import comparison as comparison_module
 from microbench.results.comparison import (
-    VERDICTS,
+    ANOTHER_CARD,
+    SAME_CARD,
     compare,
     failing,
+    method_changed,
     parse_threshold,
 )
-from microbench.results.judging import NOISE_S, judge
-from microbench.results.types import METHOD_VERSION, METHODS, Measurement, Result, Run
+from microbench.results.judging import NOISE_S
+from microbench.results.types import METHOD_VERSION, METHODS, Measurement, ProcessTime, Result, Run
 from microbench.run_output import check_goes_on
-from microbench.timing.stats import median_interval
 from microbench.worker import Greeting
-
-OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell": "cannot tell"}
 
 
 def measurement(seconds: float, half_pct: float | None = 0.4, **more: Any) -> Measurement:
@@ -86,24 +85,6 @@ def test_longer_times_are_slower_and_the_other_way_round_faster() -> None:
     assert there.count("slower") == 4
 
 
-def test_a_difference_within_the_noise_of_two_runs_is_the_same() -> None:
-    assert verdicts(SOME, scaled(SOME, 1.015)) == ["same"] * 4
-    assert verdicts(scaled(SOME, 1.015), SOME) == ["same"] * 4
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "verdict"),
-    [
-        (result(64, 1e-3, 10.0), result(64, 1.1e-3, 10.0), "cannot tell"),  # wide intervals
-        (result(64, 1e-3, None), result(64, 2e-3, 0.1), "cannot tell"),  # one round
-        (result(64, 5e-6, 0.1), result(64, 5.3e-6, 0.1), "cannot tell"),  # 0.3 us are noise
-        (result(64, 5e-6, 0.1), result(64, 7e-6, 0.1), "slower"),
-    ],
-)
-def test_the_verdict_on_one_case(a: Result, b: Result, verdict: str) -> None:
-    assert verdicts(run_of(a), run_of(b)) == [verdict]
-
-
 def test_another_clock_alone_cannot_tell() -> None:
     fast = run_of(result(64, 1.0e-3, sm_clock_mhz=1980.0))
     slow = run_of(result(64, 1.2e-3, sm_clock_mhz=1650.0))
@@ -114,66 +95,46 @@ def test_another_clock_alone_cannot_tell() -> None:
     assert any("clock" in line for line in comparison.differences)
 
 
-def test_slower_at_a_higher_clock_is_slower() -> None:
-    a = run_of(result(64, 1.0e-3, sm_clock_mhz=1650.0))
-    b = run_of(result(64, 1.2e-3, sm_clock_mhz=1980.0))
-    assert verdicts(a, b) == ["slower"]
-
-
-def test_an_interval_that_reaches_below_zero_is_no_crash() -> None:
-    """Three rounds with one slow one, as a busy CPU gives them."""
-    blocks = [[1e-4], [1.1e-4], [7e-4]]
-    interval = median_interval(blocks)
-    assert interval is not None
-    busy = replace(measurement(1.1e-4), ci95_s=interval)
-    shaky = run_of(replace(result(64), measurement=busy))
-    assert verdicts(shaky, run_of(result(64, 1e-4))) == ["cannot tell"]
-    assert verdicts(shaky, shaky) == ["cannot tell"]
-
-
 # ---------------------------------------------------------------- reasons and thresholds
 
 
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "reason"),
-    [
-        (result(64), result(64, 1.2e-3), "slower", "interval is beyond it"),
-        (result(64, 1.2e-3), result(64), "faster", "interval is beyond it"),
-        (result(64), result(64), "same", "interval is within 3 %"),
-        (result(64, 1e-3, 10.0), result(64, 1.1e-3, 10.0), "cannot tell",
-         "interval reaches beyond 3 %"),
-        (result(64, 5e-6, 0.1), result(64, 5.3e-6, 0.1), "cannot tell",
-         "interval is within 1.3 us"),
-        (result(64, 5e-6, 0.1), result(64, 6.3e-6, 1.0), "cannot tell",
-         "interval reaches within 1.3 us"),
-        (result(64, 1e-3, None), result(64), "cannot tell", "one round only"),
-        (result(64, sm_clock_mhz=1980.0), result(64, 1.2e-3, sm_clock_mhz=1650.0), "cannot tell",
-         "clocks differ"),
-    ],
+    [("failed", "failed", "cannot tell", "failed in both"),
+     ("skipped", "skipped", "same", "skipped in both"), ("ok", "failed", "slower", "failed in B"),
+     ("failed", "ok", "faster", "failed in A"), ("ok", "skipped", "cannot tell", "skipped in B"),
+     ("skipped", "ok", "cannot tell", "skipped in A"),
+     ("failed", "skipped", "cannot tell", "failed in A"),
+     ("skipped", "failed", "cannot tell", "skipped in A")],
 )  # fmt: skip
-def test_every_verdict_has_its_reason(a: Result, b: Result, verdict: str, reason: str) -> None:
-    (row,) = compare(run_of(a), run_of(b)).rows
+def test_a_case_without_a_time_says_where(a: str, b: str, verdict: str, reason: str) -> None:
+    timed = result(64)
+    ours, theirs = (
+        timed if status == "ok" else Result(timed.case, status, reason="x") for status in (a, b)
+    )
+    comparison = compare(run_of(ours), run_of(theirs))
+    (row,) = comparison.rows
     assert (row.verdict, row.reason) == (verdict, reason)
-    assert row.threshold_pct is not None
+    assert (row.a_s, row.b_s) == tuple(1e-3 if status == "ok" else None for status in (a, b))
+    assert comparison.count(verdict) == 1
+    assert (row.ratio, row.ci95, row.threshold_pct, row.guessed) == (None, None, None, False)
+    if "failed" in (a, b) and "ok" in (a, b):
+        assert "failed" in row.note
 
 
-def test_a_case_without_time_says_where() -> None:
-    case = result(64).case
-    lost, left = Result(case, "failed", reason="hung"), Result(case, "skipped", reason="no fp8")
-    for a, b, verdict, reason in (
-        (result(64), lost, "slower", "failed in B"), (lost, result(64), "faster", "failed in A"),
-        (left, left, "same", "skipped in both"), (lost, lost, "cannot tell", "failed in both"),
-        (result(64), left, "cannot tell", "skipped in B"),
-    ):  # fmt: skip
-        (row,) = compare(run_of(a), run_of(b)).rows
-        assert (row.verdict, row.reason, row.threshold_pct) == (verdict, reason, None)
+def in_processes(seconds: float, count: int) -> Result:
+    parts = tuple(ProcessTime(i, 1, seconds) for i in range(count))
+    return result(64, seconds, 0.0, processes=parts)
 
 
-def test_the_threshold_is_a_share_or_an_absolute_time() -> None:
-    (long,) = compare(run_of(result(64)), run_of(result(64))).rows
-    assert (long.threshold_pct, long.threshold_s) == (pytest.approx(3.0), None)
-    (short,) = compare(run_of(result(64, 6.5e-6)), run_of(result(64, 6.5e-6))).rows
-    assert (short.threshold_pct, short.threshold_s) == (pytest.approx(20.0), NOISE_S)
+def test_a_row_has_the_threshold_that_decided() -> None:
+    for base_s, pct, seconds in ((1e-3, 3.0, None), (1e-5, 13.0, NOISE_S)):
+        (row,) = compare(run_of(result(64, base_s)), run_of(result(64, base_s))).rows
+        assert (row.threshold_pct, row.threshold_s) == (pytest.approx(pct), seconds)
+        assert (row.processes, row.guessed) == ((1, 1), True)
+    (row,) = compare(run_of(in_processes(1e-5, 3)), run_of(in_processes(1e-5, 2))).rows
+    assert row.threshold_pct == pytest.approx(1.0)
+    assert (row.threshold_s, row.processes, row.guessed) == (None, (3, 2), False)
 
 
 def test_a_threshold_of_the_users_replaces_the_noise_but_not_the_absolute_floor() -> None:
@@ -182,20 +143,23 @@ def test_a_threshold_of_the_users_replaces_the_noise_but_not_the_absolute_floor(
         "slower", "same", "slower",
     ]  # fmt: skip
     assert compare(a, b, 5.0).rows[0].reason == "interval is within 5 %"
-    close = run_of(result(64, 1.02e-3))
-    assert compare(a, close, 1.0).rows[0].verdict == "slower"
+    assert compare(a, b, 5.0).as_dict()["threshold_pct"] == 5.0
     short = compare(run_of(result(64, 5e-6, 0.1)), run_of(result(64, 5.3e-6, 0.1)), 1.0).rows[0]
     assert (short.verdict, short.threshold_s) == ("cannot tell", NOISE_S)
-    written = compare(a, b, 5.0).as_dict()
-    assert written["threshold_pct"] == 5.0
 
 
-@pytest.mark.parametrize(("text", "pct"), [("5%", 5.0), ("5", 5.0), (" 0.5 % ", 0.5), (".5%", 0.5)])
+@pytest.mark.parametrize(
+    ("text", "pct"),
+    [("5%", 5.0), ("5", 5.0), (" 0.5 % ", 0.5), (".5%", 0.5), ("1000", 1000.0), ("0.001%", 0.001)],
+)
 def test_a_threshold_is_read(text: str, pct: float) -> None:
     assert parse_threshold(text) == pct
 
 
-@pytest.mark.parametrize("text", ["", "%", "0%", "-5%", "x", "5%%", "1e3", "nan", "5000%"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "%", "0%", "0", "0.0", ".", "00", "-1", "x", "5%%", "1e3", "nan", "1000.1", "5000%"],
+)
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--threshold"):
         parse_threshold(text)
@@ -211,8 +175,9 @@ def with_card(card: str | None) -> Run:
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        (with_card("0a1b"), with_card("0a1b"), "same card"),
-        (with_card("0a1b"), with_card("ffff"), "another card"),
+        (with_card("0a1b"), with_card("0a1b"), SAME_CARD),
+        (with_card("0a1b"), with_card("ffff"), ANOTHER_CARD),
+        (with_card("ffff"), with_card("0a1b"), ANOTHER_CARD),
         (SOME, with_card("0a1b"), None),  # a file of an older version
         (with_card(None), with_card("0a1b"), None),
     ],
@@ -240,23 +205,6 @@ def test_resume_takes_a_card_that_is_not_known(
         check_goes_on(None, before, greeting)
 
 
-medians = st.floats(1e-6, 1.0)
-widths = st.none() | st.floats(0.0, 90.0)
-clocks = st.none() | st.floats(500.0, 2000.0)
-
-
-@given(medians, st.floats(0.5, 2.0), widths, widths, clocks, clocks)
-def test_exchanging_the_runs_exchanges_the_verdict(
-    seconds: float, factor: float, width_a: float | None, width_b: float | None,
-    clock_a: float | None, clock_b: float | None,
-) -> None:  # fmt: skip
-    a = measurement(seconds, width_a, sm_clock_mhz=clock_a)
-    b = measurement(seconds * factor, width_b, sm_clock_mhz=clock_b)
-    there, back = judge(a, b)[0], judge(b, a)[0]
-    assert there in VERDICTS
-    assert back == OPPOSITE[there]
-
-
 # ---------------------------------------------------------------- what is in one run only
 
 
@@ -274,15 +222,6 @@ def test_cases_pair_up_by_what_they_are_not_by_their_place() -> None:
     a = run_of(result(64, 1e-3), result(128, 8e-3))
     b = run_of(result(128, 8e-3), result(64, 1e-3))
     assert verdicts(a, b) == ["same", "same"]
-
-
-def test_a_case_that_fails_now_counts_as_slower() -> None:
-    failed = Result(result(64).case, "failed", reason="hung")
-    assert verdicts(run_of(failed), run_of(result(64))) == ["faster"]
-    row = compare(run_of(result(64)), run_of(failed)).rows[0]
-    assert row.verdict == "slower"
-    assert "failed" in row.note
-    assert row.ratio is None
 
 
 # ---------------------------------------------------------------- refusals and differences
@@ -321,6 +260,27 @@ def test_heavy_kernels_do_not_compare_with_those_whose_first_round_was_kept(vers
 
 
 @pytest.mark.parametrize(
+    ("where", "concerned"), [({}, False), ({"kernel": ""}, True), ({"kernel": "case.group"}, True),
+                             ({"train": ""}, False)],
+)  # fmt: skip
+def test_a_version_concerns_the_results_that_it_names(
+    where: dict[str, str], concerned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison_module, "METHODS", {1: {}, 2: where, 3: {}})
+    for versions, between in (((1, 2), True), ((1, 3), True), ((2, 3), False), ((2, 2), False)):
+        for a, b in (versions, versions[::-1]):
+            assert method_changed(result(64), a, b) == (concerned and between)
+
+
+@pytest.mark.parametrize(
+    ("factor", "differs"), [(1.019, False), (1.021, True), (0.981, False), (0.979, True)]
+)
+def test_clocks_differ_from_two_per_cent_on(factor: float, differs: bool) -> None:
+    a, b = (run_of(result(64, sm_clock_mhz=clock)) for clock in (1000.0 * factor, 1000.0))
+    assert len(compare(a, b).differences) == differs
+
+
+@pytest.mark.parametrize(
     ("name", "other"), [("timer", "graph"), ("l2", "warm"), ("regime", "burst")]
 )
 def test_other_conditions_are_refused(name: str, other: str) -> None:
@@ -331,7 +291,7 @@ def test_other_conditions_are_refused(name: str, other: str) -> None:
 
 
 def test_runs_without_a_common_case_are_refused() -> None:
-    refusal(run_of(result(64)), run_of(result(128)))
+    assert re.search("64 in A, .*128 in B", refusal(run_of(result(64)), run_of(result(128))))
     refusal(run_of(), run_of(result(128)))
     refusal(run_of(), run_of())
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from microbench.results.judging import (
     CPU_BOUND_PCT,
@@ -24,8 +26,9 @@ from microbench.results.judging import (
 from microbench.results.kinds import KINDS
 from microbench.results.values import Interval, ProcessTime
 from microbench.timing.processes import USUAL, Usual
+from microbench.timing.stats import median_interval
 
-RUNS, CASES, PROCESSES = 40, 20, 3
+RUNS, CASES, PROCESSES = 20, 20, 3
 KNOWN = Learnt(Usual(0.004**2, 30.0), Usual(0.004**2, 30.0))
 
 
@@ -89,28 +92,128 @@ def test_a_case_that_varies_more_than_the_others_is_not_judged_by_them() -> None
     assert verdicts([*quiet, restless])[-1] == "cannot tell"
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.0, "same"), (1.013, "same"), (0.987, "same"), (1.02, "slower"),
-                            (1.05, "slower"), (0.95, "faster")],
-)  # fmt: skip
-def test_beyond_the_least_is_a_difference_and_within_the_noise_of_kernels_none(
-    factor: float, verdict: str
-) -> None:
-    a = several([1e-5, 1.001e-5, 0.999e-5])
-    b = several([factor * p.median_s for p in a.processes])
-    noise = noise_of("gemm", a, b)
-    assert (noise.pct, noise.near) == (LEAST_PCT, KERNELS.pct / 100)
-    assert judge(a, b, noise, KNOWN).verdict == verdict
-
-
 def test_one_process_on_a_side_is_judged_by_the_floor() -> None:
     many, single = several([1e-5] * 3), once(1e-5)
     assert not in_processes(many, single)
+    both = noise_of("gemm", many, many)
+    assert (both.pct, both.near) == (LEAST_PCT, KERNELS.pct / 100)
     assert noise_of("gemm", many, single) == noise_of("gemm", single, single) == KERNELS
     assert noise_of("train", single, single) == Noise(KINDS["train"].noise_pct)
     asked = noise_of("gemm", many, many, threshold_pct=7.0)
     assert (asked.pct, asked.near) == (7.0, 0.07)
     assert learn([(many, single)]) == Learnt(USUAL, USUAL)
+
+
+# ---------------------------------------------------------------- each threshold from both sides
+
+ALIKE = Learnt(Usual(1e-12, 1e4), Usual(1e-12, 1e4))  # processes that hardly differ
+
+
+def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Step:
+    """Exactly known times, in so many processes."""
+    if processes > 1:
+        return replace(several([seconds] * processes, mhz), ci95_s=(seconds, seconds))
+    return once(seconds, 0.0, sm_clock_mhz=mhz)
+
+
+def verdict(a: Step, b: Step, threshold_pct: float | None = None) -> str:
+    return judge(a, b, noise_of("gemm", a, b, threshold_pct), ALIKE).verdict
+
+
+@pytest.mark.parametrize(
+    ("base_s", "factor", "found"),
+    [
+        (1e-3, 1.031, "slower"), (1e-3, 1.029, "same"), (1e-3, 1 / 1.031, "faster"),
+        (1e-3, 1 / 1.029, "same"),
+        # 1.3 us of the shorter time
+        (1e-5, 1.131, "slower"), (1e-5, 1.129, "cannot tell"), (1e-5, 1 / 1.151, "faster"),
+        (1e-5, 1.029, "same"), (4e-5, 1.0324, "cannot tell"), (4e-5, 1.0326, "slower"),
+    ],
+)  # fmt: skip
+def test_one_process_each(base_s: float, factor: float, found: str) -> None:
+    assert verdict(exactly(base_s), exactly(base_s * factor)) == found
+
+
+@pytest.mark.parametrize("base_s", [1e-5, 1e-3])
+@pytest.mark.parametrize(
+    ("factor", "found"),
+    [(1.0099, "same"), (1.0101, "slower"), (1 / 1.0101, "faster"), (1 / 1.0099, "same")],
+)
+def test_several_processes_each(base_s: float, factor: float, found: str) -> None:
+    assert verdict(exactly(base_s, 3), exactly(base_s * factor, 4)) == found
+    with_one = verdict(exactly(base_s, 3), exactly(base_s * factor))
+    assert with_one == "same", "one process alone knows no better than 3 %"
+
+
+@pytest.mark.parametrize(("pct", "found"), [(1.9, "slower"), (2.1, "same")])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_threshold_of_the_users(pct: float, found: str, processes: int) -> None:
+    assert verdict(exactly(1e-3, processes), exactly(1.02e-3, processes), pct) == found
+
+
+def test_intervals_of_single_processes_add_like_independent_errors() -> None:
+    a = Step(1e-3, (0.97e-3, 1.06e-3))
+    b = Step(2e-3, (1.92e-3, 2.08e-3))
+    ratio, interval = ratio_between(a, b)
+    assert ratio == 0.5
+    assert interval == pytest.approx((0.475777, 0.536879), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("a_mhz", "b_mhz", "found"),
+    [(1500.0, 1500.0, "slower"), (1800.0, 1500.0, "cannot tell"), (1500.0, 1800.0, "slower"),
+     (1530.0, 1500.0, "slower"), (None, 1500.0, "slower"), (1800.0, None, "slower")],
+)  # fmt: skip
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_slower_kernel_takes_more_cycles_too(
+    a_mhz: float | None, b_mhz: float | None, found: str, processes: int
+) -> None:
+    assert verdict(exactly(1e-3, processes, a_mhz), exactly(1.1e-3, processes, b_mhz)) == found
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "reason"),
+    [
+        (once(1e-3), once(1.2e-3), "slower", "interval is beyond it"),
+        (once(1.2e-3), once(1e-3), "faster", "interval is beyond it"),
+        (once(1e-3), once(1e-3), "same", "interval is within 3 %"),
+        (once(1e-3, 10.0), once(1.1e-3, 10.0), "cannot tell", "interval reaches beyond 3 %"),
+        (once(5e-6, 0.1), once(5.3e-6, 0.1), "cannot tell", "interval is within 1.3 us"),
+        (once(5e-6, 0.1), once(6.3e-6, 1.0), "cannot tell", "interval reaches within 1.3 us"),
+        (Step(1e-3), once(1e-3), "cannot tell", "one round only"),
+        (once(1e-3, sm_clock_mhz=1980.0), once(1.2e-3, sm_clock_mhz=1650.0), "cannot tell",
+         "clocks differ"),
+    ],
+)  # fmt: skip
+def test_every_verdict_has_its_reason(a: Step, b: Step, verdict: str, reason: str) -> None:
+    found = judge(a, b)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert found.threshold == max(0.03, 1.3e-6 / min(a.median_s, b.median_s))
+
+
+def test_an_interval_that_reaches_below_zero_is_no_crash() -> None:
+    """Three rounds with one slow one, as a busy CPU gives them."""
+    shaky = Step(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
+    assert judge(shaky, once(1e-4)).verdict == judge(shaky, shaky).verdict == "cannot tell"
+
+
+OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell": "cannot tell"}
+widths = st.none() | st.floats(0.0, 90.0)
+clocks = st.none() | st.floats(500.0, 2000.0)
+
+
+@given(st.floats(1e-6, 1.0), st.floats(0.5, 2.0), widths, widths, clocks, clocks)
+def test_exchanging_the_runs_exchanges_the_verdict(
+    seconds: float, factor: float, width_a: float | None, width_b: float | None,
+    clock_a: float | None, clock_b: float | None,
+) -> None:  # fmt: skip
+    a, b = (
+        replace(once(time_s, width or 0.0, sm_clock_mhz=mhz), **({} if width else {"ci95_s": None}))
+        for time_s, width, mhz in (
+            (seconds, width_a, clock_a), (seconds * factor, width_b, clock_b),
+        )
+    )  # fmt: skip
+    assert judge(b, a).verdict == OPPOSITE[judge(a, b).verdict]
 
 
 # ---------------------------------------------------------------- clocks
