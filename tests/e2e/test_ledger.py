@@ -116,6 +116,7 @@ def test_the_waits_for_a_loader_and_for_an_exchange_are_no_residual() -> None:
         assert RESIDUAL not in by_term(found)
     assert predicted.whole_s == pytest.approx((19.75 + 2 + 5) * MS)
     assert predicted.expected_s == pytest.approx((19.75 + 2 + 3) * MS)
+    assert AMP.expected_s == pytest.approx(19.75 * MS)
 
 
 def test_a_host_that_is_late_shows_as_gaps() -> None:
