@@ -1,37 +1,35 @@
-"""The answer in words, from planted speed-ups."""
+"""The verdict: from planted speed-ups, which sizes and ratios it names, and what it leaves open."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from kernels.case import Case
+from microbench.libraries import libraries_beside_own, summaries
 from microbench.results.types import Measurement, Ratio, Result, Run
 from microbench.verdict import asked_for, verdict
 
-SIZES = (256, 1024, 4096)
+SIZES = tuple(100 * i for i in range(1, 10))
 
 
 def result(
-    size: int, precision: str, speedup: Mapping[str, float | Ratio] | None = None,
-    backend: str = "cublas", seconds: float = 1e-3, error: float = 2e-4,
+    size: int, precision: str = "fp16", gain: float | None = None, backend: str = "cublas",
+    beside: float | None = None, error: float | None = None, seconds: float = 1e-3,
 ) -> Result:  # fmt: skip
-    """A float stands for a ratio known to 2 %."""
-    ratios = {
-        name: r if isinstance(r, Ratio) else Ratio(r, (0.98 * r, 1.02 * r))
-        for name, r in (speedup or {}).items()
-    }
+    def ratio(value: float) -> Ratio:
+        return Ratio(value, (0.999 * value, 1.001 * value))
+
     return Result(
         Case("gemm", {"m": size, "n": size, "k": size}, precision, backend),
         "ok",
         measurement=Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained"),
         flops=2 * size**3,
+        speedup={} if gain is None else {"fp32": ratio(gain)},
+        vs_backend={} if beside is None else {"cublas": ratio(beside)},
         total_error=error,
-        speedup=ratios,
-        bound="launch",
-        why=f"the reason at {size}",
     )
 
 
@@ -39,166 +37,180 @@ def run_of(*results: Result) -> Run:
     return Run(("x",), "now", {"name": "x", "kind": "cuda"}, {}, results=results)
 
 
-def said_of(*gains: float | Ratio, baseline: str = "fp32") -> str:
-    """The verdict on fp16 with these speed-ups at 256, 1024 and 4096."""
-    rows = [result(size, "fp16", {baseline: r}) for size, r in zip(SIZES, gains, strict=False)]
-    bases = [result(size, baseline, error=3e-7) for size in SIZES]
-    return "\n".join(verdict(run_of(*bases, *rows)))
+def said(*gains: float) -> list[list[float]]:
+    """The numbers of each line of the verdict on fp16 with these speed-ups."""
+    rows = [result(size, gain=gain) for size, gain in zip(SIZES, gains, strict=False)]
+    bases = [result(size, "fp32") for size in SIZES[: len(gains)]]
+    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
 
 
-def claims_nothing_pays(text: str) -> bool:
-    return "is not faster than" in text
+def numbers(line: str) -> list[float]:
+    """But for those in names of precisions."""
+    plain = re.sub(r"[a-z]+\d+|95 %", "", line)
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", plain)]
 
 
-def tells(text: str, gain: float, size: int) -> bool:
-    """Whether one clause of the text holds the gain (or, slower, its inverse) and the size."""
-    wanted = {f"{gain:.3g}", f"{1 / gain:.3g}"}
-    return any(
-        str(size) in (numbers := re.findall(r"\d+(?:\.\d+)?", clause))
-        and wanted & {f"{float(number):.3g}" for number in numbers}
-        for clause in re.split(r"[,;\n]", text)
+def test_faster_everywhere_names_the_first_size_and_the_best() -> None:
+    assert said(2, 3, 5, 4) == [[2, 100, 5, 300]]
+    assert said(2, 2, 2) == [[2, 100]], "the first is as good as any"
+
+
+def test_below_the_break_even_the_last_three_sizes_are_named() -> None:
+    first, *below = said(0.5, 0.25, 0.2, 0.4, 0.8, 2, 3)
+    assert first == [600, 2, 600, 3, 700]
+    assert below == [[300, 5], [400, 2.5], [500, 1.25]]
+
+
+def test_sizes_that_are_faster_below_it_are_named_up_to_six() -> None:
+    for count, more in ((5, []), (6, []), (7, [1])):
+        gains = [1.5] * count + [0.5, 2]
+        first, also, below = said(*gains)
+        assert first == [100 * (count + 2), 2, 100 * (count + 2)]
+        named = [number for size in SIZES[: min(count, 6)] for number in (size, 1.5)]
+        assert also == [*named, *more]
+        assert below == [100 * (count + 1), 2]
+
+
+def test_nowhere_faster_names_the_closest() -> None:
+    closest, *below = said(0.5, 0.8, 0.25, 0.2, 0.1)
+    assert closest == [1.25, 200]
+    assert below == [[300, 4], [400, 5], [500, 10]]
+
+
+def test_faster_at_some_sizes_names_them() -> None:
+    some, *below = said(2, 0.5, 4, 0.25)
+    assert some == [100, 2, 300, 4]
+    assert below == [[200, 2], [400, 4]]
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, []), (6, []), (8, [2])])
+def test_sizes_that_were_not_measured(count: int, more: list[float]) -> None:
+    missing = [
+        replace(result(size), status="skipped", reason="no room", measurement=None)
+        for size in SIZES[:count]
+    ]
+    rows = [result(900, "fp32"), result(900, gain=2.0), *missing]
+    assert numbers(verdict(run_of(*rows))[1]) == [*SIZES[: min(count, 6)], *more]
+
+
+def test_own_kernels_stand_beside_the_library() -> None:
+    rows = [result(size, backend="my:own", beside=gain) for size, gain in ((100, 0.5), (200, 2.0))]
+    library = [result(size) for size in (100, 200)]
+    run = run_of(*library, *rows)
+    assert libraries_beside_own(run) == ["cublas"]
+    assert libraries_beside_own(run_of(*library)) == []
+    (found,) = summaries(run)
+    assert (found.mean, found.least.result, found.most.result) == (pytest.approx(1), *rows)
+    first = next(line for line in verdict(run) if line.startswith("my:own"))
+    assert numbers(first) == [1.0, 2, 0.5, 100, 2, 200]
+    alone = next(line for line in verdict(run_of(library[0], rows[0])) if line.startswith("my:"))
+    assert numbers(alone) == [0.5, 1, 100]  # of 1 size
+
+
+def test_what_was_asked_for_is_all_but_the_baselines() -> None:
+    kinds = {name: result(100, name) for name in ("fp32", "tf32", "fp16", "bf16")}
+    assert asked_for(run_of(*kinds.values())) == ["fp16", "bf16"]
+    assert asked_for(run_of(kinds["fp32"], kinds["tf32"])) == ["tf32"]
+    assert asked_for(run_of(kinds["fp32"])) == []
+
+
+def test_the_price_is_of_the_largest_size_that_both_have() -> None:
+    rows = [result(size, gain=2.0, error=size * 1e-6) for size in (100, 200, 300)]
+    bases = [result(size, "fp32", error=size * 1e-9) for size in (100, 200)]
+    last = verdict(run_of(*bases, *rows))[-1]
+    assert [float(found) for found in re.findall(r"\d\.\de-\d+", last)] == [2e-4, 2e-7]
+    without = verdict(run_of(*(replace(base, total_error=None) for base in bases), *rows))
+    assert not re.search(r"e-\d", "\n".join(without))
+
+
+def with_interval(size: int, ratio: float, low: float, high: float) -> Result:
+    return replace(result(size), speedup={"fp32": Ratio(ratio, (low, high))})
+
+
+def lines_of(*rows: Result) -> list[list[float]]:
+    bases = [result(int(row.case.dim("m")), "fp32") for row in rows]
+    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
+
+
+def test_the_best_is_the_one_that_is_surely_faster() -> None:
+    rows = (with_interval(100, 2, 1.9, 2.1), with_interval(200, 3, 2.9, 3.1),
+            with_interval(300, 3.5, 1.1, 9))  # fmt: skip
+    assert lines_of(*rows) == [[2, 100, 3, 200]]
+
+
+def test_a_difference_as_small_as_noise_is_shown_with_its_interval() -> None:
+    close = with_interval(100, 1.25, 1.01, 1.5)
+    assert lines_of(close) == [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]
+    slow = with_interval(100, 0.5, 0.4, 0.8)
+    assert lines_of(slow) == [[2, 100], [100, 2]]
+
+
+def test_one_round_at_the_largest_size_leaves_it_open() -> None:
+    once = replace(result(200), speedup={"fp32": Ratio(4.0, None)})
+    assert lines_of(with_interval(100, 0.5, 0.4, 0.8), once)[0] == [4, 200]
+    first = replace(result(100), speedup={"fp32": Ratio(0.8, None)})
+    known = lines_of(first, with_interval(200, 0.5, 0.4, 0.6))
+    assert known[0] == [1.25, 100]
+
+
+def test_the_price_is_against_fp32_at_that_very_size() -> None:
+    bases = [result(size, "fp32", error=size * 1e-9) for size in (300, 200, 100)]
+    last = verdict(run_of(*bases, result(200, gain=2.0, error=2e-4)))[-1]
+    assert [float(found) for found in re.findall(r"\d\.\de-\d+", last)] == [2e-4, 2e-7]
+
+
+@pytest.mark.parametrize("gains", [(0.9, 2, 12), (2, 3), (0.5, 0.7), (2, 0.5, 4, 0.25)])
+def test_what_it_claims_follows_from_the_gains(gains: tuple[float, ...]) -> None:
+    rows = [
+        replace(result(size, gain=gain), why=f"the reason at {size}")
+        for size, gain in zip(SIZES, gains, strict=False)
+    ]
+    first, *more = verdict(run_of(*(result(row.case.dim("m"), "fp32") for row in rows), *rows))
+    assert first.startswith("fp16 is faster than fp32") == (max(gains) > 1)
+    assert ("is not faster than fp32" in first) == (max(gains) < 1)
+    assert ("at every size measured" in first) == (min(gains) > 1)
+    reasons = [size for size in SIZES if any(f"the reason at {size}" in line for line in more)]
+    assert reasons == [size for size, gain in zip(SIZES, gains, strict=False) if gain < 1]
+    assert verdict(run_of(*rows[::-1]))[0] == verdict(run_of(*rows))[0], (
+        "sizes are in order of work"
     )
 
 
-def test_pays_off_everywhere() -> None:
-    said = said_of(1.5, 6.0, 12.0)
-    assert "fp16 is faster than fp32 at every size measured" in said
-    assert tells(said, 1.5, 256)
-    assert tells(said, 12.0, 4096)
-    assert "the reason" not in said
-
-
-def test_pays_off_from_a_size_and_says_why_not_below() -> None:
-    said = said_of(0.9, 2.0, 12.0)
-    assert "fp16 is faster than fp32 from 1024" in said
-    assert tells(said, 2.0, 1024)
-    assert tells(said, 12.0, 4096)
-    (below,) = [line for line in said.splitlines() if "at 256 against fp32" in line]
-    assert "slower" in below
-    assert tells(below, 0.9, 256)
-    assert "the reason at 256" in below
-
-
-@pytest.mark.parametrize("first", [Ratio(1.03, (0.98, 1.08)), Ratio(1.001, (0.98, 1.02))])
-def test_an_interval_that_holds_one_is_no_difference(first: Ratio) -> None:
-    said = said_of(first, 2.0, 12.0)
-    assert "from 1024" in said
-    assert "slower" not in said
-    (below,) = [line for line in said.splitlines() if "at 256 against fp32" in line]
+@pytest.mark.parametrize("near", [(1.03, 0.98, 1.08), (1.001, 0.98, 1.02), (0.9999, 0.99, 1.01)])
+def test_an_interval_that_holds_one_is_no_difference(near: tuple[float, float, float]) -> None:
+    rows = with_interval(100, *near), result(200, gain=2.0)
+    first, below = verdict(run_of(*(result(size, "fp32") for size in (100, 200)), *rows))
+    assert "from 200" in first
     assert "no difference" in below
-    assert "1 times faster" not in below
-
-
-def test_a_loss_that_rounds_to_one_is_not_called_slower() -> None:
-    assert not re.search(r"\b1(\.00)? times (slower|faster)", said_of(0.5, 0.6, 0.9999))
-
-
-def test_never_pays_off() -> None:
-    said = said_of(0.5, 0.7, 0.9)
-    assert claims_nothing_pays(said)
-    assert tells(said.splitlines()[0], 0.9, 4096)
-    assert sum("slower" in line for line in said.splitlines()[1:]) == 3
-
-
-def test_the_best_is_named_even_when_it_is_not_the_largest() -> None:
-    said = said_of(2.0, 14.0, 12.0)
-    assert tells(said, 14.0, 1024)
-
-
-def test_a_gain_in_the_middle_is_not_denied() -> None:
-    """Faster at 1024 only: "does not pay off: 2 times faster at best" would contradict itself."""
-    said = said_of(0.9, 2.0, 0.9)
-    assert not claims_nothing_pays(said)
-    assert tells(said.splitlines()[0], 2.0, 1024)
-
-
-def test_a_gain_below_a_loss_is_not_denied() -> None:
-    said = said_of(2.0, Ratio(1.0, (0.97, 1.03)), 12.0)
-    assert "from 4096" in said
-    assert "256" in said
+    assert "slower" not in below
 
 
 def test_without_an_interval_nothing_is_claimed() -> None:
-    said = said_of(*[Ratio(12.0, None)] * 3)
-    assert not claims_nothing_pays(said)
-    assert not said.startswith("fp16 is faster")
-    assert "--budget" in said or "not enough rounds" in said
-
-
-def test_the_most_is_never_a_gain_that_nobody_knows() -> None:
-    said = said_of(2.0, Ratio(30.0, None), 0.9).splitlines()[0]
-    assert not tells(said, 30.0, 1024)
-
-
-def test_both_baselines_have_their_sentence() -> None:
-    rows = [result(size, "fp16", {"fp32": 10.0, "tf32": 0.8}) for size in SIZES]
-    said = "\n".join(verdict(run_of(*rows)))
-    assert "is faster than fp32 at every size" in said
-    assert "is not faster than tf32" in said
-
-
-def test_the_price_is_said() -> None:
-    said = said_of(2.0, 3.0, 4.0)
-    assert "2.0e-04" in said
-    assert "3.0e-07" in said
-    assert "4096" in said.splitlines()[-1]
-
-
-def test_sizes_are_told_in_order_of_work_however_they_were_measured() -> None:
-    gains = {4096: 12.0, 256: 0.9, 1024: 2.0}
-    rows = [result(size, "fp16", {"fp32": r}) for size, r in gains.items()]
-    assert "from 1024" in "\n".join(verdict(run_of(*rows)))
+    once = [replace(result(size), speedup={"fp32": Ratio(12.0, None)}) for size in (100, 200)]
+    first = verdict(run_of(*(result(size, "fp32") for size in (100, 200)), *once))[0]
+    assert first.startswith("Unknown")
+    assert "--budget" in first
 
 
 @pytest.mark.parametrize(("other", "gain"), [("cublas", 2.0), ("cupy", 4.0)])
 def test_the_librarys_arm_decides_not_the_fastest_but_where_there_is_none(
     other: str, gain: float
 ) -> None:
-    rows = [
-        result(1024, "fp16", {"fp32": 2.0}, backend=other, seconds=2e-3),
-        result(1024, "fp16", {"fp32": 4.0}, backend="triton", seconds=1e-3),
-    ]
+    rows = [result(100, gain=2.0, backend=other, seconds=2e-3),
+            result(100, gain=4.0, backend="triton")]  # fmt: skip
     for order in (rows, rows[::-1]):
-        said = "\n".join(verdict(run_of(*order)))
-        assert tells(said, gain, 1024)
-        assert not tells(said, 6.0 - gain, 1024)
+        assert numbers(verdict(run_of(*order))[0]) == [gain, 100]
 
 
-def test_what_was_skipped_is_said_with_its_reason() -> None:
-    skipped = Result(
-        Case("gemm", {"m": 4096, "n": 4096, "k": 4096}, "fp16", "cpu"), "skipped",
-        reason="about 9 min a launch",
-    )  # fmt: skip
-    said = "\n".join(verdict(run_of(result(256, "fp16", {"fp32": 0.1}, "cpu"), skipped)))
-    assert "fp16 was not measured at 4096: about 9 min a launch" in said
-    only = "\n".join(verdict(run_of(skipped)))
-    assert "no verdict" in only
-    assert "about 9 min a launch" in only
-
-
-def test_every_precision_asked_for_has_a_verdict() -> None:
-    rows = [
-        result(1024, precision, {"fp32": 2.0})
-        for precision in ("fp32", "tf32", "fp16", "bf16", "int8")
-    ]
-    run = run_of(*rows)
-    assert asked_for(run) == ["fp16", "bf16", "int8"]
-    said = "\n".join(verdict(run))
-    for name in asked_for(run):
-        assert f"{name} is faster than fp32" in said
-
-
-def test_asking_for_tf32_is_answered() -> None:
-    assert "tf32 is faster than fp32" in "\n".join(
-        verdict(run_of(result(1024, "fp32"), result(1024, "tf32", {"fp32": 7.0})))
+def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
+    both = replace(
+        result(100), speedup={"fp32": Ratio(10.0, (9, 11)), "tf32": Ratio(0.8, (0.7, 0.9))}
     )
-
-
-def test_nothing_measured_nothing_said() -> None:
+    lost = replace(result(100, "int8"), status="skipped", reason="no int8 here", measurement=None)
+    said = "\n".join(verdict(run_of(both, result(100, "bf16", 2.0), lost)))
+    assert "fp16 is faster than fp32" in said
+    assert "fp16 is not faster than tf32" in said
+    assert "bf16 is faster than fp32" in said
+    assert "int8: no verdict (no int8 here)" in said
+    assert "tf32 is faster" in verdict(run_of(result(100, "fp32"), result(100, "tf32", 7.0)))[0]
     assert verdict(run_of()) == []
-
-
-def test_each_sentence_is_one_line() -> None:
-    said = verdict(run_of(*[result(s, "fp16", {"fp32": 0.5, "tf32": 2.0}) for s in SIZES]))
-    assert said
-    assert all("\n" not in line and line.strip() for line in said)
