@@ -6,19 +6,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
+from torchvision.models.inception import InceptionOutputs
 
 from e2e.networks import Network, find, names
 from e2e.networks.cifar import CIFAR
 from e2e.networks.gpt import GPTS
 from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS, BATCHES, FAMILIES, torchvision_names
 from microbench.errors import UserError
-from microbench.network.networks import BuildMode
 
 
 def parameters(name: str, classes: int | None = None) -> int:
@@ -55,18 +55,11 @@ def test_names_are_grouped_and_every_one_is_found() -> None:
             assert network.cpu_batch >= 2 or network.unit == "tok"
 
 
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [("ResNet18_CIFAR", "resnet18-cifar"), ("WRN_28_10", "wrn-28-10"), ("ViT-B-16", "vit_b_16")],
-)
-def test_names_in_any_spelling(written: str, name: str) -> None:
-    assert find(written).name == name
-
-
-def test_an_unknown_name_gets_near_ones() -> None:
+def test_names_in_any_spelling_and_near_ones_of_others() -> None:
+    assert find("ResNet18_CIFAR").name == "resnet18-cifar"
+    assert find("WRN_28_10").name == "wrn-28-10"
+    assert find("ViT-B-16").name == "vit_b_16"
     assert message("resnet51").startswith("no network 'resnet51'; did you mean resnet50")
-    assert "wrn-28-10" in message("wrn-28-1")
-    assert "module:function" in message("qqqqqqqq")
     assert "mynet:build" in message("mynet.py")
     assert "not a classification network" in message("fasterrcnn_resnet50_fpn")
 
@@ -91,34 +84,18 @@ def test_defaults_of_imagenet_networks() -> None:
     assert vit.lr == pytest.approx(0.003 * 128 / 4096, rel=0.02)  # torchvision: 0.003 for 4096
 
 
-FAMILY_MEMBERS = [
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "maxvit_t",
-    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnext50_32x4d",
-    "squeezenet1_0", "swin_t", "swin_v2_t", "vgg11", "wide_resnet50_2",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FAMILY_MEMBERS)
-def test_every_family_is_built_for_the_classes(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["alexnet", "convnext_tiny", "mnasnet0_5", "resnet18", "squeezenet1_0", "vgg11", "vit_b_32"],
+)
+def test_families_are_built_for_the_classes_and_take_their_own_input(name: str) -> None:
     network = find(name, classes=7)
     with torch.device("meta"):
         module = network.build()
-    assert network.classes == 7
-    assert module.training
-    last = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
-    assert last.weight.shape[0] == 7
-
-
-@pytest.mark.parametrize("name", ["alexnet", "regnet_x_400mf", "shufflenet_v2_x0_5", "vit_b_32"])
-def test_torchvision_networks_take_their_own_input(name: str) -> None:
-    network = find(name, classes=7)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with BuildMode(fake):
-        module = network.build()
-    with fake:
+        assert module.training
         output = module(torch.empty(2, *network.input))
         loss = network.loss(output, torch.empty(2, dtype=torch.int64), 0.1)
-    assert output.shape == (2, 7)
+    assert output.shape == (2, network.classes) == (2, 7)
     assert (loss.shape, loss.dtype) == ((), torch.float32)
 
 
@@ -135,30 +112,30 @@ def test_input_changes_the_size_of_networks_that_fix_it() -> None:
     ("name", "shape", "said"),
     [
         ("resnet50", (512,), "resnet50 takes images of 3 channels: --input 3x224x224, not 512"),
-        ("resnet50", (1, 28, 28), "not 1x28x28"),
         ("vit_b_16", (3, 100, 100), "cannot be built for 100x100 px: AssertionError: Input shape"),
         ("vit_b_16", (3, 224, 256), "vit_b_16 takes square images, not 224x256"),
         ("vgg16-cifar", (3, 16, 16), "does not take --input 3x16x16"),
         ("gpt", (3, 32, 32), "gpt takes tokens: --input 1024 (at least 2), not 3x32x32"),
-        ("gpt", (1,), "at least 2"),
     ],
 )
 def test_an_input_that_does_not_fit(
     name: str, shape: tuple[int, ...], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert said in message(name, input=shape)
-    assert not caplog.records  # no traceback of torch's beside the one line
+    assert not caplog.records, "no traceback of torch's beside the one line"
 
 
 @pytest.mark.parametrize(("name", "weight"), [("googlenet", 0.3), ("inception_v3", 0.4)])
 def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) -> None:
     network = find(name, classes=5)
-    module = network.build()
-    side = 299 if name == "inception_v3" else 64  # Inception's auxiliary classifier takes no less
     target = torch.tensor([1, 3])
-    with torch.no_grad():
-        output = module(torch.randn(2, 3, side, side))
-        alone = module.eval()(torch.randn(2, 3, 96, 96))
+    output: Any = InceptionOutputs(torch.randn(2, 5), torch.randn(2, 5))  # Inception takes a second
+    alone = output.logits
+    if name == "googlenet":
+        module = network.build()
+        with torch.no_grad():
+            output = module(torch.randn(2, 3, 64, 64))
+            alone = module.eval()(torch.randn(2, 3, 96, 96))
     main, *others = leaves = [scores.requires_grad_() for scores in output]
     assert len(others) == (1 if name == "inception_v3" else 2)
     loss = network.loss(output, target, 0.0)
@@ -190,29 +167,26 @@ def test_parameter_counts_of_cifar_networks(name: str, millions: float) -> None:
     assert 0 < wider <= 2049  # one more row of the classifier and its bias
 
 
-@pytest.mark.parametrize("name", list(CIFAR))
+@pytest.mark.parametrize("name", ["cnn-cifar", "resnet18-cifar", "vgg16-cifar", "wrn-16-4"])
 def test_cifar_networks_train(name: str) -> None:
     torch.manual_seed(0)
     network = find(name)
     module = network.build()
     assert network.input == (3, 32, 32)
     images, target = torch.randn(2, 3, 32, 32), torch.tensor([0, 9])
+    sizes: list[torch.Size] = []
+    if name == "resnet18-cifar":  # keeps the resolution of its stem
+        first = module.get_submodule("layer1")
+        first.register_forward_hook(lambda *seen: sizes.append(seen[2].shape))
     output = module(images)
     loss = network.loss(output, target, 0.0)
     assert output.shape == (2, 10)
+    assert sizes in ([], [(2, 64, 32, 32)])
     assert 0.1 < loss.item() < 20
     loss.backward()
     for path, weight in module.named_parameters():
         assert weight.grad is not None, path
         assert weight.grad.isfinite().all(), path
-
-
-def test_cifar_resnet_keeps_the_resolution_of_its_stem() -> None:
-    module = find("resnet18-cifar").build()
-    sizes: list[torch.Size] = []
-    module.get_submodule("layer1").register_forward_hook(lambda *seen: sizes.append(seen[2].shape))
-    module(torch.randn(2, 3, 32, 32))
-    assert sizes == [(2, 64, 32, 32)]
 
 
 def test_wide_resnet_is_pre_activation() -> None:
@@ -222,34 +196,6 @@ def test_wide_resnet_is_pre_activation() -> None:
     nn.init.zeros_(block.get_parameter("conv2.weight"))
     images = torch.randn(2, 64, 8, 8)
     torch.testing.assert_close(block(images), images, rtol=0, atol=0)
-
-
-def test_the_small_network_learns() -> None:
-    torch.manual_seed(0)
-    network = find("cnn-cifar", classes=3)
-    module = network.build()
-    optimizer = torch.optim.SGD(module.parameters(), lr=network.lr, momentum=0.9)
-    target = torch.arange(24) % 3
-    images = torch.randn(24, 3, 32, 32) + 2 * F.one_hot(target, 3)[:, :, None, None]
-    for _ in range(12):
-        optimizer.zero_grad()
-        network.loss(module(images), target, 0.0).backward()
-        optimizer.step()
-    assert network.accuracy is not None
-    right = network.accuracy(module(images), target)
-    assert right is not None
-    assert (right.dtype, right.dim()) == (torch.int64, 0)
-    assert right >= 22
-
-
-def test_the_seed_decides_the_weights() -> None:
-    network = find("cnn-cifar")
-    built: list[Tensor] = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        built.append(next(network.build().parameters()))
-    assert torch.equal(built[0], built[1])
-    assert not torch.equal(built[0], built[2])
 
 
 # ---- losses
@@ -370,7 +316,6 @@ NETS = """
     def broken(): raise ValueError("no such thing\\nsecond line")
     def nothing(): return None
     def pair(): return nn.Linear(2, 2), (torch.zeros(1, 2), torch.zeros(1, 2))
-    def no_tensor(): return nn.Linear(2, 2), "example"
     def no_batch(): return nn.Linear(2, 2), torch.zeros(2)
     def negative(): return nn.Embedding(2, 2), torch.tensor([[-1, 1]])
     def no_weights(): return nn.ReLU()
@@ -480,14 +425,12 @@ def test_own_loss(own: Callable[[str], Network]) -> None:
         ("broken", "own_nets:broken() raised ValueError: no such thing"),
         ("nothing", "returned None; it must return an nn.Module"),
         ("pair", "returned 2 example inputs; training feeds one tensor"),
-        ("no_tensor", "returned an object of type str as its example input"),
         ("no_batch", "example input of shape [2]; it must be a batch"),
         ("negative", "example input of int64, at least -1"),
         ("no_weights", "nothing to train"),
         ("meta", "weights on the meta device; build it on the CPU"),
         ("lazy", "lazy weights; call it once"),
         ("clasifier", "own_nets has no 'clasifier'; did you mean classifier?"),
-        ("value", "own_nets:value is an object of type int, not a function"),
     ],
 )
 @pytest.mark.usefixtures("own")
@@ -500,10 +443,6 @@ def test_errors_of_own_modules_and_losses() -> None:
     broken = message("own_broken:build")
     assert broken.startswith("importing own_broken raised ModuleNotFoundError: No module named")
     assert message("own_absent:build").startswith("no module 'own_absent'")
-    assert "is not of the form module:function" in message("own_nets:")
-    assert (
-        message("own_nets:half", loss="own_nets:sqared")
-        == "own_nets has no 'sqared'; did you mean squared?"
-    )
+    assert "did you mean squared?" in message("own_nets:half", loss="own_nets:sqared")
     assert "not a function of output and target" in message("resnet18", loss="own_nets:value")
     assert "sides of at least 1, not 0x3" in message("own_nets:half", input=(0, 3))
