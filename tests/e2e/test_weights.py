@@ -1,24 +1,26 @@
-"""Networks that start from a file, with a frozen body, or with another dropout."""
+"""Networks that start from a file, with a frozen body or other dropout; sizes of checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from samples.feeding import Batch, Batches
+from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.networks import Network, find
-from e2e.networks.weights import head_of, with_weights
+from e2e.networks.weights import head_of, model_bytes, saved_bytes, with_weights
 from e2e.recipes import RECIPES
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
 
 CNN = find("cnn-cifar")
+SMALL = replace(CNN, name="small", build=convolutions, input=(3, 8, 8))
 
 
 def state_of(classes: int = 10, seed: int = 9) -> dict[str, Tensor]:
@@ -32,20 +34,18 @@ def saved(state: Any, folder: Path) -> Path:
     return path
 
 
-def trainer_of(network: Network, **case: Any) -> Trainer:
-    recipe = case.pop("recipe", "fp32")
-    plan = TrainCase(network.name, recipe, 4, "3x32x32", **case)
+def trainer_of(network: Network, recipe: str = "fp32", **case: Any) -> Trainer:
+    plan = TrainCase(network.name, recipe, 4, "x".join(map(str, network.input)), **case)
     return Trainer(network, plan, RECIPES[recipe], torch.device("cpu"), seed=3)
 
 
-def pictures() -> Batch:
+def pictures(network: Network = CNN) -> Batch:
     generator = torch.Generator().manual_seed(4)
-    images = torch.randn(4, 3, 32, 32, generator=generator)
+    images = torch.randn(4, *network.input, generator=generator)
     return images, torch.randint(10, (4,), generator=generator)
 
 
-@pytest.mark.parametrize("wrap", ["", "state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize(("wrap", "prefix"), [("", ""), ("state_dict", "module."), ("model", "")])
 def test_a_training_starts_from_the_file_and_again_after_a_restart(
     wrap: str, prefix: str, tmp_path: Path
 ) -> None:
@@ -60,50 +60,34 @@ def test_a_training_starts_from_the_file_and_again_after_a_restart(
         trainer.restart(8)
 
 
-def weight_of(layer: nn.Module) -> Tensor:
-    """Of a linear layer, [out, in]."""
-    assert isinstance(layer, nn.Linear)
-    return layer.weight.detach()
-
-
 def test_a_head_of_other_classes_is_new_and_the_seed_decides_it(tmp_path: Path) -> None:
     state = state_of(classes=7)
-    network = with_weights(CNN, saved(state, tmp_path))
-    trainer = trainer_of(network)
+    trainer = trainer_of(with_weights(CNN, saved(state, tmp_path)))
     head, layer = head_of(trainer.module)
-    first = weight_of(layer).clone()
+    assert isinstance(layer, nn.Linear)
+    first = layer.weight.detach().clone()
     assert first.shape[0] == 10
     for name, value in trainer.module.state_dict().items():
         if not name.startswith(head):
             assert torch.equal(value, state[name])
     trainer.restart(3)
-    assert torch.equal(weight_of(layer), first)
+    assert torch.equal(layer.weight, first)
     trainer.restart(4)
-    assert not torch.equal(weight_of(layer), first)
-
-
-def missing(state: dict[str, Tensor]) -> Any:
-    del state["0.weight"]
-    return state
-
-
-def unfit(state: dict[str, Tensor]) -> Any:
-    state["0.weight"] = torch.zeros(5, 3, 3, 3)
-    return state
-
-
-def other_head(state: dict[str, Tensor]) -> Any:
-    name = list(state)[-2]
-    state[name] = torch.zeros(10, 77)
-    return state
+    assert not torch.equal(layer.weight, first)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (missing, "it has no 0.weight"),
-        (unfit, "0.weight is [5, 3, 3, 3], not [32, 3, 3, 3]"),
-        (other_head, "is [10, 77], not [10, 128]"),
+        (lambda state: {n: v for n, v in state.items() if n != "0.weight"}, "it has no 0.weight"),
+        (
+            lambda state: {**state, "0.weight": torch.zeros(5, 3, 3, 3)},
+            "0.weight is [5, 3, 3, 3], not [32, 3, 3, 3]",
+        ),
+        (
+            lambda state: {**state, list(state)[-2]: torch.zeros(10, 77)},
+            "is [10, 77], not [10, 128]",
+        ),
         (lambda state: {**state, "extra.weight": torch.ones(1)}, "has no extra.weight"),
         (lambda state: {"state_dict": {}, "epoch": 1}, "is no state dict"),
         (lambda state: [1, 2], "is no state dict"),
@@ -120,9 +104,8 @@ def test_weights_that_do_not_fit_are_said_in_a_line(change: Any, said: str, tmp_
 def test_a_file_that_is_no_state_dict_is_said_in_a_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="cannot be read") as caught:
         with_weights(CNN, path)
-    assert "cannot be read" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -133,7 +116,8 @@ def test_a_file_that_is_no_state_dict_is_said_in_a_line(content: bytes, tmp_path
     "name", ["cnn-cifar", "resnet18-cifar", "wrn-16-4", "vgg16", "mobilenet_v3_small", "googlenet"]
 )
 def test_the_head_is_what_puts_out_the_classes(name: str) -> None:
-    module = find(name, classes=13).build()
+    with torch.device("meta"):
+        module = find(name, classes=13).build()
     _, head = head_of(module)
     assert isinstance(head, nn.Linear)
     assert head.out_features == 13
@@ -141,11 +125,11 @@ def test_the_head_is_what_puts_out_the_classes(name: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["fp32", "O2", "bf16"])
 def test_a_frozen_body_stays_and_the_head_learns(recipe: str) -> None:
-    trainer = trainer_of(CNN, recipe=recipe, freeze="body")
+    trainer = trainer_of(SMALL, recipe, freeze="body")
     head, _ = head_of(trainer.module)
     before = {name: weight.clone() for name, weight in trainer.module.named_parameters()}
     for _ in range(3):
-        trainer.step(Batches(pictures()))
+        trainer.step(Batches(pictures(SMALL)))
     for name, weight in trainer.module.named_parameters():
         assert torch.equal(weight, before[name]) == (not name.startswith(head))
 
@@ -169,31 +153,54 @@ def test_a_deterministic_training_is_the_same_twice_to_the_last_bit() -> None:
 
 
 def test_dropout_is_an_option_of_the_network() -> None:
-    plain, dropped = find("wrn-16-4"), find("wrn-16-4@dropout=0.3")
-    assert dropped.name == "wrn-16-4@dropout=0.3"
-    built = []
-    for network in (plain, dropped):
-        torch.manual_seed(1)
-        built.append(network.build())
+    assert find("wrn-16-4@dropout=0.3").name == "wrn-16-4@dropout=0.3"
+    first, second = (find(name).build().train() for name in ("wrn-16-4", "wrn-16-4@dropout=0.3"))
     images, _ = pictures()
-    first, second = (module.train() for module in built)
     assert not torch.equal(second(images), second(images))
-    outputs = [module.eval()(images) for module in (first.train(), second.train())]
-    assert torch.isfinite(outputs[1]).all()
     second.load_state_dict(first.state_dict())
     assert torch.equal(first.eval()(images), second.eval()(images)), "none in evaluation"
+    with torch.device("meta"):
+        own = find("vgg11@dropout=.25", input=(3, 32, 32)).build()
+    assert [layer.p for layer in own.modules() if isinstance(layer, nn.Dropout)] == [0.25, 0.25]
+    for name in ("cnn-cifar@dropout=0.3", "wrn-16-4@dropout=1", "wrn-16-4@dropout=x"):
+        with pytest.raises(UserError):
+            find(name)
 
 
-def test_dropout_of_a_network_that_has_layers_of_it() -> None:
-    module = find("vgg11@dropout=.25", input=(3, 32, 32)).build()
-    shares = [layer.p for layer in module.modules() if isinstance(layer, nn.Dropout)]
-    assert shares == [0.25, 0.25]
+# ---------------------------------------------------------------- sizes
 
 
-@pytest.mark.parametrize(
-    "name", ["cnn-cifar@dropout=0.3", "wrn-16-4@dropout=1", "wrn-16-4@dropout=x", "no@dropout=0.1"]
-)
-def test_a_dropout_that_cannot_be_is_said_in_a_line(name: str) -> None:
-    with pytest.raises(UserError) as caught:
-        find(name)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
+def test_a_checkpoint_is_as_large_as_a_file_saved_by_hand(
+    recipe: str, optimizer: str, tmp_path: Path
+) -> None:
+    trainer = trainer_of(SMALL, recipe, optimizer=optimizer)
+    trainer.step(Batches(pictures(SMALL)))
+    state: dict[str, Any] = {
+        "model": trainer.module.state_dict(),
+        "optimizer": trainer.optimizer.torch_optimizer.state_dict(),
+    }
+    if RECIPES[recipe].scale == "dynamic":
+        state["scaler"] = trainer.optimizer.scaler.state_dict()
+    if RECIPES[recipe].masters:
+        pairs = zip(trainer.module.parameters(), trainer.optimizer.masters, strict=True)
+        state["masters"] = [master for weight, master in pairs if weight.dtype != master.dtype]
+    with (tmp_path / "checkpoint.pt").open("wb") as file:  # a path would be in the file
+        torch.save(state, file)
+    assert saved_bytes(trainer.checkpoint()) == (tmp_path / "checkpoint.pt").stat().st_size
+    assert saved_bytes({"model": lambda: None}) is None, "what cannot be saved"
+
+
+def test_a_model_is_as_large_as_its_weights() -> None:
+    """11,173,962 weights of four bytes, statistics of batch-norm, and its counters."""
+    with torch.device("meta"):
+        module = find("resnet18-cifar").build()
+    weights = sum(weight.numel() for weight in module.parameters())
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    statistics = sum(8 * norm.num_features + 8 for norm in norms)
+    assert weights == 11_173_962
+    assert model_bytes(module) == 4 * weights + statistics
+    tied = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    tied[1].weight = tied[0].weight
+    assert model_bytes(tied) == 8 * 8 * 4, "shared weights count once"
