@@ -1,0 +1,512 @@
+"""Reports of made-up trainings: as committed, and four properties of any run.
+
+They fit, they add up, no escape code gets through, and no odd run ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from samples.any_training import ledgers, trainings
+from samples.kernel_runs import h200_run
+from samples.training_runs import (
+    CAUSES,
+    RATES,
+    RUNS,
+    amp_run,
+    arm,
+    broken_run,
+    cpu_run,
+    host_run,
+    ladder_run,
+    ledger_of,
+    ledger_run,
+    out_of_memory_run,
+    predicted_of,
+    predicted_only,
+    ratio_of,
+    run_of,
+    shown,
+    sweep_run,
+    tokens_run,
+)  # fmt: skip
+
+from e2e.case import TrainCase
+from e2e.report.arms import view_of
+from e2e.report.causes import difference_points, verified
+from e2e.report.figures import faster, ratio, spread
+from e2e.report.ledger import GAP, OTHERS, SMALL_SHARE, account, is_residual, waterfall
+from e2e.report.plot_curves import curve_panels, loss_rows
+from e2e.report.plot_training import bar_rows, training_chart
+from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
+from e2e.report.run_report import CSV_ORDER
+from e2e.report.verdict import verdict
+from e2e.results.types import Cause, LedgerLine, Phase, Repeat, Training
+from microbench import fmt
+from microbench.commands import explain_again
+from microbench.device.load import LOAD, SHARE
+from microbench.errors import UserError
+from microbench.report.drawing import draw
+from microbench.report.export import to_csv, to_markdown
+from microbench.results.runfile import read_run, write_run
+from microbench.results.types import Ratio, Run
+
+REPORTS = Path(__file__).parents[1] / "samples" / "reports"
+WIDTHS = (40, 60, 100)
+EVIL = "x\x1b[2J\n|\r"
+
+
+def changed(run: Run, place: int, **changes: Any) -> Run:
+    """The run with one of its trainings changed."""
+    found = list(run.of(Training))
+    found[place] = replace(found[place], **changes)
+    return replace(run, others=tuple(found))
+
+
+def steps_of(first: float, last: float | None = None, /, **terms: float) -> Training:
+    """A training with this ledger, which adds up unless `last` says otherwise."""
+    total = math.fsum([first, *terms.values()]) if last is None else last
+    lines = [LedgerLine(term.replace("_", " "), ms, "replayed") for term, ms in terms.items()]
+    ends = (LedgerLine(f"{name} step", ms, "measured")
+            for name, ms in (("fp32", first), ("amp", total)))  # fmt: skip
+    return arm("amp", 256 / 0.0421, ledger=(next(ends), *lines, next(ends)), ledger_base="fp32")
+
+
+def with_fixes(*fixes: tuple[str, float | None, float | None]) -> Training:
+    """A training with fixes: what to type, the gain as predicted and as measured."""
+    causes = [Cause(f"title of {fix}", "why", fix, predicted, None, measured)
+              for fix, predicted, measured in fixes]  # fmt: skip
+    return arm("amp", 5_000, causes=tuple(causes))
+
+
+def many_run() -> Run:
+    """More ledgers and causes than the screen has room for."""
+    lines, run = ledger_of("fp32", "amp"), sweep_run()
+    found = [replace(t, ledger=lines, causes=CAUSES) if t.case.recipe == "amp" else t
+             for t in run.of(Training)]  # fmt: skip
+    return replace(run, others=tuple(found))
+
+
+# ---------------------------------------------------------------- as committed
+
+
+def screens() -> Iterator[tuple[str, str]]:
+    """Every made-up run on the screen: name and text."""
+    for name, made in RUNS.items():
+        yield name, shown(made(), details=name in ("amp", "ledger"))
+    yield "narrow", "\n".join(shown(RUNS[name](), 60) for name in ("ladder", "verified"))
+    yield "many", shown(many_run())
+    yield "odd", "\n".join(f"# {what}\n{shown(run)}" for what, run in odd())
+    yield "markdown", "\n".join(map(to_markdown, (amp_run(), broken_run(), ledger_run())))
+    texts = ("\n".join([f"# {what}", *in_short(run)]) for what, run in said())
+    yield "in-short", "\n\n".join(texts) + "\n"
+
+
+def in_short(run: Run) -> list[str]:
+    """The sentences of a run and of its ledgers."""
+    of_ledgers = (account(t, t.case.recipe) for t in run.of(Training) if t.ledger)
+    return [*verdict(run), *chain.from_iterable(of_ledgers)]
+
+
+def said() -> Iterator[tuple[str, Run]]:
+    """Runs that differ in what is said of them in short."""
+    broken, cpu, tokens, ladder = broken_run(), cpu_run(), tokens_run(), ladder_run()
+    yield (
+        "the one that does not converge is slower",
+        changed(broken, 3, speedup={"fp32": ratio_of(0.5)}),
+    )
+    yield (
+        "the baseline does not converge",
+        changed(broken, 1, converged=False, convergence="loss rose"),
+    )
+    yield "convergence is not known", changed(broken, 3, converged=None, convergence="too short")
+    yield (
+        "one batch does not converge",
+        changed(sweep_run(), 14, converged=False, convergence="the loss is not finite"),
+    )
+    o0_alone = replace(broken, others=tuple(t for t in broken.of(Training)
+                                            if t.case.recipe != "fp32"))  # fmt: skip
+    yield "O0 stands for fp32", changed(o0_alone, 0, speedup={})
+    yield "a wide interval", changed(cpu, 1, speedup={"fp32": Ratio(1.5, (0.54, 4.09))})
+    yield "no interval", changed(cpu, 1, speedup={"fp32": Ratio(1.4, None)})
+    yield (
+        "one of two gains",
+        changed(amp_run(), 2, speedup={"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}),
+    )
+    yield "nothing to compare", run_of(arm("fp32", 812.0))
+    yield (
+        "a slower rung",
+        changed(ladder, 5, speedup={"previous": ratio_of(0.8), "first": ratio_of(5.0)}),
+    )
+    yield (
+        "a rung that does not converge",
+        changed(ladder, 6, converged=False, convergence="loss is not finite"),
+    )
+    waiting = tokens.of(Training)[2]
+    assert waiting.steps
+    for options in ({"compile": True}, {"graph": True}):
+        yield f"waits, with {options}", changed(tokens, 2, case=replace(waiting.case, **options))
+    yield (
+        "waits, with no known share",
+        changed(tokens, 2, steps=replace(waiting.steps, busy_s=None)),
+    )
+    data = changed(tokens, 2, limit="data", phases=(Phase("data", None, 0.0204),))
+    yield "waits for data", data
+    yield "waits for a loader", run_of(
+        *(replace(t, case=replace(t.case, data="folder", loader="torchvision"))
+          for t in data.of(Training))
+    )  # fmt: skip
+    yield "a CPU", replace(tokens, device={"name": "a CPU", "kind": "cpu"})
+    step_s = waiting.steps.median_s
+    for host, wait, graph in ((0.7, 0.0, False), (0.3, 0.0, False), (0.7, 0.0, True),
+                              (0.7, 0.2, True)):  # fmt: skip
+        steps = replace(
+            waiting.steps, unfed_s=0.8 * step_s, wait_s=wait * step_s, host_s=host * step_s,
+            wall_s=step_s, wall_steps=1,
+        )  # fmt: skip
+        case = replace(waiting.case, data="folder", loader="gpu-decode", graph=graph)
+        yield (
+            f"slowed by its loader: host {host}, wait {wait}, graph {graph}",
+            changed(tokens, 2, case=case, steps=steps, limit="data"),
+        )
+    yield (
+        "predicted without an interval",
+        run_of(predicted_only("fp32", predicted=predicted_of("fp32", interval_s=None))),
+    )
+    grown = predicted_of("amp", speedup={"fp32": 7.0})
+    yield (
+        "predicted over batches",
+        run_of(predicted_only("amp", 64), predicted_only("amp", 512, predicted=grown)),
+    )
+    yield (
+        "predicted on a busy CPU",
+        run_of(
+            predicted_only("fp32"),
+            device={"name": "a CPU", "kind": "cpu"},
+            settings={LOAD: {SHARE: 1}},
+        ),
+    )
+    for terms in (
+        {"convolutions": -5.0, "casts": 6.0}, {"convolutions": -5.0, "casts": 0.01},
+        {"convolutions": 1.0, "matrix_products": 0.5}, {"casts": 0.05, "copies": 1e-6},
+        {"matrix_products": -3.0, "attention": -2.0, "casts": 1.0},
+        {"convolutions": -1.0, "host_and_launch_gaps": 4.0}, {"convolutions": -1.0}, {},
+    ):  # fmt: skip
+        yield f"a ledger of {terms}", run_of(steps_of(20.0, **terms))
+    for fixes in (
+        [("--batch 32", 20.0, None), ("--graph", 50.0, None)],
+        [("--batch 32", 20.0, 21.5), ("--graph", 50.0, -2.0)],
+        [("--compile", None, 3.0)], [("keep it in fp32", None, None)], [("--graph", 50.0, -2.0)],
+    ):  # fmt: skip
+        yield f"fixes {fixes}", run_of(with_fixes(*fixes))
+
+
+def odd() -> Iterator[tuple[str, Run]]:
+    """Runs whose tables have something that others lack."""
+    amp, tokens = amp_run(), tokens_run().of(Training)
+    yield "nothing", run_of()
+    yield (
+        "unfinished, with float32 searched briefly",
+        replace(
+            run_of(*(replace(t, case=replace(t.case, search="short")) for t in amp.of(Training))),
+            finished_at=None,
+        ),
+    )
+    options = ({"layout": "nchw"}, {"compile": True, "loss_scale": 256.0})
+    yield "options that differ", run_of(*(arm("amp", 4_000, case=one) for one in options))
+    yield (
+        "a long reason",
+        changed(out_of_memory_run(), 0, reason="the module's forward failed: " + "x " * 60),
+    )
+    yield "skipped", run_of(*(replace(t, status="skipped", reason="not here", steps=None)
+                              for t in tokens))  # fmt: skip
+    yield "fed, and waiting", run_of(
+        *(replace(t, case=replace(t.case, data="folder", loader="torchvision"),
+                  steps=replace(t.steps, wait_s=0.0125) if t.steps else None) for t in tokens)
+    )  # fmt: skip
+    yield "without held-out data", changed(
+        amp, 2, converged=True,
+        repeats=tuple(Repeat(seed, 50, 4.0, 6.9, 6.1, None, None) for seed in (1, 2)),
+    )  # fmt: skip
+    ops = tuple(f"custom.op{i}" for i in range(40))
+    yield (
+        "measured and predicted",
+        run_of(
+            *ledger_run().of(Training),
+            predicted_only("amp", 512, predicted=predicted_of("amp", uncovered=ops)),
+        ),
+    )
+    gains = {"previous": 2.1, "first": 5.5}
+    yield (
+        "a predicted ladder",
+        run_of(
+            predicted_only("fp32", rung="fp32", predicted=predicted_of("fp32", speedup={})),
+            predicted_only("amp", rung="AMP", predicted=predicted_of("amp", speedup=gains)),
+        ),
+    )
+    yield (
+        "a fix that is its own name, and one without numbers",
+        run_of(
+            with_fixes(("pad", None, None)),
+            arm("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),)),
+        ),
+    )
+
+
+def test_reports_are_as_committed() -> None:
+    """To renew: PYTHONPATH=.:tests python tests/e2e/test_reports.py"""
+    found = dict(screens())
+    assert found.keys() == {path.stem for path in REPORTS.iterdir()}
+    for name, text in found.items():
+        assert text == (REPORTS / f"{name}.txt").read_text(encoding="utf-8"), name
+
+
+# ---------------------------------------------------------------- any run
+
+
+def checked(run: Run, width: int) -> str:
+    """What is shown of a run, which fits and has no escape codes; nor has its Markdown."""
+    text, markdown = shown(run, width, details=True), to_markdown(run)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert not set("\x1b\r") & {*text, *markdown, *"".join(verdict(run))}
+    assert len(markdown.splitlines()) >= len(run.of(Training))
+    rows = list(csv.DictReader(io.StringIO(to_csv(run))))
+    assert len(rows) == len(run.of(Training)) + len(run.results)
+    return "".join(text.split())
+
+
+@settings(max_examples=20)
+@given(st.lists(trainings, max_size=5), st.sampled_from(WIDTHS))
+def test_any_run_fits_and_hides_nothing(found: list[Training], width: int) -> None:
+    run = run_of()
+    for training in found:
+        run = run.with_other(training)
+    text = checked(run, width)
+    for training in run.of(Training):
+        for cause in training.causes:
+            for words in (cause.title, cause.why):
+                assert "".join(fmt.clean(words).split()) in text
+    bars = [bar for rows in bar_rows(view_of(run)).values() for bar in rows]
+    assert len(bars) == sum(bool(t.steps) for t in run.of(Training))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_made_up_runs_fit(name: str) -> None:
+    run = RUNS[name]()
+    for width in (40, 80, 200):
+        checked(run, width)
+        assert all(line == line.rstrip() for line in shown(run, width).splitlines())
+
+
+def test_odd_runs_fit() -> None:
+    wide = "層を減らす " * 12
+    case = TrainCase(EVIL, EVIL, 1, EVIL, EVIL, EVIL, data=EVIL, loader=EVIL)
+    lines = [LedgerLine(EVIL, ms, EVIL, EVIL) for ms in (10.0, -1.0, 0.01, 0.01, -4.02, 5.0)]
+    causes = (Cause(EVIL, EVIL, EVIL, 5.0, {EVIL: EVIL}, 4.0), Cause(EVIL, EVIL), Cause("", "\n"),
+              Cause("層" * 60, "畳み込み" * 40, wide, 5.0))  # fmt: skip
+    predicted = predicted_of("amp", uncovered=(EVIL,), speedup={EVIL: 2.0}, limit=EVIL)
+    evil = arm(
+        "amp", 5, case={"network": EVIL}, why=EVIL, speedup={EVIL: ratio_of(2)},
+        ledger=tuple(lines), ledger_base=EVIL, predicted=predicted, causes=causes,
+    )  # fmt: skip
+    blank = replace(evil, ledger=tuple(replace(line, term="\n") for line in lines))
+    failed = Training(case, "failed", EVIL, unit=EVIL, rung=EVIL, convergence=EVIL, converged=False)
+    lost = replace(out_of_memory_run().of(Training)[0], step_units=1024, predicted=predicted)
+    alone = predicted_only("amp", predicted=predicted, ledger=tuple(lines), causes=causes)
+    for arms in ((failed,), (failed, evil), (blank,), (lost,), (alone,), ()):
+        for width in WIDTHS:
+            checked(run_of(*arms), width)
+    titles = [panel.to_dict()["title"]["text"] for panel in waterfall_panels(view_of(run_of(evil)))]
+    assert titles
+    assert "\x1b" not in str(titles)
+    for ms in (math.nan, math.inf):  # is not drawn
+        run = run_of(steps_of(10.0, 5.0, convolutions=ms))
+        checked(run, 100)
+        assert waterfall_panels(view_of(run)) == []
+
+
+def test_kernels_and_trainings_share_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, path = replace(h200_run(), others=amp_run().of(Training)), tmp_path / "run.json"
+    checked(both, 100)
+    assert to_markdown(both).startswith(to_markdown(h200_run()))
+    assert to_markdown(amp_run()) in to_markdown(both)
+    header = to_csv(both).splitlines()[0].split(",")
+    assert len(header) == len(set(header))
+    for run in (amp_run(), both):
+        write_run(run, path)
+        explain_again(path)
+        assert read_run(path).of(Training) == amp_run().of(Training)
+        assert ("has no kernel results" in capsys.readouterr().out) == (not run.results)
+
+
+# ---------------------------------------------------------------- sums
+
+
+@settings(max_examples=100)
+@given(ledgers())
+def test_a_waterfall_adds_up(lines: tuple[LedgerLine, ...]) -> None:
+    """In digits as read, in numbers, and in the places of the bars; nothing is lost."""
+    training = arm("amp", 256 / 0.0421, ledger=lines, ledger_base="fp32")
+    for fold in (True, False):
+        fall = waterfall(training, fold=fold)
+        *_, last = fall.bars
+        between = fall.bars[1:-1]
+        numbers = [float(bar.text) for bar in fall.bars]
+        unit = 10.0 ** -len(last.text.partition(".")[2])
+        if between and "e" not in "".join(bar.text for bar in fall.bars):
+            assert math.fsum(numbers[:-1]) == pytest.approx(numbers[-1], abs=unit / 100)
+        largest = max(abs(line.ms) for line in lines)
+        total = math.fsum(bar.ms for bar in fall.bars[:-1])
+        assert total == pytest.approx(last.ms, abs=1e-9 * largest)
+        assert [bar.start_ms for bar in between] == [
+            bar.end_ms for bar in fall.bars[: len(between)]
+        ]
+        kept = [bar.ms for bar in between if bar.term != GAP]
+        assert len(kept) + len(fall.small) - bool(fall.small) == len(lines) - 2
+        assert not any(is_residual(line) for line in fall.small)
+        assert all(abs(line.ms) < SMALL_SHARE * lines[0].ms for line in fall.small)
+        assert not fall.small or math.fsum(line.ms for line in fall.small) in kept
+        assert fold or not fall.small
+    assert len(waterfall_rows(waterfall(training))) == len(waterfall(training).bars)
+
+
+@pytest.mark.parametrize(
+    ("made", "bars"),
+    [
+        (steps_of(100.0, convolutions=-60.0, casts=0.4), {"convolutions": -60, "casts": 0.4}),
+        (steps_of(100.0, casts=0.4, pooling=-0.1, unexplained=0.01, copies=0.2),
+         {OTHERS: 0.5, "unexplained": 0.01}),
+        (steps_of(100.0, 43.0, convolutions=-60.0), {"convolutions": -60, GAP: 3.0}),
+        (steps_of(10.0, convolutions=-5.0, unexplained=0.0),
+         {"convolutions": -5.0, "unexplained": 0}),
+        (steps_of(1e12, convolutions=-5e11), {"convolutions": -5e11}),
+    ],
+)  # fmt: skip
+def test_small_terms_share_a_bar_and_what_does_not_add_up_has_one(
+    made: Training, bars: Mapping[str, float]
+) -> None:
+    assert {bar.term: bar.ms for bar in waterfall(made).bars[1:-1]} == pytest.approx(bars)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.floats(-100, 900), st.floats(-100, 900)), min_size=1, max_size=4))
+def test_gains_agree_as_they_are_read(pairs: list[tuple[float, float]]) -> None:
+    one = with_fixes(*((f"--f{i}", *pair) for i, pair in enumerate(pairs)))
+    text = shown(run_of(one))
+    rows = re.findall(r"(--f\d) +([+-][\d.]+) % +([+-][\d.]+) % +([+-][\d.e]+)", text)
+    assert len(rows) == len(pairs)
+    for _, predicted, measured, points in rows:
+        difference = float(measured) - float(predicted)
+        assert difference == pytest.approx(float(points), rel=6e-3, abs=0.01)
+    within = re.search(r"within ([\d.e]+) points", text)
+    assert within
+    assert float(within[1]) == max(abs(float(points)) for *_, points in rows)
+    assert "-0.0" not in text
+    for odd in (("--graph", None, 4.0), ("--graph", math.nan, math.inf)):
+        assert verified(with_fixes(odd)) == ""
+    assert difference_points(with_fixes(("--f", 70.04, 65.16)).causes[0]) == pytest.approx(-4.8)
+
+
+def test_figures() -> None:
+    assert [fmt.throughput(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
+        "4.10", "999", "6,015", "402,000", "3.0e+09",
+    ]  # fmt: skip
+    assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 [0.983, 0.990]"
+    assert ratio(Ratio(1.001, (0.99, 1.02))) == "~1 ±0.02"
+    assert faster(Ratio(1.031, (1.027, 1.035))) == "3.1 ±0.4 % faster"
+    assert faster(Ratio(0.8, (0.79, 0.81))) == "1.25 ±0.02 times slower"
+    assert faster(Ratio(0.98, None)) == "about 2.0 % slower"
+    assert spread((0.9213, 0.0031), True, 100) == "92.1 ±0.3"
+    assert spread((0.9213, 0.0), False, 100) == "92.1"
+    assert spread(None, True) == ""
+
+
+# ---------------------------------------------------------------- CSV and charts
+
+
+def test_csv_has_every_number() -> None:
+    text = to_csv(amp_run())
+    assert tuple(text.splitlines()[0].split(",")[: len(CSV_ORDER)]) == CSV_ORDER
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert [line["recipe"] for line in table] == ["fp32", "tf32", "amp"]
+    amp = table[2]
+    numbers = {
+        "images_per_s": 4_690, "step_s": 256 / 4_690, "images_per_j": 4_690 / 640,
+        "gpu_util_min_pct": 93, "backward_gpu_s": 0.033,
+    }  # fmt: skip
+    assert {name: float(amp[name]) for name in numbers} == pytest.approx(numbers)
+    assert float(amp["speedup_tf32_low"]) < float(amp["speedup_tf32"])
+    assert (amp["compile"], amp["loader"], amp["throttle"]) == ("false", "synthetic", "power cap")
+    lost = list(csv.DictReader(io.StringIO(to_csv(broken_run()))))[3]
+    assert (lost["converged"], lost["seeds"], lost["accuracy_mean"]) == ("false", "1; 2; 3", "")
+    unwritten = arm("amp", 256 / 0.0421, predicted=predicted_of("amp", error_pct=None))
+    (row,) = csv.DictReader(io.StringIO(to_csv(run_of(unwritten))))
+    assert float(row["predicted_error_pct"]) == pytest.approx(2.9), "worked out"
+
+
+def test_bars_and_curves_are_the_numbers_of_the_run() -> None:
+    (bars,) = bar_rows(view_of(amp_run())).values()
+    assert [(bar["label"], bar["rate"]) for bar in bars] == [
+        (recipe, pytest.approx(per_s)) for recipe, (per_s, *_) in RATES.items()
+    ]
+    assert bars[2]["low"] == pytest.approx(4_690 / 1.002)
+    view = view_of(sweep_run())
+    panels = {panel.title: panel.rows for panel in curve_panels(view, view.families[0])}
+    trained = sweep_run().of(Training)[0]
+    assert trained.accuracy
+    point = panels["held-out accuracy, % (generated data)"][0]
+    assert (point["arm"], point["batch"]) == ("fp32", 128)
+    assert point["value"] == pytest.approx(100 * trained.accuracy[0])
+    assert point["high"] - point["value"] == pytest.approx(100 * trained.accuracy[1])
+
+
+def test_loss_curves_are_means_over_the_repeats_where_all_have_a_loss() -> None:
+    curves = ((4.0, 2.0, 1.0), (2.0, 4.0, None), (9.0,), ())
+    some = tuple(Repeat(seed, 30, 1.0, 4.0, 1.0, None, None, 0, curve)
+                 for seed, curve in enumerate(curves))  # fmt: skip
+    view = view_of(changed(amp_run(), 2, repeats=some))
+    rows = loss_rows(view, view.groups[0])
+    assert [(row["arm"], row["step"], row["value"]) for row in rows] == [
+        ("amp", 5.0, 3.0), ("amp", 15.0, 3.0),
+    ]  # fmt: skip
+    assert rows[0]["high"] - rows[0]["value"] == pytest.approx(math.sqrt(2))
+    assert not any(loss_rows(view_of(amp_run()), group) for group in view_of(amp_run()).groups)
+
+
+@pytest.mark.parametrize("name", ["host", "sweep"])
+def test_charts_have_every_recipe_and_every_bar_of_the_waterfall(name: str, tmp_path: Path) -> None:
+    run = RUNS[name]()
+    draw(run, tmp_path / "chart.svg")
+    text = "".join(ElementTree.parse(tmp_path / "chart.svg").getroot().itertext())
+    assert all(recipe in text for recipe in {t.case.recipe for t in run.of(Training)})
+    if name == "host":
+        assert all(bar.text in text for bar in waterfall(host_run().of(Training)[-1]).bars)
+
+
+def test_nothing_to_draw() -> None:
+    for arms in ([out_of_memory_run().of(Training)[0]], [predicted_only("fp32")]):
+        with pytest.raises(UserError, match="nothing to draw"):
+            training_chart(run_of(*arms))
+    many = [arm("amp", 100 + i, case={"network": f"net{i}"}) for i in range(61)]
+    with pytest.raises(UserError, match="more than 60 bars"):
+        training_chart(run_of(*many))
+
+
+if __name__ == "__main__":
+    for name, text in screens():
+        (REPORTS / f"{name}.txt").write_text(text, encoding="utf-8")
