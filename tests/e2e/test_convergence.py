@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.case_checks import MAX_SCALE
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
-from e2e.recipes import RECIPES, Recipe, adapted
+from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import convergence as converge
 from e2e.training.arms import Held
@@ -90,9 +89,8 @@ def perceptron() -> nn.Module:
 
 
 MLP = Network(
-    name="own", build=perceptron, input=(FEATURES,), tokens=None, classes=CLASSES,
-    loss=classification_loss, accuracy=count_right, unit="sample", units_per_sample=1,
-    optimizer="sgd", lr=0.1, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
+    name="own", build=perceptron, input=(FEATURES,), classes=CLASSES, loss=classification_loss,
+    accuracy=count_right, optimizer="sgd", lr=0.1, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
 )  # fmt: skip
 
 
@@ -142,7 +140,6 @@ def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:
     [
         ([float(i) for i in range(40)], 1.5, 37.5),  # a tenth at each end: four steps
         ([5.0, 4.0, 3.0], 5.0, 3.0),  # fewer than ten: one
-        ([float(i) for i in range(19)], 0.0, 18.0),
         ([7.0], 7.0, 7.0),
     ],
 )
@@ -150,19 +147,20 @@ def test_losses_are_means_over_the_first_and_last_tenth(
     losses: list[float], first: float, last: float
 ) -> None:
     repeat = once(held_by("fp32", TOLD), telling(*losses), steps=len(losses))
-    assert repeat.first_loss == pytest.approx(first)
-    assert repeat.train_loss == pytest.approx(last)
+    assert (repeat.first_loss, repeat.train_loss) == pytest.approx((first, last))
+    assert (repeat.last_loss, repeat.mean_loss) == (losses[-1], sum(losses) / len(losses))
     assert repeat.steps == len(losses)
+    assert repeat.evaluations == (), "endless data have none"
+    assert (repeat.loss, repeat.accuracy) == (None, None)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_none_where_it_was_seen(bad: float) -> None:
     good = [1.0] * 20
     for place, first, last in ((0, None, 1.0), (19, 1.0, None), (10, 1.0, 1.0)):
         losses = [*good[:place], bad, *good[place + 1 :]]
         repeat = once(held_by("fp32", TOLD), telling(*losses), steps=20)
-        assert repeat.first_loss == first
-        assert repeat.train_loss == last
+        assert (repeat.first_loss, repeat.train_loss) == (first, last)
 
 
 def test_the_curve_is_the_mean_loss_of_stretches_of_the_steps() -> None:
@@ -181,15 +179,10 @@ def test_losses_are_kept_to_float32() -> None:
     assert repeat.train_loss == pytest.approx(1000 + 37.5 / 8, abs=1e-3)
 
 
-def test_endless_data_is_not_evaluated() -> None:
-    repeat = once(held_by("fp32"), Plain(train_samples=None))
-    assert (repeat.loss, repeat.accuracy) == (None, None)
-    assert repeat.train_loss is not None
-
-
 @pytest.mark.parametrize("recipe", ["fp32", "amp", "amp-bf16", "bf16", "fp16", "O2"])
 def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
-    repeat = once(held_by(recipe), Plain(), steps=60)
+    held, data = held_by(recipe), Plain()
+    repeat = once(held, data, steps=60)
     assert repeat.accuracy is not None
     assert repeat.accuracy > 0.95
     assert repeat.first_loss is not None
@@ -197,11 +190,7 @@ def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
     assert repeat.train_loss < 0.5 * repeat.first_loss
     assert repeat.loss == pytest.approx(repeat.train_loss, abs=0.2)
     assert repeat.train_s > 0
-
-
-def test_held_out_numbers_are_those_of_the_trained_weights() -> None:
-    held, data = held_by("fp32"), Plain()
-    repeat = once(held, data)
+    # Held-out numbers are those of the trained weights.
     assert (repeat.loss, repeat.accuracy) == held.trainer.evaluate(data.held_out(BATCH, CPU))
 
 
@@ -242,33 +231,23 @@ def test_gradients_that_are_zero_or_infinite_are_counted(
     network = replace(MLP, build=lambda: Half(factor), lr=1e-3)
     recipe = "fp16" if factor < 1 else "fp32"
     found = train_once(held_by(recipe, network), Plain(), 1, 6, lambda step: None, None, 2)
-    if not infinite:
+    assert found.infinite_gradients is not None
+    if infinite:
+        assert found.infinite_gradients >= 0.5
+    else:
         assert found.zero_gradients == pytest.approx(zeros, abs=0.05)
         assert found.infinite_gradients == 0
-    else:
-        assert found.infinite_gradients is not None
-        assert found.infinite_gradients >= 0.5
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
-def test_counting_gradients_changes_nothing_else(recipe: str) -> None:
-    plain = once(held_by(recipe), Plain())
-    counted = train_once(held_by(recipe), Plain(), 1, 30, lambda step: None, None, 7)
-    assert plain.zero_gradients is None
-    assert counted.zero_gradients is not None
-    assert 0 <= counted.zero_gradients < 1
-    unset = replace(counted, zero_gradients=None, infinite_gradients=None)
-    assert _but_time(unset) == _but_time(plain)
-
-
-def test_endless_data_has_no_evaluations() -> None:
-    found = train_once(held_by("fp32", TOLD), telling(1.0, 2.0), 1, 2, lambda step: None, 1)
-    assert found.evaluations == ()
-
-
-def test_the_last_loss_and_the_mean_of_all() -> None:
-    found = once(held_by("fp32", TOLD), telling(4.0, 1.0, 2.5, 0.5), steps=4)
-    assert (found.last_loss, found.mean_loss) == (0.5, 2.0)
+def test_counting_gradients_changes_nothing_else() -> None:
+    for recipe in ("fp32", "amp", "O2"):
+        plain = once(held_by(recipe), Plain())
+        counted = train_once(held_by(recipe), Plain(), 1, 30, lambda step: None, None, 7)
+        assert plain.zero_gradients is None
+        assert counted.zero_gradients is not None
+        assert 0 <= counted.zero_gradients < 1
+        unset = replace(counted, zero_gradients=None, infinite_gradients=None)
+        assert _but_time(unset) == _but_time(plain)
 
 
 def test_seconds_to_an_accuracy_are_those_of_the_first_evaluation_that_has_it() -> None:
@@ -291,23 +270,17 @@ def _but_time(repeat: Repeat) -> Repeat:
     return replace(repeat, train_s=0.0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
-def test_one_seed_makes_one_training(recipe: str, optimizer: str) -> None:
+@pytest.mark.parametrize(("recipe", "optimizer"), [("amp", "sgd"), ("O2", "adamw")])
+def test_one_seed_makes_one_training_whatever_was_timed_before(recipe: str, optimizer: str) -> None:
     held, data = held_by(recipe, optimizer=optimizer), Plain()
     first = _but_time(once(held, data, seed=3))
     other = _but_time(once(held, data, seed=4))
+    for _ in range(5):
+        held.step()
     assert _but_time(once(held, data, seed=3)) == first
     assert _but_time(once(held_by(recipe, optimizer=optimizer), data, seed=3)) == first
     assert other.train_loss != first.train_loss
     assert (first.seed, other.seed) == (3, 4)
-
-
-def test_what_was_timed_before_does_not_show_in_a_training() -> None:
-    fresh, used = held_by("O2"), held_by("O2")
-    for _ in range(5):
-        used.step()
-    assert _but_time(once(used, Plain())) == _but_time(once(fresh, Plain()))
 
 
 def broken_at(*places: int) -> Plain:
@@ -320,21 +293,14 @@ def broken_at(*places: int) -> Plain:
     return Plain(draw)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_skipped_steps_are_those_of_this_training(fused: bool) -> None:
-    held = held_by("amp", fused=fused)
-    assert once(held, broken_at(3, 4, 12)).skipped_steps == 3
-    assert once(held, broken_at(20)).skipped_steps == 1
-    assert once(held, Plain()).skipped_steps == 0
-
-
 def test_a_few_broken_batches_cost_a_scaler_no_accuracy_and_fp32_everything() -> None:
-    data = broken_at(3, 4, 12)
-    scaled, bare = once(held_by("amp"), data, steps=60), once(held_by("fp32"), data, steps=60)
+    held, data = held_by("amp"), broken_at(3, 4, 12)
+    scaled, bare = once(held, data, steps=60), once(held_by("fp32"), data, steps=60)
     assert scaled.accuracy is not None
     assert scaled.accuracy > 0.95
-    assert bare.train_loss is None
-    assert bare.loss is None
+    assert (bare.train_loss, bare.loss) == (None, None)
+    assert scaled.skipped_steps == 3
+    assert once(held, Plain()).skipped_steps == 0, "those of this training"
 
 
 def test_each_training_has_a_feed_of_its_own_which_is_closed() -> None:
@@ -348,9 +314,7 @@ def test_each_training_has_a_feed_of_its_own_which_is_closed() -> None:
 
 def test_the_feed_is_closed_when_a_step_fails() -> None:
     def draw(generator: torch.Generator, index: int) -> Batch:
-        if index == 2:
-            raise ValueError("a broken image")
-        return blobs(generator, index)
+        raise ValueError("a broken image")
 
     data = Plain(draw)
     with pytest.raises(ValueError, match="broken image"):
@@ -359,11 +323,9 @@ def test_the_feed_is_closed_when_a_step_fails() -> None:
 
 
 def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, told = held_by("fp32"), list[int]()
-    train_once(held, Plain(), 1, 5, told.append)
-    assert told == [], "nothing to say within seconds"
+    told: list[int] = []
     monkeypatch.setattr(converge, "BEAT_S", 0.0)
-    train_once(held, Plain(), 1, 5, told.append)
+    train_once(held_by("fp32"), Plain(), 1, 5, told.append)
     assert told == [1, 2, 3, 4, 5]
 
 
@@ -439,15 +401,16 @@ def test_the_verdict_on_recipes(name: str) -> None:
 @pytest.mark.parametrize("held_out", [100, 10_000])
 def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(held_out: int) -> None:
     luck = SIGMAS * math.sqrt(CHANCE * (1 - CHANCE) / held_out)
-    assert verdicts(training_of("O3", repeat_of(CHANCE + 0.9 * luck)), held_out=held_out) == [False]
-    assert verdicts(training_of("O3", repeat_of(CHANCE + 1.1 * luck)), held_out=held_out) == [True]
+    for share, converged in ((0.9, False), (1.1, True)):
+        seen = training_of("O3", repeat_of(CHANCE + share * luck))
+        assert verdicts(seen, held_out=held_out) == [converged]
 
 
-@pytest.mark.parametrize(("above", "converged"), [(-0.01, False), (0.01, True)])
-def test_behind_is_counted_from_guessing(above: float, converged: bool) -> None:
-    seen = CHANCE + BEHIND_SHARE * (GOOD - CHANCE) + above
+def test_behind_is_counted_from_guessing() -> None:
     fp32 = training_of("fp32", repeat_of(GOOD))
-    assert verdicts(fp32, training_of("amp", repeat_of(seen))) == [True, converged]
+    for above, converged in ((-0.01, False), (0.01, True)):
+        seen = CHANCE + BEHIND_SHARE * (GOOD - CHANCE) + above
+        assert verdicts(fp32, training_of("amp", repeat_of(seen))) == [True, converged]
 
 
 def test_without_accuracy_the_loss_must_fall() -> None:
@@ -467,9 +430,9 @@ def test_a_verdict_is_found_anew_each_time() -> None:
     assert verdicts(*better) == [True, True]
 
 
-accuracies = st.floats(0, 1) | st.none()
 losses = st.floats(0, 10) | st.none()
-repeat_lists = st.lists(st.builds(repeat_of, accuracies, first=losses, last=losses), max_size=3)
+any_repeats = st.builds(repeat_of, st.floats(0, 1) | st.none(), first=losses, last=losses)
+repeat_lists = st.lists(any_repeats, max_size=3)
 
 
 @given(repeat_lists, repeat_lists, st.integers(1, 10**5) | st.none())
@@ -486,19 +449,3 @@ def test_a_verdict_always_has_its_reason_and_nan_never_converges(
         assert (after.convergence is None) == (after.converged is True)
         if any(r.train_loss is None for r in before.repeats):
             assert after.converged is False
-
-
-def test_real_trainings_are_told_apart() -> None:
-    """The whole way: two recipes that learn, and one whose scale breaks it."""
-    arms = [RECIPES["fp32"], RECIPES["amp"], adapted("O3", loss_scale=MAX_SCALE)]
-    trainings = [
-        training_of(
-            recipe.name,
-            *(once(held_by(recipe), Plain(), seed, steps=60) for seed in (1, 2)),
-            chance=1 / CLASSES,
-        )
-        for recipe in arms
-    ]
-    found = judged(trainings, 4 * BATCH)
-    assert [t.converged for t in found] == [True, True, False]
-    assert "2 of 2" in (found[2].convergence or "")
