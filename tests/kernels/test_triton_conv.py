@@ -1,10 +1,10 @@
-"""The Triton convolution as a back end: its tuned table, what it refuses, what a search tries."""
+"""Configurations of the Triton convolution: labels, what a shape allows, what it refuses."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,92 +12,94 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels import OPS  # noqa: E402
 from kernels.case import Case, Target  # noqa: E402
 from kernels.conv import OP  # noqa: E402
-from kernels.conv.triton import backend  # noqa: E402
+from kernels.conv.operands import INPUTS, OUTPUT, without_memory  # noqa: E402
+from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
+from kernels.conv.triton import backend, data_config, layouts, wgrad_config  # noqa: E402
+from kernels.gpus import architecture  # noqa: E402
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)
-TABLE = OP.tables.repository / "nvidia-h200.json"
-SIZE = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)-(\d+)x(\d+)x(\d+)-s(\d+)p(\d+)d(\d+)")
+ALIGNED = ConvShape(16, 64, 28, 28, 64, 3, 3, 1, 1)
+SHAPES = {
+    "aligned": ALIGNED,
+    "odd": ConvShape(2, 3, 7, 5, 5, 3, 2, 2, 1),
+    "1x1": ConvShape(2, 40, 5, 7, 72, 1, 1, 1, 0),
+    "1x1/2": ConvShape(64, 256, 56, 56, 512, 1, 1, 2, 0),
+    "stem": ConvShape(64, 3, 224, 224, 64, 7, 7, 2, 3),
+    "dilated": ConvShape(1, 16, 8, 10, 16, 3, 3, 2, 0, 2),
+    "of one column": ConvShape(2, 16, 6, 1, 16, 3, 3, 2, 1),
+    "wide": ConvShape(64, 512, 7, 7, 2048, 3, 3, 1, 1),
+    "depthwise": ConvShape(2, 37, 9, 7, 37, 3, 3, 2, 1, 1, 37),
+    "groups": ConvShape(16, 64, 28, 28, 64, 3, 3, 1, 1, 1, 8),
+}
 
 
-def entries() -> Iterator[tuple[Case, str]]:
-    for precision, passes in json.loads(TABLE.read_text()).items():
-        for which, sizes in passes.items():
-            for key, label in sizes.items():
-                yield case_of(precision, which, key), label
+def case(shape: ConvShape, which: str, precision: str = "fp16", layout: str = "nhwc") -> Case:
+    return Case("conv", vars(shape) | {"pass": which}, precision, "triton", layout)
 
 
-def case_of(precision: str, which: str, key: str) -> Case:
-    found = SIZE.fullmatch(key)
-    assert found, key
-    n, h, w, c, k, r, s, stride, padding, dilation = map(int, found.groups())
-    dims = dict(n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=padding,
-                dilation=dilation, groups=1) | {"pass": which}  # fmt: skip
-    return Case("conv", dims, precision, "triton", "nhwc")
-
-
-def test_the_table_holds_every_layer_of_resnet50() -> None:
-    """But the stem: no gradient of its input, and that of its weights has a new kernel."""
-    found = [str(case.dims["pass"]) for case, _ in entries()]
-    assert {which: found.count(which) for which in set(found)} == {
-        "fprop": 23, "dgrad": 22, "wgrad": 22,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", [case for case, _ in entries()], ids=lambda c: c.key[5:60])
-def test_a_tuned_label_is_valid_and_is_what_a_default_run_takes(case: Case) -> None:
-    label = next(label for other, label in entries() if other.key == case.key)
-    config = backend.parse(label)
-    assert config.label == label
-    assert OP.tuned_key(case)[0] == case.dims["pass"]
-    assert backend.configuration(case, H200) == config
-    half = Case("conv", case.dims, "bf16", "triton", "nhwc")
-    assert backend.configuration(half, H200) == config  # bf16 lies in memory as fp16 does
-
-
-def test_other_sizes_and_gpus_get_the_cost_model_s_choice() -> None:
-    case = next(case for case, _ in entries())
-    other = Case("conv", {**case.dims, "n": 3}, "fp16", "triton", "nhwc")
-    for target in (H200, A100):
-        assert backend.valid(backend.configuration(other, target), other, target)
-
-
-def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    case = next(case for case, _ in entries())
-    ranked = backend.ranked(case, H200)
-    mine = next(c for c in ranked if c != backend.configuration(case, H200))
-    path = OPS["conv"].save_tuned(case, H200, mine.label)
-    assert path.is_relative_to(tmp_path)
-    assert backend.configuration(case, H200) == mine
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_has_choices_that_fit_and_read_back(
+    name: str, which: str, capability: tuple[int, int]
+) -> None:
+    shape, target = SHAPES[name], Target("cuda", "unknown", capability, 132)
+    for precision in ("fp16", "tf32"):
+        what = case(shape, which, precision)
+        if name == "groups" and capability != (9, 0):
+            assert backend.cannot_run(what, target)
+            continue
+        assert backend.cannot_run(what, target) is None
+        found = backend.ranked(what, target)
+        assert len(set(found)) == len(found) > 1
+        assert [backend.parse(config.label) for config in found] == list(found)
+        assert all(backend.valid(config, what, target) for config in found)
+        kernels = {config.kernel.split("_")[1] for config in found}
+        assert ("depthwise" in kernels) == (kernels == {"depthwise"}) == shape.depthwise
+        assert capability >= (9, 0) or kernels <= {"gather", "exchanged", "depthwise"}
+        for config in found:
+            if isinstance(config, wgrad_config.Config):
+                assert 1 <= config.splits <= wgrad_config.steps(config, shape)
+                shared = wgrad_config.shared_memory(config, shape, what.precision)
+            else:
+                shared = data_config.shared_memory(config, what.precision)
+            assert shared <= architecture(capability).block_shared_bytes
 
 
 @pytest.mark.parametrize(
-    ("precision", "dims", "said"),
+    ("precision", "changes", "said"),
     [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "multiples of 4"),
      ("fp8-e4m3", {"groups": 4}, "without groups"),
      ("fp8-e4m3", {"pass": "wgrad"}, "fprop and dgrad")],
 )  # fmt: skip
-def test_what_it_cannot_run_it_says(precision: str, dims: dict[str, int | str], said: str) -> None:
-    plain = next(case for case, _ in entries())
-    case = Case("conv", {**plain.dims, "c": 64, **dims}, precision, "triton", "nhwc")
-    assert said in (backend.cannot_run(case, H200) or "")
+def test_what_it_cannot_run_it_says(
+    precision: str, changes: dict[str, int | str], said: str
+) -> None:
+    dims = vars(ALIGNED) | {"pass": "fprop"} | changes
+    assert said in (backend.cannot_run(Case("conv", dims, precision, "triton", "nhwc"), H200) or "")
 
 
-@pytest.mark.parametrize("groups", [4, 8, 16])
-def test_groups_run_on_hopper_and_share_no_tuned_entry(groups: int) -> None:
-    plain = next(case for case, _ in entries())
-    for which in ("fprop", "dgrad", "wgrad"):
-        dims = {**plain.dims, "c": 64, "k": 64, "groups": groups, "pass": which}
-        case = Case("conv", dims, "fp16", "triton", "nhwc")
-        assert backend.cannot_run(case, H200) is None
-        assert backend.cannot_run(case, A100)
-        assert backend.valid(backend.configuration(case, H200), case, H200)
-        dense = Case("conv", {**dims, "groups": 1}, "fp16", "triton", "nhwc")
-        assert OP.tuned_key(case) != OP.tuned_key(dense)
+@pytest.mark.parametrize(
+    ("label", "which", "precision", "target"),
+    [
+        ("wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1", "dgrad", "fp16", H200),
+        ("wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1", "wgrad", "fp8-e4m3", H200),
+        ("wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad", "fp16", A100),
+        ("conv_persistent/4x8x8x64x64/s3/w4/sub2", "fprop", "fp16", A100),
+        ("conv_gather/1x1x64x32x64/s3/w4", "wgrad", "fp16", H200),
+        ("conv_depthwise/1x4x16x64x1/s1/w4", "fprop", "fp16", H200),
+        ("wgrad_depthwise/1x16x64x3/t3/r2/s1/w4/x8", "wgrad", "fp16", H200),
+    ],
+)
+def test_a_configuration_of_another_kind_is_not_valid(
+    label: str, which: str, precision: str, target: Target
+) -> None:
+    config = backend.parse(label)
+    assert config.label == label
+    assert not backend.valid(config, case(ALIGNED, which, precision), target)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,60 @@ def test_groups_run_on_hopper_and_share_no_tuned_entry(groups: int) -> None:
 def test_an_unknown_label_is_refused(label: str) -> None:
     with pytest.raises(ValueError, match="not a configuration"):
         backend.parse(label)
+
+
+def test_a_float32_product_may_be_exact_in_depthwise_alone() -> None:
+    depthwise = SHAPES["depthwise"]
+    assert OP.may_run_exactly(case(depthwise, "fprop", "tf32"))
+    assert not OP.may_run_exactly(case(depthwise, "fprop", "fp16"))
+    assert not OP.may_run_exactly(case(ALIGNED, "fprop", "tf32"))
+
+
+def test_a_default_run_takes_what_the_tables_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own table comes first; bf16 lies in memory as fp16 does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table = json.loads((OP.tables.repository / "nvidia-h200.json").read_text())["fp16"]
+    size, label = next(iter(table["fprop"].items()))
+    n, h, w, c, k, r, s, stride, padding, dilation = map(int, re.findall(r"\d+", size))
+    shape = ConvShape(n, c, h, w, k, r, s, stride, padding, dilation)
+    for precision in ("fp16", "bf16"):
+        assert backend.configuration(case(shape, "fprop", precision), H200).label == label
+    what = case(shape, "fprop")
+    mine = next(config for config in backend.ranked(what, H200) if config.label != label)
+    backend.save_tuned(what, H200, mine.label)
+    assert backend.configuration(what, H200) == mine
+
+
+# ------------------------------------------------------------ NCHW
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize(
+    "shape",
+    [ALIGNED, ConvShape(2, 1, 6, 5, 4, 3, 3, 1, 1), ConvShape(2, 6, 6, 5, 1, 3, 3, 1, 1),
+     ConvShape(3, 8, 1, 1, 16, 1, 1, 1, 0), ConvShape(3, 8, 3, 3, 16, 3, 3, 1, 0)],
+)  # fmt: skip
+def test_copies_are_those_of_tensors_whose_layouts_differ(which: str, shape: ConvShape) -> None:
+    contiguous = without_memory(case(shape, which, layout="nchw"))
+    last, before, after = layouts.channels_last(contiguous)
+    differ = {
+        name: getattr(contiguous, name).shape[1] > 1 and getattr(contiguous, name)[0, 0].numel() > 1
+        for name in "xwy"
+    }
+    assert len(before) == sum(differ[name] for name in INPUTS[which])
+    assert len(after) == differ[OUTPUT[which]]
+    for name in "xwy":
+        own, copy = getattr(contiguous, name), getattr(last, name)
+        assert copy.shape == own.shape
+        assert copy.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_choice_in_nchw_is_that_of_nhwc() -> None:
+    for which, name in product(PASSES, ("aligned", "odd", "depthwise")):
+        nchw, nhwc = (
+            backend.chosen(case(SHAPES[name], which, layout=layout), H200)
+            for layout in ("nchw", "nhwc")
+        )
+        assert nchw == nhwc

@@ -1,0 +1,347 @@
+"""Every Triton kernel in Triton's interpreter, against float64.
+
+TRITON_INTERPRET must be set before triton is imported, so that the kernels run in a process of
+their own: this file, as a script, prints {case: [error, tolerance]}. Gluon has no interpreter:
+test_gluon_conv.py. bf16 is not here: the interpreter's dot is silently wrong on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples.convolutions import operands
+from torch import Tensor
+
+from kernels.case import Case, Target
+from kernels.conv import OP
+from kernels.conv.shape import PASSES, ConvShape
+from kernels.precision import PRECISIONS
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = 3  # "SMs" that persistent kernels see
+CPU = Target("cpu", "cpu")
+A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 2)  # whose kernels have an interpreter
+
+# ------------------------------------------------------------ GEMM: label, precision, size, layout
+
+TMA, PERSISTENT = "tma/32x32x16/s2/w4/g2", "tma_persistent/32x64x16/s2/w4/g8/sub4"
+POINTER = "pointer/32x32x16/s2/w4/g4"
+SPLIT_K, SKINNY = "split_k/32x32x16/s2/w4/g2/k3", "skinny/16x64x16/s2/w4/g8/k2"
+GEMM_LABELS = (TMA, PERSISTENT, POINTER, SPLIT_K, SKINNY)
+DIRECT = {TMA: TMA + "/direct", PERSISTENT: PERSISTENT + "/direct"}  # rows of C not on 16 bytes
+WHOLE, TAILS = (64, 104, 48), (41, 70, 37)
+Product = tuple[str, str, tuple[int, int, int], str]
+GEMMS: tuple[Product, ...] = (
+    *((label, "fp16", WHOLE, layout) for label in GEMM_LABELS for layout in ("nt", "tn")),
+    *((DIRECT.get(label, label), "fp16", TAILS, layout)
+      for label in GEMM_LABELS for layout in ("nn", "tt")),
+    (DIRECT[TMA], "fp16", (41, 67, 36), "nt"), (DIRECT[TMA], "fp16", (41, 67, 38), "nn"),
+    (DIRECT[PERSISTENT], "int8", (67, 33, 50), "nn"), (POINTER, "int8", (67, 33, 50), "nt"),
+    ("tma/32x32x32/s2/w4/g2", "fp8-e4m3", (48, 80, 48), "nn"),
+    ("tma/32x32x32/s2/w4/g2/sub2", "fp8-e5m2", (48, 80, 48), "tt"),
+    ("split_k/64x32x32/s2/w4/g8/k2", "tf32", (48, 80, 48), "nn"),
+    ("skinny/32x32x32/s2/w4/g2", "tf32", (17, 80, 48), "nt"),
+    (POINTER, "fp16", (1, 1, 1), "nt"), (DIRECT[TMA], "fp16", (33, 1, 5), "nt"),
+    (SKINNY, "fp16", (1, 40, 64), "nt"),
+    (POINTER, "fp32", TAILS, "nt"), (POINTER, "fp16-acc16", TAILS, "nt"),
+    ("pointer/32x32x32/s2/w4/g4", "fp8-e4m3-precise", TAILS, "nt"),
+)  # fmt: skip
+
+# ------------------------------------------------------------ convolutions: label, pass, shape
+
+# (n, c, h, w, k, r, s, stride, padding, dilation, groups)
+SHAPES = {
+    "3x3": (1, 24, 5, 7, 40, 3, 3, 1, 1),
+    "3x3/2": (2, 32, 6, 8, 32, 3, 3, 2, 1),
+    "3x3/2 odd": (1, 24, 7, 5, 40, 3, 3, 2, 1),
+    "3x3/3": (1, 16, 6, 9, 16, 3, 3, 3, 1),
+    "3x2/2 unaligned": (2, 3, 7, 5, 5, 3, 2, 2, 1),
+    "3x3 unaligned": (2, 18, 7, 9, 13, 3, 3, 1, 1),
+    "dilation 2": (1, 16, 5, 7, 16, 3, 3, 1, 2, 2),
+    "stride 2 dilation 2": (1, 16, 6, 8, 16, 3, 3, 2, 0, 2),
+    "padding 3": (1, 16, 3, 4, 16, 3, 3, 1, 3),
+    "1x1": (2, 32, 4, 5, 72, 1, 1, 1, 0),
+    "1x1/2": (2, 16, 8, 6, 32, 1, 1, 2, 0),
+    "1x1 padded": (2, 16, 4, 5, 16, 1, 1, 1, 1),
+    "7x7/2 of 3": (1, 3, 7, 9, 16, 7, 7, 2, 3),
+    "many images": (10, 16, 2, 3, 16, 3, 3, 1, 1),
+    "5x5 of 20 to 8": (1, 20, 9, 7, 8, 5, 5, 1, 1),
+    "3x3 to 5": (2, 40, 6, 9, 5, 3, 3, 1, 1),
+    "one column": (2, 16, 6, 1, 16, 3, 3, 2, 1),
+    "two groups": (1, 32, 5, 7, 48, 3, 3, 1, 1, 1, 2),
+    "groups of 8 and 4": (1, 40, 5, 7, 20, 3, 3, 2, 1, 1, 5),
+    "depthwise": (2, 37, 9, 7, 37, 3, 3, 2, 1, 1, 37),
+}  # fmt: skip
+GATHER, WALKING = "conv_gather/1x1x64x32x16/s2/w4", "conv_persistent/2x4x4x32x16/s2/w4/sub2"
+DATA = {  # the kernels that stay
+    "fp16": {
+        GATHER: ("3x3", "3x3/2 odd", "3x3/3", "3x2/2 unaligned", "stride 2 dilation 2",
+                 "padding 3", "7x7/2 of 3", "1x1/2"),
+        "conv_gather/1x1x32x16x64/s2/w4": ("3x3 unaligned", "dilation 2"),
+        WALKING: ("3x3", "dilation 2", "1x1", "1x1 padded"),
+        "conv_persistent/8x1x1x16x16/s2/w4": ("padding 3", "many images"),
+    },
+    "tf32": {GATHER: ("3x2/2 unaligned",), WALKING: ("3x3",)},
+    "fp8-e4m3": {
+        "conv_gather/1x1x32x16x64/s2/w4": ("3x2/2 unaligned",),
+        "conv_persistent/1x4x8x32x32/s2/w4/sub4": ("many images",),
+    },
+}  # fmt: skip
+WEIGHTS = {
+    "fp16": {
+        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2"),
+        "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1": ("3x3 unaligned", "padding 3"),
+        "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded": ("3x3",),
+        "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3", "two groups"),
+        "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x20": ("1x1/2",),
+        "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("7x7/2 of 3", "one column"),
+        "wgrad_gather/1x16x32x128/t1/r1/s2/w4/x3": ("3x3/2", "padding 3", "dilation 2"),
+        "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned", "1x1"),
+        "wgrad_exchanged/1x32x64x32/t1/r1/s2/w4/x1": ("3x3 to 5",),
+        "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("5x5 of 20 to 8", "3x3 unaligned"),
+    },
+    "tf32": {
+        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned",),
+        "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("3x3/2 odd",),
+        "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("3x3 to 5",),
+    },
+}  # fmt: skip
+OTHERS = (  # kernels on their way out: a case each
+    ("conv_tma/2x4x4x32x16/s2/w4/sub2", "fprop", "fp16", "3x3/2"),
+    ("conv_tma/2x4x4x32x16/s2/w4/sub2", "dgrad", "fp16", "3x3/2"),
+    ("conv_rows/2x4x4x32x32/s2/w4", "fprop", "fp16", "7x7/2 of 3"),
+    ("conv_rows_persistent/1x4x8x16x32/s2/w4/sub2", "fprop", "fp16", "7x7/2 of 3"),
+    ("conv_gemm/1x1x32x32x16/s2/w4", "dgrad", "fp16", "1x1"),
+    ("conv_gemm_persistent/1x1x32x64x32/s2/w4/sub2", "fprop", "fp16", "1x1"),
+    ("conv_resident/1x1x32x32x32/s2/w4/sub2", "fprop", "fp16", "1x1"),
+    ("conv_depthwise/1x2x8x64x1/s1/w4", "fprop", "fp16", "depthwise"),
+    ("conv_depthwise/1x4x4x64x1/s1/w4", "dgrad", "tf32", "depthwise"),
+    ("wgrad_depthwise/1x8x64x1/t1/r1/s1/w4/x2", "wgrad", "fp16", "depthwise"),
+    ("wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad", "fp16", "groups of 8 and 4"),
+)
+CONVS = (
+    *((label, which, precision, name) for precision, labels in DATA.items()
+      for label, names in labels.items() for name in names for which in ("fprop", "dgrad")),
+    *((label, "wgrad", precision, name) for precision, labels in WEIGHTS.items()
+      for label, names in labels.items() for name in names),
+    *OTHERS,
+)  # fmt: skip
+LONG = (  # as if tensors had more elements than 32 bits count
+    *((GATHER, which, "fp16", "3x2/2 unaligned") for which in ("fprop", "dgrad")),
+    ("wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2", "wgrad", "fp16", "3x3 unaligned"),
+    ("wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2", "wgrad", "fp16", "3x3 unaligned"),
+)
+COPIED = ("fprop", "dgrad")  # copies of conv_gluon
+NCHW = ("3x3", "3x2/2 unaligned")
+
+
+def shape_of(name: str) -> ConvShape:
+    return ConvShape(*SHAPES[name])
+
+
+# ------------------------------------------------------------ in the interpreter
+
+MARGIN = 256  # elements
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The tensor in memory that holds NaN before and after it (-1 where it holds integers)."""
+    memory = torch.empty(tensor.numel() + 2 * MARGIN, dtype=tensor.dtype)
+    memory.view(torch.uint8).fill_(0xFF)
+    found = memory.as_strided(tensor.shape, tensor.stride(), MARGIN)
+    found.copy_(tensor)
+    return found
+
+
+def margins_hold(tensor: Tensor) -> bool:
+    """Whether nothing was written beside a guarded tensor."""
+    memory = tensor.as_strided((tensor.numel() + 2 * MARGIN,), (1,), 0).view(torch.uint8)
+    width = MARGIN * tensor.element_size()
+    return bool((memory[:width] == 0xFF).all() and (memory[-width:] == 0xFF).all())
+
+
+def gemm_error(label: str, precision: str, size: tuple[int, int, int], layout: str) -> float:
+    """Of two launches: one leaves its scratch as it found it."""
+    from kernels.checking import poison
+    from kernels.gemm.check import relative_error
+    from kernels.gemm.operands import OperandPool
+    from kernels.gemm.triton.config import Problem, parse
+    from kernels.gemm.triton.launch import Launcher
+
+    case = Case("gemm", dict(zip("mnk", size, strict=True)), precision, "triton", layout)
+    drawn = OperandPool(CPU, seed=0).get(case)
+    a, b, c = guarded(drawn.a), guarded(drawn.b), guarded(drawn.c)
+    steps = Launcher(Problem.of(case), a, b, c, PROGRAMS).bind(parse(label))
+    error = 0.0
+    for _ in range(2):
+        poison(c)
+        for step in steps:
+            step.launch()
+        error = max(error, relative_error(replace(drawn, a=a, b=b, c=c)))
+    return error if margins_hold(c) else float("inf")
+
+
+def conv_error(label: str, which: str, precision: str, name: str) -> float:
+    """||out - reference|| / ||reference||, against torch's in float64."""
+    from kernels.conv.triton import backend, data_launch, wgrad_launch
+
+    shape, kind = shape_of(name), PRECISIONS[precision]
+    drawn = operands(shape, which, kind)
+    drawn = replace(drawn, **{one: guarded(getattr(drawn, one)) for one in "xwy"})
+    launch: Any = wgrad_launch if which == "wgrad" else data_launch
+    for step in launch.bind(backend.parse(label), drawn, kind, PROGRAMS):
+        step.launch()
+    return away(drawn) if margins_hold(drawn.output) else float("inf")
+
+
+def away(drawn: Any) -> float:
+    from torch.nn.grad import conv2d_input, conv2d_weight
+
+    shape, x, w, y = drawn.shape, drawn.x.double(), drawn.w.double(), drawn.y.double()
+    how = {name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")}
+    if drawn.which == "fprop":
+        expected = torch.nn.functional.conv2d(x, w, None, **how)
+    elif drawn.which == "dgrad":
+        expected = conv2d_input(x.shape, w, y, **how)
+    else:
+        expected = conv2d_weight(x, w.shape, y, **how)
+    return float((drawn.output.double() - expected).norm() / expected.norm())
+
+
+def long_error(label: str, which: str, precision: str, name: str) -> float:
+    from kernels.conv.triton import data_launch, wgrad_launch
+
+    before = data_launch.MAX_INDEX, wgrad_launch.MAX_INDEX
+    data_launch.MAX_INDEX = wgrad_launch.MAX_INDEX = 0
+    try:
+        return conv_error(label, which, precision, name)
+    finally:
+        data_launch.MAX_INDEX, wgrad_launch.MAX_INDEX = before
+
+
+def nchw_error(which: str, name: str) -> float:
+    """As the back end runs it; infinite where an input has changed."""
+    from kernels.conv.triton import backend
+
+    case = Case("conv", {**vars(shape_of(name)), "pass": which}, "fp16", "triton", "nchw")
+    last = operands(shape_of(name), which, case.precision)
+    drawn = replace(last, **{one: getattr(last, one).contiguous() for one in "xwy"})
+    (candidate,) = backend.candidates(case, drawn, A100)
+    candidate.call()
+    inputs = [one for one in "xwy" if getattr(drawn, one) is not drawn.output]
+    same = all(getattr(drawn, one).equal(getattr(last, one)) for one in inputs)
+    return away(drawn) if same else float("inf")
+
+
+def wrong_copies(which: str) -> int:
+    """Elements of copies for Gluon that differ from what torch makes, on memory that held NaN."""
+    from samples.gluon_conv import carry_out
+
+    from kernels.conv.triton import backend, data_launch
+
+    kind, made = PRECISIONS["fp16"], []
+    config = backend.parse("conv_gluon/2x8x8x16x16/s3/w8")
+    for launch in (lambda step: step.launch(), lambda step: carry_out([step])):
+        drawn = operands(ConvShape(2, 5, 6, 7, 9, 3, 3, 1, 1), which, kind)
+        copies = data_launch.bind(config, drawn, kind, PROGRAMS)[:-1]
+        assert len(copies) == 2
+        for step in copies:
+            copy = step.args[1].view(torch.float16)
+            copy.fill_(float("nan"))
+            launch(step)
+            made.append(copy.clone())
+    half = len(made) // 2
+    return sum(int((a != b).sum()) for a, b in zip(made[:half], made[half:], strict=True))
+
+
+def resampling_error(channels_last: bool) -> float:
+    """Of images of several sizes: turned, enlarged, a single pixel, at the edges, one axis up."""
+    from samples.resampling import prepare, reference
+
+    crops = (
+        ((11, 14), (1, 2, 9, 8), False, 6), ((4, 9), (1, 3, 2, 3), True, 1),
+        ((1, 1), (0, 0, 1, 1), True, 5), ((13, 12), (4, 5, 9, 7), False, 1),
+        ((13, 12), (0, 0, 9, 7), True, 3), ((30, 2), (0, 0, 30, 2), False, 1),
+        ((8, 9), (2, 1, 5, 7), False, 1),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    images = [
+        torch.randint(256, (3, *size), generator=generator, dtype=torch.uint8) for size, *_ in crops
+    ]
+    how = [torch.tensor([crop[i] for crop in crops]) for i in (1, 2, 3)]
+    factors = torch.tensor((0.5, -1.0, 2.0)), torch.tensor((1.0, 0.0, -3.0))
+    wanted = reference(images, *how, (5, 7), *factors)
+    found = prepare(images, *how, (5, 7), *factors, channels_last).launch()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert found.is_contiguous(memory_format=layout)
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def cases() -> Iterator[tuple[str, Callable[[], float], float]]:
+    """(name, what gives the error, its tolerance)."""
+    for product_ in GEMMS:
+        name = "gemm {} {} {} {}".format(*product_)
+        yield name, partial(gemm_error, *product_), PRECISIONS[product_[1]].rel_tolerance
+    for conv in CONVS:
+        yield " ".join(conv), partial(conv_error, *conv), PRECISIONS[conv[2]].rel_tolerance
+    for conv in LONG:
+        name = f"64 bits {' '.join(conv)}"
+        yield name, partial(long_error, *conv), PRECISIONS[conv[2]].rel_tolerance
+    for which, name in product(PASSES, NCHW):
+        case = Case("conv", {**vars(shape_of(name)), "pass": which}, "fp16", "triton", "nchw")
+        yield f"nchw {which} {name}", partial(nchw_error, which, name), OP.tolerance(case)
+    for which in COPIED:
+        yield f"copies for {which}", partial(wrong_copies, which), 0.0
+    for last in (False, True):  # float32 sums of a few dozen bytes
+        yield f"resampling {last}", partial(resampling_error, last), 2e-6
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, list[float]]:
+    pytest.importorskip("triton")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    }  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in cases()])
+def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]) -> None:
+    error, tolerance = errors[name]
+    assert error <= tolerance
+
+
+def test_every_kernel_is_tried_on_what_its_rules_allow() -> None:
+    from kernels.conv.triton import backend, data_config, wgrad_config
+    from kernels.gemm.triton.catalogue import GLUON, KERNELS
+
+    for label, which, precision, name in (*CONVS, *LONG):
+        config = backend.parse(label)
+        rules: Any = wgrad_config if which == "wgrad" else data_config
+        allowed = rules.valid(config, shape_of(name), which, PRECISIONS[precision], (9, 0))
+        assert allowed, (label, which, precision, name)
+    assert {label.split("/")[0] for label, *_ in CONVS} == {
+        *data_config.KERNELS, *wgrad_config.KERNELS
+    } - {data_config.GLUON}  # fmt: skip
+    assert {label.split("/")[0] for label, *_ in GEMMS} == {
+        *KERNELS
+    } - {GLUON}  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: [error(), tolerance] for name, error, tolerance in cases()}))
