@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from samples.recording import NEEDED, PROOFS, RECORDER, STEPS, User, source
 
-from e2e.__main__ import main
-from e2e.profile import halfway_prove, halfway_watch
+from e2e.profile import halfway_prove
 
-RECORDER, PROOFS = Path(halfway_watch.__file__), Path(halfway_prove.__file__)
-STEPS = ["--after", "2", "--bare", "3", "--traced", "2"]
-BEFORE = 2 + 3 + 1 + 2  # steps before something is tried
 SLEEP_S = 0.002  # for a sample of a slow loader
 SAMPLES = 4  # in a batch
 
@@ -107,88 +101,51 @@ for x, y in batches():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A user's folder with copies of the recorder and of what it needs to prove."""
-    for file in (RECORDER, PROOFS):
-        (tmp_path / file.name).write_text(file.read_text())
-    return tmp_path
+def user(tmp_path: Path, quick_python: str) -> User:
+    """With copies of the recorder and of what it needs to prove."""
+    for name in (RECORDER, PROOFS):
+        (tmp_path / name).write_text(source(name))
+    return User(tmp_path, quick_python)
 
 
-def run(folder: Path, *words: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=240,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", **more},
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
+def tried(user: User) -> dict[str, Any]:
+    return json.loads(gzip.decompress((user.folder / "a.json.gz").read_bytes()))[halfway_prove.KEY]
 
 
-def tried(trace: Path) -> dict[str, Any]:
-    return json.loads(gzip.decompress(trace.read_bytes()))[halfway_prove.KEY]
-
-
-def test_it_imports_torch_and_the_standard_library_alone_and_is_python_3_9() -> None:
-    tree = ast.parse(PROOFS.read_text(), feature_version=(3, 9))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {
-        name.split(".")[0]
-        for node in found
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-    }
-    assert names <= {*sys.stdlib_module_names, "torch"}
-
-
-@pytest.mark.parametrize(
-    ("workers", "batches", "changes"),
-    [
-        ("0", "100", {"loader", "optimizer", "amp"}),
-        pytest.param("2", "100", {"loader", "optimizer", "amp"}, marks=pytest.mark.slow),
-        # An epoch that ends meanwhile would end the loop.
-        pytest.param("0", "12", {"optimizer", "amp"}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_training_goes_on_bit_for_bit_after_changes_were_tried(
-    folder: Path, workers: str, batches: str, changes: set[str]
-) -> None:
-    (folder / "train.py").write_text(TRAINING)
-    script = ("train.py", workers, batches)
-    alone = run(folder, *script).stdout.splitlines()
-    words = (RECORDER.name, *STEPS, "--prove", "--out", "a.json.gz", *script)
-    watched = run(folder, *words).stdout.splitlines()
-    found = tried(folder / "a.json.gz")
-    assert {row["name"] for row in found["tried"]} == changes
-    assert {"layout": halfway_prove.GOES_ON}.items() <= found["not_tried"].items()
+def test_a_training_goes_on_bit_for_bit_after_changes_were_tried(user: User) -> None:
+    """With a loader's workers, autocast, dropout and batch statistics."""
+    (user.folder / "train.py").write_text(TRAINING)
+    alone = user.run("train.py", "2", "100").stdout.splitlines()
+    watched = user.record("--prove", "train.py", "2", "100").stdout.splitlines()
+    found = tried(user)
+    assert {row["name"] for row in found["tried"]} == {"loader", "optimizer", "amp"}
+    assert found["not_tried"]["layout"] == halfway_prove.GOES_ON
     # The last line before is printed after the optimizer's step, when changes are tried already.
-    begin = BEFORE - 1
+    begin = NEEDED - 1
     assert watched[:begin] == alone[:begin]
     assert len(watched) == len(alone) + found["steps"]
     assert watched[begin + 1 + found["steps"] :] == alone[begin + 1 :]
 
 
-def test_a_slow_loader_is_proven_and_its_gain_is_what_it_took(folder: Path) -> None:
-    (folder / "slow.py").write_text(SLOW)
-    written = folder / "found.json"
-    words = ["diagnose", str(folder / "slow.py"), "--prove", "--json", str(written), *STEPS]
-    assert main(words) == 0
-    (traced,) = json.loads(written.read_text())["runs"]
-    first = traced["findings"][0]
+def proven(user: User, *options: str) -> dict[str, Any]:
+    """What `diagnose --prove` finds in the slow script."""
+    (user.folder / "slow.py").write_text(SLOW)
+    words = ("-m", "e2e", "diagnose", "slow.py", "--prove", "--json", "found.json", *STEPS)
+    user.run(*words, *options, PYTHONPATH=str(Path(__file__).parents[2]))
+    (traced,) = json.loads((user.folder / "found.json").read_text())["runs"]
+    return traced
+
+
+def test_a_slow_loader_is_proven_and_its_gain_is_what_it_took(user: User) -> None:
+    first = proven(user)["findings"][0]
     assert (first["cause"], first["status"]) == ("loader", "proven")
     gain = first["gain"]
     assert 0 < gain["low_ms"] <= gain["ms"] <= gain["high_ms"]
     assert gain["step_ms"] > 1e3 * SLEEP_S * SAMPLES
-    assert gain["ms"] > gain["step_ms"] / 2, "sleeping is most of such a step"
 
 
-def test_without_a_cause_nothing_is_proven(folder: Path) -> None:
-    (folder / "slow.py").write_text(SLOW)
-    written = folder / "found.json"
-    words = ["diagnose", str(folder / "slow.py"), "--prove", "--json", str(written), *STEPS]
-    assert main([*words, "--", "--fixed"]) == 0
-    (traced,) = json.loads(written.read_text())["runs"]
+def test_without_a_cause_nothing_is_proven(user: User) -> None:
+    traced = proven(user, "--", "--fixed")
     assert traced["tried_steps"] > 0
     assert not [one for one in traced["findings"] if one["status"] == "proven"]
 
@@ -208,26 +165,21 @@ print("the end")
 """
 
 
-def test_a_change_that_the_script_does_not_bear_is_no_failure_of_the_script(folder: Path) -> None:
-    (folder / "train.py").write_text(FRAGILE)
-    words = (RECORDER.name, *STEPS, "--prove", "--out", "a.json.gz")
-    run(folder, *words, "--then-exit", "train.py")
-    assert tried(folder / "a.json.gz")["not_tried"]["layout"] == "not made for that"
-    # A training that goes on is not put at risk.
-    assert "the end" in run(folder, *words, "train.py").stdout
-    assert "layout" not in {row["name"] for row in tried(folder / "a.json.gz")["tried"]}
+def test_a_change_that_the_script_does_not_bear_is_no_failure_of_the_script(user: User) -> None:
+    (user.folder / "train.py").write_text(FRAGILE)
+    user.record("--prove", "--then-exit", "train.py")
+    assert tried(user)["not_tried"]["layout"] == "not made for that"
 
 
-SHORT = FRAGILE.replace("2000", str(BEFORE + 5))
-
-
-@pytest.mark.slow
-def test_a_script_that_ends_first_keeps_its_trace_and_says_why(folder: Path) -> None:
-    (folder / "train.py").write_text(SHORT.replace("foreach=True", "foreach=False"))
-    run(folder, RECORDER.name, *STEPS, "--prove", "--out", "a.json.gz", "train.py")
-    found = tried(folder / "a.json.gz")
-    assert found["tried"] == []
-    assert found["not_tried"] == {"optimizer": halfway_prove.ENDED}
+def test_a_script_that_ends_first_keeps_its_trace_and_says_why(user: User) -> None:
+    short = FRAGILE.replace("2000", str(NEEDED + 5)).replace("foreach=True", "foreach=False")
+    (user.folder / "train.py").write_text(short)
+    user.record("--prove", "train.py")
+    assert (tried(user)["tried"], tried(user)["not_tried"]) == (
+        [], {"optimizer": halfway_prove.ENDED}
+    )  # fmt: skip
+    done = user.record("--prove", "train.py", RANK="0", WORLD_SIZE="2")
+    assert "--prove is for one process" in done.stderr
 
 
 FUNCTION = """
@@ -253,25 +205,11 @@ print([p.tolist() for p in model.parameters()], torch.rand(1).item())
 """
 
 
-def test_a_step_that_is_a_function_is_called_again_and_the_loop_is_as_long(folder: Path) -> None:
-    (folder / "function.py").write_text(FUNCTION)
-    alone = run(folder, "function.py").stdout
-    assert run(folder, "function.py", "--prove").stdout == alone
-    assert [row["name"] for row in tried(folder / "a.json.gz")["tried"]] == ["optimizer"]
-
-
-@pytest.mark.slow
-def test_what_proving_needs_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "train.py").write_text(SHORT)
-    words = (RECORDER.name, *STEPS, "--prove", "--out", "a.json.gz", "train.py")
-    done = run(folder, *words, RANK="0", WORLD_SIZE="2")
-    assert "--prove is for one process" in done.stderr
-    (folder / PROOFS.name).unlink()
-    assert (
-        f"--prove needs {PROOFS.name} beside {RECORDER.name}" in run(folder, *words, code=2).stderr
-    )
-    assert main(["diagnose", "--print-recorder", "--prove"]) == 0
-    assert capsys.readouterr().out == PROOFS.read_text()
+def test_a_step_that_is_a_function_is_called_again_and_the_loop_is_as_long(user: User) -> None:
+    (user.folder / "function.py").write_text(FUNCTION)
+    alone = user.run("function.py").stdout
+    assert user.run("function.py", "--prove").stdout == alone
+    assert [row["name"] for row in tried(user)["tried"]] == ["optimizer"]
 
 
 def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> None:
