@@ -1,9 +1,10 @@
-"""Two runs of trainings: faster, slower, same, or cannot tell; and how it is shown."""
+"""Two runs of trainings: faster, slower, same, or cannot tell."""
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from microbench.commands import compare_with
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
 from microbench.results.comparison import compare
-from microbench.results.kinds import KINDS
 from microbench.results.runfile import write_run
 from microbench.results.types import Run
 
@@ -46,90 +46,46 @@ def scaled(run: Run, factor: float) -> Run:
     return replace(run, others=tuple(found))
 
 
-def verdicts(a: Run, b: Run) -> list[str]:
-    return [row.verdict for row in compare(a, b).rows]
+def one(per_s: float = 4_690, pace: float | None = None, mhz: float | None = None,
+        **more: Any) -> Run:  # fmt: skip
+    """A training at this many units a second, launched at this pace, at this clock."""
+    made = arm("amp", per_s, state=State(sm_clock_mhz=mhz), **more)
+    return run_of(replace(made, steps=made.steps and replace(made.steps, host_pace=pace)))
 
 
-def shown(a: Run, b: Run, width: int = 100) -> str:
-    file = io.StringIO()
-    print_comparison(compare(a, b), Console(file=file, width=width, highlight=False))
-    return file.getvalue()
+HOST: Mapping[str, Any] = {"limit": "host"}
+LOST = run_of(replace(arm("amp", 1.0), status="failed", reason="hung", steps=None))
+# Both runs, the verdict of the second, and what its note or reason says.
+PAIRS: dict[str, tuple[Run, Run, str, str]] = {
+    "a run and itself": (one(), one(), "same", ""),
+    "five per cent": (one(), scaled(one(), 1.05), "slower", "interval is beyond it"),
+    "two per cent": (one(), scaled(one(), 1.02), "same", ""),
+    "wide intervals": (one(half_pct=6.0), one(4_500, half_pct=6.0), "cannot tell", ""),
+    "no interval": (one(half_pct=None), one(2_000), "cannot tell", "one round only"),
+    "a difference of clocks": (
+        one(mhz=1_980), one(4_690 * 1_800 / 1_980, mhz=1_800), "cannot tell", "1980 and 1800 MHz",
+    ),
+    "an unknown clock": (one(), one(4_263, mhz=1_800), "slower", ""),
+    "one clock": (one(mhz=1_800), one(4_263, mhz=1_800), "slower", ""),
+    # Steps that the CPU limits are compared at one CPU speed.
+    "launches": (one(pace=1, **HOST), one(4_690 / 1.2, 1, **HOST), "same", ""),
+    "slow launches": (one(pace=1, **HOST), one(4_690 / 1.5, 1, **HOST), "slower", ""),
+    "a slow CPU": (one(pace=1, **HOST), one(4_690 / 1.5, 1.5, **HOST), "same", ""),
+    "an unknown CPU": (one(**HOST), one(4_690 / 1.5, 1, **HOST), "cannot tell", ""),
+    "a failure": (one(), LOST, "slower", "ok | failed"),
+    "two failures": (LOST, LOST, "cannot tell", ""),
+}  # fmt: skip
 
 
-def at_clock(mhz: float | None, per_s: float, **more: Any) -> Run:
-    return run_of(arm("amp", per_s, state=State(sm_clock_mhz=mhz), **more))
-
-
-def test_a_run_is_the_same_as_itself() -> None:
-    comparison = compare(amp_run(), amp_run())
-    assert [row.verdict for row in comparison.rows] == ["same"] * 3
-    assert [row.case for row in comparison.rows] == [t.case for t in amp_run().of(Training)]
-    assert comparison.rows[2].a_s == amp_run().of(Training)[2].step_s
-
-
-def test_five_per_cent_are_seen_and_two_per_cent_are_noise() -> None:
-    assert verdicts(amp_run(), scaled(amp_run(), 1.05)) == ["slower"] * 3
-    assert verdicts(scaled(amp_run(), 1.05), amp_run()) == ["faster"] * 3
-    assert verdicts(amp_run(), scaled(amp_run(), 1.02)) == ["same"] * 3
-    assert KINDS["train"].noise_pct == 3.0
-
-
-def launching(per_s: float, pace: float | None) -> Run:
-    """A training that the CPU limits, which launched at this pace."""
-    (training,) = run_of(arm("amp", per_s, limit="host")).of(Training)
-    assert training.steps
-    return run_of(replace(training, steps=replace(training.steps, host_pace=pace)))
-
-
-@pytest.mark.parametrize(
-    ("slower", "pace_a", "pace_b", "verdict"),
-    [
-        (1.2, 1.0, 1.0, "same"),
-        (1.5, 1.0, 1.0, "slower"),
-        (1.5, 1.0, 1.5, "same"),  # a slower CPU
-        (0.6, 1.0, 1.0, "faster"),
-        (1.5, None, 1.0, "cannot tell"),
-    ],
-)
-def test_steps_that_the_cpu_limits_are_compared_at_one_cpu_speed(
-    slower: float, pace_a: float | None, pace_b: float | None, verdict: str
-) -> None:
-    (row,) = compare(launching(4_690, pace_a), launching(4_690 / slower, pace_b)).rows
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_verdict_and_that_of_the_exchanged_runs(name: str) -> None:
+    a, b, verdict, said = PAIRS[name]
+    (row,), (back,) = compare(a, b).rows, compare(b, a).rows
     assert row.verdict == verdict
-    assert row.threshold_pct == 30.0
-
-
-@pytest.mark.parametrize("fed_first", [True, False])
-def test_steps_with_a_loader_are_measured_otherwise_since_method_2(fed_first: bool) -> None:
-    """Block means in place of medians; all other trainings compare across it."""
-    found = list(amp_run().of(Training))
-    fed = replace(found[0], case=replace(found[0].case, loader="torchvision"))
-    new = replace(amp_run(), others=(fed, *found[1:]), method_version=2)
-    old = replace(new, method_version=1)
-    comparison = compare(new, old) if fed_first else compare(old, new)
-    assert [row.verdict for row in comparison.rows] == ["cannot tell", "same", "same"]
-    assert [row.reason == "other method" for row in comparison.rows] == [True, False, False]
-    assert comparison.rows[0].ratio is None
-    assert verdicts(new, new) == verdicts(old, old) == ["same"] * 3
-    alone = replace(new, others=(fed,))
-    with pytest.raises(UserError, match="method"):
-        compare(alone, replace(alone, method_version=1))
-
-
-def test_wide_and_missing_intervals_cannot_tell() -> None:
-    wide = run_of(arm("amp", 4_690, half_pct=6.0))
-    assert verdicts(wide, run_of(arm("amp", 4_500, half_pct=6.0))) == ["cannot tell"]
-    once = run_of(arm("amp", 4_690, half_pct=None))
-    (row,) = compare(once, run_of(arm("amp", 2_000))).rows
-    assert (row.verdict, row.note) == ("cannot tell", "one round only")
-
-
-def test_a_difference_of_clocks_alone_cannot_tell() -> None:
-    (row,) = compare(at_clock(1_980, 4_690), at_clock(1_800, 4_690 * 1_800 / 1_980)).rows
-    assert row.verdict == "cannot tell"
-    assert "1980 and 1800 MHz" in row.note
-    assert verdicts(at_clock(None, 4_690), at_clock(1_800, 4_263)) == ["slower"]
-    assert verdicts(at_clock(1_800, 4_690), at_clock(1_800, 4_263)) == ["slower"]
+    assert said in f"{row.note} {row.reason}"
+    assert back.verdict == OPPOSITE[verdict]
+    limited = a.of(Training)[0].limit == "host"
+    assert row.threshold_pct in (None, 30.0 if limited else 3.0)
 
 
 @given(
@@ -142,20 +98,27 @@ def test_a_difference_of_clocks_alone_cannot_tell() -> None:
 def test_exchanging_the_runs_exchanges_the_verdict(
     seconds: float, factor: float, half_pct: float | None, mhz_a: float | None, mhz_b: float | None
 ) -> None:
-    rates = (256 / seconds, 256 / seconds / factor)
-    runs = [at_clock(mhz, rate, half_pct=half_pct)
-            for mhz, rate in zip((mhz_a, mhz_b), rates, strict=True)]  # fmt: skip
-    (there,), (back,) = verdicts(*runs), verdicts(*reversed(runs))
-    assert back == OPPOSITE[there]
+    a = one(256 / seconds, mhz=mhz_a, half_pct=half_pct)
+    b = one(256 / seconds / factor, mhz=mhz_b, half_pct=half_pct)
+    (there,), (back,) = compare(a, b).rows, compare(b, a).rows
+    assert back.verdict == OPPOSITE[there.verdict]
 
 
-def test_failures() -> None:
-    good = run_of(arm("amp", 4_690))
-    lost = run_of(replace(good.of(Training)[0], status="failed", reason="hung", steps=None))
-    assert verdicts(good, lost) == ["slower"]
-    assert verdicts(lost, good) == ["faster"]
-    assert verdicts(lost, lost) == ["cannot tell"]
-    assert compare(good, lost).rows[0].note == "ok | failed"
+@pytest.mark.parametrize("fed_first", [True, False])
+def test_steps_with_a_loader_are_measured_otherwise_since_method_2(fed_first: bool) -> None:
+    """Block means in place of medians; all other trainings compare across it."""
+    found = list(amp_run().of(Training))
+    fed = replace(found[0], case=replace(found[0].case, loader="torchvision"))
+    new = replace(amp_run(), others=(fed, *found[1:]), method_version=2)
+    old = replace(new, method_version=1)
+    rows = (compare(new, old) if fed_first else compare(old, new)).rows
+    assert [row.verdict for row in rows] == ["cannot tell", "same", "same"]
+    assert [row.reason == "other method" for row in rows] == [True, False, False]
+    assert rows[0].ratio is None
+    assert {row.verdict for run in (new, old) for row in compare(run, run).rows} == {"same"}
+    alone = replace(new, others=(fed,))
+    with pytest.raises(UserError, match="method"):
+        compare(alone, replace(alone, method_version=1))
 
 
 def test_convergence_of_one_only_is_a_note() -> None:
@@ -168,46 +131,22 @@ def test_convergence_of_one_only_is_a_note() -> None:
     assert compare(sound, sound).rows[3].note == ""
 
 
-def test_trainings_and_kernels_have_nothing_in_common() -> None:
-    with pytest.raises(UserError, match="no case in common"):
-        compare(amp_run(), h200_run())
-    with pytest.raises(UserError, match="no case in common"):
-        compare(h200_run(), amp_run())
-
-
-def test_both_kinds_compare_each_with_its_own_noise() -> None:
-    both = replace(h200_run(), others=amp_run().of(Training))
+def test_trainings_and_kernels_compare_each_with_its_own_noise() -> None:
+    kernels, both = h200_run(), replace(h200_run(), others=amp_run().of(Training))
     slower = replace(both, others=scaled(amp_run(), 1.05).of(Training))
     comparison = compare(both, slower)
     assert comparison.count("same") == len(both.results)
     assert comparison.count("slower") == 3
-    only = compare(both, amp_run())
-    assert only.only_a == [result.case for result in both.results]
-
-
-def test_the_screen_has_recipe_what_and_options() -> None:
-    text = shown(amp_run(), scaled(amp_run(), 1.05))
-    (head,) = [line for line in text.splitlines() if line.startswith("B is")]
-    assert head.split() == [
-        "B", "is", "recipe", "what", "options", "time", "B", "A", "/", "B", "threshold", "reason",
-    ]  # fmt: skip
-    line = next(line for line in text.splitlines() if " amp " in line)
-    expected = (
-        "- slower amp resnet50, batch 256 nhwc sgd 57.3 ms 0.952 ±0.003 3.0 % interval is beyond it"
-    )
-    assert line.split() == expected.split()
-    assert text.endswith("B against A, 3 cases: 3 slower.\n")
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_the_screen_fits(width: int) -> None:
-    both = replace(h200_run(), others=amp_run().of(Training))
-    slower = replace(both, others=scaled(amp_run(), 1.05).of(Training))
-    for a, b in ((amp_run(), amp_run()), (both, slower), (broken_run(), broken_run())):
-        text = shown(a, b, width)
-        assert max(cell_len(line) for line in text.splitlines()) <= width
-    few = replace(h200_run(), results=h200_run().results[:2], others=amp_run().of(Training))
-    assert {"precision", "what", "backend"} <= set(shown(few, few).split("─")[0].split())
+    assert compare(both, amp_run()).only_a == [result.case for result in both.results]
+    for a, b in ((amp_run(), kernels), (kernels, amp_run())):
+        with pytest.raises(UserError, match="no case in common"):
+            compare(a, b)
+    few = replace(both, results=both.results[:2])
+    for a, b in ((amp_run(), amp_run()), (both, slower), (broken_run(), broken_run()), (few, few)):
+        for width in (60, 100):
+            file = io.StringIO()
+            print_comparison(compare(a, b), Console(file=file, width=width, highlight=False))
+            assert max(map(cell_len, file.getvalue().splitlines())) <= width
 
 
 def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
@@ -216,12 +155,11 @@ def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
     write_run(scaled(amp_run(), 1.05), b)
     assert compare_with([a, b], fail_on="slower", json=out) == 1
     written = json.loads(out.read_text())
-    assert written["counts"]["slower"] == 3
-    assert written["train_noise_pct"] == 3.0
-    assert written["rows"][0].keys() == {
+    assert (written["counts"]["slower"], written["train_noise_pct"]) == (3, 3.0)
+    row = written["rows"][0]
+    assert row.keys() == {
         "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
         "threshold_s", "processes",
     }  # fmt: skip
-    assert written["rows"][0]["reason"] == "interval is beyond it"
-    assert written["rows"][0]["threshold_pct"] == 3.0
-    assert written["rows"][0]["key"] == amp_run().of(Training)[0].case.key
+    assert (row["reason"], row["threshold_pct"]) == ("interval is beyond it", 3.0)
+    assert row["key"] == amp_run().of(Training)[0].case.key
