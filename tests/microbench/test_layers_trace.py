@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from microbench.network.products import Layer, Skipped
 from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
 
 BATCH = 4
-FIRST_LAYER = {"resnet50": "conv1", "vgg16": "features.0", "mobilenet_v2": "features.0.0"}
+FIRST_LAYER = {"resnet50": "conv1", "mobilenet_v2": "features.0.0"}
 
 
 @cache
@@ -60,19 +59,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return write
 
 
-@pytest.mark.parametrize(
-    "network",
-    [
-        "resnet50",
-        "vgg16",
-        "mobilenet_v2",
-        "efficientnet_b0",
-        "densenet121",
-        "regnet_x_400mf",
-        "vit_b_16",
-        "swin_t",
-    ],
-)
+@pytest.mark.parametrize("network", ["resnet50", "mobilenet_v2", "vit_b_16", "swin_t"])
 def test_forward_flops_are_the_published_ones(network: str) -> None:
     found = traced(network)
     published = models.get_model_weights(network)["DEFAULT"].meta["_ops"]  # GMACs an image
@@ -138,19 +125,15 @@ def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
             if not seen or seen[-1] != shape:
                 seen.append(shape)
                 assert layer.which == "fprop"
-    depthwise = [layer for layer in of(found, "conv", "fprop") if layer.dims["groups"] != 1]
-    assert sum(layer.count for layer in depthwise) == 17
-    assert depthwise[0].names == ("features.1.conv.0.0",)
-
-
-def test_the_same_modules_run_every_pass() -> None:
-    found = traced("densenet121")
-    for which in ("dgrad", "wgrad"):
+    for which in ("dgrad", "wgrad"):  # the same modules run every pass
         forward = {tuple(layer.dims.items()): layer for layer in of(found, "conv", "fprop")}
         for layer in of(found, "conv", which):
             if layer.dims["c"] != 3:
                 twin = forward[tuple(layer.dims.items())]
                 assert (layer.count, set(layer.names)) == (twin.count, set(twin.names))
+    depthwise = [layer for layer in of(found, "conv", "fprop") if layer.dims["groups"] != 1]
+    assert sum(layer.count for layer in depthwise) == 17
+    assert depthwise[0].names == ("features.1.conv.0.0",)
 
 
 def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
@@ -171,15 +154,12 @@ def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
     assert found.skipped[0].names[0] == "encoder.layers.encoder_layer_0.self_attention"
 
 
-def test_auxiliary_heads_train_too() -> None:
-    googlenet, inception = traced("googlenet"), traced("inception_v3")
-    assert {name for g in of(googlenet, "gemm", "wgrad") for name in g.names} == {
-        "fc", "aux1.fc1", "aux1.fc2", "aux2.fc1", "aux2.fc2",
-    }  # fmt: skip
-    assert inception.image == 299
-    uneven = {s.what: s.count for s in inception.skipped if "padding differs" in s.reason}
-    assert set(uneven) == {f"2-D convolution, {which}" for which in PASSES}
-    assert any("AuxLogits.fc" in g.names for g in of(inception, "gemm", "wgrad"))
+def test_auxiliary_heads_train_too_and_uneven_padding_is_not_measured() -> None:
+    found = traced("inception_v3")
+    assert found.image == 299
+    uneven = {s.what for s in found.skipped if "padding differs" in s.reason}
+    assert uneven == {f"2-D convolution, {which}" for which in PASSES}
+    assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
 
 
 def test_segmentation_traces_without_its_backbone_s_weights() -> None:
@@ -205,20 +185,11 @@ def test_another_image_size_reaches_networks_that_are_built_for_one() -> None:
 
 def test_weights_and_images_take_no_memory() -> None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    built = load("resnet50", 256, None, fake)
+    built = load("vgg16", 256, None, fake)
     assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())
     assert isinstance(built.inputs[0], FakeTensor)
-    script = (
-        "import resource, torchvision, kernels.conv.shape, microbench.network.trace as t\n"
-        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "t.trace('resnet18', 2); before = peak()\n"
-        "found = t.trace('vgg16', 100_000); print(peak() - before)"
-    )
-    root = Path(__file__).parents[2]
-    out = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], cwd=root, capture_output=True, check=True
-    )
-    assert int(out.stdout) < 100 * 1024  # KiB; vgg16's weights alone are 540 MiB
+    found = trace("resnet18", 10**9)  # 600 TB of images
+    assert found.layers[0].dims["n"] == 10**9
 
 
 def test_random_state_and_user_s_weights_are_left_alone(written) -> None:
@@ -320,16 +291,7 @@ def build():
     assert runs["lstm"]["wgrad"] == runs["lstm"]["fprop"]
 
 
-def test_mistakes_are_one_line(written, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "did you mean resnet50" in complaint("resnt50")
-    assert "module:function" in complaint("zzzzzzzz")
-    assert "no module 'nowhere_net'" in complaint("nowhere_net:build")
-    assert "is not of the form module:function" in complaint("nowhere_net:")
-    assert "boxes" in complaint("fasterrcnn_resnet50_fpn")
-    assert "batch must be at least 1" in complaint("resnet50", 0)
-    name = written(
-        "bad",
-        """
+BAD = """
 net = nn.Linear(3, 3)
 def build(): raise RuntimeError("two\\nlines")
 def builds(): return 3
@@ -342,23 +304,33 @@ def data():
     class Net(nn.Module):
         def forward(self, x): return x[: int(x.sum())]
     return Net()
-""",
-    )
-    assert complaint(name) == "bad:build() raised RuntimeError: two"
-    assert "must return an nn.Module" in complaint("bad:builds")
-    assert "returned None" in complaint("bad:nothing")
-    assert "SystemExit" in complaint("bad:leaves")
-    assert "of type str as an example input" in complaint("bad:words")
-    assert "not a function" in complaint("bad:net")
-    assert "bad has no 'bild'; did you mean build" in complaint("bad:bild")
-    assert complaint("bad:wide").startswith("bad:wide cannot train on 2x3x224x224: RuntimeError")
-    assert "without .to(), .half() or .cuda()" in complaint("bad:half")
-    assert "depends on tensor values" in complaint("bad:data")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("resnt50", "did you mean resnet50"), ("zzzzzzzz", "module:function"),
+        ("nowhere_net:build", "no module 'nowhere_net'"),
+        ("nowhere_net:", "is not of the form module:function"),
+        ("fasterrcnn_resnet50_fpn", "boxes"), ("bad:build", "bad:build() raised RuntimeError: two"),
+        ("bad:builds", "must return an nn.Module"), ("bad:nothing", "returned None"),
+        ("bad:leaves", "SystemExit"), ("bad:words", "of type str as an example input"),
+        ("bad:net", "not a function"), ("bad:bild", "bad has no 'bild'; did you mean build"),
+        ("bad:wide", "bad:wide cannot train on 2x3x224x224: RuntimeError"),
+        ("bad:half", "without .to(), .half() or .cuda()"),
+        ("bad:data", "depends on tensor values"),
+        ("broken:build", "importing broken raised ModuleNotFoundError"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(written, name: str, said: str) -> None:
+    written("bad", BAD)
     written("broken", "import nowhere_net")
-    assert complaint("broken:build").startswith("importing broken raised ModuleNotFoundError")
+    assert said in complaint(name)
 
 
-def test_batch_norm_needs_more_than_one_value() -> None:
+def test_a_batch_that_is_too_small_is_one_line() -> None:
+    assert "batch must be at least 1" in complaint("resnet50", 0)
     text = complaint("resnet18", batch=1, image=32)
     assert text.startswith("resnet18 cannot train on 1x3x32x32: batch norm needs more than one")
 
