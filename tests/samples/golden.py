@@ -1,26 +1,28 @@
-"""Everything that halfway says about the committed run files, and the hashes of it.
+"""What halfway says about the committed run files.
 
-    python tests/samples/golden.py              # compare with tests/samples/golden.json
-    python tests/samples/golden.py --write      # keep what is printed now as right
-    python tests/samples/golden.py --dump DIR   # the texts themselves, to compare two states with
-    diff -r
+    python tests/samples/golden.py              # compare what is kept in screens/ with what it says
+    python tests/samples/golden.py --write      # keep what it says now as right
+    python tests/samples/golden.py --dump DIR   # of all files, to compare two states with diff -r
 
-Each item has a name ("show/nvidia-h200/gemm-fp16.json --csv") and a text. test_golden.py holds the
-hashes, so a change of any output is a difference with a name.
+Each item has a name ("show/nvidia-h200/gemm-fp16.json --csv") and a text. screens/ has a sheet of
+items for each chosen run file: the texts that a person can read, hashes of the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import hashlib
 import importlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,13 +35,33 @@ from e2e.results.types import Training
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 RESULTS = ROOT / "results"
-KEPT = Path(__file__).parent / "golden.json"
+SCREENS = Path(__file__).parent / "screens"
+LONGEST = 7_500  # characters: of a longer text there is a hash
 FORMS = ("", "--verbose", "--markdown", "--csv")
+HASHED = ("--markdown", "--csv", "--chart")
 PROGRAMS = ("microbench", "e2e")
 H200 = ("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # no tuned tables: the rules choose
 
 Item = tuple[str, str]  # name, text
+
+CHOSEN = """cpu/gemm-fp16 h100/studies/resnet-precisions/runs/table h200/aa h200/ceilings
+h200/cifar-vgg16 h200/compare-power h200/conv-fp16 h200/diagnose/mlp_small
+h200/diagnose/prove-syncs h200/diagnose/public/accelerate h200/diagnose-scenarios h200/fleet
+h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/loaders h200/gemm-triton h200/payoff-conv
+h200/peak h200/predict-held-out h200/ranks-resnet50 h200/ranks-strong h200/selftest
+h200/stalls-two-cpus h200/timer-vs-ncu h200/timm/amp h200/train-fp8 h200/verify-resnet50-nchw"""
+COMPARED = """h200/gemm-all h200/gemm-fp16 h200/ablation/all h200/ablation/no-split
+h200/train-resnet50 h200/timm/ours-amp h200/by-hand/ours1 h200/by-hand/ours2"""
+PAGES = """h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/stalls-two-cpus
+h200/selftest h200/diagnose/mlp_small"""
+
+
+def paths(names: str) -> list[Path]:
+    """The files of these short names."""
+    cards = {"h100": "nvidia-h100", "h200": "nvidia-h200", "cpu": "cpu"}
+    parts = (name.split("/", 1) for name in names.split())
+    return [RESULTS / cards[card] / f"{name}.json" for card, name in parts]
 
 
 def run_files() -> list[Path]:
@@ -113,52 +135,81 @@ def everything_of(run: Any) -> list[Any]:
     return [*run.results, *run.of(Training), *run.of(Loading)]
 
 
+def compared(a: Path, b: Path) -> Item:
+    """`compare` of two run files."""
+    text = printed("microbench", "compare", str(a), str(b))
+    return f"compare/{name_of(a)} {name_of(b)}", text
+
+
+def some_comparisons() -> Iterator[Item]:
+    """Of GEMMs, of a kernel that was changed, of trainings, of loaders."""
+    files = paths(COMPARED)
+    return map(compared, files[::2], files[1::2])
+
+
 def comparisons() -> Iterator[Item]:
     """`compare` of every pair of run files with a case in common."""
     cases = [(path, {r.case.key for r in everything_of(run)}) for path, run in readable()]
     for i, (a, in_a) in enumerate(cases):
-        for b, in_b in cases[i + 1 :]:
-            if in_a & in_b:
-                text = printed("microbench", "compare", str(a), str(b))
-                yield f"compare/{name_of(a)} {name_of(b)}", text
+        yield from (compared(a, b) for b, in_b in cases[i + 1 :] if in_a & in_b)
 
 
 def case_keys() -> Iterator[Item]:
     """The identity of each case of each run file."""
     for path, run in readable():
-        yield f"keys/{name_of(path)}", "".join(f"{r.case.key}\n" for r in everything_of(run))
+        yield f"keys/{name_of(path)}", keys_of(run)
 
 
-def labels() -> Iterator[Item]:
-    """Triton's configuration for each case of the run files, on two GPUs."""
+def keys_of(run: Any) -> str:
+    """The identity of each case."""
+    return "".join(f"{r.case.key}\n" for r in everything_of(run))
+
+
+def page(path: Path) -> Item:
+    """A file's page, but for its images."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "page.html"
+        printed("microbench", "show", str(path), "--html", str(out))
+        text = out.read_text(encoding="utf-8")
+    return f"page/{name_of(path)}", re.sub(r"base64,[\w+/=]+", "base64,", text)
+
+
+def labels(every: int = 1) -> Iterator[Item]:
+    """Triton's configuration for each case of the run files, on two GPUs; or for one problem in
+    `every`, once.
+    """
+    chosen: dict[tuple[str, str], list[str]] = {}  # back ends of one problem share a choice
+    for path, run in readable():
+        cases = [r.case for r in run.results if r.case.backend in ("triton", "cublas", "cudnn")]
+        lines: list[str] = []
+        for case in cases:
+            problem = (case.group, case.precision_name)
+            new = problem not in chosen
+            if new:
+                chosen[problem] = [] if len(chosen) % every else choices(case)
+            if new or every == 1:
+                lines += [f"{case.key} {choice}\n" for choice in chosen[problem]]
+        if cases:
+            yield f"labels/{name_of(path)}", "".join(lines)
+
+
+def choices(case: Any) -> list[str]:
+    """The configuration for a case, on each of two GPUs that can run it."""
     from kernels.case import CannotRun, Target
     from kernels.conv.triton import backend as conv
     from kernels.gemm.triton import backend as gemm
 
-    kinds: dict[str, Any] = {"gemm": gemm, "conv": conv}
-    chosen: dict[tuple[str, str, str], str | None] = {}  # back ends of one problem share a choice
-
-    def choice(case: Any, target: Target) -> str | None:
-        if kinds[case.op].cannot_run(case, target):
-            return None
-        try:
-            return kinds[case.op].configuration(case, target).label
-        except CannotRun as refusal:
-            return str(refusal)
-
-    for path, run in readable():
-        cases = [r.case for r in run.results if r.case.backend in ("triton", "cublas", "cudnn")]
-        if not cases:
+    own = gemm if case.op == "gemm" else conv
+    found: list[str] = []
+    for kind, name, capability, sms in (H200, A100):
+        target = Target(kind, name, capability, sms)
+        if own.cannot_run(case, target):
             continue
-        lines: list[str] = []
-        for case in cases:
-            for kind, name, capability, sms in (H200, A100):
-                problem = (case.group, case.precision_name, name)
-                if problem not in chosen:
-                    chosen[problem] = choice(case, Target(kind, name, capability, sms))
-                if chosen[problem] is not None:
-                    lines.append(f"{case.key} {name}: {chosen[problem]}\n")
-        yield f"labels/{name_of(path)}", "".join(lines)
+        try:
+            found.append(f"{name}: {own.configuration(case, target).label}")
+        except CannotRun as refusal:
+            found.append(f"{name}: {refusal}")
+    return found
 
 
 def variants() -> Iterator[Item]:
@@ -241,51 +292,72 @@ GROUPS: dict[str, Callable[[], Iterator[Item]]] = {
 }
 
 
-def digest(text: str) -> str:
-    """Enough of a hash to tell two texts apart."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def of_file(path: Path) -> Iterator[Item]:
+    """What is kept of a chosen file."""
+    from microbench.errors import UserError
+
+    yield from screens(path)
+    with contextlib.suppress(UserError):
+        yield f"keys/{name_of(path)}", keys_of(read(path))
 
 
-def kept() -> dict[str, str]:
-    """The hashes that are right, by name."""
-    return json.loads(KEPT.read_text(encoding="utf-8"))
+SHEETS: dict[str, Callable[[], Iterable[Item]]] = {
+    **{name_of(path): partial(of_file, path) for path in paths(CHOSEN)},
+    "help": helps,
+    "compare": some_comparisons,
+    "labels": lambda: labels(every=20),
+    "pages": lambda: map(page, paths(PAGES)),
+}
 
 
-def differences(items: Iterable[Item], names: Iterable[str]) -> list[str]:
-    """What is printed otherwise than it is kept, what is new, and which of `names` is missing."""
-    known = kept()
-    found = {name: digest(text) for name, text in items}
-    changed = [f"{n}: printed otherwise" for n, h in found.items() if known.get(n, h) != h]
-    new = [f"{name}: new" for name in found if name not in known]
-    return changed + new + [f"{name}: missing" for name in names if name not in found]
+def file_name(name: str) -> str:
+    """Under which a text is written."""
+    return f"{name.replace('/', '__').replace(' ', '_')}.txt"
+
+
+def sheet(name: str) -> str:
+    """The items of a sheet, each under its name."""
+    return "".join(f"===== {item}\n{readable_text(item, text)}" for item, text in SHEETS[name]())
+
+
+def readable_text(name: str, text: str) -> str:
+    """The text, or a line with its hash where it is long or for programs."""
+    if name.startswith("page/") or name.endswith(HASHED) or len(text) > LONGEST:
+        return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
+    return text
+
+
+def difference(name: str) -> str:
+    """How a sheet differs from the kept one, line by line; empty if it does not."""
+    path = SCREENS / file_name(name)
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = (text.splitlines(keepends=True) for text in (kept, sheet(name)))
+    return "".join(difflib.unified_diff(*lines, f"{name} as kept", f"{name} now", n=1))
 
 
 def main() -> int:
     """Compare, keep or dump; 1 where something differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="keep what is printed now")
-    parser.add_argument("--dump", type=Path, help="write the texts below this folder")
-    parser.add_argument("--only", action="append", choices=GROUPS, help="of a group or several")
+    parser.add_argument("--dump", type=Path, help="write all texts below this folder")
+    parser.add_argument("--only", action="append", choices=GROUPS, help="dump a group or several")
     words = parser.parse_args()
     os.environ.pop("COLUMNS", None)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # no tuned tables of this user's
-        groups = words.only or list(GROUPS)
-        items = [item for group in groups for item in GROUPS[group]()]
-    if words.dump:
-        for name, text in items:
-            path = words.dump / f"{name.replace('/', '__').replace(' ', '_')}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        return 0
-    if words.write:
-        others = {n: h for n, h in kept().items() if n.split("/")[0] not in groups}
-        hashes = others | {name: digest(text) for name, text in items}
-        KEPT.parent.mkdir(exist_ok=True)
-        KEPT.write_text(json.dumps(hashes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        return 0
-    found = differences(items, [n for n in kept() if n.split("/")[0] in groups])
-    print("\n".join(found) or f"{len(items)} items as they were")
+        if words.dump:
+            words.dump.mkdir(parents=True, exist_ok=True)
+            for group in words.only or list(GROUPS):
+                for name, text in GROUPS[group]():
+                    (words.dump / file_name(name)).write_text(text, encoding="utf-8")
+            return 0
+        if words.write:
+            SCREENS.mkdir(exist_ok=True)
+            for name in SHEETS:
+                (SCREENS / file_name(name)).write_text(sheet(name), encoding="utf-8")
+            return 0
+        found = "".join(map(difference, SHEETS))
+    print(found or f"{len(SHEETS)} sheets as they were")
     return 1 if found else 0
 
 
