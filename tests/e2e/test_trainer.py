@@ -21,6 +21,7 @@ from e2e.case_checks import MAX_SCALE
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
+from e2e.schedule import parse_schedule
 from e2e.training.optimizer import MOMENTUM
 from e2e.training.trainer import Trainer
 
@@ -382,6 +383,46 @@ def test_a_step_of_several_batches_or_of_clipped_gradients_is_skipped_once(
     trained(trainer, planted(samples(3), 0), 1)
     assert trainer.skipped_steps == 1
     assert_same(start, weights_of(trainer))
+
+
+# ---------------------------------------------------------------- the learning rate
+
+
+def rates(trainer: Trainer, steps: int) -> list[float]:
+    """The learning rate of each step, read off the lever: momentum adds gradients of a half."""
+    feed = Batches(*HALVES)
+    found, velocity = [], 0.0
+    weight = next(trainer.module.parameters())
+    for _ in range(steps):
+        before = weight.item()
+        trainer.step(feed)
+        velocity = MOMENTUM * velocity + 0.5
+        found.append((before - weight.item()) / velocity)
+    return found
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("text", "warmup"),
+    [("constant", 4), ("cosine", 0), ("cosine:2", 3), ("triangle", 3), ("step:50/10", 1)],
+)
+def test_a_training_obeys_its_schedule(text: str, warmup: int, fused: bool) -> None:
+    trainer = trainer_of(LEVER, lr=0.5, schedule=text, warmup=warmup, fused=fused)
+    schedule = parse_schedule(text)
+    warm = [min(1.0, (i + 1) / warmup) if warmup else 1.0 for i in range(8)]
+    expected = [0.5 * warm[i] * schedule.share(i / 8) for i in range(8)]
+    for _ in range(2):
+        trainer.restart(1, 8)
+        assert rates(trainer, 8) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_steps_of_no_training_are_at_the_full_rate() -> None:
+    trainer = trainer_of(LEVER, lr=0.25, schedule="cosine")
+    assert rates(trainer, 3) == pytest.approx([0.25] * 3, rel=1e-4)
+    trainer.restart(1, 2)
+    rates(trainer, 2)
+    trainer.restart(1)
+    assert rates(trainer, 3) == pytest.approx([0.25] * 3, rel=1e-4)
 
 
 def test_the_networks_own_rate_is_used_when_none_is_given() -> None:
