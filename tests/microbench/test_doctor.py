@@ -1,20 +1,24 @@
-"""Doctor: each bad condition, planted in facts, brings its finding; clean facts bring none."""
+"""Doctor: each bad condition, planted in facts, brings its finding alone; clean facts none."""
 
 from __future__ import annotations
 
+import io
 import platform
+import sys
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 from microbench.device.device import DeviceInfo, describe
-from microbench.device.doctor import CHECKS, LEVELS, Facts, examine, gather, judge
-from microbench.device.doctor import facts as facts_module
-from microbench.device.doctor.facts import GIB
+from microbench.device.doctor import CHECKS, Facts, examine, gather, judge
+from microbench.device.doctor.facts import GIB, Finding
 from microbench.device.doctor.host import VARIABLES
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.nvml import GpuState
 from microbench.device.telemetry import THROTTLE_REASONS
+from microbench.report.doctor import print_findings, summary
 
 OWN_PID = 4242
 GPU = GpuState(
@@ -69,10 +73,6 @@ def find(facts, name):
     return next((finding for finding in judge(facts) if finding.name == name), None)
 
 
-def worst(facts):
-    return max((finding.level for finding in judge(facts)), key=LEVELS.index)
-
-
 def test_clean_gpu_facts_are_all_ok():
     findings = judge(CLEAN)
     assert {finding.level for finding in findings} == {"ok"}
@@ -81,8 +81,9 @@ def test_clean_gpu_facts_are_all_ok():
 
 
 def test_clean_cpu_facts_bring_nothing_above_a_note():
-    assert worst(CPU) == "note"
-    assert [finding.name for finding in judge(CPU) if finding.level == "note"] == ["device"]
+    levels = {finding.name: finding.level for finding in judge(CPU)}
+    assert {name for name, level in levels.items() if level != "ok"} == {"device"}
+    assert levels["device"] == "note"
 
 
 PLANTED = [
@@ -145,11 +146,14 @@ PLANTED += [
 
 
 @pytest.mark.parametrize(("name", "level", "facts", "words"), PLANTED)
-def test_planted_condition_is_found(name, level, facts, words):
+def test_a_planted_condition_is_found_and_no_other(name, level, facts, words):
     finding = find(facts, name)
     assert finding is not None
     assert (finding.level, bool(finding.remedy)) == (level, True)
     assert words in finding.what
+    others = [f for f in judge(facts) if f.name != name and f.level in ("warning", "problem")]
+    assert others == []
+    assert (find(facts, "environment") is None) == bool(facts.environment), "called clean"
 
 
 def test_every_check_is_planted():
@@ -158,12 +162,6 @@ def test_every_check_is_planted():
     assert named - planted == {"environment"}
     assert set(WATCHED_VARIABLES) == set(VARIABLES) <= planted
     assert len(CHECKS) == len(planted) + 1
-
-
-@pytest.mark.parametrize(("name", "level", "facts", "words"), PLANTED)
-def test_a_planted_condition_brings_no_second_warning(name, level, facts, words):
-    others = [f for f in judge(facts) if f.name != name and f.level in ("warning", "problem")]
-    assert others == []
 
 
 @pytest.mark.parametrize(
@@ -202,32 +200,41 @@ def test_a_gpu_that_answers_nothing_warns_of_nothing():
     assert [finding.name for finding in findings if finding.level == "note"] == ["sensors"]
 
 
-def test_environment_is_only_called_clean_when_it_is():
-    assert find(CLEAN, "environment") is not None
-    assert find(with_variable("CUDA_LAUNCH_BLOCKING", "1"), "environment") is None
-
-
-def test_this_computer(monkeypatch):
+def test_this_computer(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("SECRET_TOKEN", "hush-hush")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "not" / "there"))
+    (tmp_path / "cupy.py").write_text("raise OSError('libcuda.so.1 is missing\\nmore')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
     info = describe("cpu")
     facts = gather(info)
     assert facts.environment["OMP_NUM_THREADS"] == "1"
     assert facts.cores_usable == info.sm_count
     assert facts.disk_free_bytes is not None
+    assert facts.unimportable["cupy"] == "OSError: libcuda.so.1 is missing"
     text = repr(examine(info)) + repr(facts)
     assert "hush-hush" not in text
     assert not platform.node() or platform.node() not in text.replace("localhost", "")
 
 
-def test_a_library_that_breaks_on_import_is_reported(monkeypatch, tmp_path):
-    (tmp_path / "broken_library.py").write_text("raise OSError('libcuda.so.1 is missing\\nmore')")
-    monkeypatch.syspath_prepend(tmp_path)
-    errors = facts_module._import_errors(["json", "broken_library", "no_such_library"])
-    assert errors["broken_library"] == "OSError: libcuda.so.1 is missing"
-    assert errors["no_such_library"].startswith("ModuleNotFoundError")
-    assert "json" not in errors
+# ---------------------------------------------------------------- the screen
+
+FINDINGS = [
+    Finding("device", "ok", "NVIDIA H200, 132 SMs", "a remedy nobody needs"),
+    Finding("power limit", "warning", "600 W, 14 % under " + "the default " * 20, "-pl 700"),
+    Finding("driver", "problem", "driver 470 is too old for CUDA 13.0", "install a driver\x1b[31m"),
+]
 
 
-def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
-    assert facts_module._disk_free_bytes(tmp_path / "a" / "b")
+@pytest.mark.parametrize("width", [60, 100])
+def test_levels_are_words_and_remedies_follow(width):
+    file = io.StringIO()
+    print_findings(FINDINGS, Console(file=file, width=width, highlight=False))
+    text = file.getvalue()
+    assert [word for word in ("ok ", "! warning", "problem", "→ -pl 700") if word not in text] == []
+    assert "nobody needs" not in text
+    assert "\x1b" not in text
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert summary(FINDINGS).startswith("1 problem to fix before measuring (driver)")
+    assert summary(FINDINGS[:1]).startswith("Ready to measure")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,14 @@ from kernels import OPS
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.network.trace import Traced, plan_layers, trace
-from microbench.report.layers_table import against_library, layers_of, layers_summary, layers_table
+from microbench.report.layers_table import (
+    Pass,
+    against_library,
+    layers_of,
+    layers_summary,
+    layers_table,
+    total_ratio,
+)
 from microbench.report.table import screen
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Measurement, NetworkUse, Ratio, Result, Run
@@ -74,11 +82,6 @@ def test_each_distinct_product_is_planned_once_and_used_as_often_as_it_runs(trac
             OPS[case.op].validate(case)
 
 
-def test_triton_stands_beside_the_library(traced) -> None:
-    groups, _ = planned(traced, backend="library,triton")
-    assert all({c.backend for c in g.cases} > {"triton"} for g in groups)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [({"backend": "cudnn,foo"}, "unknown"), ({"backend": "mine:conf"}, "mine has no 'conf'"),
@@ -126,18 +129,24 @@ def test_times_of_a_step_add_up(traced) -> None:
     said = "\n".join(line.plain for line in layers_summary(run, network))
     assert "take 0.1 ms instead of 0.3, 3.00 times faster" in said
     assert "3 of 3 layers are less than 1.3 times faster, 100 %" in said  # against tf32: 1.2
-
-
-def test_the_table_fits_and_shows_every_layer(traced) -> None:
-    groups, network = planned(traced)
-    run = run_of(groups, network, {"fp32": 30, "tf32": 5, "fp16": 10})
-    lines = screen(layers_table(run, network), 100).lines
-    text = [line.plain for line in lines]
+    text = [line.plain for line in screen(layers_table(run, network), 100).lines]
     assert max(map(len, text)) <= 100
     assert sum("3x3" in line or "linear" in line for line in text) == 3
-    assert any("total" in line and "0.50" in line for line in text)
-    said = "\n".join(line.plain for line in layers_summary(run, network))
-    assert "3 of 3 layers are slower" in said
+    again = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    assert again.network == network
+
+
+def test_a_total_s_interval_comes_from_its_parts() -> None:
+    assert total_ratio([]) is None
+    one = Pass(1.0, 2.0, 0.0, (0.1, 0.2))
+    for parts, interval in (
+        ([one], (1.8, 2.4)), ([one] * 4, (1.9, 2.2)),  # independent errors
+        ([one, Pass(1.0, 2.0)], None),
+    ):  # fmt: skip
+        found = total_ratio(parts)
+        assert found
+        assert found.ratio == 2.0
+        assert found.ci95 == (interval and pytest.approx(interval))
 
 
 def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
@@ -161,15 +170,6 @@ def test_a_missing_layer_is_said_not_hidden(traced) -> None:
     broken = replace(run, results=(failed, *run.results[1:]))
     said = "\n".join(line.plain for line in layers_summary(broken, network))
     assert "(over 2 of 3 layers)" in said
-
-
-def test_the_network_survives_the_run_file(traced) -> None:
-    groups, network = planned(traced)
-    run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
-    import json
-
-    again = run_from_json(json.loads(json.dumps(run_to_json(run))))
-    assert again.network == network
 
 
 def test_a_run_is_resumed_by_its_own_command_and_network_only(traced) -> None:

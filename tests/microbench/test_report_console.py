@@ -1,7 +1,10 @@
-"""The screen of a run: what it says, and that it always fits."""
+"""Screens, Markdown and CSV of runs: they fit, hold no control codes, and have every number."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,155 +12,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from samples.kernel_runs import SIZES, case, h200_run, measured, run_of, shown
-from samples.kernel_runs import with_speedups as timed
+from rich.text import Text
+from samples.kernel_runs import SIZES, case, h200_run, measured, run_of, shown, with_speedups
 
 from microbench import fmt
-from microbench.report.run_table import run_table
-from microbench.report.table import screen
+from microbench.report.console import print_run
+from microbench.report.export import to_csv, to_markdown
+from microbench.report.run_table import CSV_ORDER, run_columns, run_table
+from microbench.report.screen import WIDTH, is_live, make_console
+from microbench.report.table import one_line, screen
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Measurement, Ratio, Result, Warning
 
-LONG = "fp8-e4m3 needs compute capability 8.9, this GPU has 8.0, " * 4
 ARMS = {("fp32", "cublas"): 51.0, ("tf32", "cublas"): 360.0, ("fp16", "cublas"): 659.0}
 
 
-def group(size: int | tuple[int, int, int], half_pct: float | None = 0.3) -> list[Result]:
-    results = [measured(case(size, *arm), rate, half_pct=half_pct) for arm, rate in ARMS.items()]
-    return timed(results, half_pct)
+def group(size: int | tuple[int, int, int]) -> list[Result]:
+    return with_speedups([measured(case(size, *arm), rate) for arm, rate in ARMS.items()], 0.3)
 
 
 def widest(text: str) -> int:
     return max(cell_len(line) for line in text.splitlines())
 
 
-def row(text: str, *words_in_it: str) -> str:
-    return next(line for line in text.splitlines() if all(word in line for word in words_in_it))
-
-
-def test_every_line_fits_and_holds_no_control_codes() -> None:
-    text = shown(h200_run())
-    assert widest(text) <= 100
-    assert "\x1b" not in text
-    assert all(line == line.rstrip() for line in text.splitlines())
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 99, 100, 200])
-def test_narrow_terminals_get_fewer_columns(width: int) -> None:
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_every_line_fits_and_holds_no_control_codes(width: int) -> None:
     text = shown(h200_run(), width)
     assert widest(text) <= width
-    if width == 80:
-        assert "left out to fit 80 columns: " in text
-        assert "than tf32" in text
-
-
-def test_speedup_with_its_interval_and_what_is_no_difference() -> None:
-    results = group(4096)
-    near = replace(
-        results[2], speedup={"fp32": Ratio(1.01, (0.98, 1.03)), "tf32": Ratio(0.5, None)}
-    )
-    text = shown(run_of([*results[:2], near]))
-    assert "~1 ±0.03" in row(text, "fp16", "cublas", "us")
-    assert "0.50 ±?" in row(text, "fp16", "cublas", "us")
-    assert "±?: too few rounds" in text
-    assert "base" in row(text, "fp32", "ms")
-
-
-def test_without_intervals_and_without_speedups() -> None:
-    bare = [replace(result, speedup={}) for result in group(4096, half_pct=None)]
-    text = shown(run_of(bare))
-    assert "than fp32" not in text
-    assert " ± " not in text
-    assert "659" in text
-
-
-@pytest.mark.parametrize(
-    ("result", "unit", "text_in_row"),
-    [
-        (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s", "exact"),
-        (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s", "23.4"),
-    ],
-)
-def test_the_unit_of_rates_suits_the_device(result: Result, unit: str, text_in_row: str) -> None:
-    text = shown(run_of([result]))
-    assert unit in text
-    assert "TFLOP/s" not in text
-    assert text_in_row in text
-
-
-def test_skipped_and_failed_rows_give_the_reason_in_words() -> None:
-    skipped = Result(case(4096, "int8", "triton"), "skipped", "triton has no int8")
-    failed = Result(case(4096, "fp16", "cupy"), "failed", LONG)
-    text = shown(run_of([*group(4096), skipped, failed]))
-    assert "FAILED: fp8-e4m3" in text
-    assert "Full reasons\n  fp16 4096 cupy: fp8-e4m3 needs" in text
-    assert text.count("skipped: triton has no int8") == 1
-    assert widest(text) <= 100
-
-
-def test_all_skipped_and_empty() -> None:
-    results = [Result(case(n, "int8", "triton"), "skipped", "no int8 here") for n in SIZES]
-    text = shown(run_of(results))
-    assert text.count("skipped: no int8 here") == len(SIZES)
-    assert "±" not in text
-    assert "Nothing was measured." in shown(run_of([]))
-
-
-def test_huge_and_rectangular_sizes_stand_over_their_rows() -> None:
-    shapes = ((32768, 32768, 32768), (4096, 11008, 4096), (131072, 131072, 131072))
-    text = shown(run_of([result for shape in shapes for result in group(shape)]))
-    assert "M=4096 N=11008 K=4096\n" in text
-    assert "No chart: a chart needs sizes that are a single number." in text
-    assert widest(text) <= 100
-
-
-def test_layout_and_data_only_where_they_vary() -> None:
-    text = shown(run_of(group(4096)))
-    assert "layout nt, normal data" in text
-    mixed = [measured(case(4096, "fp16", "cublas", layout=name), 600) for name in ("nn", "tt")]
-    text = shown(run_of(mixed))
-    assert "4096 nn" in text
-    assert "4096 tt" in text
-    assert "layout nn" not in text
-
-
-def test_escape_codes_in_a_run_file_are_not_printed() -> None:
-    evil = Result(case(64, "fp16", "x\x1b[2J"), "failed", "a\x1b]0;title\x07\nb")
-    text = shown(run_of([evil], device={"name": "GPU\x1b[31m"}))
     assert "\x1b" not in text
-    assert "\x07" not in text
-
-
-def test_warnings_of_one_cause_are_told_once() -> None:
-    many = [
-        replace(result, warnings=(Warning(f"known to {i} % only", "noise", "raise --budget"),))
-        for i, result in enumerate(group(4096))
-    ]
-    text = shown(run_of(many))
-    assert text.count("cause: noise") == 1
-    assert (
-        "known to 0 % only (and 2 similar) [fp32 4096 cublas, tf32 4096 cublas and 1 more]" in text
-    )
-
-
-def test_details_explain_every_result_and_show_the_command() -> None:
-    brief, full = shown(h200_run()), shown(h200_run(), details=True)
-    assert "fp32 256 cublas: " not in brief
-    assert "fp32 256 cublas: " in full
-    assert "$ microbench gemm --dtype fp16" in full
-
-
-def test_ceilings_name_their_source() -> None:
-    text = shown(run_of(group(8192), ceilings=()))
-    assert "ceiling:" not in text
-    run = run_of(group(8192))
-    measured_only = tuple(c for c in run.ceilings if c.source == "measured")
-    assert "no datasheet value known" in shown(replace(run, ceilings=measured_only))
-    assert "https://resources.nvidia.com" in shown(run)
-
-
-def test_an_unfinished_run_says_so() -> None:
-    assert "unfinished run" in shown(run_of(group(64), finished_at=None))
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert ("left out to fit 80 columns: " in text) == (width == 80)
 
 
 text_of = st.text(max_size=60)
@@ -194,12 +78,64 @@ def results(draw: st.DrawFn) -> Result:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(results(), max_size=8), st.sampled_from([40, 80, 100]))
 def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
     run = run_of(found)
     assert all(line.cell_len <= width for line in screen(run_table(run), width).lines)
     assert not found or widest(shown(run, width)) <= width
+
+
+def test_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
+    *bases, last = group(4096)
+    near = replace(last, speedup={"fp32": Ratio(1.01, (0.98, 1.03)), "tf32": Ratio(0.5, None)})
+    line = next(line for line in shown(run_of([*bases, near])).splitlines() if "~1 ±0.03" in line)
+    assert "0.50 ±?" in line
+
+
+@pytest.mark.parametrize(
+    ("result", "unit", "text_in_row"),
+    [
+        (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s", "exact"),
+        (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s", "23.4"),
+    ],
+)
+def test_the_unit_of_rates_suits_the_device(result: Result, unit: str, text_in_row: str) -> None:
+    text = shown(run_of([result]))
+    assert unit in text
+    assert "TFLOP/s" not in text
+    assert text_in_row in text
+
+
+def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
+    long = "fp8-e4m3 needs compute capability 8.9, this GPU has 8.0, " * 4
+    warned = [
+        replace(result, warnings=(Warning(f"known to {i} % only", "noise", "raise --budget"),))
+        for i, result in enumerate(group(4096))
+    ]
+    skipped = Result(case(4096, "int8", "triton"), "skipped", "triton has no int8")
+    failed = Result(case(4096, "fp16", "cupy"), "failed", long)
+    text = shown(run_of([*warned, skipped, failed], finished_at=None))
+    assert text.count("skipped: triton has no int8") == text.count("cause: noise") == 1
+    assert "FAILED: fp8-e4m3" in text
+    assert "Full reasons\n  fp16 4096 cupy: fp8-e4m3 needs" in text
+    assert "unfinished run" in text
+    assert widest(text) <= 100
+    every = [Result(case(n, "int8", "triton"), "skipped", "no int8 here") for n in SIZES]
+    assert shown(run_of(every)).count("skipped: no int8 here") == len(SIZES)
+    assert "Nothing was measured." in shown(run_of([]))
+
+
+def test_escape_codes_in_a_run_file_are_not_printed() -> None:
+    evil = Result(case(64, "fp16", "x\x1b[2J"), "failed", "a\x1b]0;title\x07\nb")
+    text = shown(run_of([evil], device={"name": "GPU\x1b[31m"}))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_run_read_from_its_file_shows_the_same(tmp_path: Path) -> None:
+    write_run(h200_run(), tmp_path / "run.json")
+    assert shown(read_run(tmp_path / "run.json")) == shown(h200_run())
 
 
 def test_numbers_in_words() -> None:
@@ -210,13 +146,101 @@ def test_numbers_in_words() -> None:
         "6.05 us", "1.66 ms", "1.00 ms", "2.00 s", "4.00 ns",
     ]  # fmt: skip
     assert fmt.ratio(Ratio(12.94, (12.91, 12.98))) == "12.9 ±0.1"
-    assert fmt.ratio(Ratio(1.944, (1.943, 1.946))) == "1.94 ±0.01"
     assert fmt.ratio(Ratio(0.002, (0.0019, 0.0021))) == "0.002 ±0.001"
     assert fmt.half_interval(1.0, (0.99, 1.02)) == "2.0%"
     assert fmt.listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
 
 
-def test_a_run_read_from_its_file_shows_the_same(tmp_path: Path) -> None:
+# ---------------------------------------------------------------- Markdown and CSV
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> None:
+    header = to_csv(run_of([])).splitlines()[0].split(",")
+    assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
+    assert len(set(header)) == len(header)
     run = h200_run()
-    write_run(run, tmp_path / "run.json")
-    assert shown(read_run(tmp_path / "run.json")) == shown(run)
+    titles = to_markdown(run).splitlines()[0]
+    for column in run_columns(run, {0: ""}):
+        if column.cell:
+            title = column.title if column.markdown_title is None else column.markdown_title
+            assert f"| {one_line(title)} |" in titles
+            assert column.csv
+
+
+def test_values_are_those_of_the_run() -> None:
+    run = h200_run()
+    reason = 'no, "really"\nno'
+    lost = Result(case(64, "int8", "triton"), "skipped", reason)
+    *table, skipped = rows(to_csv(replace(run, results=(*run.results, lost))))
+    for row, result in zip(table, run.results, strict=True):
+        assert result.median_s
+        assert float(row["median_s"]) == pytest.approx(result.median_s)
+        assert float(row["tflops"]) == pytest.approx((result.flop_per_s or 0) / 1e12)
+        ratio = result.speedup.get("fp32")
+        assert row["speedup_fp32"] == "" or float(row["speedup_fp32"]) == pytest.approx(
+            ratio.ratio if ratio else 0
+        )
+        assert (row["throttle"] == "power cap") == (result.case.dim("m") > 2048)
+    assert (skipped["reason"], skipped["median_s"]) == (reason, "")
+
+
+# ---------------------------------------------------------------- consoles
+
+
+@pytest.mark.parametrize(
+    ("asked", "width"), [(None, WIDTH), ("40", 40), ("160", 160), ("0", WIDTH), ("wide", WIDTH)]
+)
+def test_a_file_is_plain_and_as_wide_as_asked_else_100(
+    asked: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("COLUMNS", asked)
+    file = io.StringIO()
+    console = make_console(file=file)
+    assert console.width == width
+    assert not is_live(console)
+    console.print(Text("hello", "bold red"))
+    console.print("[bold]brackets stay[/bold] 1 2 3")
+    assert file.getvalue() == "hello\n[bold]brackets stay[/bold] 1 2 3\n"
+    silent = io.StringIO()
+    make_console(file=silent, quiet=True).print("hello")
+    assert silent.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_is_only_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_a_terminal() -> str:
+        file = Terminal()
+        print_run(h200_run(), make_console(file=file))
+        return file.getvalue()
+
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    coloured = on_a_terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = on_a_terminal()
+    assert "\x1b[" in coloured
+    assert "\x1b" not in plain
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert WIDTH < widest(plain) <= 120, "tables may be wider than prose"
+
+
+def test_a_terminal_without_unicode_keeps_columns_aligned() -> None:
+    raw = io.BytesIO()
+    console = make_console(file=io.TextIOWrapper(raw, encoding="ascii"))
+    print_run(h200_run(), console)
+    console.file.flush()
+    ours, plain = raw.getvalue().decode("ascii").splitlines(), shown(h200_run()).splitlines()
+    assert [len(line) for line in ours] == [cell_len(line) for line in plain]
+    assert "?" not in "".join(ours)

@@ -65,12 +65,10 @@ def payoff_run() -> Run:
     return run_of(results, command=command)
 
 
-def specification(chart: Any) -> str:
-    return chart.to_json()
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("run", [h200_run, payoff_run])
+@pytest.mark.parametrize(
+    ("run", "suffix"),
+    [(h200_run, ".png"), (h200_run, ".svg"), (h200_run, ".html"), (payoff_run, ".svg")],
+)
 def test_every_format_renders_without_a_browser(
     run: Callable[[], Run], suffix: str, tmp_path: Path
 ) -> None:
@@ -104,24 +102,14 @@ def test_points_are_the_numbers_of_the_run() -> None:
     assert found == pytest.approx(expected)
     assert lines.unit == "TFLOP/s"
     assert all(p["low"] < p["rate"] < p["high"] for p in panel.points)
-
-
-def test_the_intervals_are_those_of_the_medians() -> None:
-    run = h200_run()
-    point = line_rows(run, drawable(run)).panels["", ""].points[0]
-    result = drawable(run)[0]
+    point, result = panel.points[0], drawable(run)[0]
     assert result.measurement
     assert result.measurement.ci95_s
     fast, slow = result.measurement.ci95_s
     assert point["high"] == pytest.approx(result.flops / fast / 1e12)
     assert point["low"] == pytest.approx(result.flops / slow / 1e12)
-
-
-def test_ceilings_of_what_was_asked_for_are_drawn() -> None:
-    run = h200_run()
-    found = {r["text"]: r["rate"] for r in line_rows(run, drawable(run)).ceilings}
-    assert found == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
-    assert "peak 989: fp16" in specification(line_chart(run))
+    ceilings = {row["text"]: row["rate"] for row in lines.ceilings}
+    assert ceilings == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
 
 
 def test_ceilings_that_lie_together_share_a_label() -> None:
@@ -160,7 +148,6 @@ def test_a_panel_for_each_setting_and_its_own_curves() -> None:
     assert {p.title: len(p.points) for p in panels.values()} == {
         "fprop, nhwc": 12, "fprop, nchw": 0, "dgrad, nhwc": 12, "dgrad, nchw": 12,
     }  # fmt: skip
-    assert "not measured" in specification(line_chart(run))
 
 
 def test_labels_keep_apart() -> None:
@@ -187,7 +174,6 @@ def test_cells_of_the_map_are_the_speedups_of_the_run() -> None:
             assert cell["same"] == (low <= 1 <= high)
             assert (cell["text"] == "~1") == cell["same"]
     assert any(c["same"] for c in cells.values())
-    assert specification(payoff_map(run))
 
 
 @pytest.mark.parametrize(
@@ -210,11 +196,9 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
 
 def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
     lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
-    draw(replace(run_of([lone]), ceilings=(), device={}), tmp_path / "one.svg")
-    cell = conv_result(64, 28, 32, "fp16")
-    once = replace(cell, speedup={"fp32": Ratio(2.0, None)}, bound=None)
-    draw(run_of([once], command=("payoff",)), tmp_path / "map.svg")
-    assert "2.00?" in (tmp_path / "map.svg").read_text()
+    assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
+    once = replace(conv_result(64, 28, 32, "fp16"), speedup={"fp32": Ratio(2.0, None)}, bound=None)
+    assert "2.00?" in payoff_map(run_of([once], command=("payoff",))).to_json()
 
 
 def test_too_many_settings() -> None:
@@ -239,11 +223,8 @@ def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
             draw(h200_run(), tmp_path / name)
     with pytest.raises(UserError, match="--chart"):
         check_chart_path(tmp_path / "no such folder" / "chart.png")
-
-
-def test_nowhere_to_write(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write the file"):
-        draw(h200_run(), tmp_path / "no such folder" / "chart.svg")
+        draw(run_of([measured(case(256, "fp16", "cublas"), 5)]), tmp_path / "none" / "chart.svg")
 
 
 @pytest.mark.parametrize("name", ["altair", "vl_convert"])
