@@ -54,15 +54,6 @@ def test_a_kernel_compiles_and_its_loop_holds_the_instruction(
     assert re.search(wanted, text)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_variant_compiles(capability: Capability) -> None:
-    for probe in all_probes():
-        if cannot_run(probe, target(capability)) is None:
-            for variant in variants(probe, target(capability)):
-                assert ptx(variant, capability)
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_variant_fits_an_sm_and_has_a_label_of_its_own(capability: Capability) -> None:
     room = architecture(capability)

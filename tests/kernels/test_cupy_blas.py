@@ -10,13 +10,15 @@ from typing import ClassVar
 
 import pytest
 import torch
-from samples.blas import memory
+from samples.blas import memory, operand
 
 from kernels import OPS
 from kernels.case import CannotRun, Case, Target
 from kernels.gemm import LAYOUTS, cupy_blas
 from kernels.gemm import cublaslt_api as api
 from kernels.precision import PRECISIONS
+
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 CPU = Target("cpu", "stand-in", capability=(9, 0))
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
@@ -38,24 +40,19 @@ def cupy_installed() -> None:
         pytest.skip("no CuPy")
 
 
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p.startswith("fp8")])
-def test_fp8_is_sent_to_cublaslt(precision: str) -> None:
-    reason = cupy_blas.cannot_run(case(precision), H200)
-    assert reason == f"cublasGemmEx has no {precision}; use --backend cublaslt"
-
-
 @pytest.mark.usefixtures("cupy_installed")
-def test_int8_constraints() -> None:
-    assert cupy_blas.cannot_run(case("int8", m=7), H200) is None
-    assert "use --layout nt" in (cupy_blas.cannot_run(case("int8", "nn"), H200) or "")
-    reason = cupy_blas.cannot_run(case("int8", k=66), H200)
-    assert reason == "int8 in cublasGemmEx needs N and K in multiples of 4, not 32 and 66"
+def test_what_cannot_run_has_a_reason() -> None:
+    def reason(precision: str, layout: str = "nt", **dims: int) -> str:
+        return cupy_blas.cannot_run(case(precision, layout, **dims), H200) or ""
 
-
-@pytest.mark.usefixtures("cupy_installed")
-@pytest.mark.parametrize("precision", [p for p in CUPY if p != "int8"])
-def test_odd_sizes_can_run(precision: str) -> None:
-    assert cupy_blas.cannot_run(case(precision, "tn", m=3, n=5, k=7), H200) is None
+    for name, kind in PRECISIONS.items():
+        if kind.is_float8:
+            assert reason(name) == f"cublasGemmEx has no {name}; use --backend cublaslt"
+        elif name != "int8":
+            assert not reason(name, "tn", m=3, n=5, k=7)
+    assert not reason("int8", m=7)
+    assert "use --layout nt" in reason("int8", "nn")
+    assert "multiples of 4, not 32 and 66" in reason("int8", k=66)
 
 
 def test_no_cupy_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +67,12 @@ def test_a_cupy_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 # --- gemmEx, with a stand-in for cuBLAS ---------------------------------------------------------
+
+
+def stored(op: int, rows: int, columns: int, ld: int) -> api.Stored:
+    """A matrix that is rows x columns after the operation."""
+    swapped = op == api.CUBLAS_OP_T
+    return api.Stored(op, *((columns, rows) if swapped else (rows, columns)), ld)
 
 
 class StandIn:
@@ -94,12 +97,6 @@ class StandIn:
         assert handle == 0xC0DE
         self.mode = mode
 
-    def operand(self, op: int, rows: int, columns: int, data: int, kind: int, ld: int) -> object:
-        dtype = getattr(torch, self.NAMES[kind])
-        shape = (columns, rows) if op == api.CUBLAS_OP_T else (rows, columns)
-        matrix = memory(data, dtype, shape, ld).double()
-        return matrix.t() if op == api.CUBLAS_OP_T else matrix
-
     def gemmEx(self, handle: int, *arguments: int) -> None:
         if self.refusal:
             raise self.CUBLASError(self.refusal)
@@ -110,10 +107,13 @@ class StandIn:
         held, one = api._ONE_IN[self.SCALES.get(compute, api.CUDA_R_32F)]
         assert held.from_address(alpha).value == one
         assert held.from_address(beta).value == 0
-        first = self.operand(op_a, m, k, a, a_type, lda)
-        second = self.operand(op_b, k, n, b, b_type, ldb)
+        sides = (op_a, m, k, lda, a, a_type), (op_b, k, n, ldb, b, b_type)
+        first, second = (
+            operand(data, getattr(torch, self.NAMES[kind]), stored(op, rows, columns, ld))
+            for op, rows, columns, ld, data, kind in sides
+        )
         dtype = getattr(torch, self.NAMES[c_type])
-        memory(c, dtype, (m, n), ldc)[:] = (first @ second).to(dtype)  # type: ignore[operator]
+        memory(c, dtype, (m, n), ldc)[:] = (first @ second).to(dtype)
 
 
 @pytest.fixture
