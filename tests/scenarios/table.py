@@ -24,6 +24,7 @@ class Planted:
 
     `other` are arguments of a run that it is compared with. `fix_saves`: the script with --fixed
     does the same work without the cause, so that its step shows the gain. `extra`: only on request.
+    `on_cpu`: the cause is named without a GPU too.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Planted:
     fix_saves: bool = True
     steps: Steps = Steps()
     extra: bool = False
+    on_cpu: bool = False
 
     @property
     def path(self) -> Path:
@@ -50,18 +52,18 @@ SCENARIOS = {
     planted.name: planted
     for planted in (
         Planted("mlp_small", "CPU launch"),
-        Planted("slow_loader", "data loading"),
+        Planted("slow_loader", "data loading", on_cpu=True),
         # Without TF32 the base is slower, and AMP as fast.
         Planted("tf32_base", "the base already uses", other=NO_AMP, fix_saves=False),
         Planted("nchw", "layout changes"),
         Planted("odd_vocab", "no multiple of 8"),
         Planted("bf16_norm", "normalisation in BF16", steps=Steps(8, 20, 2)),
-        Planted("recast", "casts between types"),
+        Planted("recast", "casts between types", on_cpu=True),
         Planted("syncs", "synchronisation"),
         Planted("fp32_island", "stayed in float32"),
         Planted("atomics", _SLOWER, other=NO_AMP),
         Planted("new_shapes", "search for kernels", steps=Steps(3, 12, 2)),
-        Planted("optimizer_bound", "updates one tensor at a time"),
+        Planted("optimizer_bound", "updates one tensor at a time", on_cpu=True),
         Planted("control", "", steps=Steps(8, 20, 2)),
         *_ATOMICS,
     )
