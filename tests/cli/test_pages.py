@@ -27,7 +27,7 @@ from microbench.results.types import Run, Warning
 ROOT = Path(__file__).parents[2]
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'<b>&"
+EVIL = "</script><script>console.log('owned')</script><img src=x onerror=alert(1)>\"'<b>&"
 
 
 class Elements(HTMLParser):
@@ -59,8 +59,8 @@ def planted(run: Run) -> Run:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", golden.run_files(), ids=golden.name_of)
-def test_every_file_has_a_page_without_scripts_or_addresses(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", golden.paths(golden.PAGES), ids=golden.name_of)
+def test_a_page_of_each_kind_has_no_scripts_or_addresses(path: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["show", str(path), "--html", str(page)]) == 0
     found = Elements(page.read_text(encoding="utf-8"))
@@ -153,72 +153,66 @@ def test_commands_that_measure_nothing_write_pages_too(words: list[str], tmp_pat
     assert main([*words, "--html", str(page)]) == 2  # nothing is overwritten
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here")
-class TestInABrowser:
-    """Opened from disk. What the policy of a page forbids is said on the browser's console."""
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a browser's console says of each page, opened from disk, each in a frame of one page.
 
-    def test_it_has_nothing_to_complain_of(self, tmp_path: Path) -> None:
-        found = opened(to_page(read_run(GEMM)), tmp_path)
-        assert "</table>" in found.stdout
-        assert "CONSOLE" not in found.stderr
-
-    def test_planted_text_stays_text(self, tmp_path: Path) -> None:
-        found = opened(to_page(planted(read_run(GEMM))), tmp_path)
-        assert "<title>owned</title>" not in found.stdout
-        assert "CONSOLE" not in found.stderr
-
-    def test_a_chart_is_drawn_and_planted_text_stays_text(self, tmp_path: Path) -> None:
-        chart = tmp_path / "chart.html"
-        draw(planted(read_run(GEMM)), chart)
-        found = opened(chart.read_text(encoding="utf-8"), tmp_path)
-        assert "<svg" in found.stdout
-        assert "<title>owned</title>" not in found.stdout
-        assert "CONSOLE" not in found.stderr
-
-    def test_a_script_that_came_into_a_chart_would_be_refused(self, tmp_path: Path) -> None:
-        chart = tmp_path / "chart.html"
-        draw(read_run(GEMM), chart)
-        text = chart.read_text(encoding="utf-8")
-        evil = text.replace("</body>", "<script>document.title = 'owned'</script></body>")
-        found = opened(evil, tmp_path)
-        assert "<title>owned</title>" not in found.stdout
-        assert "Content Security Policy" in found.stderr
-
-    def test_a_chart_s_image_runs_nothing(self, tmp_path: Path) -> None:
-        chart = tmp_path / "chart.svg"
-        draw(planted(read_run(GEMM)), chart)
-        found = opened(chart.read_text(encoding="utf-8"), tmp_path, "chart.svg")
-        assert "owned&apos;" in found.stdout or "owned'" in found.stdout  # it is there, as text
-        names = set(Elements(chart.read_text(encoding="utf-8")).names)
-        assert names <= {
-            "svg",
-            "g",
-            "path",
-            "text",
-            "rect",
-            "defs",
-            "clippath",
-            "line",
-            "title",
-            "tspan",
-        }
-        assert "CONSOLE" not in found.stderr
-
-    def test_a_request_would_be_refused_and_seen(self, tmp_path: Path) -> None:
-        loading = to_page(read_run(GEMM)).replace(
-            "</body>", '<img src="https://a.invalid/"></body>'
-        )
-        assert "Content Security Policy" in opened(loading, tmp_path).stderr
-
-
-def opened(page: str, folder: Path, name: str = "page.html") -> subprocess.CompletedProcess[str]:
-    (folder / name).write_text(page, encoding="utf-8")
-    return subprocess.run(
+    What a page's policy forbids is said there.
+    """
+    if BROWSER is None:
+        pytest.skip("no chromium here")
+    folder = tmp_path_factory.mktemp("pages")
+    run = read_run(GEMM)
+    pages = {"page.html": to_page(run), "evil.html": to_page(planted(run))}
+    for name, drawn in (("chart.html", run), ("evil-chart.html", planted(run))):
+        draw(drawn, folder / name)
+        pages[name] = (folder / name).read_text(encoding="utf-8")
+    draw(planted(run), folder / "evil.svg")
+    for name, page, more in (
+        ("script.html", "chart.html", "<script>console.log('owned')</script>"),
+        ("request.html", "page.html", '<img src="https://a.invalid/">'),
+    ):
+        before, _, after = pages[page].rpartition("</body>")
+        pages[name] = f"{before}{more}</body>{after}"
+    pages["loud.html"] = "<script>console.log('heard')</script>"
+    names = [*pages, "evil.svg"]
+    pages["all.html"] = "".join(f'<iframe src="{name}"></iframe>' for name in names)
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    ran = subprocess.run(
         [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
          "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
-         "--virtual-time-budget=4000", (folder / name).as_uri()],
-        capture_output=True, text=True, timeout=120,
+         "--virtual-time-budget=4000", (folder / "all.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
+    lines = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
+    return {name: "\n".join(line for line in lines if f"/{name} (" in line) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("page.html", ""), ("evil.html", ""), ("chart.html", ""), ("evil-chart.html", ""),
+        ("evil.svg", ""), ("loud.html", "heard"), ("script.html", "Content Security Policy"),
+        ("request.html", "Content Security Policy"),
+    ],
+)  # fmt: skip
+def test_a_browser_runs_nothing_and_says_what_it_refuses(
+    name: str, words: str, said: dict[str, str]
+) -> None:
+    assert words in said[name]
+    assert words or not said[name]
+    assert "owned" not in said[name]
+
+
+def test_an_image_has_planted_text_as_text(tmp_path: Path) -> None:
+    chart = tmp_path / "chart.svg"
+    draw(planted(read_run(GEMM)), chart)
+    text = chart.read_text(encoding="utf-8")
+    assert "owned" in text
+    assert set(Elements(text).names) <= {
+        "svg", "g", "path", "text", "rect", "defs", "clippath", "line", "title", "tspan",
+    }  # fmt: skip
 
 
 def test_a_comparison_s_page_folds_the_cases_that_only_one_run_has(tmp_path: Path) -> None:
