@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from samples.launching import finite, specs
 from torch import Tensor
 
 from kernels.aten import (
-    WARM,
     Call,
     CannotReplay,
     Named,
@@ -21,12 +18,11 @@ from kernels.aten import (
     TensorSpec,
     describe,
     materialise,
-    reserve,
     resolve,
     spec_of,
     why_not,
 )
-from kernels.aten.call import tensors_in
+from kernels.aten.bindings import quickest
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -157,22 +153,6 @@ def test_restore_gives_fresh_content() -> None:
     assert 0.5 < float(replay.args[0].std()) < 1.5
 
 
-def test_replays_of_one_pool_can_take_turns() -> None:
-    pool = Pool(CPU)
-    add = Call("aten.add_.Tensor", (X, X))
-    step = Call("aten._fused_adam_.default", ((X,), (X,), (X,), (X,), (), (spec(),)), tuple(
-        dict(lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False,
-             maximize=False).items()))  # fmt: skip
-    reserve([(add, WARM), (step, WARM)], pool)
-    replays = [materialise(call, CPU, pool) for call in (add, step)]
-    for _ in range(3):
-        for replay in replays:
-            replay.restore()
-            for _ in range(50):
-                replay.launch()
-            assert finite([list(replay.args)])
-
-
 def test_the_host_keeps_what_was_on_the_host() -> None:
     mixed = Call("aten.mul.Tensor", (TensorSpec((4,), (1,), "float32", "cuda"), spec()))
     replay, returned = launched(mixed)
@@ -223,22 +203,6 @@ def test_a_custom_operator_with_floats_alone_is_replayed() -> None:
         materialise(Call("halfway_test.pick.default", (X, IDS)), CPU, Pool(CPU))
 
 
-def test_distant_launches_go_by_the_binding_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a binding that only notes where its first argument lies."""
-    seen: list[int] = []
-
-    def noting(func: Any, args: Any, kwargs: Any) -> Any:
-        return lambda args, kwargs: partial(seen.append, args[0].data_ptr())
-
-    monkeypatch.setattr(sys.modules["kernels.aten.materialise"], "quickest", noting)
-    call = Call("aten.exp.default", (spec(1024),))
-    replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
-    replay.launch_cold()
-    replay.launch_cold()
-    replay.launch()
-    assert len(set(seen)) == 3
-
-
 def test_indices_by_place() -> None:
     rows, columns = spec(100, dtype="int64"), spec(100, dtype="int64")
     call = Call("aten.index_put_.default", (spec(3, 50), (rows, columns), spec(100), True))
@@ -250,5 +214,52 @@ def test_indices_by_place() -> None:
     assert launched(half)[1].shape == (3, 100)
 
 
-def test_tensors_in_nested_arguments() -> None:
-    assert list(tensors_in(((X, None, (X, 1)), 2))) == [X, X]
+# ------------------------------------------------------------ torch's bindings
+
+BACK = ATEN.threshold_backward.default  # which Python has no binding for
+PAIR = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+SPARSE = PAIR[0].to_sparse()
+
+
+def fails(error: Exception) -> Tensor:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("planted", "is_taken"),
+    [
+        (lambda a, b, c: BACK(a, b, c), True),
+        (lambda a, b, c: torch.sub(a, b), False),  # another operator
+        (lambda a, b, c: BACK(b, a, c), False),  # the other way round
+        (lambda a, b, c: BACK(a.clone(), b, c), False),  # something else first
+        (lambda a, b, c: BACK(a, b, 2), False),  # another value
+        (lambda a, b, c: BACK(a, torch.ones(2, 3), c), False),  # a tensor like it
+        (lambda a, b, c: a, False),  # nothing at all
+        (lambda a: a, False),  # it takes other arguments
+        (lambda a, b, c: fails(RuntimeError("torch refuses")), False),
+        (lambda a, b, c: fails(OverflowError("int too big")), False),
+        (lambda a, b, c: BACK(SPARSE, SPARSE, c), False),  # what cannot be described
+    ],
+)
+def test_a_binding_is_taken_where_it_makes_the_call_and_no_other(
+    planted: Callable[..., Tensor], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C._nn, "threshold_backward", planted, raising=False)
+    args = (*PAIR, 0)
+    assert quickest(BACK, args, {})(args, {}).func is (planted if is_taken else BACK)
+
+
+@pytest.mark.parametrize(
+    ("how", "by_to"),
+    [
+        ({"dtype": torch.float16}, True),
+        ({"dtype": torch.float16, "layout": torch.strided, "device": CPU}, True),
+        ({"dtype": torch.float32}, False),  # `to` would give the tensor back
+        ({"memory_format": torch.contiguous_format}, False),
+        ({"dtype": torch.float16, "device": torch.device("meta")}, False),
+        ({"dtype": torch.float16, "non_blocking": True}, False),
+    ],
+)
+def test_casts_go_by_to_and_other_copies_as_they_are(how: dict[str, Any], by_to: bool) -> None:
+    func, args = ATEN._to_copy.default, PAIR[:1]
+    assert quickest(func, args, how)(args, how).func is (torch.Tensor.to if by_to else func)
