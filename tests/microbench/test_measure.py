@@ -19,11 +19,11 @@ from microbench.timing.interleave import Arm
 from microbench.timing.timers import Block, CpuClock, Launch
 
 Fake = Callable[[Case, Operands], Sequence[Candidate]]
-BUDGET_S = 0.2
+BUDGET_S = 60.0  # of which so little is taken that a busy machine refuses no case
 
 
 class Spy(CpuClock):
-    """A CPU clock that notes which launches were timed."""
+    """Launches once a block, notes it, and reads always the same: the fewest rounds suffice."""
 
     def __init__(self) -> None:
         super().__init__(1 << 16, "warm")
@@ -31,7 +31,8 @@ class Spy(CpuClock):
 
     def block(self, launch: Launch, samples: int) -> Block:
         self.timed.add(id(launch))
-        return super().block(launch, samples)
+        launch()
+        return Block((1e-3,) * samples)
 
 
 def group_of(*precisions: str, size: int = 24, backend: str = "cpu", data: str = "normal") -> Group:
@@ -78,7 +79,13 @@ def fake_back_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fake], None
 
 
 def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
-    found = measure(measurer, group_of("fp32", "fp64", "bf16"))
+    """By the CPU's own clock."""
+    measurer.timer = CpuClock(1 << 16, "warm")
+    group = group_of("fp32", "fp64", "bf16")
+    for case in group.cases:
+        measurer.estimator.learn(case, 1, 1e-12)  # so that none is refused
+    results = measurer.measure(group, 0.5, lambda *_: None)
+    found = {result.case.precision_name: result for result in results}
     for name, result in found.items():
         assert (result.status, result.reason) == ("ok", None), name
         m = result.measurement
@@ -115,13 +122,12 @@ def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
     assert found["a"].speedup["fp16"].ratio == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
-def test_every_distribution_can_be_measured(measurer: Measurer, data: str) -> None:
-    assert measure(measurer, group_of("fp32", data=data))["fp32"].status == "ok"
-
-
-def test_no_float32_product_of_integers_is_off(measurer: Measurer) -> None:
-    assert measure(measurer, group_of("fp32", data="integers"))["fp32"].rel_error == 0.0
+@pytest.mark.parametrize(("data", "error"), [("uniform", 1e-6), ("integers", 0.0), ("zeros", 0.0)])
+def test_every_distribution_can_be_measured(measurer: Measurer, data: str, error: float) -> None:
+    found = measure(measurer, group_of("fp32", data=data))["fp32"]
+    assert found.status == "ok"
+    assert found.rel_error is not None
+    assert found.rel_error <= error
 
 
 # ---------------------------------------------------------------- wrong
@@ -185,44 +191,28 @@ def test_a_wrong_kernel_fails_and_is_never_timed(
     assert "bf16" not in found["fp32"].speedup
 
 
-def test_the_reason_tells_the_error_and_what_is_allowed(
+def test_only_wrong_candidates_are_a_failure_and_beside_a_right_one_they_lose(
     measurer: Measurer, fake_back_end: Callable[..., None]
 ) -> None:
-    fake_back_end("bf16", lambda _, o: [Candidate("twice", lambda: twice(o))])
-    reason = measure(measurer, group_of("bf16"))["bf16"].reason
-    assert reason is not None
-    assert "float64" in reason
-    assert "0.008" in reason
+    """Wrong numbers are a defect of the kernel; "skipped" says that it cannot run here."""
+    right: list[Candidate] = []
 
-
-def test_wrong_candidates_lose_to_a_right_one(
-    measurer: Measurer, fake_back_end: Callable[..., None]
-) -> None:
     def fake(_: Case, o: Operands) -> Sequence[Candidate]:
+        right[:] = [Candidate("right", lambda: torch.mm(o.a, o.b, out=o.c))] if right else []
         return [
-            Candidate("wrong", lambda: zeros(o)),
-            Candidate("right", lambda: torch.mm(o.a, o.b, out=o.c)),
+            Candidate("twice", lambda: twice(o)),
+            *right,
             Candidate("empty", lambda: nothing(o)),
         ]
 
     fake_back_end("bf16", fake)
-    result = measure(measurer, group_of("bf16"))["bf16"]
-    assert (result.status, result.variant) == ("ok", "right")
-
-
-def test_only_wrong_candidates_are_a_failure_not_a_skip(
-    measurer: Measurer, fake_back_end: Callable[..., None]
-) -> None:
-    """Wrong numbers are a defect of the kernel; "skipped" says that it cannot run here."""
-
-    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
-        return [Candidate("wrong", lambda: zeros(o)), Candidate("empty", lambda: nothing(o))]
-
-    fake_back_end("bf16", fake)
-    result = measure(measurer, group_of("bf16"))["bf16"]
-    assert result.status == "failed"
-    assert result.reason
-    assert "None" not in result.reason
+    failed = measure(measurer, group_of("bf16"))["bf16"]
+    assert failed.status == "failed"
+    assert failed.reason
+    assert "relative error 1 against float64, tolerance 0.008" in failed.reason
+    right.append(Candidate("there is one", lambda: None))
+    found = measure(measurer, group_of("bf16"))["bf16"]
+    assert (found.status, found.variant) == ("ok", "right")
 
 
 # ---------------------------------------------------------------- raising
@@ -272,27 +262,17 @@ def fails(when: Callable[[int], bool]) -> Fake:
     return fake
 
 
-@pytest.mark.parametrize("call_number", [5, 12])
+@pytest.mark.parametrize("call_number", [5, 9])
 def test_a_kernel_that_breaks_in_the_turns_fails_alone(
     measurer: Measurer, fake_back_end: Callable[..., None], call_number: int
 ) -> None:
     fake_back_end("bf16", fails(lambda calls: calls >= call_number))
     found = measure(measurer, group_of("fp32", "bf16"))
-    assert found["bf16"].status == "failed"
-    assert found["bf16"].reason == "it broke while it was timed"
+    assert (found["bf16"].status, found["bf16"].reason) == ("failed", "it broke while it was timed")
     assert found["fp32"].status == "ok"
     m = found["fp32"].measurement
     assert m is not None
     assert sum(m.blocks) == len(m.times_s)
-
-
-def test_a_kernel_that_breaks_once_does_not_take_the_group_with_it(
-    measurer: Measurer, fake_back_end: Callable[..., None]
-) -> None:
-    fake_back_end("bf16", fails(lambda calls: calls == 12))
-    found = measure(measurer, group_of("fp32", "bf16"))
-    assert found["fp32"].status == "ok"
-    assert found["bf16"].status in ("ok", "failed")
 
 
 def test_a_back_end_that_cannot_is_skipped_with_its_reason(
@@ -308,15 +288,9 @@ def test_a_back_end_that_cannot_is_skipped_with_its_reason(
 
 @pytest.mark.parametrize(
     ("precision", "backend", "said"),
-    [
-        ("tf32", "cpu", "Tensor Core"),
-        ("fp16-acc16", "cpu", "accumul"),
-        ("fp16", "triton", "CUDA"),
-        ("fp16", "cublas", "CUDA"),
-        ("fp16", "cublaslt", "CUDA"),
-        ("fp16", "cupy", "CUDA"),
-    ],
-)
+    [("tf32", "cpu", "Tensor Core"), ("fp16-acc16", "cpu", "accumul"),
+     *(("fp16", backend, "CUDA") for backend in ("triton", "cublas", "cublaslt", "cupy"))],
+)  # fmt: skip
 def test_what_cannot_run_on_a_cpu_says_why(
     measurer: Measurer, spy: Spy, precision: str, backend: str, said: str
 ) -> None:
@@ -348,14 +322,9 @@ def test_the_case_announced_last_is_the_one_that_runs(
         return [Candidate("watched", call)]
 
     fake_back_end("bf16", fake)
-    measure(measurer, group_of("fp32", "bf16", "fp64"), lambda *what: announced.append(what))
-    assert blamed == set()
-
-
-def test_each_stage_is_announced(measurer: Measurer) -> None:
-    announced: list[tuple[str, str]] = []
-    group = group_of("fp32", "bf16")
+    group = group_of("fp32", "bf16", "fp64")
     measure(measurer, group, lambda *what: announced.append(what))
+    assert blamed == set()
     for case in group.cases:
         stages = [stage for key, stage in announced if key == case.key]
         assert stages[:2] == ["preparing", "checking"]
