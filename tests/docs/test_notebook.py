@@ -1,28 +1,44 @@
-"""The notebook under examples/ runs from top to bottom."""
+"""The cells of the notebook under examples/ run from top to bottom, with less time to measure."""
 
 from __future__ import annotations
 
-import os
+import ast
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from samples.calibration import shallow_models
+from samples.commands import warm_children
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbclient
-    import nbformat
+@pytest.fixture(autouse=True)
+def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with warm_children(), shallow_models():
+        yield
 
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    notebook = nbformat.read(ROOT / "examples" / "notebooks" / "halfway.ipynb", as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert not [output for output in shown if output["output_type"] == "error"]
-    assert sum("text/html" in output.get("data", {}) for output in shown) >= 4
+
+def test_the_notebook_runs() -> None:
+    """What a cell ends with is shown, as HTML where it has that."""
+    cells = json.loads((ROOT / "examples/notebooks/halfway.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    pages: list[str] = []
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        *lines, last = ast.parse(re.sub(r"budget=\d+", "budget=0.1", "".join(cell["source"]))).body
+        exec(compile(ast.Module(lines, []), cell["id"], "exec"), names)
+        if isinstance(last, ast.Expr):
+            shown = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+            pages += [shown._repr_html_()] if hasattr(shown, "_repr_html_") else []
+        else:
+            exec(compile(ast.Module([last], []), cell["id"], "exec"), names)
+    assert len(pages) >= 4
+    assert all("<table" in page for page in pages)
