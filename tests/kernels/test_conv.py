@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernels import OPS
 from kernels.case import Candidate, Case, Target
 from kernels.conv.check import reference, relative_error
-from kernels.conv.operands import INPUTS, OUTPUT, OperandPool
+from kernels.conv.operands import OUTPUT, OperandPool
 from kernels.conv.shape import PASSES, ConvShape
 
 CPU = Target("cpu", "a CPU")
@@ -36,15 +36,6 @@ def conv(which: str = "fprop", layout: str = "nchw", precision: str = "fp32", **
     return Case("conv", {**plain, **dims, "pass": which}, precision, "cpu", layout)
 
 
-def torch_reference(which: str, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, s: ConvShape):
-    arguments = (s.stride, s.padding, s.dilation, s.groups)
-    if which == "fprop":
-        return torch.nn.functional.conv2d(x, w, None, *arguments)
-    if which == "dgrad":
-        return torch.nn.grad.conv2d_input(x.shape, w, y, *arguments)
-    return torch.nn.grad.conv2d_weight(x, w.shape, y, *arguments)
-
-
 @pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("which", PASSES)
@@ -61,8 +52,13 @@ def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> N
     inputs = {"x": x, "w": w, "y": y}
     del inputs[OUTPUT[which]]
     ours = reference(which, inputs, shape)
-    zero = {"x": torch.zeros_like(x), "w": torch.zeros_like(w), "y": torch.zeros_like(y)}
-    theirs = torch_reference(which, **{**zero, **inputs}, s=shape)
+    how = (shape.stride, shape.padding, shape.dilation, shape.groups)
+    if which == "fprop":
+        theirs = torch.nn.functional.conv2d(x, w, None, *how)
+    elif which == "dgrad":
+        theirs = torch.nn.grad.conv2d_input(x.shape, w, y, *how)
+    else:
+        theirs = torch.nn.grad.conv2d_weight(x, w.shape, y, *how)
     torch.testing.assert_close(ours, theirs)
 
 
@@ -192,11 +188,6 @@ def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
     assert (padded.dim("c"), padded.dim("k")) == (64, 64)
     assert op.misaligned(padded) is None
     assert op.misaligned(conv(precision="fp32", c=60, k=60)) is None
-
-
-def test_the_inputs_of_a_pass_are_all_but_its_output() -> None:
-    for which in PASSES:
-        assert {*INPUTS[which], OUTPUT[which]} == {"x", "w", "y"}
 
 
 @pytest.mark.parametrize("padding", [0, 1, 3, 10**8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -126,18 +127,13 @@ FLOATS = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8-e4m3", "fp8-e4m3-precise"
 
 
 @pytest.mark.parametrize("name", [*FLOATS, "int8"])
-def test_a_rounded_exact_product_passes(name: str) -> None:
+def test_one_wrong_element_in_a_small_matrix_is_caught(name: str) -> None:
     kind = PRECISIONS[name]
-    assert relative_error(float_operands(64, 64, 64, kind)) <= kind.rel_tolerance
-
-
-@pytest.mark.parametrize("name", [*FLOATS, "int8"])
-@pytest.mark.parametrize("where", [(0, 0), (7, 9), (15, 15)])
-def test_one_wrong_element_in_a_small_matrix_is_caught(name: str, where: tuple[int, int]) -> None:
-    kind = PRECISIONS[name]
-    operands = float_operands(16, 16, 16, kind)
-    operands.c[where] = operands.c[where] + operands.c.double().std().to(operands.c.dtype)
-    assert not relative_error(operands) <= kind.rel_tolerance
+    for where in ((0, 0), (7, 9), (15, 15)):
+        operands = float_operands(16, 16, 16, kind)
+        assert relative_error(operands) <= kind.rel_tolerance
+        operands.c[where] = operands.c[where] + operands.c.double().std().to(operands.c.dtype)
+        assert not relative_error(operands) <= kind.rel_tolerance
 
 
 @pytest.mark.parametrize("name", [*FLOATS, "fp16-acc16", "int8"])
@@ -152,19 +148,12 @@ def test_an_unwritten_element_is_caught_wherever_it_is(name: str, size: int) -> 
         assert relative_error(operands) == math.inf
 
 
-@pytest.mark.parametrize("edge", [(slice(-1, None), slice(None)), (slice(None), slice(-1, None))])
-def test_a_wrong_last_row_or_column_of_a_large_matrix_is_caught(edge: tuple[slice, slice]) -> None:
-    kind = PRECISIONS["fp16"]
-    operands = float_operands(1023, 1023, 32, kind)
-    operands.c[edge] = 0
-    assert relative_error(operands) > kind.rel_tolerance
-
-
 @pytest.mark.parametrize("name", [*FLOATS, "fp16-acc16", "int8"])
 def test_a_zero_tile_row_or_column_of_a_large_matrix_is_caught(name: str) -> None:
     kind = PRECISIONS[name]
-    for hole in ((slice(512, 640), slice(128, 256)), (700, slice(None)), (slice(None), 3)):
-        operands = float_operands(1024, 1024, 32, kind)
+    everywhere, tile = slice(None), (slice(512, 640), slice(128, 256))
+    for hole in (tile, (700, everywhere), (everywhere, 3), (-1, everywhere), (everywhere, -1)):
+        operands = float_operands(1023, 1023, 32, kind)
         assert relative_error(operands) <= kind.rel_tolerance
         operands.c[hole] = 0
         assert relative_error(operands) > kind.rel_tolerance, hole
@@ -190,16 +179,11 @@ def test_nan_and_infinity_never_pass(value: float) -> None:
     assert not relative_error(operands) <= kind.rel_tolerance
 
 
-def test_products_of_zeros_must_be_zero() -> None:
-    kind = PRECISIONS["fp32"]
-    right = float_operands(8, 8, 8, kind, "zeros")
+def test_products_of_zeros_must_be_zero_and_operands_in_order() -> None:
+    right = float_operands(8, 8, 8, PRECISIONS["fp32"], "zeros")
     assert relative_error(right) == 0.0
-    assert relative_error(replace(right, c=right.c + 1)) > kind.rel_tolerance
-
-
-def test_operands_in_the_wrong_order_are_caught() -> None:
-    kind = PRECISIONS["bf16"]
-    operands = float_operands(64, 64, 64, kind)
+    assert relative_error(replace(right, c=right.c + 1)) > PRECISIONS["fp32"].rel_tolerance
+    operands = float_operands(64, 64, 64, PRECISIONS["bf16"])
     swapped = replace(operands, c=(operands.b.double() @ operands.a.double()).bfloat16())
     assert relative_error(swapped) > 0.5
 
@@ -214,34 +198,21 @@ def test_the_output_is_poisoned_before_the_check() -> None:
 # ---------------------------------------------------------------- what cannot run
 
 
-def gpu(capability: tuple[int, int]) -> Target:
-    return Target("cuda", "a GPU", capability, 80)
-
-
 @pytest.mark.parametrize(
     ("precision", "capability", "said"),
-    [
-        ("fp8-e4m3", (8, 0), "8.9"),
-        ("bf16", (7, 5), "8.0"),
-        ("tf32", (7, 0), "8.0"),
-        ("int8", (7, 0), "7.5"),
-        ("fp16", (6, 1), "7.0"),
-    ],
+    [("fp8-e4m3", (8, 0), "8.9"), ("bf16", (7, 5), "8.0"), ("fp16", (6, 1), "7.0")],
 )
 def test_an_old_gpu_says_what_is_needed_and_what_it_has(
     precision: str, capability: tuple[int, int], said: str
 ) -> None:
+    gpu = Target("cuda", "a GPU", capability, 80)
     for backend in PRECISIONS[precision].min_capability.keys() & OPS["gemm"].backends.keys():
-        reason = OPS["gemm"].cannot_run(
-            case(64, 64, 64, precision, backend=backend), gpu(capability)
-        )
-        assert reason is not None
+        reason = OPS["gemm"].cannot_run(case(64, 64, 64, precision, backend=backend), gpu) or ""
         assert said in reason
         assert "{}.{}".format(*capability) in reason
 
 
 def test_a_precision_that_a_back_end_has_not_is_named() -> None:
-    reason = OPS["gemm"].cannot_run(case(64, 64, 64, "fp64", backend="triton"), gpu((9, 0)))
-    assert reason is not None
-    assert "triton" in reason
-    assert "fp64" in reason
+    gpu = Target("cuda", "a GPU", (9, 0), 80)
+    reason = OPS["gemm"].cannot_run(case(64, 64, 64, "fp64", backend="triton"), gpu) or ""
+    assert {"triton", "fp64"} <= set(re.findall(r"\w+", reason))
