@@ -1,27 +1,29 @@
-"""Sizes as people write them, and the cases they make."""
+"""Sizes as people write them, and the cases that they make: GEMMs, convolutions, from a file."""
 
 from __future__ import annotations
 
+import csv
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels import OPS
+from kernels.conv.shape import ConvShape
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.plans import plan_gemm
-from microbench.sweep import MAX_SIZES, parse_names, parse_precisions, parse_sizes
+from microbench.plans import plan_conv, plan_gemm, plan_shapes
+from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
+from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_precisions, parse_sizes
 
 
 def cubes(*sizes: int) -> list[tuple[int, int, int]]:
     return [(n, n, n) for n in sizes]
-
-
-def complaint(text: str) -> str:
-    with pytest.raises(UserError) as caught:
-        parse_sizes(text)
-    return str(caught.value)
 
 
 def plan(**changes: object) -> list[tuple[str, ...]]:
@@ -37,70 +39,36 @@ def plan(**changes: object) -> list[tuple[str, ...]]:
     ("text", "sizes"),
     [
         ("256..8192", cubes(256, 512, 1024, 2048, 4096, 8192)),
-        ("100..1000", cubes(100, 200, 400, 800)),
-        ("64..256:+64", cubes(64, 128, 192, 256)),
-        ("63..65:+1", cubes(63, 64, 65)),
-        ("64..4096:*4", cubes(64, 256, 1024, 4096)),
-        ("64..64", cubes(64)),
-        ("1..1:+1", cubes(1)),
-        ("63,64,65", cubes(63, 64, 65)),
-        ("4096x11008x4096", [(4096, 11008, 4096)]),
+        ("100..1000", cubes(100, 200, 400, 800)), ("64..256:+64", cubes(64, 128, 192, 256)),
+        ("64..4096:*4", cubes(64, 256, 1024, 4096)), ("64..64", cubes(64)), ("1..1:+1", cubes(1)),
+        ("63,64,65", cubes(63, 64, 65)), ("4096x11008x4096", [(4096, 11008, 4096)]),
         ("4096x11008x4096,63..65:+1", [(4096, 11008, 4096), *cubes(63, 64, 65)]),
-        (" 64 , 128 ", cubes(64, 128)),
-        ("64,64,64x64x64,32..128", cubes(64, 32, 128)),
-        ("1", cubes(1)),
+        (" 64 , 128 ", cubes(64, 128)), ("64,64,64x64x64,32..128", cubes(64, 32, 128)),
     ],
-)
+)  # fmt: skip
 def test_forms_and_mixtures(text: str, sizes: list[tuple[int, int, int]]) -> None:
     assert parse_sizes(text) == sizes
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("said", "texts"),
     [
-        ("", "empty"),
-        (",", "empty"),
-        ("64,,128", "empty"),
-        ("64,", "empty"),
-        ("0", "at least 1"),
-        ("-64", "at least 1"),
-        ("0..64", "at least 1"),
-        ("64x0x64", "at least 1"),
-        ("64x-1x64", "at least 1"),
-        ("8192..256", "256..8192"),
-        ("64..128:+0", "never reaches"),
-        ("64..128:*1", "never reaches"),
-        ("64..128:*0", "never reaches"),
-        ("64..128:+-8", "never reaches"),
-        ("64..", "cannot read"),
-        ("..64", "cannot read"),
-        ("64...128", "cannot read"),
-        ("64..128:8", "cannot read"),
-        ("64x64", "cannot read"),
-        ("64x64x64x64", "cannot read"),
-        ("big", "cannot read"),
-        ("6.5", "cannot read"),
-        ("64;128", "cannot read"),
-        ("64 128", "cannot read"),
-        ("64\n128", "cannot read"),
-        ("1..100000:+1", "4096"),
-        ("1..1000000000000:+1", "4096"),
+        ("empty", ["", ",", "64,,128", "64,"]),
+        ("at least 1", ["0", "-64", "0..64", "64x0x64", "64x-1x64"]),
+        ("256..8192", ["8192..256"]),
+        ("never reaches", ["64..128:+0", "64..128:*1", "64..128:*0", "64..128:+-8"]),
+        ("cannot read", ["64..", "..64", "64...128", "64..128:8", "64x64", "64x64x64x64", "big",
+                         "6.5", "64;128", "64 128", "64\n128"]),
+        ("4096", ["1..100000:+1", "1..1000000000000:+1", "1..3000:+1,\n4001..7000:+1"]),
+        ("", ["9" * 5000]),
     ],
-)
-def test_what_cannot_be_read_is_one_line_with_what_to_write(text: str, said: str) -> None:
-    message = complaint(text)
-    assert said in message
-    assert "\n" not in message
-
-
-def test_too_many_sizes_in_several_parts_is_one_line() -> None:
-    message = complaint("1..3000:+1,\n4001..7000:+1")
-    assert str(MAX_SIZES) in message
-    assert "\n" not in message
-
-
-def test_a_number_of_thousands_of_digits_is_a_users_mistake() -> None:
-    assert "\n" not in complaint("9" * 5000)
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line_with_what_to_write(said: str, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(UserError) as caught:
+            parse_sizes(text)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @given(st.text(alphabet="0123456789.,:x+*- \n", max_size=24))
@@ -131,7 +99,36 @@ def test_doubling_stays_in_the_range(start: int, extra: int) -> None:
     assert sizes[-1] <= end < 2 * sizes[-1]
 
 
-# ---------------------------------------------------------------- the plan
+@pytest.mark.parametrize("before", ["", "1,", "1..1:+1,"])
+def test_a_run_takes_4096_sizes_and_no_more(before: str) -> None:
+    """Repeated ones are read too, before they are left out."""
+    assert MAX_SIZES == 4096
+    last = MAX_SIZES - bool(before)
+    assert parse_numbers(f"{before}1..{last}:+1", "--batch") == list(range(1, last + 1))
+    with pytest.raises(UserError, match=str(MAX_SIZES)):
+        parse_numbers(f"{before}1..{last + 1}:+1", "--batch")
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "sizes"),
+    [
+        ("64x256", 2, [(64, 256)]), ("8,64x256", 2, [(8, 8), (64, 256)]), ("3", 1, [(3,)]),
+        ("2x3x4,5", 3, [(2, 3, 4), (5, 5, 5)]), ("1..4", 2, [(1, 1), (2, 2), (4, 4)]),
+    ],
+)  # fmt: skip
+def test_a_size_has_as_many_numbers_as_its_rank(
+    text: str, rank: int, sizes: list[tuple[int, ...]]
+) -> None:
+    assert parse_sizes(text, "--channels", rank) == sizes
+
+
+@pytest.mark.parametrize(("text", "rank"), [("2x3", 1), ("2x3", 3), ("2x3x4", 2)])
+def test_no_other_number_of_dimensions_is_read(text: str, rank: int) -> None:
+    with pytest.raises(UserError, match=text):
+        parse_sizes(text, "--channels", rank)
+
+
+# ---------------------------------------------------------------- GEMMs
 
 
 @pytest.mark.parametrize(
@@ -159,31 +156,18 @@ def test_the_fp8_that_people_write_is_e4m3() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dtype": "fp7"}, "fp16"),
-        ({"dtype": ""}, "--dtype"),
-        ({"dtype": ","}, "--dtype"),
-        ({"backend": "cudnn"}, "cublaslt"),
-        ({"backend": ","}, "--backend"),
-        ({"backend": ""}, "--backend"),
-        ({"layouts": "nq"}, "tt"),
-        ({"layouts": ""}, "--layout"),
-        ({"data": "gaussian"}, "uniform"),
-        ({"data": "normal,zeros"}, "--data"),
-        ({"vs": "fp99"}, "--vs"),
-        ({"vs": ""}, "--vs"),
+        ({"dtype": "fp7"}, "fp16"), ({"dtype": ""}, "--dtype"), ({"dtype": ","}, "--dtype"),
+        ({"backend": "cudnn"}, "cublaslt"), ({"backend": ","}, "--backend"),
+        ({"backend": "cub\nlas"}, "--backend"), ({"layouts": "nq"}, "tt"),
+        ({"layouts": ""}, "--layout"), ({"data": "gaussian"}, "uniform"),
+        ({"data": "normal,zeros"}, "--data"), ({"vs": "fp99"}, "--vs"), ({"vs": ""}, "--vs"),
         ({"sizes": "big"}, "--sizes"),
     ],
-)
+)  # fmt: skip
 def test_unknown_words_are_refused_with_the_choices(changes: dict[str, str], said: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(**changes)
     assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_name_with_a_line_break_does_not_break_the_message() -> None:
-    with pytest.raises(UserError) as caught:
-        parse_names("cub\nlas", ["cublas"], "--backend")
     assert "\n" not in str(caught.value)
 
 
@@ -193,3 +177,163 @@ def test_cases_have_keys_that_tell_them_apart() -> None:
     keys = [case.key for group in groups for case in group.cases]
     assert len(set(keys)) == len(keys)
     assert all(case.group == group.name for group in groups for case in group.cases)
+
+
+# ---------------------------------------------------------------- convolutions
+
+PLAIN = dict(
+    channels="64", passes="fprop", layouts="nhwc", image="28", batch="4", kernel="3", stride=1,
+    padding="same", dilation=1, groups="1",
+)  # fmt: skip
+
+
+def plan_convs(**changes: object) -> list[Group]:
+    words = {**PLAIN, **{name: changes.pop(name) for name in PLAIN.keys() & changes.keys()}}
+    return plan_conv(Conditions(**changes), "cuda", **words)  # type: ignore[arg-type]
+
+
+def test_the_arms_are_the_baselines_and_what_was_asked() -> None:
+    (group,) = plan_convs(dtype="fp16,bf16", backend="cudnn,triton")
+    arms = [(case.precision_name, case.backend) for case in group.cases]
+    assert arms == [("fp32", "cudnn"), ("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton"),
+                    ("bf16", "cudnn"), ("bf16", "triton")]  # fmt: skip
+    assert len({case.group for case in group.cases}) == 1
+
+
+def test_every_combination_is_planned_once() -> None:
+    groups = plan_convs(
+        channels="8..32,16,64x256", passes="fprop,wgrad", layouts="nhwc,nchw", image="7,14x28",
+        batch="1,2", kernel="1,3",
+    )  # fmt: skip
+    names = [group.name for group in groups]
+    assert len(names) == len(set(names)) == 4 * 2 * 2 * 2 * 2 * 2
+    assert {OPS["conv"].size(group.cases[0]) for group in groups} == {"8", "16", "32", "64x256"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "padding"), [("1", 1, 0), ("3", 1, 1), ("7", 1, 3), ("3", 2, 2)]
+)
+def test_same_padding_keeps_the_image(kernel: str, dilation: int, padding: int) -> None:
+    (group,) = plan_convs(kernel=kernel, dilation=dilation)
+    shape = ConvShape.of(group.cases[0])
+    assert (shape.padding, shape.p, shape.q) == (padding, 28, 28)
+
+
+def test_depthwise_has_a_group_a_channel() -> None:
+    for group in plan_convs(channels="8,32", groups="depthwise"):
+        case = group.cases[0]
+        assert case.dim("groups") == case.dim("c")
+
+
+def test_misaligned_widths_bring_their_padded_twins() -> None:
+    groups = plan_convs(channels="60,64,61")
+    twins = [group for group in groups if len(group.cases) == 1]
+    assert not twins, "61 and 60 are padded to 64, which is there"
+    (alone, twin) = plan_convs(channels="60")
+    assert len(alone.cases) == 3
+    assert [(c.precision_name, c.backend, c.dim("c")) for c in twin.cases] == [
+        ("fp16", "cudnn", 64)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"channels": "60", "groups": "7"}, "is not divisible into 7 groups"),
+        ({"kernel": "31", "padding": "0"}, "does not fit"), ({"channels": "8x8x8"}, "cannot read"),
+        ({"image": "a"}, "--image: cannot read"), ({"batch": "2x2"}, "--batch: cannot read"),
+        ({"passes": "backward"}, "--pass: unknown 'backward'; choose from fprop, dgrad, wgrad"),
+        ({"layouts": "nt"}, "--layout: unknown 'nt'; choose from nchw, nhwc"),
+        ({"backend": "cublas"}, "--backend: unknown 'cublas'; choose from cudnn"),
+        ({"padding": "-1"}, "--padding must be a number or same"),
+        ({"groups": "all"}, "--groups must be a number or depthwise"),
+        ({"kernel": "2"}, "--padding same needs a square kernel of odd size"),
+        ({"kernel": "1x3"}, "--padding same needs a square kernel of odd size"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_convs(**changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- problems from a file
+
+ROOT = Path(__file__).parents[2]
+SHAPES = ROOT / "results" / "shapes"
+ASKED = Conditions(dtype="fp16", vs="none", backend="triton")
+number = st.integers(1, 10**6)
+
+
+@given(st.lists(st.tuples(number, number, number), min_size=1, max_size=8))
+def test_each_line_is_a_problem_in_order_without_repeats(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int, int]]
+) -> None:
+    file = tmp_path_factory.mktemp("shapes") / "g.csv"
+    file.write_text("k, m ,n\n" + "".join(f"{k},{m},{n}\n\n# note\n" for m, n, k in sizes))
+    groups = plan_shapes("gemm", ASKED, "cuda", file)
+    found = [tuple(group.cases[0].dim(one) for one in "mnk") for group in groups]
+    assert found == list(dict.fromkeys(sizes))
+    assert {group.cases[0].layout for group in groups} == {"nt"}
+
+
+def test_a_convolution_has_usual_values_where_none_are_given(tmp_path: Path) -> None:
+    file = tmp_path / "c.csv"
+    file.write_text("n,c,k,h,w,r,s,pass,padding\n2,3,8,9,9,3,3,wgrad,\n")
+    (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
+    (case,) = group.cases
+    assert (case.dims["pass"], case.dims["stride"], case.dims["padding"]) == ("wgrad", 1, 0)
+    assert (case.layout, case.precision_name, case.backend) == ("nhwc", "fp16", "triton")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no shape"),
+        ("m,n,k\n", "has no shape"),
+        ("m,n\n1,2\n", "lacks the column k"),
+        ("m,n,kk\n1,2,3\n", "unknown column 'kk'; did you mean k"),
+        ("m,n,k\n1,2\n", "line 2: 2 values for 3 columns"),
+        ("m,n,k\n1,2,3\n1,x,3\n", "line 3: n must be a number, not 'x'"),
+        ("m,n,k\n1,,3\n", "line 2: n must be a number"),
+        ("m,n,k\n0,2,3\n", "line 2: "),
+        ("m,m,n,k\n1,2,3,4\n", "has a column twice"),
+        ('m,n,k\n"64\n64",64,64\n', "line 2: 1 values for 3 columns"),
+        ("m,n,k,layout\n1,2,3,xx\n", "line 2: layout must be one of"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "g.csv"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        GemmRequest(ASKED, shapes=file).plan("cuda")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00m")
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name in ("no.csv", "b.csv", "pipe.csv"):
+        with pytest.raises(UserError, match="cannot read it"):
+            plan_shapes("gemm", ASKED, "cuda", tmp_path / name)
+
+
+def test_a_map_takes_no_shapes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="payoff takes no --shapes"):
+        PayoffRequest(ASKED, shapes=tmp_path / "c.csv").plan("cuda")
+
+
+@pytest.mark.parametrize("op", ["gemm", "conv"])
+def test_the_published_shapes_are_those_of_the_seed_and_none_is_tuned(op: str) -> None:
+    drawn = subprocess.run(
+        [sys.executable, ROOT / "examples" / "draw_shapes.py", op], capture_output=True, check=True
+    )
+    file = SHAPES / f"{op}.csv"
+    assert file.read_bytes() == drawn.stdout
+    groups = plan_shapes(op, ASKED, "cuda", file)
+    assert len(groups) == len(list(csv.DictReader(file.open()))) >= 60
+    tuned = (ROOT / "kernels" / op / "tuned" / "nvidia-h200.json").read_text()
+    keys = {OPS[op].size(group.cases[0]) for group in groups}
+    assert not [key for key in keys if f'"{key}"' in tuned]
