@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import struct
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +16,21 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from samples.fetching import drawn, message, opened, same
-from samples.images import encoded, flat, flat_folder, levels, photo, put
+from samples.images import encoded, flat, flat_folder, levels, noise, photo, put
 from samples.processes import is_gone, wait_for
 from torch import Tensor
+from torchvision.transforms import v2
 
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
-from e2e.data.loaders import FIXED, cpus, device_copy, open_feed
+from e2e.data.loaders import FIXED, device_copy, open_feed
 from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import CachedFeed
+from e2e.data.loaders.gpu_decode import Ahead
+from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
-from e2e.data.loaders.torchvision_io import pixels
 from e2e.data.loaders.worker_pool import Shuffled
 from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
 from microbench.errors import UserError
@@ -126,37 +126,6 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     # A good one takes a broken one's place, or it is not there at all.
     assert set(order) == set(range(20))
     assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
-    strict = damaged.parent / "strict"
-    put(strict / "train" / "a" / "cut.jpg", (damaged / "train" / "a" / "cut.jpg").read_bytes())
-    put(strict / "val" / "a" / "1.jpg", encoded(photo(1)))
-    lone = opened(strict, loader, strict=True)
-    assert "cut.jpg" in message(lambda: drawn(lone.feed(1, CPU, 1), 1))
-    alone = opened(strict, loader)
-    assert "none of the 1 training images" in message(lambda: drawn(alone.feed(1, CPU, 1), 1))
-
-
-SIDEWAYS = Image.Exif()
-SIDEWAYS[Base.Orientation] = 6
-OF_ALL_KINDS: dict[str, bytes] = {
-    "colour": encoded(photo(1)),
-    "progressive": encoded(photo(1), progressive=True),
-    "grey": encoded(photo(1).convert("L")),
-    "CMYK": encoded(photo(1).convert("CMYK")),
-    "PNG": encoded(photo(1), "PNG"),
-    "16 bits": encoded(
-        Image.fromarray(np.asarray(photo(1).convert("L")).astype(np.uint16) * 257), "PNG"
-    ),
-    "on its side": encoded(photo(1), exif=SIDEWAYS),
-}
-
-
-@pytest.mark.parametrize("kind", OF_ALL_KINDS)
-def test_images_of_all_kinds_are_what_pillow_gives(kind: str) -> None:
-    content = OF_ALL_KINDS[kind]
-    want = torch.from_numpy(np.array(decode(content))).permute(2, 0, 1)
-    if kind == "on its side":
-        assert want.shape == (3, 40, 32)
-    assert torch.equal(pixels(content), want)
 
 
 def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
@@ -165,32 +134,6 @@ def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
         feed = data.feed(4, CPU, 1, prefetch=asked)
         assert feed.ahead == ahead
         feed.close()
-
-
-def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
-    content = bytearray(encoded(photo(1)))
-    frame = content.index(b"\xff\xc0")
-    content[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
-    put(root / "train" / "a" / "huge.jpg", bytes(content))
-    data = opened(root, "torchvision-io")
-    drawn(data.feed(21, CPU, 1), 1)
-    assert broken_note(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
-
-
-def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
-    in_memory = cpus.SHARED_MEMORY / f"halfway-test-{os.getpid()}"
-    try:
-        reason = cold.cannot_drop(put(in_memory, b"bytes"))
-        pictures = [Picture(str(root / "gone.jpg"), 0), Picture(str(in_memory), 0)]
-        assert reason == cold.cold_missing(Files(pictures, root))
-    finally:
-        in_memory.unlink()
-    assert reason is not None
-    assert reason.startswith("no cold reads: the file system")
-    assert cold.cannot_drop(put(root / "empty", b"")) is None
-    with pytest.raises(OSError, match="gone"):
-        cold.cannot_drop(root / "gone.jpg")
-    assert "lie in memory" in (cold.cold_missing(small_arrays().source) or "")
 
 
 def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
@@ -307,17 +250,13 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
-    def synthetic(sample: tuple[int, ...], tokens: int | None) -> tuple[Tensor, Tensor]:
-        data = open_data("synthetic", Options(sample, classes=5, tokens=tokens, loader="pinned"))
-        return drawn(data.feed(4, CPU, 1), 1)[0]
-
-    tokens, targets = synthetic((8,), 50)
+    data = open_data("synthetic", Options((8,), classes=5, tokens=50, loader="pinned"))
+    ((tokens, targets),) = drawn(data.feed(4, CPU, 1), 1)
     assert targets is tokens
     assert tokens.dtype == torch.int64
-    features, classes = synthetic((7,), None)
-    assert features.shape == (4, 7)
-    assert features.dtype == torch.float32
-    assert classes.shape == (4,)
+    data = open_data("synthetic", Options((7,), classes=5, loader="pinned"))
+    ((features, classes),) = drawn(data.feed(4, CPU, 1), 1)
+    assert (features.shape, features.dtype, classes.shape) == ((4, 7), torch.float32, (4,))
 
 
 def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Path) -> None:
@@ -339,29 +278,11 @@ def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Pat
 
 
 def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> None:
-    def cached(data: Data, batch: int, seed: int) -> CachedFeed:
-        busy = data.feed(batch, CPU, seed)
-        return CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
-
-    (damaged / "train" / "a" / "empty.jpg").unlink()
-    (damaged / "train" / "a" / "text.jpg").unlink()
+    for name in ("empty.jpg", "text.jpg"):  # found at once
+        (damaged / "train" / "a" / name).unlink()
     data = opened(damaged, strict=True)
-    feed = cached(data, 22, 1)
+    feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), data.feed(22, CPU, 1))  # type: ignore[arg-type]
     assert "broken image" in message(feed.start)
-    feed.close()
-    lenient = opened(damaged)
-    first = (lenient.feed(1, CPU, seed).fetch().broken for seed in range(9))  # type: ignore[attr-defined]
-    feed = cached(data, 1, next(seed for seed, broken in enumerate(first) if not broken))
-    feed.start()
-
-    def heard() -> bool:
-        try:
-            feed.fetch()
-        except UserError as error:
-            return "broken image" in str(error)
-        return False
-
-    wait_for(heard)
     feed.close()
 
 
@@ -407,28 +328,187 @@ def shards(root: Path) -> Path:
     return root
 
 
-@pytest.mark.skipif(not find_spec("webdataset"), reason="webdataset is not installed")
-class TestShards:
-    """What webdataset reads."""
+def test_every_image_of_shards_comes_and_broken_ones_are_told(shards: Path) -> None:
+    pytest.importorskip("webdataset")
+    data = opened(shards, "webdataset")
+    batches = drawn(data.feed(12, CPU, 1), 40)
+    assert set(numbers(batches)) == set(range(20))
+    assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
+    order = torch.cat([classes for _, classes in batches]).tolist()
+    assert order == [number % 2 for number in numbers(batches)]
+    assert broken_note(data).startswith("4 broken images left out: 1.tar/")
 
-    def test_every_image_comes_and_broken_ones_are_told(self, shards: Path) -> None:
-        data = opened(shards, "webdataset")
-        batches = drawn(data.feed(12, CPU, 1), 40)
-        assert set(numbers(batches)) == set(range(20))
-        assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
-        order = torch.cat([classes for _, classes in batches]).tolist()
-        assert order == [number % 2 for number in numbers(batches)]
-        assert broken_note(data).startswith("4 broken images left out: 1.tar/")
 
-    def test_shards_that_cannot_be_read(self, shards: Path) -> None:
-        data = opened(shards, "webdataset", workers=3)
-        assert "2 tar shards for 3 workers" in message(lambda: data.feed(3, CPU, 1))
-        whole = (shards / "0.tar").read_bytes()
-        (shards / "0.tar").write_bytes(whole[:5000])
-        (shards / "1.tar").write_bytes(b"no tar" * 1000)
-        data = opened(shards, "webdataset")
-        drawn(data.feed(4, CPU, 1), 1)
-        assert "0.tar (cut short)" in broken_note(data)
-        assert "1.tar (" in broken_note(data)
-        (shards / "0.tar").write_bytes(b"")
-        assert "can be decoded" in message(lambda: drawn(data.feed(4, CPU, 1), 1))
+# ---- gpu-decode without a GPU
+
+HEIGHT, WIDTH = 40, 60
+
+
+def picture(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Image.Image:
+    return noise(height * width, (width, height)).convert(mode)
+
+
+def turned(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    return encoded(picture(), exif=exif)
+
+
+def written(folder: Path, **contents: bytes) -> list[Picture]:
+    """Files in the order of their names here, each of a class of its own."""
+    pictures = []
+    for label, (name, content) in enumerate(contents.items()):
+        (folder / name).write_bytes(content)
+        pictures.append(Picture(str(folder / name), label))
+    return pictures
+
+
+# ---- gpu-decode: headers
+
+
+def test_usual_jpegs_go_to_the_gpu() -> None:
+    for content in (
+        *(encoded(picture(), subsampling=name) for name in ("4:4:4", "4:2:2", "4:2:0")),
+        encoded(picture(mode="L")), encoded(picture()) + b"\0\0\n",
+    ):  # fmt: skip
+        assert plain_jpeg(content) == ((HEIGHT, WIDTH), 1)
+    for orientation in range(1, 9):
+        assert plain_jpeg(turned(orientation)) == ((HEIGHT, WIDTH), orientation)
+
+
+def test_all_else_goes_through_pillow() -> None:
+    for content in (
+        encoded(picture(mode="CMYK")), encoded(picture(), progressive=True),
+        encoded(picture(), keep_rgb=True), encoded(picture(), "PNG"), encoded(picture())[:-300],
+        encoded(picture()) + b"what is no JPEG",
+    ):  # fmt: skip
+        assert plain_jpeg(content) is None
+    for content in (b"", b"no image at all", b"\xff\xd8\xff"):
+        with pytest.raises(OSError, match="cannot identify"):
+            plain_jpeg(content)
+
+
+# ---- gpu-decode: cuts
+
+
+def torchvisions(height: int, width: int, seed: int) -> tuple[list[int], bool]:
+    """Box and flip of torchvision's transforms, read off an image of coordinates."""
+    rows = torch.arange(height).reshape(-1, 1).expand(height, width)
+    columns = torch.arange(width).expand(height, width)
+    seen: list[list[int]] = []
+
+    class Seen(v2.RandomResizedCrop):
+        def make_params(self, flat_inputs: list[Tensor]) -> dict[str, int]:
+            found = super().make_params(flat_inputs)
+            seen.append([found[name] for name in ("top", "left", "height", "width")])
+            return found
+
+    torch.manual_seed(seed)
+    image = torch.stack([rows, columns, columns]).float()
+    out = v2.Compose([Seen((2, 8)), v2.RandomHorizontalFlip()])(image)
+    return seen[0], bool(out[1, 0, 0] > out[1, 0, -1])
+
+
+@pytest.mark.parametrize("size", [(375, 500), (64, 2000), (2000, 64), (31, 17)])
+def test_cuts_are_torchvisions_own(size: tuple[int, int]) -> None:
+    with torch.random.fork_rng():
+        for seed in range(30):
+            before = torch.get_rng_state()
+            box, flip = random_cut(*size, seed)
+            assert torch.equal(torch.get_rng_state(), before), "the process keeps its own"
+            assert (list(box), flip) == torchvisions(*size, seed)
+
+
+def test_cuts_are_inside_the_image_and_as_large_as_asked_for() -> None:
+    for size in ((1, 1), (1, 500), (500, 1), (2, 3)):
+        for seed in range(50):
+            (top, left, height, width), _ = random_cut(*size, seed)
+            assert min(top, left) >= 0
+            assert 1 <= height <= size[0] - top
+            assert 1 <= width <= size[1] - left
+    drawn = [random_cut(600, 800, seed) for seed in range(2000)]
+    boxes = np.array([box for box, _ in drawn], dtype=float)
+    area = boxes[:, 2] * boxes[:, 3] / (600 * 800)
+    ratio = boxes[:, 3] / boxes[:, 2]
+    assert AREA[0] - 0.01 < area.min() < 0.1
+    assert 0.9 < area.max() <= AREA[1]
+    assert RATIO[0] * 0.98 < ratio.min() < ratio.max() < RATIO[1] * 1.02
+    assert np.mean([flip for _, flip in drawn]) == pytest.approx(0.5, abs=0.04)
+
+
+# ---- gpu-decode: what workers send
+
+
+def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
+    pictures = written(
+        tmp_path,
+        jpeg=encoded(picture()), png=encoded(picture(20, 30), "PNG"),
+        grey=encoded(picture(8, 9, "L")),
+    )  # fmt: skip
+    packed = pack([Encoded(pictures)[draw] for draw in ((0, 5), (1, 6), (2, 7))])
+    rows = packed.rows()
+    assert rows["coded"].tolist() == [1, 0, 1]
+    assert rows["label"].tolist() == [0, 1, 2]
+    assert rows["draw"].tolist() == [[0, 5], [1, 6], [2, 7]]
+    first, second, third = packed.contents()
+    assert first.numpy().tobytes() == Path(pictures[0].path).read_bytes()
+    assert third.numpy().tobytes() == Path(pictures[2].path).read_bytes()
+    (top, left, height, width), _ = random_cut(20, 30, 6)
+    whole = np.asarray(picture(20, 30)).transpose(2, 0, 1)
+    assert rows["shape"].tolist() == [[3, HEIGHT, WIDTH], [3, height, width], [3, 8, 9]]
+    cut = second.view(3, height, width)
+    assert np.array_equal(cut, whole[:, top : top + height, left : left + width])
+
+
+def test_boxes_are_in_the_upright_image_and_by_pillow_too(tmp_path: Path) -> None:
+    content = turned(8)
+    images = Encoded(written(tmp_path, turned=content))
+    item, sample = images[0, 3].item, images.by_pillow((0, 3))
+    assert item is not None
+    assert sample.item is not None
+    assert (item.box, item.flip) == random_cut(WIDTH, HEIGHT, 3)
+    assert (sample.item.orientation, sample.item.flip) == (1, item.flip)
+    packed = pack([sample])
+    (pixels,) = packed.contents()
+    top, left, height, width = item.box
+    upright = np.asarray(decode(content)).transpose(2, 0, 1)
+    pixels = pixels.view(packed.rows()["shape"][0].tolist())
+    assert np.array_equal(pixels, upright[:, top : top + height, left : left + width])
+
+
+def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
+    pictures = written(
+        tmp_path,
+        cut=encoded(picture())[:-300], empty=b"", text=b"no image", good=encoded(picture()),
+    )  # fmt: skip
+    missing = Picture(str(tmp_path / "gone"), 9)
+    sample = Encoded([*pictures[:3], missing, pictures[3]])[0, 1]
+    assert sample.item is not None
+    assert (sample.item.label, sample.item.draw) == (3, (4, 1))
+    assert [Path(path).name for path, _ in sample.broken] == ["cut", "empty", "text", "gone"]
+    nothing = Encoded([*pictures[1:3]])[1, 0]
+    assert nothing.item is None
+    empty = pack([nothing, nothing])
+    assert (empty.count, empty.contents(), len(empty.broken)) == (0, [], 4)
+
+
+# ---- gpu-decode: the thread that is ahead
+
+
+def test_all_come_in_order_and_an_error_in_its_turn() -> None:
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(len(made))
+        if made[-1] == 20:
+            raise UserError("number twenty")
+        return made[-1]
+
+    ahead = Ahead(make, 2)
+    assert [ahead.get() for _ in range(10)] == list(range(10))
+    assert len(made) <= 10 + 2 + 1, "got, ready, and one that found no room"
+    assert [ahead.get() for _ in range(10)] == list(range(10, 20))
+    for _ in range(2):
+        with pytest.raises(UserError, match="number twenty"):
+            ahead.get()
+    ahead.close()

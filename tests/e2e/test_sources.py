@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
-import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ExifTags import Base
 from samples.fetching import drawn as batches
 from samples.fetching import message, same
 from samples.images import flat, noise, save
@@ -24,15 +28,20 @@ from samples.images import levels as numbers
 from samples.waiting import no_waits
 from torch import Tensor
 
-from e2e.data.datasets import KINDS, Options, open_data
+from e2e.data.datasets import KINDS, Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
+from e2e.data.datasets.tokens import SUCCESSORS, TokenFeed, entropy, rows_of_tokens
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.resident import PADDING
+from e2e.data.loaders.torchvision_io import pixels
 from e2e.data.sources import cifar10, generated
 from e2e.data.sources.listing import list_images
 from e2e.data.types import Arrays, Data, Normal
 
 CPU = torch.device("cpu")
+VOCABULARY = 251
+SIDEWAYS = Image.Exif()
+SIDEWAYS[Base.Orientation] = 6
 
 
 def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> Data:
@@ -201,6 +210,84 @@ def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on
     assert drawn.shape == (512, 3, 32, 32)
     assert abs(drawn.mean()) < 0.1
     assert abs(drawn.std() - 1) < 0.1
+
+
+# ---- generated text
+
+
+def text_of(loader: str | None = None, **options: Any) -> Data:
+    """Of a vocabulary that no other test uses: what is made is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "TRAIN_TOKENS", 1 << 14)
+        return open_data("generated", Options((64,), tokens=VOCABULARY, loader=loader, **options))
+
+
+@pytest.mark.parametrize("vocabulary", [4, 64, 50_257])
+def test_the_entropy_is_that_of_the_chain_that_is_drawn(vocabulary: int) -> None:
+    """Counted in long text: the surprise of each token after the one before it."""
+    assert 0 < entropy(vocabulary) <= math.log(SUCCESSORS)
+    if vocabulary > 64:
+        assert entropy(vocabulary) == entropy(SUCCESSORS)
+        return
+    text = rows_of_tokens(1000, 256, vocabulary, 1)
+    pairs, firsts = Counter[tuple[int, int]](), Counter[int]()
+    for row in text.tolist():
+        pairs.update(pairwise(row))
+        firsts.update(row[:-1])
+    counted = -sum(n * math.log(n / firsts[a]) for (a, _), n in pairs.items()) / pairs.total()
+    assert counted == pytest.approx(entropy(vocabulary), rel=0.01)
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(2, 300), st.integers(1, 2))
+def test_tokens_are_of_the_vocabulary_and_the_same_each_time(
+    rows: int, length: int, vocabulary: int, stream: int
+) -> None:
+    text = rows_of_tokens(rows, length, vocabulary, stream)
+    assert text.shape == (rows, length)
+    assert text.min() >= 0
+    assert text.max() < vocabulary
+    assert np.array_equal(text, rows_of_tokens(rows, length, vocabulary, stream))
+
+
+def test_both_parts_walk_through_one_chain() -> None:
+    train, kept = (rows_of_tokens(400, 256, 64, stream) for stream in (1, 2))
+    assert not np.array_equal(train, kept)
+    after = [set((rows[:, 1:][rows[:, :-1] == 7]).tolist()) for rows in (train, kept)]
+    assert after[0] == after[1]
+    assert len(after[0]) == SUCCESSORS
+
+
+def test_an_epoch_has_every_row_once() -> None:
+    rows = torch.arange(10).reshape(10, 1)
+    feed = TokenFeed(rows, 4, seed=3)
+    seen = torch.cat([feed.place(feed.fetch())[0] for _ in range(5)]).flatten()
+    assert sorted(seen[:10].tolist()) == sorted(seen[10:].tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("loader", [None, "pinned"])
+@pytest.mark.parametrize(("batch", "ranks", "steps"), [(1, 3, 4), (9, 2, 2), (4, 1, 1)])
+def test_ranks_share_one_order(batch: int, ranks: int, steps: int, loader: str | None) -> None:
+    def rows(batch: int, share: tuple[int, int]) -> list[torch.Tensor]:
+        feed = text_of(loader, share=share).feed(batch, CPU, 7)
+        return [feed.place(feed.fetch())[0] for _ in range(steps)]
+
+    parts = [rows(batch, (rank, ranks)) for rank in range(ranks)]
+    for whole, *own in zip(rows(batch * ranks, (0, 1)), *parts, strict=True):
+        assert torch.equal(torch.stack(own, dim=1).flatten(0, 1), whole)
+
+
+def test_held_out_rows_are_others_and_are_their_own_targets() -> None:
+    opened = text_of()
+    kept = list(opened.held_out(16, CPU, count=40))
+    assert [len(inputs) for inputs, _ in kept] == [16, 16, 8]
+    assert all(inputs is targets and inputs.shape[1:] == (64,) for inputs, targets in kept)
+    assert opened.generated
+    assert opened.classes == VOCABULARY
+
+
+def test_images_and_tokens_are_not_mixed_up() -> None:
+    assert "--loader torchvision reads images" in message(lambda: text_of("torchvision"))
+    assert "has images" in message(lambda: open_data("made", Options((64,), tokens=256)))
 
 
 # ---- CIFAR-10
@@ -408,31 +495,35 @@ def deep(image: Image.Image, kind: Any, factor: int) -> Image.Image:
     return Image.fromarray(np.asarray(image.convert("L")).astype(kind) * factor)
 
 
-KINDS_OF_IMAGES: dict[str, tuple[Callable[[Image.Image], Image.Image], str]] = {
-    "grey": (lambda image: image.convert("L"), "jpg"),
-    "black and white": (lambda image: image.convert("1"), "png"),
-    "CMYK": (lambda image: image.convert("CMYK"), "jpg"),
-    "palette": (lambda image: image.convert("P"), "gif"),
-    "transparent": (lambda image: image.convert("RGBA"), "png"),
-    "grey and transparent": (lambda image: image.convert("LA"), "png"),
-    "webp": (lambda image: image, "webp"),
-    "16 bits": (lambda image: deep(image, np.uint16, 257), "png"),
-    "16 bits, tiff": (lambda image: deep(image, np.uint16, 257), "tiff"),
-    "32 bits": (lambda image: deep(image, np.int32, 1), "tiff"),
+KINDS_OF_IMAGES: dict[str, tuple[Callable[[Image.Image], Image.Image], str, dict[str, Any]]] = {
+    "colour": (lambda image: image, "jpg", {}),
+    "progressive": (lambda image: image, "jpg", {"progressive": True}),
+    "grey": (lambda image: image.convert("L"), "jpg", {}),
+    "black and white": (lambda image: image.convert("1"), "png", {}),
+    "CMYK": (lambda image: image.convert("CMYK"), "jpg", {}),
+    "palette": (lambda image: image.convert("P"), "gif", {}),
+    "transparent": (lambda image: image.convert("RGBA"), "png", {}),
+    "grey and transparent": (lambda image: image.convert("LA"), "png", {}),
+    "webp": (lambda image: image, "webp", {}),
+    "16 bits": (lambda image: deep(image, np.uint16, 257), "png", {}),
+    "16 bits, tiff": (lambda image: deep(image, np.uint16, 257), "tiff", {}),
+    "32 bits": (lambda image: deep(image, np.int32, 1), "tiff", {}),
+    "on its side": (lambda image: image.rotate(90, expand=True), "jpg", {"exif": SIDEWAYS}),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_IMAGES)
-def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
-    changed, suffix = KINDS_OF_IMAGES[kind]
+def test_images_of_all_kinds_become_rgb_whatever_decodes_them(tmp_path: Path, kind: str) -> None:
+    changed, suffix, options = KINDS_OF_IMAGES[kind]
     halves = Image.new("RGB", (32, 16), (255, 255, 255))
     halves.paste((0, 0, 0), (0, 0, 16, 16))
-    image = decode(save(changed(halves), tmp_path / f"a.{suffix}").read_bytes())
-    assert image.mode == "RGB"
-    assert image.size == (32, 16)
-    pixels = np.asarray(image)
-    assert pixels[4:12, 2:12].mean() < 10
-    assert pixels[4:12, 20:30].mean() > 245
+    content = save(changed(halves), tmp_path / f"a.{suffix}", **options).read_bytes()
+    image = decode(content)
+    assert (image.mode, image.size) == ("RGB", (32, 16))
+    found = np.asarray(image)
+    assert found[4:12, 2:12].mean() < 10
+    assert found[4:12, 20:30].mean() > 245
+    assert np.array_equal(pixels(content).permute(1, 2, 0), found), "torchvision's decoder"
 
 
 def bomb(path: Path) -> None:
@@ -511,55 +602,32 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     assert str(tmp_path) not in data.notes[1]
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda root: None, "is empty"),
-        (lambda root: save(noise(1), root / "a.jpg"), "no class folders with images"),
-        (lambda root: save(noise(1), root / "val" / "cats" / "a.jpg"), "has val but no train"),
-        (lambda root: (root.rmdir(), root.touch()), "is a file"),
-    ],
-)
-def test_other_layouts_are_told_the_expected_one(
-    tmp_path: Path, make: Callable[[Path], object], said: str
-) -> None:
-    make(tmp_path)
-    heard = message(lambda: opened(f"folder:{tmp_path}", (3, 16, 16)))
-    assert said in heard
-    assert "train/CLASS/*.jpg" in heard
-
-
 def test_pictures_that_do_not_fit(pictures: Path) -> None:
     assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
     save(noise(1), pictures / "val" / "vogel" / "1.jpg")
     assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
 
 
-def test_odd_folders_are_noted(tmp_path: Path) -> None:
-    for number in range(5):
-        save(noise(number), tmp_path / "only" / "deep" / f"{number}.JPG")
-    (tmp_path / "none").mkdir()
-    (tmp_path / ".hidden").mkdir()
-    (tmp_path / "only" / "readme.txt").write_text("no image by its name")
-    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo")
-    data = opened(f"folder:{tmp_path}", (3, 16, 16))
-    assert (data.classes, data.train_samples, data.held_out_samples) == (1, 4, 1)
-    notes = " ".join(data.notes)
-    for said in ("only one class", f"no image in {tmp_path / 'none'}", "1 .txt", "1 no suffix"):
-        assert said in notes
-    assert "hidden" not in notes
-
-
-def test_links_that_lead_nowhere_or_up_and_unreadable_folders_are_left_out_and_counted(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = list_images(pictures)
-    train = pictures / "train"
+def test_links_that_lead_nowhere_or_up_are_left_out_and_counted(pictures: Path) -> None:
+    whole, train = list_images(pictures), pictures / "train"
     (train / "circle").symlink_to("circle")
     (train / "up").symlink_to("..")
     (train / "nowhere").symlink_to("gone")
     (train / "katze" / "circle").symlink_to("circle")
-    locked = train / "katze" / "locked"
+    found = list_images(pictures)
+    assert (found.train, found.held_out, found.classes) == (
+        whole.train, whole.held_out, whole.classes
+    )  # fmt: skip
+    assert "links that lead nowhere, or to a folder above: 3" in "; ".join(found.notes)
+
+
+def test_folders_and_files_that_are_left_out_are_noted(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pictures / "train" / "none").mkdir()
+    (pictures / "train" / ".hidden").mkdir()
+    (pictures / "train" / "katze" / "other.txt").touch()
+    locked = pictures / "train" / "katze" / "locked"
     locked.mkdir()
     real = os.scandir
 
@@ -569,10 +637,7 @@ def test_links_that_lead_nowhere_or_up_and_unreadable_folders_are_left_out_and_c
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    found = list_images(pictures)
-    assert (found.train, found.held_out, found.classes) == (
-        whole.train, whole.held_out, whole.classes
-    )  # fmt: skip
-    said = "; ".join(found.notes)
-    assert "links that lead nowhere, or to a folder above: 3" in said
-    assert "folders that cannot be read: 1" in said
+    notes = " ".join(opened(f"folder:{pictures}", (3, 16, 16)).notes)
+    said = (f"no image in {pictures / 'train' / 'none'}", "1 .txt", "cannot be read: 1")
+    assert all(one in notes for one in said)
+    assert "hidden" not in notes
