@@ -22,7 +22,6 @@ from kernels.aten import (
     spec_of,
     why_not,
 )
-from kernels.aten.bindings import quickest
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -212,54 +211,3 @@ def test_indices_by_place() -> None:
     assert 2 < int(second.max()) < 50
     half = Call("aten.index.Tensor", (spec(3, 50), (None, columns)))
     assert launched(half)[1].shape == (3, 100)
-
-
-# ------------------------------------------------------------ torch's bindings
-
-BACK = ATEN.threshold_backward.default  # which Python has no binding for
-PAIR = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
-SPARSE = PAIR[0].to_sparse()
-
-
-def fails(error: Exception) -> Tensor:
-    raise error
-
-
-@pytest.mark.parametrize(
-    ("planted", "is_taken"),
-    [
-        (lambda a, b, c: BACK(a, b, c), True),
-        (lambda a, b, c: torch.sub(a, b), False),  # another operator
-        (lambda a, b, c: BACK(b, a, c), False),  # the other way round
-        (lambda a, b, c: BACK(a.clone(), b, c), False),  # something else first
-        (lambda a, b, c: BACK(a, b, 2), False),  # another value
-        (lambda a, b, c: BACK(a, torch.ones(2, 3), c), False),  # a tensor like it
-        (lambda a, b, c: a, False),  # nothing at all
-        (lambda a: a, False),  # it takes other arguments
-        (lambda a, b, c: fails(RuntimeError("torch refuses")), False),
-        (lambda a, b, c: fails(OverflowError("int too big")), False),
-        (lambda a, b, c: BACK(SPARSE, SPARSE, c), False),  # what cannot be described
-    ],
-)
-def test_a_binding_is_taken_where_it_makes_the_call_and_no_other(
-    planted: Callable[..., Tensor], is_taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._C._nn, "threshold_backward", planted, raising=False)
-    args = (*PAIR, 0)
-    assert quickest(BACK, args, {})(args, {}).func is (planted if is_taken else BACK)
-
-
-@pytest.mark.parametrize(
-    ("how", "by_to"),
-    [
-        ({"dtype": torch.float16}, True),
-        ({"dtype": torch.float16, "layout": torch.strided, "device": CPU}, True),
-        ({"dtype": torch.float32}, False),  # `to` would give the tensor back
-        ({"memory_format": torch.contiguous_format}, False),
-        ({"dtype": torch.float16, "device": torch.device("meta")}, False),
-        ({"dtype": torch.float16, "non_blocking": True}, False),
-    ],
-)
-def test_casts_go_by_to_and_other_copies_as_they_are(how: dict[str, Any], by_to: bool) -> None:
-    func, args = ATEN._to_copy.default, PAIR[:1]
-    assert quickest(func, args, how)(args, how).func is (torch.Tensor.to if by_to else func)
