@@ -25,7 +25,6 @@ from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, me
 from microbench.timing.timers import Block, Launch
 
 HEAVY = 1e-3
-MIN_ROUNDS = LOOKS[0]
 LIGHT = 5e-6
 
 
@@ -128,16 +127,11 @@ def test_every_comparison_has_an_order_of_its_own() -> None:
     assert 5 < firsts.count("arm0") < 35
 
 
-def test_steady_times_stop_as_soon_as_there_are_enough_rounds() -> None:
-    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
-    assert Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT)) == MIN_ROUNDS
-
-
 def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
     clock, timer = set_up({"arm0": jumping(HEAVY, 0.008), "arm1": constant(HEAVY)})
     arms = arms_of(HEAVY, HEAVY)
     rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
-    assert MIN_ROUNDS < rounds < MAX_ROUNDS
+    assert LOOKS[0] < rounds < MAX_ROUNDS
     blocks = [block.times_s for block in arms[0].blocks]
 
     def width(upto: int) -> float:
@@ -150,11 +144,14 @@ def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
     assert all(width(look) > MAX_INTERVAL_PCT for look in LOOKS if look < rounds)
 
 
-def test_one_noisy_arm_keeps_all_at_it_so_that_rounds_pair_up() -> None:
-    clock, timer = set_up({"arm0": jumping(HEAVY, 0.2), "arm1": constant(HEAVY)})
-    arms = arms_of(HEAVY, HEAVY)
-    assert Turns(timer, "sustained", 1e9, clock).take(arms) == MAX_ROUNDS
-    assert len(arms[1].blocks) == MAX_ROUNDS
+@pytest.mark.parametrize(("noise", "rounds"), [(0.2, MAX_ROUNDS), (0.0, LOOKS[0])])
+def test_one_noisy_arm_keeps_all_at_it_and_steady_ones_stop_at_once(
+    noise: float, rounds: int
+) -> None:
+    clock, timer = set_up({"arm0": jumping(HEAVY, noise), "arm1": constant(LIGHT)})
+    arms = arms_of(HEAVY, LIGHT)
+    assert Turns(timer, "sustained", 1e9, clock).take(arms) == rounds
+    assert [len(arm.blocks) for arm in arms] == [rounds, rounds], "rounds pair up"
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 1e-9, 5.0])

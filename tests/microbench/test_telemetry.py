@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,33 +26,33 @@ class FakeSensors:
 
     power: list[float | None] = field(default_factory=lambda: [None])
     clock: list[float | None] = field(default_factory=lambda: [None])
-    temperature: list[float | None] = field(default_factory=lambda: [None])
     reasons: list[int | None] = field(default_factory=lambda: [None])
     utilization: list[float | None] = field(default_factory=lambda: [None])
     energy: list[float | None] = field(default_factory=lambda: [None])
-    energy_calls: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
 
-    def _next(self, values):
+    def _next(self, name):
+        self.asked[name] += 1
+        values = getattr(self, name)
         return values.pop(0) if len(values) > 1 else values[0]
 
     def power_w(self):
-        return self._next(self.power)
+        return self._next("power")
 
     def sm_clock_mhz(self):
-        return self._next(self.clock)
+        return self._next("clock")
 
     def temperature_c(self):
-        return self._next(self.temperature)
+        return None
 
     def event_reasons(self):
-        return self._next(self.reasons)
+        return self._next("reasons")
 
     def utilization_pct(self):
-        return self._next(self.utilization)
+        return self._next("utilization")
 
     def energy_j(self):
-        self.energy_calls += 1
-        return self._next(self.energy)
+        return self._next("energy")
 
 
 def seconds():
@@ -70,35 +71,31 @@ def test_means_are_kept_apart_while_arms_alternate():
     assert telemetry.summary("fp16") == TelemetrySummary(600, 1450, None, (), 2)
 
 
-def test_throttle_is_the_union_over_samples_and_idle_is_none():
-    sensors = FakeSensors(reasons=[0x4, 0x1, 0x20 | 0x4, 0x40, 0x8 | 0x80])
-    telemetry = Telemetry(sensors)
+def test_throttle_is_the_union_over_samples_and_utilization_keeps_every_reading():
+    reasons = [0x4, 0x1, 0x20 | 0x4, 0x40, 0x8 | 0x80]
+    telemetry = Telemetry(FakeSensors(reasons=reasons, utilization=[10, 90, None, 50, 60]))
     with telemetry.during("a"):
         for _ in range(5):
             telemetry.poll()
-    expected = ("power cap", "thermal", "power brake", "hw slowdown")
-    assert telemetry.summary("a").throttle == expected
+    found = telemetry.summary("a")
+    assert found.throttle == ("power cap", "thermal", "power brake", "hw slowdown")
+    assert found.utilization_pct == (10, 90, 50, 60)
 
 
 @pytest.mark.parametrize("polls", [0, 1])
 def test_a_segment_has_a_sample_at_its_end_where_it_got_none_before(polls):
     telemetry = Telemetry(FakeSensors(power=[1.0, 99.0]))
+    telemetry.poll()  # between segments a sample belongs to none
+    assert telemetry.summary("a") == TelemetrySummary()
     with telemetry.during("a"):
         for _ in range(polls):
             telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary(power_w=1.0, samples=1)
 
 
-def test_samples_between_segments_belong_to_nobody():
-    telemetry = Telemetry(FakeSensors(power=[1.0]))
-    telemetry.poll()
-    assert telemetry.summary("a") == TelemetrySummary()
-
-
 def test_sample_that_outlives_its_segment_is_dropped():
-    telemetry = Telemetry(FakeSensors())
     reading, ended = threading.Event(), threading.Event()
-    sampler = threading.Thread(target=telemetry.poll)
+    sampler = threading.Thread(target=lambda: telemetry.poll())
 
     class Slow(FakeSensors):
         def power_w(self):
@@ -108,7 +105,7 @@ def test_sample_that_outlives_its_segment_is_dropped():
             ended.wait(5)
             return 999.0
 
-    telemetry._sensors = Slow()
+    telemetry = Telemetry(Slow())
     with telemetry.during("first"):
         sampler.start()
         reading.wait(5)
@@ -150,7 +147,7 @@ def test_energy_is_read_only_at_start_and_stop():
     assert telemetry.energy_j == 750.0
     assert telemetry.elapsed_s is not None
     assert telemetry.elapsed_s > 0
-    assert sensors.energy_calls == 2
+    assert sensors.asked["energy"] == 2
     with Telemetry(FakeSensors()) as without:
         pass
     assert without.energy_j is None
@@ -195,11 +192,3 @@ def test_words_are_unique_and_known_for_any_mask(mask):
 @pytest.mark.parametrize(("mask", "words"), [(None, ()), (0, ()), (1, ()), (0x100, ("display",))])
 def test_words_of_masks(mask, words):
     assert throttle_words(mask) == words
-
-
-def test_utilization_keeps_every_reading():
-    telemetry = Telemetry(FakeSensors(utilization=[10, 90, None, 50]), clock=seconds())
-    with telemetry.during("arm"):
-        for _ in range(4):
-            telemetry.poll()
-    assert telemetry.summary("arm").utilization_pct == (10, 90, 50)
