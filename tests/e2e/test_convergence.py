@@ -171,14 +171,6 @@ def test_the_curve_is_the_mean_loss_of_stretches_of_the_steps() -> None:
     assert many.curve == pytest.approx([3.0 * i + 1 for i in range(CURVE_POINTS)])
 
 
-def test_losses_are_kept_to_float32() -> None:
-    losses = [1000.0 + i / 8 for i in range(40)]
-    repeat = once(held_by("O3", TOLD), telling(*losses), steps=1)
-    assert repeat.train_loss == 1000.0
-    repeat = once(held_by("fp32", TOLD), telling(*losses), steps=40)
-    assert repeat.train_loss == pytest.approx(1000 + 37.5 / 8, abs=1e-3)
-
-
 @pytest.mark.parametrize("recipe", ["fp32", "amp", "amp-bf16", "bf16", "fp16", "O2"])
 def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
     held, data = held_by(recipe), Plain()
@@ -231,23 +223,12 @@ def test_gradients_that_are_zero_or_infinite_are_counted(
     network = replace(MLP, build=lambda: Half(factor), lr=1e-3)
     recipe = "fp16" if factor < 1 else "fp32"
     found = train_once(held_by(recipe, network), Plain(), 1, 6, lambda step: None, None, 2)
+    unset = replace(found, zero_gradients=None, infinite_gradients=None)
+    assert _but_time(unset) == _but_time(once(held_by(recipe, network), Plain(), steps=6))
     assert found.infinite_gradients is not None
-    if infinite:
-        assert found.infinite_gradients >= 0.5
-    else:
+    assert (found.infinite_gradients >= 0.5) == bool(infinite)
+    if not infinite:
         assert found.zero_gradients == pytest.approx(zeros, abs=0.05)
-        assert found.infinite_gradients == 0
-
-
-def test_counting_gradients_changes_nothing_else() -> None:
-    for recipe in ("fp32", "amp", "O2"):
-        plain = once(held_by(recipe), Plain())
-        counted = train_once(held_by(recipe), Plain(), 1, 30, lambda step: None, None, 7)
-        assert plain.zero_gradients is None
-        assert counted.zero_gradients is not None
-        assert 0 <= counted.zero_gradients < 1
-        unset = replace(counted, zero_gradients=None, infinite_gradients=None)
-        assert _but_time(unset) == _but_time(plain)
 
 
 def test_seconds_to_an_accuracy_are_those_of_the_first_evaluation_that_has_it() -> None:
@@ -303,23 +284,21 @@ def test_a_few_broken_batches_cost_a_scaler_no_accuracy_and_fp32_everything() ->
     assert once(held, Plain()).skipped_steps == 0, "those of this training"
 
 
-def test_each_training_has_a_feed_of_its_own_which_is_closed() -> None:
-    held, data = held_by("fp32"), Plain()
-    once(held, data, steps=7)
+def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_too() -> None:
+    held, data = held_by("fp32", accumulate=3), Plain()
+    assert once(held, data, steps=4).steps == 4
     once(held, data, steps=5)
-    assert once(held_by("fp32", accumulate=3), data, steps=4).steps == 4
-    assert [feed.given for feed in data.feeds] == [7, 5, 12]
+
+    def broken(generator: torch.Generator, index: int) -> Batch:
+        if index == 2:
+            raise ValueError("a broken image")
+        return blobs(generator, index)
+
+    data.draw = broken
+    with pytest.raises(ValueError, match="a broken image"):
+        once(held, data)
+    assert [feed.given for feed in data.feeds] == [12, 15, 3]
     assert all(feed.closed for feed in data.feeds)
-
-
-def test_the_feed_is_closed_when_a_step_fails() -> None:
-    def draw(generator: torch.Generator, index: int) -> Batch:
-        raise ValueError("a broken image")
-
-    data = Plain(draw)
-    with pytest.raises(ValueError, match="broken image"):
-        once(held_by("fp32"), data)
-    assert data.feeds[0].closed
 
 
 def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,13 +400,6 @@ def test_without_accuracy_the_loss_must_fall() -> None:
     assert verdicts(fp32, training_of("O3", repeat_of(last=None)), held_out=None) == [True, False]
     learnt = training_of("fp32", repeat_of(GOOD, first=1.0, last=1.5))
     assert verdicts(learnt) == [True], "accuracy counts where there is one"
-
-
-def test_a_verdict_is_found_anew_each_time() -> None:
-    fp32, amp = training_of("fp32", repeat_of(CHANCE)), training_of("amp", repeat_of(CHANCE))
-    before = judged([fp32, amp], HELD_OUT)
-    better = [replace(t, repeats=(repeat_of(GOOD), repeat_of(GOOD))) for t in before]
-    assert verdicts(*better) == [True, True]
 
 
 losses = st.floats(0, 10) | st.none()

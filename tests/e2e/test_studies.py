@@ -21,7 +21,7 @@ from e2e.studies.expand import expand, layers
 from e2e.studies.report import judged
 from e2e.studies.run import RUNS, State, begun
 from e2e.studies.schema import parse_study, read_study, seconds, shipped
-from e2e.studies.tables import number_of, published_ratio
+from e2e.studies.tables import number_of
 from e2e.studies.tasks import Machine, parse_recipe
 from e2e.studies.types import Study
 from microbench.errors import UserError
@@ -101,26 +101,12 @@ def test_published_numbers_are_those_of_the_texts() -> None:
     assert found["001_2fa5950b8c0c6afe.txt"] * 3 == 5 * rows["001_2fa5950b8c0c6afe.txt"] == 135
 
 
-def test_ratios_of_published_numbers_are_those_that_were_derived() -> None:
-    for name, table, key, column, ratio in (
-        ("wrn-levels", "colab", ("O1", "T4"), "time_s", 1.834),
-        ("vgg16-batch", "main", ("V100", "FP16", 2048), "iterations_s", 1.324),
-        ("resnet-static256", "speed", ("Resnet50", "16", "Container"), "per_s", 2.018),
-    ):
-        study = next(one for one in STUDIES if one.name == name)
-        published = next(one for one in study.published if one.table == table)
-        record = next(r for r in published.records() if tuple(r[k] for k in published.key) == key)
-        assert published_ratio(published, record, column) == pytest.approx(ratio, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("57min 17s", 3437), ("1h 43min 7s", 6187), ("7657 MB", 7657), ("40.92 ± 2.08", 40.92),
-     ("0.835+-0.006", 0.835), ("Not Converged.", None), ("", None), ("4.8026 (5.1898)", 4.8026),
-     (192, 192)],
-)  # fmt: skip
-def test_the_number_of_a_published_cell(text: Any, number: float | None) -> None:
-    assert number_of(text) == number
+def test_the_number_of_a_published_cell() -> None:
+    for text, number in (
+        ("57min 17s", 3437), ("1h 43min 7s", 6187), ("7657 MB", 7657), ("40.92 ± 2.08", 40.92),
+        ("0.835+-0.006", 0.835), ("Not Converged.", None), ("", None), (192, 192),
+    ):  # fmt: skip
+        assert number_of(text) == number
 
 
 # ---------------------------------------------------------------- files
@@ -218,11 +204,6 @@ def test_more_gpus_than_there_are_are_skipped_with_the_reason() -> None:
     assert (one.skipped, two.skipped) == ("", "2 GPUs: this machine has 1")
     *_, two = expand(parts, replace(H200, gpus=2), {}, None).tasks
     assert (two.skipped, two.words["gpus"]) == ("", "2")
-    compressed = layers(small(), "quick", {"gpus": [1, 2], "compress": ["none", "bf16"], "lr": 0.1})
-    tasks = expand(compressed, replace(H200, gpus=2), {}, None).tasks
-    assert [(t.words.get("gpus"), t.words.get("compress")) for t in tasks] == [
-        (None, None), ("2", None), ("2", "bf16"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.case_checks import MAX_SCALE
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
@@ -247,29 +246,6 @@ LEVER = network_of(Lever, loss=_mean, accuracy=None, weight_decay=0.0)
 HALVES = [(torch.full((8, FEATURES), 0.5), torch.zeros(8, dtype=torch.int64))]
 
 
-def lever_path(lr: float, steps: int) -> float:
-    """Where momentum and HALVES take the lever's weight, in float64."""
-    weight, velocity = 1.0, 0.0
-    for _ in range(steps):
-        velocity = MOMENTUM * velocity + 0.5
-        weight -= lr * velocity
-    return weight
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_masters_keep_what_float16_weights_lose(fused: bool) -> None:
-    lr, steps = 2e-5, 200  # each update below half of float16's spacing under 1, 2**-12
-    end = lever_path(lr, steps)
-    assert end < 1 - 0.015
-    masters, plain = (trainer_of(LEVER, name, lr=lr, fused=fused) for name in ("O2", "O3"))
-    for arm in (masters, plain):
-        trained(arm, HALVES, steps)
-        assert arm.skipped_steps == 0
-    assert masters.optimizer.masters[0].item() == pytest.approx(end, rel=1e-5)
-    assert next(masters.module.parameters()).item() == pytest.approx(end, abs=2**-11)
-    assert next(plain.module.parameters()).item() == 1.0
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("fused", [True, False])
 def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, fused: bool) -> None:
@@ -318,14 +294,6 @@ def test_a_scale_saves_gradients_that_float16_cannot_hold(
     trained(trainer, HALVES, 1)
     end = trainer.optimizer.masters[0].item()
     assert end == (pytest.approx(1 - 1e5 * 0.5e-7, rel=1e-4) if learns else 1.0)
-
-
-def test_a_static_scale_that_overflows_breaks_the_weights() -> None:
-    for recipe in ("fp16", "amp", "O2"):
-        trainer = trainer_of(small_cnn(), adapted(recipe, loss_scale=MAX_SCALE), layout="nchw")
-        trained(trainer, pictures(), 1)
-        assert not all(w.isfinite().all() for w in weights_of(trainer))
-        assert trainer.skipped_steps == 0, "nothing is skipped under a static scale"
 
 
 # ---------------------------------------------------------------- skipped steps
@@ -562,20 +530,12 @@ def test_a_restart_mends_what_broken_batches_did(recipe: str, optimizer: str, fu
     trained(trainer, planted(samples(2), 1), 6)
     assert trainer.skipped_steps == 2
     assert trainer.optimizer.scaler.get_scale() < scale
+    with torch.no_grad():
+        trainer.module.get_parameter("0.weight").fill_(torch.nan)
     trainer.restart(1)
     assert trainer.skipped_steps == 0
     assert trainer.optimizer.scaler.get_scale() == scale
     assert trained(trainer, samples(), 4) == losses
-
-
-def test_a_restart_mends_weights_that_are_not_finite() -> None:
-    trainer = trainer_of(small_cnn(), "O3", layout="nchw")
-    losses = trained(trainer, pictures(), 2)
-    inputs, targets = pictures()[0]
-    trained(trainer, [(inputs * float("inf"), targets)], 2)
-    assert not all(t.isfinite().all() for t in trainer.module.state_dict().values())
-    trainer.restart(1)
-    assert trained(trainer, pictures(), 2) == losses
 
 
 # ---------------------------------------------------------------- evaluation
