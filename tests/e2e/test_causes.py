@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.case import TrainCase
-from e2e.explain.annotate import Explainer, to_verify
 from e2e.explain.causes import MISALIGNED_SHARE, MISSED_SHARE, findings
-from e2e.explain.fixes import MIN_GAIN_PCT, Counterfactual, as_options, changes, fixes
+from e2e.explain.fixes import MIN_GAIN_PCT, Counterfactual, as_options, fixes
 from e2e.explain.ledger import Step
-from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost, Simulated, simulate
-from e2e.results.types import PREDICTED, Cause, Predicted, Training
+from e2e.results.types import Cause
 
 MS = 1e-3
 CONV = "aten.convolution.default"
@@ -171,40 +168,3 @@ def test_only_gains_in_throughput_above_the_least_are_proposed_in_order(
     expected = [100 * (n / ms / (BATCH / 17) - 1) for ms, n in steps]
     wanted = sorted((gain for gain in expected if gain > MIN_GAIN_PCT), reverse=True)
     assert gained == pytest.approx(wanted)
-
-
-def test_what_cannot_run_is_not_measured() -> None:
-    case = TrainCase("net", "amp", 8, "3x8x8", data="made", loader="torchvision", workers=1)
-    alone = simulate((OpCost("product", "forward", "conv1", 6e-3, 1e-6),))
-
-    def ask(asked: TrainCase) -> Prediction:
-        if asked.loader == "gpu-decode":
-            return Prediction(asked, reason="it decodes on an NVIDIA GPU", runs=False)
-        if asked.compile:
-            return Prediction(asked, reason="no trace shows it")
-        memory = 10**10 if asked.batch > 8 else 10
-        return Prediction(
-            asked, Predicted(alone.step_s, None, "gpu", {}, memory_bytes=memory), alone
-        )
-
-    explainer = Explainer(ask, "cuda", 10**9, fixes=True, cores=4)
-    training = Training(case, PREDICTED, step_units=8)
-    explained = explainer.explained([training], explainer.predictions([case]))[0]
-    told = {cause.title: cause for cause in explained.causes}
-    assert set(told) == {"loader gpu-decode", "larger batch", "torch.compile"}
-    assert "would need 10.0 GB" in told["larger batch"].why
-    assert [cause.title for cause, _ in to_verify(explained)] == ["torch.compile"]
-
-
-def test_what_a_fed_training_can_try() -> None:
-    case = TrainCase("net", "amp", 8, "3x8x8", data="made", loader="torchvision", workers=3)
-    tried = {change.name: change for change in changes(case, "cuda", cores=4)}
-    assert tried["more workers"].of(case).workers == 4
-    assert as_options(tried["more batches ahead"].fields) == "--prefetch 4"
-    resident = tried["data on the device"]
-    assert (resident.of(case).loader, resident.of(case).workers) == ("resident", 0)
-    assert as_options(resident.fields) == "--loader resident", "what the command line takes"
-    arrays = replace(case, data="cifar10", workers=4, prefetch=4)
-    tried = {change.name: change for change in changes(arrays, "cuda", cores=4)}
-    assert {one.of(arrays).loader for one in tried.values()} == {"torchvision", "resident"}
-    assert not {"more workers", "more batches ahead"} & set(tried)

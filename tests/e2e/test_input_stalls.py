@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from e2e.case import TrainCase
 from e2e.explain.joint import Gain, Joint, joints
 from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, predict_together
-from e2e.report.joint import joint_lines, joint_sentences
+from e2e.report.joint import joint_lines
 from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
@@ -294,14 +294,9 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     (untested,) = joints(picture(measured=()))
     assert untested.errors_pct == []
     assert "error" not in shown(untested)
-
-
-def test_a_loader_that_is_too_slow_for_anything() -> None:
-    run = picture(measured=())
-    few = [t for t in run.of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
-    (joint,) = joints(run.with_all(Training, few))
-    assert (joint.pays_from("amp", "fp32"), joint.in_full_from("amp")) == (None, None)
-    assert any("not faster at any number of workers" in line for line in joint_sentences(joint))
+    few = [t for t in picture(()).of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
+    (slow,) = joints(picture(()).with_all(Training, few))
+    assert (slow.pays_from("amp", "fp32"), slow.in_full_from("amp")) == (None, None)
 
 
 def test_a_picture_comes_back_from_its_file() -> None:
@@ -334,7 +329,6 @@ def test_what_failed_says_so_and_why_in_full() -> None:
 def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:
     failed = replace(training(1.0, loader="torchvision"), status="failed", steps=None, reason="it")
     run = Run(("e2e",), "now", {"name": "a GPU", "kind": "cuda"}, {}).with_other(loading(0.1))
-    outputs = Outputs(quiet=True)
-    Done(run, tmp_path, outputs).report()
+    Done(run, tmp_path, Outputs(quiet=True)).report()
     with pytest.raises(NothingMeasured):
-        Done(run.with_other(failed), tmp_path, outputs).report()
+        Done(run.with_other(failed), tmp_path, Outputs(quiet=True)).report()

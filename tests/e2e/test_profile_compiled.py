@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from samples.traces import MAIN, US, Made
 from torch import nn
 
@@ -131,26 +129,6 @@ def test_kernels_of_a_graph_are_told_by_their_names(tmp_path: Path) -> None:
         LAUNCH: 2 * MS, MATRIX_PRODUCTS: each, CONVOLUTIONS: each, FUSED_ELEMENTWISE: each,
         TERMS["elementwise"]: each, OTHER: each, BETWEEN: 4 * 5 * US,
     }  # fmt: skip
-
-
-@settings(max_examples=25)
-@given(
-    lengths=st.lists(st.integers(1, 999), min_size=1, max_size=12),
-    gaps=st.lists(st.integers(0, 99), min_size=12, max_size=12),
-    names=st.lists(st.sampled_from([POINTWISE, REDUCTION, "gemm", "x"]), min_size=12, max_size=12),
-)
-def test_a_graph_s_time_adds_up(
-    lengths: list[int], gaps: list[int], names: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
-    now, times = 12 * MS, list[tuple[int, int]]()
-    for length, gap in zip(lengths, gaps, strict=False):
-        times.append((now + gap, now + gap + length))
-        now += gap + length
-    made = graph_step(names[: len(times)], times)
-    found = divided(made, tmp_path_factory.mktemp("t"))
-    assert sum(piece.ns for piece in found.pieces if piece.name) == sum(lengths)
-    assert found.terms.get(BETWEEN, 0) == sum(gaps[1 : len(times)])
 
 
 def test_a_graph_of_which_no_kernel_was_seen_is_lost(tmp_path: Path) -> None:

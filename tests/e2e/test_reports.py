@@ -47,9 +47,8 @@ from samples.training_runs import (
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
 from e2e.report.causes import difference_points, verified
-from e2e.report.figures import faster, ratio, spread
 from e2e.report.ledger import GAP, OTHERS, SMALL_SHARE, account, is_residual, waterfall
-from e2e.report.plot_curves import curve_panels, loss_rows
+from e2e.report.plot_curves import loss_rows
 from e2e.report.plot_training import bar_rows, training_chart
 from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
 from e2e.report.run_report import CSV_ORDER
@@ -422,57 +421,25 @@ def test_gains_agree_as_they_are_read(pairs: list[tuple[float, float]]) -> None:
     assert difference_points(with_fixes(("--f", 70.04, 65.16)).causes[0]) == pytest.approx(-4.8)
 
 
-def test_figures() -> None:
-    assert [fmt.throughput(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
-        "4.10", "999", "6,015", "402,000", "3.0e+09",
-    ]  # fmt: skip
-    assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 [0.983, 0.990]"
-    assert ratio(Ratio(1.001, (0.99, 1.02))) == "~1 ±0.02"
-    assert faster(Ratio(1.031, (1.027, 1.035))) == "3.1 ±0.4 % faster"
-    assert faster(Ratio(0.8, (0.79, 0.81))) == "1.25 ±0.02 times slower"
-    assert faster(Ratio(0.98, None)) == "about 2.0 % slower"
-    assert spread((0.9213, 0.0031), True, 100) == "92.1 ±0.3"
-    assert spread((0.9213, 0.0), False, 100) == "92.1"
-    assert spread(None, True) == ""
-
-
 # ---------------------------------------------------------------- CSV and charts
 
 
-def test_csv_has_every_number() -> None:
+def test_csv_and_bars_have_the_numbers_of_the_run() -> None:
     text = to_csv(amp_run())
     assert tuple(text.splitlines()[0].split(",")[: len(CSV_ORDER)]) == CSV_ORDER
-    table = list(csv.DictReader(io.StringIO(text)))
-    assert [line["recipe"] for line in table] == ["fp32", "tf32", "amp"]
-    amp = table[2]
+    *_, amp = csv.DictReader(io.StringIO(text))
     numbers = {
         "images_per_s": 4_690, "step_s": 256 / 4_690, "images_per_j": 4_690 / 640,
         "gpu_util_min_pct": 93, "backward_gpu_s": 0.033,
     }  # fmt: skip
     assert {name: float(amp[name]) for name in numbers} == pytest.approx(numbers)
-    assert float(amp["speedup_tf32_low"]) < float(amp["speedup_tf32"])
-    assert (amp["compile"], amp["loader"], amp["throttle"]) == ("false", "synthetic", "power cap")
-    lost = list(csv.DictReader(io.StringIO(to_csv(broken_run()))))[3]
-    assert (lost["converged"], lost["seeds"], lost["accuracy_mean"]) == ("false", "1; 2; 3", "")
     unwritten = arm("amp", 256 / 0.0421, predicted=predicted_of("amp", error_pct=None))
     (row,) = csv.DictReader(io.StringIO(to_csv(run_of(unwritten))))
     assert float(row["predicted_error_pct"]) == pytest.approx(2.9), "worked out"
-
-
-def test_bars_and_curves_are_the_numbers_of_the_run() -> None:
     (bars,) = bar_rows(view_of(amp_run())).values()
     assert [(bar["label"], bar["rate"]) for bar in bars] == [
         (recipe, pytest.approx(per_s)) for recipe, (per_s, *_) in RATES.items()
     ]
-    assert bars[2]["low"] == pytest.approx(4_690 / 1.002)
-    view = view_of(sweep_run())
-    panels = {panel.title: panel.rows for panel in curve_panels(view, view.families[0])}
-    trained = sweep_run().of(Training)[0]
-    assert trained.accuracy
-    point = panels["held-out accuracy, % (generated data)"][0]
-    assert (point["arm"], point["batch"]) == ("fp32", 128)
-    assert point["value"] == pytest.approx(100 * trained.accuracy[0])
-    assert point["high"] - point["value"] == pytest.approx(100 * trained.accuracy[1])
 
 
 def test_loss_curves_are_means_over_the_repeats_where_all_have_a_loss() -> None:
