@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.gpus import ARCHITECTURES, HOPPER, UNKNOWN, architecture, has_tma
+from kernels.gpus import (
+    ARCHITECTURES,
+    HOPPER,
+    LINE_BYTES,
+    SECTOR_BYTES,
+    UNKNOWN,
+    architecture,
+    has_tma,
+)
 from kernels.precision import Capability
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": KB of shared memory
@@ -23,8 +31,10 @@ def test_each_capability_has_its_own_facts() -> None:
         assert shared == SHARED_KB[capability]
         assert found.sm_registers == 64 * 1024
         assert bool(found.flop_per_clock) == (capability in ((7, 0), (8, 0), (9, 0)))
+        assert all(rate.bit_count() == 1 for rate in found.flop_per_clock.values())
         assert found.l2_in_halves == (capability in ((8, 0), (9, 0)))
     assert HOPPER is architecture((9, 0))
+    assert LINE_BYTES == 4 * SECTOR_BYTES == 128
     assert [has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [False, *[True] * 3]
 
 

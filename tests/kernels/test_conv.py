@@ -190,13 +190,12 @@ def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
     assert op.misaligned(conv(precision="fp32", c=60, k=60)) is None
 
 
-@pytest.mark.parametrize("padding", [0, 1, 3, 10**8])
 @pytest.mark.parametrize(("stride", "kernel", "dilation"), [(1, 3, 1), (2, 1, 1), (3, 2, 2)])
 def test_touched_pixels_are_counted_at_once_however_wide_the_padding(
-    padding: int, stride: int, kernel: int, dilation: int
+    stride: int, kernel: int, dilation: int
 ) -> None:
-    shape = ConvShape(1, 1, 9, 9, 1, kernel, kernel, stride, padding, dilation)
-    if padding <= 3:
+    for padding in (0, 1, 3):
+        shape = ConvShape(1, 1, 9, 9, 1, kernel, kernel, stride, padding, dilation)
         touched = {
             row
             for output in range(shape.p)
@@ -204,8 +203,8 @@ def test_touched_pixels_are_counted_at_once_however_wide_the_padding(
             if 0 <= (row := output * stride - padding + tap * dilation) < 9
         }
         assert shape.elements("x") == len(touched) ** 2
-    else:
-        assert 0 < shape.elements("x") <= 81
+    wide = ConvShape(1, 1, 9, 9, 1, kernel, kernel, stride, 10**8, dilation)
+    assert 0 < wide.elements("x") <= 81
 
 
 def test_tolerances_tell_float32_from_tf32_and_missing_filters_from_rounding() -> None:
