@@ -17,7 +17,7 @@ from microbench.break_even import gain, payoffs
 from microbench.break_even_map import Refine
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.peak import DIMENSIONS, LAST_S, Climb, peak_of, plan_peak, sides_of
+from microbench.peak import DIMENSIONS, Climb, peak_of, plan_peak, sides_of
 from microbench.plans import plan_conv
 from microbench.report.map_table import map_tables, map_verdict
 from microbench.requests import PayoffRequest
@@ -104,31 +104,21 @@ def test_the_map_takes_fp32_and_tf32_as_baselines_only() -> None:
         request.plan("cuda")
 
 
-def test_the_only_summit_is_found_and_measured_for_long() -> None:
-    summit = {"m": 4096, "n": 8192, "k": 2048}
-    groups = plan_peak(Conditions(dtype="fp16,fp8", vs="none"), "cuda", "1024..16384")
-    run, now_s, seen = run_of([], command=("microbench", "peak")), 0.0, set[tuple[str, float]]()
+def test_peak_finds_the_only_summit() -> None:
+    groups = plan_peak(Conditions(dtype="fp16", vs="none"), "cuda", "1024..16384")
+    summit, run, now_s = {"m": 4096, "n": 8192, "k": 2048}, run_of([]), 0.0
     climb = Climb(groups, sides_of("1024..16384"), 1e6, lambda: now_s)
     while (following := climb.next(run)) is not None:
-        group, seconds = following
         now_s += 1.0
         assert now_s < 500
-        found: list[Result] = []
-        for case in group.cases:
-            seen.add((case.key, seconds))
-            steps = sum(abs(math.log2(case.dim(d) / summit[d])) for d in DIMENSIONS)
-            other = (case.layout != "tn") + (case.backend != "triton")
-            one = measured(case, 800 - 20 * steps - 30 * other)
-            assert one.measurement
-            rounds = 15 if seconds >= LAST_S else 3
-            times = replace(
-                one.measurement, times_s=one.measurement.times_s[:1] * rounds, blocks=(1,) * rounds
-            )
-            found.append(replace(one, measurement=times))
-        run = run.with_results(found)
-    for precision in ("fp16", "fp8-e4m3"):
-        best = peak_of([r for r in run.results if r.case.precision_name == precision])
-        assert best
-        assert best.case.dims == summit
-        assert (best.case.layout, best.case.backend) == ("tn", "triton")
-        assert (best.case.key, LAST_S) in seen
+        steps = [
+            sum(abs(math.log2(case.dim(d) / summit[d])) for d in DIMENSIONS)
+            for case in following[0].cases
+        ]
+        run = run.with_results(
+            measured(case, 800 - 20 * far)
+            for case, far in zip(following[0].cases, steps, strict=True)
+        )
+    best = peak_of(run.results)
+    assert best
+    assert best.case.dims == summit

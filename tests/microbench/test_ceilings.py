@@ -16,10 +16,8 @@ from microbench.ceilings import chosen
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
 from microbench.results.ceilings import CeilingResult, Tried, ceiling_of
-from microbench.results.types import Ceiling, Measurement, Result
-from microbench.roofline import ceilings as roofs
+from microbench.results.types import Ceiling, Measurement
 from microbench.roofline.instructions import cycles_of, fastest, measure_probe, quick_ceilings
-from microbench.sweep import Group
 from microbench.timing.interleave import Arm
 from microbench.timing.timers import Block, Launch
 
@@ -122,32 +120,6 @@ def test_a_run_measures_the_instruction_of_each_of_its_precisions() -> None:
     # A faster instruction may exist, or the kernels fail: no roof.
     assert not quick(FakeLoader([]), "cold", replace(H200, capability=(10, 0)))
     assert not quick(FakeLoader(["no such register"] * 50), "cold")
-
-
-@dataclass
-class FakeMeasurer:
-    """Says which GEMMs it was asked for, and measures none."""
-
-    target: Target = H200
-    timer: FakeTimer = field(default_factory=FakeTimer)
-    asked: list[tuple[str, int]] = field(default_factory=list)
-
-    def measure(self, group: Group, budget_s: float, announce: Any) -> list[Result]:
-        self.asked += [(case.precision_name, case.dim("m")) for case in group.cases]
-        return []
-
-
-@pytest.mark.parametrize("kernels_run", [True, False])
-def test_a_large_gemm_is_measured_only_where_no_instruction_was(
-    kernels_run: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = FakeLoader([] if kernels_run else ["no such register"] * 50)
-    monkeypatch.setattr(roofs, "loader_for", lambda _target: loader)
-    monkeypatch.setattr(roofs, "copy", lambda _target: (lambda: 1e-3, 10**9))
-    measurer = FakeMeasurer()
-    roofs.calibrate(cast(Any, measurer), ("fp16",), ("fp16",), lambda *_: None)
-    large = [("fp16", roofs.CALIBRATED_SIZE["cuda"])]
-    assert measurer.asked == [("fp16", roofs.FLOOR_SIZE), *(large if not kernels_run else [])]
 
 
 def test_rates_are_of_the_clock_that_was_measured() -> None:

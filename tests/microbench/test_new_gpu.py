@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
-import torch
 from samples.kernel_runs import case, measured, run_of, shown
 
-from e2e.prediction.trace.recorder import cache_bytes
 from kernels import OPS, gpus
 from kernels.case import Target
 from kernels.conv.shape import ConvShape
@@ -21,7 +18,6 @@ from kernels.gemm.triton import config as gemm_config
 from kernels.gemm.triton.catalogue import PRECISE_ACCUMULATORS
 from kernels.gpu_cards import CARDS
 from kernels.precision import PRECISIONS, Precision
-from kernels.tuned import tables_for
 from microbench.report.drawing import chart_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.roofline.ceilings import datasheet_ceilings
@@ -80,20 +76,6 @@ def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     ]  # fmt: skip
     assert taken
     assert max(taken) <= limit
-
-
-def test_gpus_alike_start_from_a_new_gpu_s_tuned_tables(gpu: Target) -> None:
-    assert tables_for(replace(gpu, name="NVIDIA Zeta 7 Ti")) == (NAME, "NVIDIA Zeta 7 Ti")
-
-
-def test_half_of_a_new_gpu_s_l2_holds_a_tensor(
-    gpu: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def properties(device: object) -> Any:
-        return SimpleNamespace(major=CAPABILITY[0], minor=CAPABILITY[1], L2_cache_size=1 << 20)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    assert cache_bytes(torch.device("cuda")) == 1 << 19
 
 
 def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,15 +112,6 @@ def test_points_are_the_numbers_of_the_run() -> None:
     assert ceilings == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
 
 
-def test_ceilings_that_lie_together_share_a_label() -> None:
-    run = h200_run()
-    (peak,) = [c for c in run.ceilings if (c.source, c.precision) == ("datasheet", "fp16")]
-    results = [*run.results, *(measured(case(n, "bf16", "cublas"), n / 20) for n in (256, 512))]
-    both = replace(run, results=tuple(results), ceilings=(peak, replace(peak, precision="bf16")))
-    rows = line_rows(both, drawable(both)).ceilings
-    assert sorted(r["text"] for r in rows) == ["", "peak 989: fp16, bf16"]
-
-
 def test_a_line_is_broken_where_a_case_failed() -> None:
     run = h200_run()
     failed = [
@@ -148,15 +139,6 @@ def test_a_panel_for_each_setting_and_its_own_curves() -> None:
     assert {p.title: len(p.points) for p in panels.values()} == {
         "fprop, nhwc": 12, "fprop, nchw": 0, "dgrad, nhwc": 12, "dgrad, nchw": 12,
     }  # fmt: skip
-
-
-def test_labels_keep_apart() -> None:
-    results = [measured(case(n, p, "cublas"), n) for n in (256, 512) for p in ("fp16", "bf16")]
-    run = run_of(results)
-    lines = line_rows(run, drawable(run))
-    first, second = (label["place"] for label in lines.panels["", ""].labels)
-    height = math.log(lines.y_range[1] / lines.y_range[0])
-    assert math.log(first / second) / height * lines.size[1] >= 12
 
 
 def test_cells_of_the_map_are_the_speedups_of_the_run() -> None:
@@ -199,18 +181,6 @@ def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
     assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
     once = replace(conv_result(64, 28, 32, "fp16"), speedup={"fp32": Ratio(2.0, None)}, bound=None)
     assert "2.00?" in payoff_map(run_of([once], command=("payoff",))).to_json()
-
-
-def test_too_many_settings() -> None:
-    one = conv_result(64, 28, 32, "fp16")
-    results = [
-        replace(one, case=replace(one.case, dims={**one.case.dims, "padding": padding}))
-        for padding in range(1, 40)
-    ]
-    with pytest.raises(UserError, match="39 settings is too large"):
-        line_chart(run_of(results))
-    with pytest.raises(UserError, match="panels is too large"):
-        payoff_map(run_of(results))
 
 
 def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,10 +13,8 @@ import pytest
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.__main__ import main
 from microbench.device.device import target_of
 from microbench.report.screen import make_console
-from microbench.results.runfile import write_run
 from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
 from microbench.selftest.judge import Judged, Runs, judge, passed
 from microbench.selftest.plant import CONDITIONS, Plant
@@ -123,13 +120,9 @@ def judged(
     return [judge(plant, runs) for plant in plants], runs
 
 
-def wrong_of(found: Sequence[Judged]) -> dict[str, set[str]]:
-    """Verdicts other than right, by condition."""
-    wrong: dict[str, set[str]] = {}
-    for item in found:
-        if item.verdict != "right":
-            wrong.setdefault(item.plant.condition, set()).add(item.verdict)
-    return wrong
+def wrong_of(found: Sequence[Judged]) -> set[tuple[str, str]]:
+    """(condition, verdict) of verdicts other than right."""
+    return {(item.plant.condition, item.verdict) for item in found if item.verdict != "right"}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def plants() -> list[Plant]:
 def test_where_every_plant_took_each_condition_is_diagnosed(plants: list[Plant]) -> None:
     assert {plant.condition for plant in plants if not plant.control} == {*CONDITIONS} - {"mixed"}
     found, runs = judged(plants)
-    assert wrong_of(found) == {}
+    assert wrong_of(found) == set()
     document = json.loads(json.dumps(evidence(found, [], runs), allow_nan=False))
     assert document["right"] == document["counted"] == len(document["rows"]) == len(plants)
 
@@ -158,10 +151,10 @@ def test_a_cause_that_nothing_shows_and_a_plant_that_did_not_take_count_as_such(
         return replace(result, measurement=replace(result.measurement, throttle=()))
 
     found, _ = judged(plants, nameless)
-    assert wrong_of(found) == {"layout": {"wrong"}}
+    assert wrong_of(found) == {("layout", "wrong")}
     assert not passed(found)
     hot = [plant for plant in plants if plant.condition == "power" and not plant.control]
-    assert wrong_of(judged(hot, cool)[0]) == {"power": {"not applicable"}}
+    assert wrong_of(judged(hot, cool)[0]) == {("power", "not applicable")}
 
 
 # ---------------------------------------------------------------- one run against itself
@@ -198,18 +191,3 @@ def test_a_case_is_the_same_as_itself_and_more_work_is_slower(more: float, seen:
     assert np.median([row.slower_by_pct for row in planted]) == pytest.approx(
         100 * (more - 1), abs=0.5
     )
-
-
-@pytest.mark.parametrize("what", ["compare", "power"])
-def test_validate_writes_what_show_prints(
-    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, path = tmp_path / "run.json", tmp_path / "check.json"
-    write_run(run_of(8, 1.06), run)
-    words = ["validate", what, str(run), "--tries", "3", "--processes", "4", "--json", str(path)]
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert json.loads(path.read_text())["runs"][0]["file"] == "run.json"
-    assert str(tmp_path) not in path.read_text()
-    assert main(["show", str(path)]) == 0
-    assert said.partition("File: ")[0] in capsys.readouterr().out
