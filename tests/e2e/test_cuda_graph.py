@@ -1,9 +1,9 @@
-"""How the calls of a captured step are launched and told apart, and what is refused."""
+"""Which calls of a captured step are launched, and what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -14,37 +14,14 @@ from e2e.networks import find
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.cuda_graph import check_capturable, rows_of
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of, step_key
-from e2e.prediction.op_timer.op_timer import OpTime, PlacedCall
+from e2e.prediction.op_timer.op_timer import OpTime
 from e2e.prediction.op_timer.store import Store
 from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.prediction.trace.recorder import is_view
-from kernels.aten import Call, Replay, resolve
+from kernels.aten import Call, resolve
 from kernels.case import Target
 
 CPU = torch.device("cpu")
-
-
-def planted(name: str, seen: list[str], *places: int, backward: tuple[int, ...] = ()) -> PlacedCall:
-    def launch(how: str) -> None:
-        seen.append(how + name)
-
-    replay = Replay(partial(launch, ""), False, lambda: None, (), {}, partial(launch, "distant "))
-    return PlacedCall(replay, places, frozenset(backward))
-
-
-def test_calls_are_launched_as_often_and_in_the_order_of_the_step() -> None:
-    seen: list[str] = []
-    calls = [
-        planted("a", seen, 0, 2, 5, backward=(5,)), planted("b", seen, 1),
-        planted("c", seen, 3, 6, backward=(3, 6)), planted("d", seen, 4, backward=(4,)),
-        planted("e", seen, 7),
-    ]  # fmt: skip
-    rows = rows_of(calls, CPU)
-    assert seen == [], "made ready, not launched"
-    assert len(rows) == 3, "forward, backward, and what comes after"
-    for row in rows:
-        row()
-    assert seen == [f"distant {name}" for name in "abacdace"]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import CachedFeed
 from e2e.data.loaders.gpu_decode import Ahead
-from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
+from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.worker_pool import Shuffled
@@ -80,18 +80,14 @@ def broken_note(data: Data) -> str:
 # ---- names
 
 
-def test_a_loader_that_does_not_take_this_data(root: Path) -> None:
+def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) -> None:
     said = message(lambda: small_arrays().feed(4, CPU, 1, loader="gpu-decode"))
     assert "takes image files (--data folder:DIR)" in said
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
     assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
     assert "cannot train" in message(lambda: opened(root, "read"))
-
-
-def test_a_loader_that_cannot_run_here_says_why(root: Path) -> None:
     said = message(lambda: opened(root, "gpu-decode", device=CPU))
     assert said == "loader gpu-decode cannot run here: it decodes on an NVIDIA GPU"
-    assert "cannot run here" in message(lambda: opened(root, "gpu-decode").feed(4, CPU, 1))
 
 
 # ---- what comes
@@ -361,31 +357,6 @@ def written(folder: Path, **contents: bytes) -> list[Picture]:
         (folder / name).write_bytes(content)
         pictures.append(Picture(str(folder / name), label))
     return pictures
-
-
-# ---- gpu-decode: headers
-
-
-def test_usual_jpegs_go_to_the_gpu() -> None:
-    for content in (
-        *(encoded(picture(), subsampling=name) for name in ("4:4:4", "4:2:2", "4:2:0")),
-        encoded(picture(mode="L")), encoded(picture()) + b"\0\0\n",
-    ):  # fmt: skip
-        assert plain_jpeg(content) == ((HEIGHT, WIDTH), 1)
-    for orientation in range(1, 9):
-        assert plain_jpeg(turned(orientation)) == ((HEIGHT, WIDTH), orientation)
-
-
-def test_all_else_goes_through_pillow() -> None:
-    for content in (
-        encoded(picture(mode="CMYK")), encoded(picture(), progressive=True),
-        encoded(picture(), keep_rgb=True), encoded(picture(), "PNG"), encoded(picture())[:-300],
-        encoded(picture()) + b"what is no JPEG",
-    ):  # fmt: skip
-        assert plain_jpeg(content) is None
-    for content in (b"", b"no image at all", b"\xff\xd8\xff"):
-        with pytest.raises(OSError, match="cannot identify"):
-            plain_jpeg(content)
 
 
 # ---- gpu-decode: cuts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -205,22 +204,6 @@ def test_the_seconds_of_all_stages_are_those_of_the_run(entered: list[tuple[str,
     assert took_s.get("timing", 0.0) == pytest.approx(timing_s)
     again = stages.so_far(took_s)
     assert sum(again.values()) == pytest.approx(2 * sum(took_s.values())), "a resumed run adds"
-
-
-def test_what_the_variants_announce_is_timed_and_the_first_line_says_how_long() -> None:
-    clock, out = Clock(), io.StringIO()
-    case = arm("amp", 800.0).case
-    progress = TrainProgress(Console(file=out, width=90), 1, clock=clock)
-    progress.begins((case,), 42.0)
-    assert "resnet50 batch 256, 1 variant: about 42 s" in out.getvalue()
-    clock.now_s += 2
-    assert progress.left_s() == pytest.approx(40)
-    progress.stage(case.key, "recording steps")
-    clock.now_s += 3
-    progress.doing("ledgers and causes")
-    clock.now_s += 1
-    took_s = progress.stages.so_far({})
-    assert took_s == {START_UP: 2.0, "recording steps": 3.0, "ledgers and causes": 1.0}
 
 
 def test_a_report_adds_up_the_stages_that_a_file_holds() -> None:

@@ -28,7 +28,7 @@ from samples.images import levels as numbers
 from samples.waiting import no_waits
 from torch import Tensor
 
-from e2e.data.datasets import KINDS, Options, open_data, tokens
+from e2e.data.datasets import Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.tokens import SUCCESSORS, TokenFeed, entropy, rows_of_tokens
 from e2e.data.loaders.decode import decode
@@ -49,12 +49,6 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 
 
 # ---- the word
-
-
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.folder])
-def test_data_from_a_folder_needs_one(name: str, tmp_path: Path) -> None:
-    assert f"--data {name}:DIR" in message(lambda: opened(name))
-    assert "missing" in message(lambda: opened(f"{name}:{tmp_path / 'missing'}"))
 
 
 def test_data_that_does_not_fit_the_network() -> None:
@@ -374,13 +368,6 @@ def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
         assert np.array_equal(images.classes[at : at + RECORDS], labels)
 
 
-def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
-    said = message(lambda: opened(f"cifar10:{tmp_path}"))
-    assert all(name in said for name in ("data_batch_1", "test_batch"))
-    (tmp_path / "cifar-10-python.tar.gz").touch()
-    assert "tar -xf" in message(lambda: opened(f"cifar10:{tmp_path}"))
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "content", "said"),
     [
@@ -441,22 +428,17 @@ def pictures(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_folder_is_trained_on_in_its_sample_shape(pictures: Path) -> None:
-    data = opened(f"folder:{pictures}", (3, 16, 8))
-    assert (data.name, data.classes, data.generated, data.notes) == ("folder", 2, False, ())
-    assert (data.train_samples, data.held_out_samples) == (20, 5)
-    ((images, classes),) = batches(data.feed(20, CPU, 1), 1)
-    assert images.shape == (20, 3, 16, 8)
-    assert images.is_contiguous()
-    assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
-
-
-def test_a_folder_holds_out_its_val(pictures: Path) -> None:
+def test_a_folder_is_trained_on_in_its_sample_shape_and_holds_out_its_val(pictures: Path) -> None:
     for name in ("valid", "validation", "test"):
         (pictures / "val").rename(pictures / name)
         assert opened(f"folder:{pictures}", (3, 16, 8)).held_out_samples == 5
         (pictures / name).rename(pictures / "val")
-    drawn = list(opened(f"folder:{pictures}", (3, 16, 8)).held_out(4, CPU))
+    data = opened(f"folder:{pictures}", (3, 16, 8))
+    assert (data.name, data.classes, data.generated, data.notes) == ("folder", 2, False, ())
+    ((images, classes),) = batches(data.feed(20, CPU, 1), 1)
+    assert images.is_contiguous()
+    assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
+    drawn = list(data.held_out(4, CPU))
     assert [images.shape for images, _ in drawn] == [(4, 3, 16, 8), (1, 3, 16, 8)]
     assert numbers(drawn) == [200, 201, 202, 203, 204]
     assert torch.cat([classes for _, classes in drawn]).tolist() == [0, 0, 0, 1, 1]

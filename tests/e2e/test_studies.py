@@ -1,8 +1,7 @@
-"""Studies: their files, the published numbers, expansion, budgets, a report."""
+"""Studies: their files, the published numbers, expansion, a report."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.studies.budget import estimate_s, scaled
 from e2e.studies.cells import cells_of
 from e2e.studies.command import report
 from e2e.studies.expand import expand, layers
@@ -139,16 +137,6 @@ def test_no_bytes_are_a_study_nor_a_traceback(content: bytes) -> None:
         parse_study(content, "x.toml")
 
 
-@given(st.sampled_from(range(len(SMALL.splitlines()))), st.sampled_from(["1", "[]", "{}", "'x'"]))
-def test_a_value_of_another_type_is_a_study_or_one_line(line: int, value: str) -> None:
-    lines = SMALL.splitlines()
-    if "=" in lines[line]:
-        lines[line] = f"{lines[line].partition('=')[0]} = {value}"
-    with contextlib.suppress(UserError):
-        study = parse_study("\n".join(lines).encode(), "x.toml")
-        expand(layers(study, "quick", {}), H200, {}, None)
-
-
 # ---------------------------------------------------------------- expansion
 
 
@@ -179,18 +167,6 @@ def test_a_rate_by_the_batch_grows_with_it() -> None:
     assert [(task.batches, task.words["lr"]) for task in plan.tasks] == [((8,), 0.1), ((16,), 0.2)]
 
 
-@pytest.mark.parametrize(
-    ("part", "rates"), [("weak", [0.00125, 0.0025, 0.005]), ("strong", [0.005, 0.005, 0.005])]
-)
-def test_a_rate_is_of_the_batch_of_all_gpus(part: str, rates: list[float]) -> None:
-    study = next(one for one in STUDIES if one.name == "finetune-multigpu")
-    sets = {"networks": ["resnet50"], "recipes": ["amp"], "compress": ["none"]}
-    laid = layers(study, "full", sets | ({"batch": [16]} if part == "weak" else {}))
-    tasks = expand([one for one in laid if one.id == part], replace(H200, gpus=4), {}, None).tasks
-    assert [task.named["gpus"] for task in tasks] == [1, 2, 4]
-    assert [task.words["lr"] for task in tasks] == pytest.approx(rates)
-
-
 def test_what_the_user_sets_is_over_profile_and_part() -> None:
     parts = layers(small(), "quick", {"lr": 0.5, "epochs": 2})
     (task,) = expand(parts, H200, {}, None).tasks
@@ -204,20 +180,6 @@ def test_more_gpus_than_there_are_are_skipped_with_the_reason() -> None:
     assert (one.skipped, two.skipped) == ("", "2 GPUs: this machine has 1")
     *_, two = expand(parts, replace(H200, gpus=2), {}, None).tasks
     assert (two.skipped, two.words["gpus"]) == ("", "2")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "words"),
-    [([1, 1, 1], (3, 1, True)), ([4, 5], (2, 4, False)), ([7], (1, 7, False))],
-)
-def test_seeds_repeat_one_or_follow_one_another(
-    seeds: list[int], words: tuple[int, int, bool]
-) -> None:
-    for task in expand(layers(small(), "quick", {"seeds": seeds}), H200, {}, None).tasks:
-        assert tuple(task.words[name] for name in ("repeats", "seed", "same_seed")) == words
-    for wrong in ([], [1, 3], [2, 2, 3]):
-        with pytest.raises(UserError, match="seeds"):
-            expand(layers(small(), "quick", {"seeds": wrong}), H200, {}, None)
 
 
 def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
@@ -234,18 +196,6 @@ def test_words_of_recipes_and_of_times() -> None:
     assert parse_recipe("O2@dynamic") == ("O2", False, None, True)
     assert parse_recipe("amp-bf16") == ("amp-bf16", False, None, False)
     assert [seconds(text) for text in ("150 s", "20m", "1h", "9")] == [150, 1200, 3600, 9]
-
-
-# ---------------------------------------------------------------- budgets
-
-
-def test_repeats_go_before_iterations() -> None:
-    parts = layers(small(), "quick", {})
-    whole_s = estimate_s(expand(parts, H200, {}, None), H200)
-    cuts = scaled(parts, whole_s - 0.1, H200, {}, None).cuts
-    assert [(cut.factor, cut.asked, cut.done) for cut in cuts] == [("repeats", "4", "2")]
-    least = scaled(parts, 1e-9, H200, {}, None).cuts
-    assert {cut.factor: cut.done for cut in least} == {"repeats": "1", "iterations": "20"}
 
 
 # ---------------------------------------------------------------- of runs on an H200

@@ -144,16 +144,6 @@ def test_a_dataset_is_not_made_again(copy: Path) -> None:
     assert snapshot(copy) == before
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, PLAN, processes=2, on_progress=stop)
-    assert not list(tmp_path.iterdir())
-
-
 def killed(*_: object) -> bytes:
     os.kill(os.getpid(), signal.SIGKILL)
     return b""
