@@ -172,13 +172,6 @@ def test_a_spent_budget_stops_after_the_fewest_rounds_that_were_asked_for(fewest
     assert [len(arm.blocks) for arm in arms] == [fewest, fewest]
 
 
-def test_a_timer_of_coarse_ticks_is_settled_within_a_tick() -> None:
-    tick = 32e-9
-    clock, timer = set_up({"arm0": jumping(1e-6, 0.0128)}, resolution_s=tick)
-    rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(1e-6))
-    assert rounds < MAX_ROUNDS
-
-
 def warm_s(timer: FakeTimer, name: str) -> float:
     return sum(n * timer.times[name](0) for who, n in timer.warmed if who == name)
 
@@ -218,19 +211,6 @@ def test_the_first_round_of_a_heavy_comparison_is_not_kept() -> None:
         assert len(arm.blocks) == rounds
         assert {t for block in arm.blocks for t in block.times_s} == {HEAVY}
     assert len(timer.taken) == 2 * (rounds + HEAVY_PACE.discarded)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "regime", "name"),
-    [(LIGHT, "sustained", "events"), (HEAVY, "burst", "events"), (HEAVY, "sustained", "clock")],
-)
-def test_every_block_is_kept_where_no_limit_of_power_swings(
-    seconds: float, regime: str, name: str
-) -> None:
-    clock, timer = set_up({"arm0": constant(seconds)}, name=name)
-    (only,) = arms = arms_of(seconds)
-    Turns(timer, regime, 1.0, clock).take(arms)
-    assert sum(samples for _, samples in timer.taken) == sum(len(b.times_s) for b in only.blocks)
 
 
 def test_burst_rests_the_card_before_each_heavy_sample() -> None:

@@ -175,7 +175,6 @@ def test_a_slower_kernel_takes_more_cycles_too(
     ("a", "b", "verdict", "reason"),
     [
         (once(1e-3), once(1.2e-3), "slower", "interval is beyond it"),
-        (once(1.2e-3), once(1e-3), "faster", "interval is beyond it"),
         (once(1e-3), once(1e-3), "same", "interval is within 3 %"),
         (once(1e-3, 10.0), once(1.1e-3, 10.0), "cannot tell", "interval reaches beyond 3 %"),
         (once(5e-6, 0.1), once(5.3e-6, 0.1), "cannot tell", "interval is within 1.3 us"),
@@ -214,20 +213,6 @@ def test_exchanging_the_runs_exchanges_the_verdict(
         )
     )  # fmt: skip
     assert judge(b, a).verdict == OPPOSITE[judge(a, b).verdict]
-
-
-# ---------------------------------------------------------------- clocks
-
-
-def test_another_clock_alone_cannot_tell_and_work_at_another_clock_can() -> None:
-    fast = several([1.00e-5, 1.001e-5, 0.999e-5], 1980.0)
-    held = several([1.1 * p.median_s for p in fast.processes], 1800.0)
-    found = judge(fast, held, noise_of("gemm", fast, held), KNOWN)
-    assert (found.verdict, found.reason) == ("cannot tell", "clocks differ")
-    more = several([1.25 * p.median_s for p in fast.processes], 1800.0)
-    assert judge(fast, more, noise_of("gemm", fast, more), KNOWN).verdict == "slower"
-    worse = several([1.1 * p.median_s for p in fast.processes], 1990.0)
-    assert judge(fast, worse, noise_of("gemm", fast, worse), KNOWN).verdict == "slower"
 
 
 def test_the_ratio_is_of_the_means_over_processes() -> None:

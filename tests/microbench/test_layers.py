@@ -93,32 +93,6 @@ def test_bad_words_are_one_line(traced, changes, said) -> None:
         planned(traced, **changes)
 
 
-KERNELS = """
-def gemm(a, b):
-    return a @ b
-
-def conv(x, w, stride, padding, dilation, groups):
-    raise NotImplementedError
-
-class Both:
-    def candidates(self, case, operands, target):
-        return ()
-
-both = Both()
-"""
-
-
-def test_own_kernels_stand_beside_the_library_at_the_op_they_are_for(traced) -> None:
-    Path("own_layers.py").write_text(KERNELS)  # the network's folder is the current one
-    names = [f"own_layers:{name}" for name in ("gemm", "conv", "both")]
-    groups, _ = planned(traced, backend=",".join(names), vs="none")
-    found = {op: {c.backend for g in groups for c in g.cases if c.op == op} for op in OPS}
-    assert found == {
-        "conv": {"cudnn", "own_layers:conv", "own_layers:both"},
-        "gemm": {"cublas", "cublaslt", "own_layers:gemm", "own_layers:both"},
-    }
-
-
 def test_times_of_a_step_add_up(traced) -> None:
     groups, network = planned(traced)
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})

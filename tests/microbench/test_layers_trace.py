@@ -94,20 +94,13 @@ def test_resnet50_has_its_53_convolutions_and_one_linear_layer() -> None:
             "dilation": 1, "groups": 1}  # fmt: skip
     assert found.layers[0] == Layer("conv", stem, None, "fprop", 1, ("conv1",), convs[0].flops)
     assert [layer.which for layer in found.layers[:2]] == ["fprop", "wgrad"]
+    gemms = [layer for layer in found.layers if layer.op == "gemm"]
     dims = {"m": BATCH, "n": 1000, "k": 2048}
-    assert of(found, "gemm", "fprop") == [
-        Layer("gemm", dims, "nt", "fprop", 1, ("fc",), 2 * BATCH * 1000 * 2048)
-    ]
+    assert gemms[0] == Layer("gemm", dims, "nt", "fprop", 1, ("fc",), 2 * BATCH * 1000 * 2048)
+    assert [(g.which, *(g.dims[d] for d in "mnk"), g.layout) for g in gemms[1:]] == [
+        ("dgrad", BATCH, 2048, 1000, "nn"), ("wgrad", 1000, 2048, BATCH, "tn"),
+    ]  # fmt: skip
     assert (found.network, found.batch, found.image) == ("resnet50", BATCH, 224)
-
-
-def test_a_linear_layer_s_passes_permute_its_sizes() -> None:
-    gemms = [layer for layer in traced("resnet50").layers if layer.op == "gemm"]
-    assert [(g.which, g.dims["m"], g.dims["n"], g.dims["k"], g.layout) for g in gemms] == [
-        ("fprop", BATCH, 1000, 2048, "nt"),
-        ("dgrad", BATCH, 2048, 1000, "nn"),
-        ("wgrad", 1000, 2048, BATCH, "tn"),
-    ]
 
 
 def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
@@ -175,12 +168,6 @@ def test_video_convolutions_are_not_measured() -> None:
     outputs = 64 * CLIP_FRAMES * 56 * 56
     assert stem.flops == 2 * outputs * 3 * 3 * 7 * 7
     assert {layer.op for layer in found.layers} == {"gemm"}
-
-
-def test_another_image_size_reaches_networks_that_are_built_for_one() -> None:
-    assert traced("vit_b_16").image == 224
-    [patches] = of(trace("vit_b_16", 2, 384), "conv", "fprop")
-    assert patches.dims["h"] == 384
 
 
 def test_weights_and_images_take_no_memory() -> None:
