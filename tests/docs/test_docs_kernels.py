@@ -1,0 +1,357 @@
+"""Kernels: figures and tables of README, results, kernels and when-fp16-pays are the run files'."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from functools import cache
+from statistics import geometric_mean
+
+import pytest
+from samples.pages import ROOT, Row, run, says, shows, text
+
+from kernels import is_library, size_of
+from kernels.case import Case
+from kernels.gemm.triton.config import Problem, choices, tile_kind
+from kernels.tile_model import short_list
+from microbench import fmt
+from microbench.break_even import payoffs
+from microbench.libraries import Beside, beside, summaries
+from microbench.peak import peak_of
+from microbench.report.layers_table import PASSES, against_library, layers_of, layers_summary
+from microbench.report.map_table import map_verdict
+from microbench.results.types import Result, Run
+from microbench.roofline.causes import conversion_share
+from microbench.timing.stats import half_width_pct
+from microbench.verdict import verdict
+
+FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
+KERNELS, README = "docs/kernels", "README"
+WIDTHS = [8 * 2**i for i in range(9)]
+CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
+TECHNIQUES = {
+    "`gluon`": "no-gluon", "`skinny`": "no-skinny", "`split_k`": "no-split",
+    "tiles of 80, 96, 144, 160 and 192 columns": "no-widths",
+}  # fmt: skip
+
+
+def arms(name: str) -> dict[tuple[str, str, int, str], Result]:
+    """By pass, layout, channels and precision."""
+    return {
+        (str(r.case.dims["pass"]), r.case.layout, r.case.dim("c"), r.case.precision_name): r
+        for r in run(name).results
+    }
+
+
+def tflops(result: Result) -> float:
+    return (result.flop_per_s or 0) / 1e12
+
+
+@cache
+def ours(name: str) -> list[Beside]:
+    """Our kernels beside the better library."""
+    rows = [beside(r) for r in run(name).results if r.case.backend == "triton"]
+    return [row for row in rows if row]
+
+
+def mean(rows: Iterable[Beside]) -> float:
+    return geometric_mean([row.ratio.ratio for row in rows])
+
+
+def test_what_is_said_of_gemm() -> None:
+    for line in verdict(run("gemm-fp16")):
+        says(RESULTS, line.strip())
+    found = run("gemm-triton")
+    by = {(r.case.backend, r.case.precision_name, r.case.dim("m")): r for r in found.results}
+    tiles = {1536: (144, 128), 3072: (192, 192)}
+    for m, (rows, columns) in tiles.items():
+        assert f"{rows}x{columns}" in " ".join(by["cublas", "fp16", m].kernels)
+    doubling = [by["triton", "fp16", 256 * 2**i] for i in range(6)]
+    alone = [row.ratio.ratio for r in doubling if (row := beside(r))]
+    says(
+        TABLES,
+        "At 1536 and 3072 cuBLAS wins",
+        *tiles,
+        *tiles[1536],
+        *tiles[3072],
+        geometric_mean(alone),
+    )
+    int8 = [by["triton", "int8", 256 * 2**i].vs_backend for i in range(6)]
+    means = [geometric_mean([one[name].ratio for one in int8]) for name in ("cublas", "cublaslt")]
+    says(TABLES, "torch's int8 GEMM", *means, int8[4]["cublaslt"].ratio)
+    (fp16,) = (found for found in summaries(found) if found.precision == "fp16")
+    least, size = fp16.least.ratio.ratio, size_of(fp16.least.result.case)
+    says(README, "better of cuBLAS and cuBLASLt in FP16", fp16.mean, len(fp16.rows), least, size)
+    tuned = json.loads((ROOT / "kernels/gemm/tuned/nvidia-h200.json").read_text())
+    sizes = {f"{m}x{m}x{m}" for _, precision, m in by if precision in tuned}
+    assert all(sizes <= tuned[name]["nt"].keys() for name in ("fp16", "bf16", "tf32", "int8"))
+    (row,) = ours("gemm-4099")
+    assert row.library == "cublas"
+    says(RESULTS, "At 4099 x 4099 x 4099", fmt.interval(row.ratio))
+    for precision in ("fp16", "bf16", "tf32", "fp8-e4m3", "int8"):
+        peak = peak_of([r for r in run("peak-burst").results
+                        if r.case.precision_name == precision])  # fmt: skip
+        assert peak
+        says(RESULTS, "In short bursts", f"{precision} {tflops(peak):,.0f}")
+    for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the only library")):
+        found, *_ = summaries(run(name))
+        says("docs/own-kernels", words, found.mean)
+
+
+def test_what_a_longer_list_of_configurations_gains() -> None:
+    """The library's time over the best of a short list, and over the best of all that was timed."""
+    listed, best = list[float](), list[float]()
+    for line in (ROOT / "tests/samples/gemm_times.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        size = {dim: row[dim] for dim in "mnk"}
+        if any(side % 8 for side in size.values()):
+            continue
+        problem = Problem.of(Case("gemm", size, "fp16", "triton", row["layout"]))
+        ranked = [c for c in choices(problem, (9, 0), 132) if c.label in row["us"]]
+        short = min(row["us"][config.label] for config in short_list(ranked, tile_kind))
+        listed.append(row["library_us"] / short)
+        best.append(row["library_us"] / min(row["us"].values()))
+    figures = len(best), geometric_mean(listed), geometric_mean(best)
+    says(RESULTS, "to which our model was fitted", *figures)
+
+
+def payoff_rows(found: Run) -> list[Row]:
+    """From which width FP16 is faster, and how much at each end."""
+    rows: list[Row] = []
+    for one in payoffs(found, "fp16"):
+        start, (best, most) = one.from_start, one.best
+        below = one.rows[: one.start][-3:] if start else []
+        rows.append([
+            one.subject, one.baseline, fmt.size(start[0][0].case) if start else "nowhere",
+            fmt.interval(start[0][1]) if start else "",
+            f"{fmt.interval(most)} at {fmt.size(best.case)}",
+            ", ".join(f"{fmt.size(r.case)}: {fmt.short_ratio(ratio)}" for r, ratio in below),
+        ])  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "conv-fp16"])
+def test_from_which_width_fp16_is_faster(name: str) -> None:
+    shows(TABLES, payoff_rows(run(name)))
+
+
+def test_what_is_said_of_fp16_in_convolutions() -> None:
+    wide, fine = arms("conv-channels"), arms("conv-fine")
+
+    def gains(base: str, *passes: str) -> list[float]:
+        return [wide[which, "nhwc", c, "fp16"].speedup[base].ratio for which in passes
+                for c in (WIDTHS if base == "tf32" else WIDTHS[5:])]  # fmt: skip
+
+    forward, wgrad = gains("fp32", "fprop", "dgrad"), gains("fp32", "wgrad")
+    says(FP16, "NHWC (channels_last)", *(round(g) for g in (min(forward), max(forward))),
+         min(wgrad), round(max(wgrad)))  # fmt: skip
+    assert 1.1 < min(gains("tf32", "fprop", "dgrad")) < max(gains("tf32", "fprop", "dgrad")) < 2.3
+    for which in PASSES:
+        for width in WIDTHS:
+            ratios = wide[which, "nhwc", width, "fp16"].speedup
+            assert all((ratios[base].ci95 or (0, 0))[0] > 1 for base in ("fp32", "tf32"))
+    assert wide["fprop", "nchw", 8, "fp16"].speedup["fp32"].ratio < 1
+    for c, which, name in ((64, "fprop", "fft"), (128, "wgrad", "winograd")):
+        used = [" ".join(wide[which, "nhwc", w, "fp32"].kernels) for w in WIDTHS if w >= c]
+        assert all(name in kernels.lower() for kernels in used)
+    rates = [tflops(wide[which, "nhwc", 2048, "fp32"]) for which in ("fprop", "wgrad")]
+    batch_16 = [r.speedup["fp32"].ratio for r in run("conv-fp16").results
+                if (r.case.precision_name, r.case.layout) == ("fp16", "nhwc")
+                and r.case.dim("c") >= 512]  # fmt: skip
+    faster = round(min(batch_16)), round(max(batch_16))
+    says(TABLES, "fp32 is IEEE float32", *rates, *faster)
+    says(FP16, "fp32 is IEEE float32", *faster)
+    exact = {r.case.group for r in run("payoff-conv").results
+             if any("tf32 was enabled" in warning.symptom for warning in r.warnings)}  # fmt: skip
+    cells = {r.case.group for r in run("payoff-conv").results}
+    says(FP16, "cuDNN picked an IEEE kernel", len(exact), len(cells))
+    says(FP16, "bisects the boundary", len(cells), 24 * 7 * 2)
+    for line in map_verdict(run("payoff-conv")):
+        assert f"- {line}" in text(FP16) + text(TABLES)
+    off, tf32, padded = (fine["fprop", "nhwc", c, p].median_s or 0
+                         for c, p in ((60, "fp16"), (60, "tf32"), (64, "fp16")))  # fmt: skip
+    says(FP16, "Channels that are not a multiple of 8", off / tf32, round(off / padded))
+    rows = {width: cliff(width) for width in (52, 56, 57, 60, 61, 63, 64, 65, 68, 71, 72)}
+    shows(FP16, [rows.pop(width) for width in (56, 60, 64, 68)])
+    shows(TABLES, list(rows.values()))
+
+
+def cliff(width: int) -> Row:
+    """Rates of the forward pass at a width around 60."""
+    one = {p: arms("conv-fine")["fprop", "nhwc", width, p] for p in ("fp32", "tf32", "fp16")}
+    gains = [f"{one['fp16'].speedup[base].ratio:.2f}" for base in ("fp32", "tf32")]
+    return [str(width), *(f"{tflops(r):.1f}" for r in one.values()), *gains, str(one["fp16"].bound)]
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "name", "most"),
+    [
+        (FP16, "From 16 to 128 channels", "conv-channels", 128),
+        (RESULTS, "In NCHW", "conv-fp16", 2048),
+    ],
+)
+def test_how_much_of_nchw_changes_the_layout(page: str, words: str, name: str, most: int) -> None:
+    shares = [
+        100 * (conversion_share(result) or 0)
+        for (which, layout, width, precision), result in arms(name).items()
+        if (layout, precision) == ("nchw", "fp16") and which != "wgrad" and 16 <= width <= most
+    ]
+    says(page, words, min(shares), max(shares))
+
+
+def test_two_runs_of_one_case_differ_by_the_kernels_that_cudnn_chose() -> None:
+    seen: dict[str, list[Result]] = {}
+    for result in (result for name in CONV_RUNS for result in run(name).results):
+        if is_library(result.case) and result.case.op == "conv":
+            seen.setdefault(result.case.key, []).append(result)
+    pairs = [found[:2] for found in seen.values() if len(found) > 1]
+    moved = [(a, b) for a, b in pairs if abs((a.median_s or 0) / (b.median_s or 1) - 1) > 0.03]
+    other = [(a, b) for a, b in moved if a.kernels != b.kernels]
+    says(TABLES, "An interval covers one run", len(pairs), len(moved), len(other))
+    says(FP16, "What the ± does not cover", len(moved), len(pairs))
+
+
+def test_the_layers_of_resnet50() -> None:
+    found = run("layers-resnet50")
+    assert found.network is not None
+    for line in layers_summary(found, found.network):
+        says(FP16, line.plain.strip().removeprefix("- "))
+    for line in against_library(found, found.network):
+        which, mean_of = re.findall(r"fp16 (\w+): ([\d.]+)", line)[0]
+        says(RESULTS, "on ResNet-50's layers", f"{which} {mean_of}")
+    ratios = {
+        r.case.group: r.vs_backend["cudnn"]
+        for r in found.results
+        if r.case.precision_name == "fp16" and "cudnn" in r.vs_backend and not is_library(r.case)
+    }
+    layers = [layer for layer in layers_of(found, found.network) if "linear" not in layer.label]
+    rows: list[Row] = []
+    for layer in layers:
+        cells = [ratios.get(use.group) if (use := layer.uses.get(p)) else None for p in PASSES]
+        rows.append([layer.label.replace(">", "→"), *(fmt.interval(c) if c else "" for c in cells)])
+        for base in ("fp32", "tf32"):
+            assert (layer.seconds(base) or 0) >= 1.3 * (layer.seconds("fp16") or 1)
+    shows(TABLES, rows)
+
+
+def test_shapes_outside_the_tables() -> None:
+    rows: list[Row] = []
+    for name in ("shapes-gemm", "shapes-conv"):
+        found: dict[str, list[float]] = {}
+        for row in ours(name):
+            case = row.result.case
+            kind = "GEMM" if case.op == "gemm" else f"convolution {case.dims['pass']}"
+            multiples = all(case.dim(d) % 8 == 0 for d in ("mnk" if case.op == "gemm" else "ck"))
+            for group in (kind, f"{kind}, {'aligned' if multiples else 'not aligned'}"):
+                found.setdefault(group, []).append(row.ratio.ratio)
+        for group, ratios in sorted(found.items()):
+            good = sum(ratio >= 0.9 for ratio in ratios) / len(ratios)
+            rows.append([group, str(len(ratios)), f"{geometric_mean(ratios):.2f}", f"{good:.0%}",
+                         f"{min(ratios):.2f}"])  # fmt: skip
+    shows(RESULTS, rows)
+    for row in sorted(ours("shapes-conv"), key=lambda row: row.ratio.ratio)[:4]:
+        d = row.result.case.dims
+        assert d["stride"] == 2
+        shape = f"{d['r']}x{d['s']} of {d['c']} to {d['k']}"
+        says(RESULTS, "Slowest convolutions", shape, row.ratio.ratio)
+    (few,) = (row for row in ours("shapes-conv")
+              if (row.result.case.dim("c"), row.result.case.dim("k")) == (128, 8))  # fmt: skip
+    assert (few.result.variant or "").startswith("wgrad_exchanged")
+    says(KERNELS, "5x5 of 128 to 8 channels", few.ratio.ratio)
+
+
+def test_convolutions_by_width() -> None:
+    slower: list[list[int]] = []
+    words = "Every width from 1 to 72 channels"
+    for which in PASSES:
+        rows = {row.result.case.dim("c"): row for row in ours(f"conv-fine-{which}")}
+        assert len(rows) == 72
+        says(RESULTS, words, mean(rows.values()), mean(rows[w] for w in range(8, 73, 8)))
+        assert 1.85 < mean(rows.values()) < 2.15
+        says(README, "average twice cuDNN's speed")
+        slower.append([width for width, row in rows.items() if row.ratio.ratio < 1])
+        if slower[-1]:
+            worst = min(row.ratio.ratio for row in rows.values())
+            says(RESULTS, words, *slower[-1], f"{worst:.2f} at worst")
+    assert slower == [[24, 56], [24, 40, 56], []]
+    rows = []
+    for name, layout, title in (
+        ("conv-powers", "nhwc", "every power of two, batch 32, NHWC"),
+        ("conv-powers", "nchw", "every power of two, batch 32, NCHW"),
+        ("conv-groups", "nhwc", "32 groups, batch 64, NHWC"),
+        ("conv-depthwise", "nhwc", "depthwise, batch 64, NHWC"),
+    ):
+        found = [row for row in ours(name) if row.result.case.layout == layout]
+        means = [mean(r for r in found if r.result.case.dims["pass"] == p) for p in PASSES]
+        widths = {row.result.case.dim("c") for row in found}
+        least = min(found, key=lambda row: row.ratio.ratio)
+        at = f"{least.result.case.dims['pass']}, {least.result.case.dim('c')}"
+        rows.append([title, f"{min(widths)} to {max(widths)}", *(f"{one:.2f}" for one in means),
+                     f"{least.ratio.ratio:.2f} ({at})"])  # fmt: skip
+    shows(RESULTS, rows)
+    powers = [
+        1 / row.ratio.ratio
+        for row in ours("conv-powers")
+        if (row.result.case.dims["pass"], row.result.case.layout) == ("wgrad", "nhwc")
+        and row.result.case.dim("c") >= 64
+    ]
+    says(RESULTS, "Powers of two from 64 up", min(powers), max(powers))
+    depthwise = [row.ratio.ratio for row in ours("conv-depthwise")]
+    says(RESULTS, "Depthwise: ours reach", min(depthwise), max(depthwise))
+
+
+def test_fp8_convolutions() -> None:
+    found = {(r.case.dims["pass"], r.case.precision_name, r.case.dim("c")): tflops(r)
+             for r in run("conv-fp8").results if r.case.backend == "triton"}  # fmt: skip
+    rows, gains = list[Row](), list[float]()
+    for width in (64, 128, 256, 512, 1024, 2048):
+        cells = [found[which, precision, width] for which in ("fprop", "dgrad")
+                 for precision in ("fp8-e4m3", "fp16")]  # fmt: skip
+        rows.append([str(width), *(f"{cell:,.0f}" for cell in cells)])
+        gains += [cells[0] / cells[1], cells[2] / cells[3]]
+    shows(RESULTS, rows)
+    says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains))
+
+
+def test_what_techniques_and_the_quick_tune_gain() -> None:
+    every = {r.case.group: r for r in run("ablation/all").results}
+
+    def beside_all(name: str) -> list[tuple[Result, Result, float]]:
+        """With all, without one, and how much longer that takes."""
+        return [(every[r.case.group], r, (r.median_s or 0) / (every[r.case.group].median_s or 1))
+                for r in run(f"ablation/{name}").results]  # fmt: skip
+
+    rows: list[Row] = []
+    same, luck, halves, gains = list[float](), list[float](), list[float](), list[float]()
+    for name, file in TECHNIQUES.items():
+        patterns = str(run(f"ablation/{file}").settings["without"]).split(",")
+        found = beside_all(file)
+        assert len(found) == 32
+        used = [one for one in found if any(fnmatch(one[0].variant or "", p) for p in patterns)]
+        other = [one for one in found if one[0].variant != one[1].variant]
+        assert all(one in other for one in used), "none ran what was left out"
+        same += [abs(loss - 1) for full, rest, loss in found if full.variant == rest.variant]
+        luck += [one[2] for one in other if one not in used]
+        halves += [half_width_pct(m.median_s, m.ci95_s) for full, rest, _ in found
+                   for m in (full.measurement, rest.measurement) if m and m.ci95_s]  # fmt: skip
+        gains.append(geometric_mean([loss for *_, loss in found]))
+        full, rest, most = max(used, key=lambda one: one[2])
+        rows.append([
+            name, f"{gains[-1]:.3f}", str(len(used)), str(len(other)), f"{most:.2f}",
+            f"{fmt.size(full.case)} {full.case.layout}", f"`{full.variant}`", f"`{rest.variant}`",
+        ])  # fmt: skip
+    shows(KERNELS, rows)
+    gluon, skinny, split, widths = (100 * (gain - 1) for gain in gains)
+    says(KERNELS, "split_k gains most", round(split))
+    says(KERNELS, "The others gain at few shapes", round(gluon), round(widths), skinny)
+    noise = max(halves), 100 * max(same), min(luck), max(luck)
+    says(KERNELS, "hardly more than noise", *noise)
+    tune = sorted(beside_all("no-tune"), key=lambda one: one[2])
+    losses = [loss for *_, loss in tune]
+    other = [one for one in tune if one[0].variant != one[1].variant]
+    full, rest, most = other[-1]
+    some = 100 * (geometric_mean(losses) - 1), round(100 * (geometric_mean(losses[:-3]) - 1))
+    says(KERNELS, "The quick tune gained", *some, most, fmt.size(full.case), str(full.variant),
+         str(rest.variant), len(other), len(tune))  # fmt: skip

@@ -1,0 +1,261 @@
+"""Trainings, loaders and ledgers: figures of README, results, stalls, ledger and the tutorials."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import pytest
+from samples.pages import Row, document, rows_in, run, says, shows, table, text, trainings
+
+from e2e.commands.list import cells
+from e2e.data.datasets import KINDS
+from e2e.explain.joint import joints
+from e2e.recipes import RECIPES
+from e2e.report.errors import error_table
+from e2e.report.figures import bottleneck
+from e2e.report.figures import ratio as as_read
+from e2e.results.baselines import by_the_wall
+from e2e.results.loader_types import Loading
+from e2e.results.types import StepTimes, Training
+from microbench.fmt import interval
+from microbench.report.export import to_markdown
+from microbench.timing.stats import half_width_pct
+
+README, RESULTS, TABLES = "README", "docs/results", "docs/notes/result-tables"
+AMP, EXPERIMENT, LEDGER = "docs/tutorial-amp", "docs/tutorial-experiment", "docs/ledger"
+STALLS, LOADER = "docs/stalls", "docs/notes/loader"
+
+
+def steps_of(training: Training) -> StepTimes:
+    assert training.steps
+    return training.steps
+
+
+def half_pct(training: Training) -> float:
+    steps = steps_of(training)
+    assert steps.ci95_s
+    return half_width_pct(steps.median_s, steps.ci95_s)
+
+
+def wall_ms(training: Training) -> float:
+    return 1e3 * steps_of(training).wall_s / steps_of(training).wall_steps
+
+
+def unfed_ms(training: Training) -> float:
+    """Of a step on a batch that is there."""
+    return 1e3 * (steps_of(training).unfed_s or 0)
+
+
+def fed(name: str) -> list[Training]:
+    return [t for t in trainings(name) if t.case.fed and not t.case.cached]
+
+
+def test_every_recipe_and_kind_of_data_has_its_row() -> None:
+    rows = table("docs/train", "recipe", "weights")
+    assert [row for row in rows if row[0] in RECIPES] == [[*cells(one)] for one in RECIPES.values()]
+    for name in KINDS:
+        assert f"| `{name}" in text("docs/train")
+
+
+def test_timm_s_figures_and_ours() -> None:
+    rows: list[Row] = []
+    for name, label in (("amp", "AMP"), ("compiled", "AMP, compiled")):
+        timm = document(f"timm/{name}")
+        by_step = timm["train_batch_size"] / timm["train_step_time"] * 1e3
+        (ours,) = trainings(f"timm/ours-{name}")
+        assert (ours.per_s or 0) > by_step, "our target"
+        unit = " img/s" if name == "amp" else ""
+        rows.append([label, f"{by_step:,.0f}{unit}", f"{timm['train_samples_per_sec']:,.0f}",
+                     f"{ours.per_s:,.0f}"])  # fmt: skip
+    shows(RESULTS, rows)
+
+
+def test_the_same_recipe_in_several_runs() -> None:
+    plain = "amp", "nhwc", True, False  # neither compiled nor captured
+    steps_ms = [
+        1e3 * next(
+            t.step_s or 0 for t in trainings(name)
+            if (t.case.recipe, t.case.layout, t.case.fused, t.case.compile) == plain
+        )
+        for name in ("train-resnet50", "ladder-resnet50", "timm/ours-amp")
+    ]  # fmt: skip
+    apart = 100 * (max(steps_ms) / min(steps_ms) - 1)
+    says(TABLES, "beside timm", *steps_ms, apart)
+
+
+def test_other_networks() -> None:
+    rows = [row for page in (RESULTS, TABLES) for row in table(page, "network", "batch", "recipe")]
+    found = trainings("train-others")
+    assert len(rows) == len(found) + 3
+    for training in found:
+        case = training.case
+        mine = [row for row in rows if row[:3] == [case.network, str(case.batch), case.recipe]]
+        assert mine
+        for row in mine:
+            assert row[3] == f"{training.per_s:,.0f} {training.unit}/s"
+            assert float(row[4].split()[0]) == pytest.approx(half_pct(training), abs=0.51)
+            for base, cell in zip(("fp32", "tf32"), row[5:7], strict=True):
+                assert cell == "-" or base not in training.speedup or (
+                    cell == as_read(training.speedup[base])
+                )  # fmt: skip
+            busy = (steps_of(training).busy_s or 0) / steps_of(training).median_s
+            assert row[7:] == [f"{min(1.0, busy):.0%}", bottleneck(training.limit)]
+
+
+def test_what_was_learnt() -> None:
+    for name in ("wrn-generated", "cifar-vgg16"):
+        found = trainings(name)
+        (rows,) = (
+            rows for head, *rows in rows_in(text(TABLES))
+            if head[1] == "accuracy (generated)" and len(rows) == len(found)
+        )  # fmt: skip
+        for training, row in zip(found, rows, strict=True):
+            assert training.accuracy
+            assert row[0] == training.case.recipe
+            assert row[1].startswith(f"{100 * training.accuracy[0]:.1f} ")
+            assert "converged" in row
+            assert training.converged
+            assert row[-1] == bottleneck(training.limit)
+    launch_ms = [1e3 * (steps_of(t).host_s or 0) for t in trainings("cifar-vgg16")]
+    says(EXPERIMENT, "about the same time to launch", *launch_ms)
+
+
+def test_a_ledger_is_as_the_page_says() -> None:
+    amp = next(t for t in trainings("verify-resnet50")
+               if (t.ledger_base, t.case.recipe) == ("fp32", "amp"))  # fmt: skip
+    before = {t.case.key: t for t in trainings("ledger-resnet50")}
+    assert amp.ledger == before[amp.case.key].ledger, "verifying changes nothing"
+    terms = {line.term: line for line in amp.ledger}
+    first, *changes, last = amp.ledger
+    assert sum(line.ms for line in (first, *changes)) == pytest.approx(last.ms)
+    saved = first.ms - last.ms
+    convolutions, layouts = -terms["convolutions"].ms, -terms["layout changes"].ms
+    says(LEDGER, "ResNet-50, FP32 to AMP", first.ms, last.ms, saved)
+    was, now = map(float, terms["convolutions"].detail.split(" ms")[0].split(" to "))
+    says(LEDGER, "convolutions: 168 ms", was, now, was / now)
+    says(LEDGER, "layout changes: kernels", layouts)
+    says(LEDGER, "normalisation, activation", terms["activation"].detail)
+    base, other = (float(part.split()[-1]) for part in terms["residual"].detail.split(", "))
+    says(LEDGER, "unexplained: measured minus", base, -other)
+    says(AMP, "account", saved, convolutions, layouts)
+    ratio = before[amp.case.key].speedup["fp32"].ratio
+    layouts_s = {t.case.layout: t.per_s for t in trainings("train-resnet50")
+                 if t.case.recipe == "amp"}  # fmt: skip
+    says(README, "What halfway train draws", ratio, saved, convolutions, layouts,
+         *(round(per_s or 0) for per_s in layouts_s.values()))  # fmt: skip
+
+
+def test_the_short_table_of_fixes() -> None:
+    rows: list[Row] = []
+    for name, base, title in (
+        ("verify-resnet50", "AMP, NHWC, batch 256", "What would make amp"),
+        ("verify-resnet50-nchw", "TF32, NCHW, batch 128", "What would make tf32"),
+    ):
+        report = to_markdown(run(name))
+        _, *fixes = rows_in(report[report.index(title) :])[0]
+        rows += [[base, fix, predicted or "not predicted", measured]
+                 for _, fix, predicted, measured, *_ in fixes if measured]  # fmt: skip
+    shows(LEDGER, rows)
+
+
+def test_eager_and_captured_steps() -> None:
+    steps = {(t.case.graph, t.case.recipe): t for t in trainings("predict-validation")
+             if (t.case.network, t.case.batch) == ("vit_b_16", 8)}  # fmt: skip
+    for words, graph in (("eager |", False), ("captured as a CUDA graph |", True)):
+        pair = [steps[graph, recipe] for recipe in ("tf32", "amp")]
+        says(AMP, words, *(1e3 * (t.step_s or 0) for t in pair), bottleneck(pair[0].limit))
+    says(AMP, "Eager, AMP gains nothing",
+         (steps[True, "tf32"].step_s or 0) / (steps[True, "amp"].step_s or 1))  # fmt: skip
+
+
+def test_prediction_errors_in_the_tutorial_and_readme() -> None:
+    found = trainings("predict-outside")
+    lines = {line.what: line for line in error_table(found)}
+    both = [lines[f"step, bottleneck {name}"] for name in ("GPU", "CPU launch")]
+    errors = [error for line in both for error in (line.median_pct, line.largest_pct)]
+    says(AMP, "that nothing was tuned on", len(found), *errors)
+    says(README, "Predictions.", len(found), *errors)
+
+
+def test_a_decoding_gpu() -> None:
+    (loading,) = run("train-resnet50-jpeg").of(Loading)
+    arms, rows = fed("train-resnet50-jpeg"), list[Row]()
+    for training in arms:
+        case, share = training.case, 100 * unfed_ms(training) / wall_ms(training)
+        how = " and ".join(["compiled"] * case.compile + ["captured"] * case.graph)
+        rows.append([
+            how, f"{case.batch}", f"{training.per_s:,.0f}", f"{wall_ms(training):.1f}",
+            f"{unfed_ms(training):.1f}", f"{share:.1f} %",
+        ])  # fmt: skip
+    shows(LOADER, rows)
+    both = [t for t in arms if t.case.graph and t.case.compile]
+    says(LOADER, "known to ±", *map(half_pct, both))
+    says(LOADER, "At the median block", *(t.step_units / steps_of(t).median_s for t in both))
+    (eager,) = (t for t in arms if not t.case.graph)
+    says(LOADER, "Compiled but not captured", 1e3 * (steps_of(eager).host_s or 0))
+    says(LOADER, "the loader alone gave 8", loading.per_s or 0)
+    captured = arms[0].per_s or 0, 100 * unfed_ms(arms[0]) / wall_ms(arms[0])
+    says(LOADER, "NVJPEG_FLAGS", captured[0])
+    says(STALLS, "JPEG files at GPU speed.", *captured)
+
+
+def test_workers_that_amp_needs() -> None:
+    together = {(t.case.recipe, t.case.workers): t for t in fed("stalls-resnet50")}
+    errors = {key: 100 * abs((t.predicted_per_s or 0) / (t.per_s or 1) - 1)
+              for key, t in together.items()}  # fmt: skip
+    assert max(errors, key=lambda key: errors[key]) == ("amp", 16)
+    waiting = [key for key, t in together.items() if t.limit == "data"]
+    assert (len(errors), len(waiting)) == (6, 4)
+    for page in (LOADER, STALLS):
+        says(page, "error of the six predicted rates", median(errors.values()), errors["amp", 16])
+    says(LOADER, "error of the six", median(errors[key] for key in waiting))
+    halves = sorted(half_pct(together[key]) for key in waiting)
+    says(LOADER, "They are measured to", *halves)
+    says(STALLS, "error of the six", halves[0], halves[-1])
+    by_median = [100 * abs((t.predicted_per_s or 0) * steps_of(t).median_s / t.step_units - 1)
+                 for t in together.values()]  # fmt: skip
+    rate = 256 / (together["amp", 16].step_s or 1)
+    says(LOADER, "By the median block", rate, median(by_median), max(by_median))
+    (joint,) = joints(run("stalls-resnet50"))
+    pinned = next(t for t in trainings("stalls-resnet50")
+                  if (t.case.loader, t.case.recipe) == ("pinned", "amp"))  # fmt: skip
+    gains = [found.ratio for n in (2, 8, 16) if (found := joint.speedup("amp", "fp32", n))]
+    assert [ratio.ci95[0] > 1 for ratio in gains if ratio.ci95] == [False, False, True]
+    says(STALLS, "How many workers", *map(interval, [*gains, pinned.speedup["fp32"]]))
+    rows = [
+        [str(n), f"{fp32.per_s:,.0f}", f"{amp.per_s:,.0f}",
+         interval(by_the_wall(amp.speedup["fp32"], fp32, amp))]
+        for n in (2, 8, 16) for fp32, amp in [(together["fp32", n], together["amp", n])]
+    ]  # fmt: skip
+    shows(AMP, rows)
+    says(AMP, "Without a loader", interval(pinned.speedup["fp32"]))
+    busy = next(t.timed for t in trainings("stalls-resnet50")
+                if (t.case.cached, t.case.workers, t.case.recipe) == (True, 16, "amp"))  # fmt: skip
+    for one in (busy, steps_of(pinned)):
+        assert one
+        ends = [1e3 * end for end in one.ci95_s or ()]
+        says(LOADER, "Beside 16 busy workers", 1e3 * one.median_s, *ends)
+
+
+def test_two_cores() -> None:
+    found = {t.case.recipe: t for t in fed("stalls-two-cpus")}
+    arms = [found[f"O{level}"] for level in range(4)]
+    times = [wall_ms(t) for t in arms], [unfed_ms(t) for t in arms]
+    says(LOADER, "at batch 512 with --cpus 2", *times[0], *times[1])
+    for words, row in zip(("with two workers", "on a preloaded batch |"), times, strict=True):
+        says(EXPERIMENT, words, *row)
+    ends = [t.predicted.interval_s for t in arms if t.predicted and t.predicted.interval_s]
+    assert sum(wall_ms(t) < 1e3 * low for t, (low, _) in zip(arms, ends, strict=True)) == 3
+    report = rows_in(to_markdown(run("stalls-two-cpus")))
+    (row,) = (rows[0] for head, *rows in report if head[-2:] == ["O2 x O0", "O3 x O0"])
+    ratio, half = map(float, row[-2].split(" ±"))
+    within = round(100 * (abs(ratio - 1) + half))
+    says(LOADER, "O2 is shown to be within", within)
+    says(EXPERIMENT, "it is within", within)
+
+
+def test_a_loader_by_hand() -> None:
+    hand = [fmean(document(f"by-hand/plain{i}")["images_per_s"]) for i in (1, 2, 3)]
+    ours = [run(f"by-hand/ours{i}").of(Loading)[0].per_s or 0.0 for i in (1, 2, 3)]
+    figures = [rate for one in (hand, ours) for rate in (fmean(one), min(one), max(one))]
+    says(LOADER, "plain_dataloader.py", *figures, 100 * (fmean(ours) / fmean(hand) - 1))
