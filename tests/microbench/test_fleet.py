@@ -183,10 +183,7 @@ def test_equal_gpus_pass_and_show_prints_the_same(
 
 def test_a_slow_gpu_fails_the_check_unless_that_is_not_asked(machine: Machine) -> None:
     machine.seconds = {"cuda:2": 1.2e-3}
-    for words, code in (
-        ((), 1), (("--fail-on", "failed,fault"), 0), (("--fail-on", "none"), 0),
-        (("--threshold", "30%"), 0), (("--fail-on", "failed", "--expect", "8"), 1),
-    ):  # fmt: skip
+    for words, code in (((), 1), (("--fail-on", "failed,fault"), 0), (("--threshold", "30%"), 0)):
         machine.path.unlink(missing_ok=True)
         assert machine.check(*words)[0] == code
 
@@ -210,31 +207,27 @@ def test_a_gpu_that_dies_costs_its_own_row_alone(
     assert all(len(data["rows"][i]["readings"]) == 2 for i in (0, 2, 3))
 
 
-def test_a_killed_process_and_a_missing_device_lose_their_gpu_alone(
+def test_a_killed_process_and_a_missing_device_are_rows_with_reasons(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Real processes, on the CPU."""
-    killed: list[int] = []
 
     class Killing(Worker):
         def measure(self, *words: Any, **more: Any) -> Any:
-            if not killed:
-                pid = multiprocessing.active_children()[0].pid
-                assert pid
-                killed.append(pid)
-                os.kill(pid, signal.SIGKILL)
+            pid = multiprocessing.active_children()[0].pid
+            assert pid
+            os.kill(pid, signal.SIGKILL)
             return super().measure(*words, **more)
 
     monkeypatch.setattr(command, "Worker", Killing)
-    monkeypatch.setattr(command, "devices_of", lambda _: ["cpu", "cpu", "cuda:99"])
+    monkeypatch.setattr(command, "devices_of", lambda _: ["cpu", "cuda:99"])
     path = tmp_path / "f.json"
     small = ["--backend", "cpu", "--dtype", "fp32", "--sizes", "64", "--budget", "0.5"]
     words = ["gemm", "--device", "all", *small, "--vs", "none", "--json", str(path)]
     assert main([*words, "--csv", str(tmp_path / "f.csv"), "--html", str(tmp_path / "f.html")]) == 1
-    *cpus, missing = json.loads(path.read_text())["rows"]
-    assert sorted(bool(row["reason"]) for row in cpus) == [False, True]
-    (good,) = [row for row in cpus if not row["reason"]]
-    assert good["readings"][0]["status"] == "ok", "its memory: a busy machine may skip the rest"
-    assert missing["reason"]
-    assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 3
+    killed, missing = json.loads(path.read_text())["rows"]
+    assert "SIGKILL" in killed["reason"]
+    assert killed["readings"][0]["status"] == "ok", "its memory, before it died"
+    assert "no CUDA device" in missing["reason"]
+    assert len((tmp_path / "f.csv").read_text().splitlines()) == 1 + 2
     assert (tmp_path / "f.html").stat().st_size

@@ -82,17 +82,6 @@ def test_each_distinct_product_is_planned_once_and_used_as_often_as_it_runs(trac
             OPS[case.op].validate(case)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"backend": "cudnn,foo"}, "unknown"), ({"backend": "mine:conf"}, "mine has no 'conf'"),
-     ({"layout": "abc"}, "--layout must be one of"),
-     ({"dtype": "x"}, "unknown precision"), ({"data": "x"}, "--data must be one of")],
-)  # fmt: skip
-def test_bad_words_are_one_line(traced, changes, said) -> None:
-    with pytest.raises(UserError, match=said):
-        planned(traced, **changes)
-
-
 def test_times_of_a_step_add_up(traced) -> None:
     groups, network = planned(traced)
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})

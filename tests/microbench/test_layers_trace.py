@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -323,32 +322,6 @@ def test_a_batch_that_is_too_small_is_one_line() -> None:
 
 
 # ---------------------------------------------------------------- timm and transformers
-
-
-def test_a_network_of_timm_is_traced_for_images_of_any_size() -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
-    usual = trace("timm:resnet10t", 2)
-    assert (usual.network, usual.image) == ("timm:resnet10t", 176)
-    smaller = trace("timm:resnet10t", 2, 64)
-    assert smaller.image == 64
-    assert sum(layer.flops for layer in smaller.layers) < sum(layer.flops for layer in usual.layers)
-
-
-def test_a_configuration_of_transformers_is_traced_on_tokens(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    config = {
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 1,
-        "n_head": 2, "vocab_size": 100, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1,
-    }  # fmt: skip
-    folder = tmp_path / "small"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    traced = trace(f"hf:{folder}", 4)
-    assert (traced.network, traced.batch, traced.image) == ("hf:small/config.json", 4, None)
-    head = next(layer for layer in traced.layers if "model.lm_head" in layer.names)
-    assert dict(head.dims) == {"m": 4 * 16, "n": 100, "k": 32}
-    with pytest.raises(UserError, match="leave out --image"):
-        trace(f"hf:{folder}", 4, 224)
 
 
 @pytest.mark.parametrize(

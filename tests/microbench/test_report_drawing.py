@@ -126,21 +126,6 @@ def test_a_line_is_broken_where_a_case_failed() -> None:
     assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
 
 
-def test_a_panel_for_each_setting_and_its_own_curves() -> None:
-    results = [
-        conv_result(channels, 28, 32, precision, **{"pass": name})
-        for name in ("fprop", "dgrad")
-        for channels in CHANNELS
-        for precision in ("fp32", "fp16")
-    ]
-    swapped = [replace(r, case=replace(r.case, layout="nchw")) for r in results]
-    run = run_of([*results, *[r for r in swapped if r.case.dims["pass"] == "dgrad"]])
-    panels = line_rows(run, drawable(run)).panels
-    assert {p.title: len(p.points) for p in panels.values()} == {
-        "fprop, nhwc": 12, "fprop, nchw": 0, "dgrad, nhwc": 12, "dgrad, nchw": 12,
-    }  # fmt: skip
-
-
 def test_cells_of_the_map_are_the_speedups_of_the_run() -> None:
     run = payoff_run()
     cells = {(c["column"], c["row"], c["place"], c["size"]): c for c in map_rows(run)}
