@@ -236,6 +236,8 @@ def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UserError, match="--no-fused"):
         cases(graph=True, fused=False)
+    with pytest.raises(UserError, match="--accumulate"):
+        cases(graph=True, accumulate=2)
     varied = {"recipe": "amp", "layout": "nhwc", "amp": True, "compile": True, "graph": True}
     for option, value in varied.items():
         with pytest.raises(UserError, match=f"--{option}"):

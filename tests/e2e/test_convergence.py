@@ -264,26 +264,6 @@ def test_one_seed_makes_one_training_whatever_was_timed_before(recipe: str, opti
     assert (first.seed, other.seed) == (3, 4)
 
 
-def broken_at(*places: int) -> Plain:
-    """Blobs, but for some batches that are infinite."""
-
-    def draw(generator: torch.Generator, index: int) -> Batch:
-        inputs, targets = blobs(generator, index)
-        return (inputs * float("inf") if index in places else inputs), targets
-
-    return Plain(draw)
-
-
-def test_a_few_broken_batches_cost_a_scaler_no_accuracy_and_fp32_everything() -> None:
-    held, data = held_by("amp"), broken_at(3, 4, 12)
-    scaled, bare = once(held, data, steps=60), once(held_by("fp32"), data, steps=60)
-    assert scaled.accuracy is not None
-    assert scaled.accuracy > 0.95
-    assert (bare.train_loss, bare.loss) == (None, None)
-    assert scaled.skipped_steps == 3
-    assert once(held, Plain()).skipped_steps == 0, "those of this training"
-
-
 def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_too() -> None:
     held, data = held_by("fp32", accumulate=3), Plain()
     assert once(held, data, steps=4).steps == 4

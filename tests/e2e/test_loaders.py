@@ -28,7 +28,7 @@ from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import CachedFeed
 from e2e.data.loaders.gpu_decode import Ahead
-from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, random_cut
+from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.worker_pool import Shuffled
@@ -390,21 +390,13 @@ def test_cuts_are_torchvisions_own(size: tuple[int, int]) -> None:
             assert (list(box), flip) == torchvisions(*size, seed)
 
 
-def test_cuts_are_inside_the_image_and_as_large_as_asked_for() -> None:
+def test_cuts_are_inside_the_smallest_images() -> None:
     for size in ((1, 1), (1, 500), (500, 1), (2, 3)):
         for seed in range(50):
             (top, left, height, width), _ = random_cut(*size, seed)
             assert min(top, left) >= 0
             assert 1 <= height <= size[0] - top
             assert 1 <= width <= size[1] - left
-    drawn = [random_cut(600, 800, seed) for seed in range(2000)]
-    boxes = np.array([box for box, _ in drawn], dtype=float)
-    area = boxes[:, 2] * boxes[:, 3] / (600 * 800)
-    ratio = boxes[:, 3] / boxes[:, 2]
-    assert AREA[0] - 0.01 < area.min() < 0.1
-    assert 0.9 < area.max() <= AREA[1]
-    assert RATIO[0] * 0.98 < ratio.min() < ratio.max() < RATIO[1] * 1.02
-    assert np.mean([flip for _, flip in drawn]) == pytest.approx(0.5, abs=0.04)
 
 
 # ---- gpu-decode: what workers send

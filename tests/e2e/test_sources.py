@@ -373,7 +373,6 @@ def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
     [
         ("py", "data_batch_3", None, "lacks data_batch_3"),
         ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is truncated"),
-        ("py", "data_batch_2", pickle.dumps([1, 2]), "not a pickle of CIFAR-10"),
         (
             "py", "data_batch_1",
             pickle.dumps({b"data": np.zeros((5, 3072), np.uint8), b"labels": [0] * 5}), "[5, 3072]",

@@ -112,6 +112,7 @@ def test_the_head_is_what_puts_out_the_classes(name: str) -> None:
     _, head = head_of(module)
     assert isinstance(head, nn.Linear)
     assert head.out_features == 13
+    assert head_of(nn.Sequential(module, nn.LayerNorm(13)))[1] is head, "a norm is no head"
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "O2", "bf16"])
