@@ -96,6 +96,7 @@ CONVERTED = took(conv("nchw"), 60e-6, kernels=(CONVERT, WORK, BACK),
         ([at_rate(8192, 690e12, clock=1400.0, throttle=("thermal",))], "power", ["thermal"]),
         ([took(gemm((1, 16384, 16384)), 150e-6)], "memory",
          ["1 FLOP/byte", "536.9 MB", "134.2 us", "150.0 us"]),
+        ([took(gemm((1, 131072, 16384)), 1.2e-3)], "memory", ["1.07 ms", "1.20 ms"]),
         ([at_rate(4095, 280e12), at_rate(4096, 700e12)], "alignment",
          ["8190 bytes", "16", "26 %", "4096", "2.5 times"]),
         # A padded twin decides whatever the rate: it gains 1.4 times, so the strides cost that.
