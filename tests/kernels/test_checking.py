@@ -17,6 +17,7 @@ from kernels.checking import (
     poison,
     random_signs,
     ratio,
+    spoil,
     typical,
     unwritten,
 )
@@ -53,6 +54,17 @@ def test_what_was_not_written_is_counted(dtype: torch.dtype) -> None:
     assert unwritten(output) == 36
     output[:] = torch.arange(-21, 21).reshape(6, 7)
     assert unwritten(output) == 0
+
+
+def test_what_a_launch_returned_in_memory_of_its_own_is_poisoned() -> None:
+    output, *others = (torch.ones(2, 3) for _ in range(4))
+    before, own, after = sorted(others, key=lambda tensor: tensor.data_ptr())
+    spoil(own, output, (before, after))
+    assert unwritten(own) == own.numel()
+    double = before.double()
+    for kept in (before, after[1:], double, None, 3):
+        spoil(kept, output, (before, after))
+    assert unwritten(before) == unwritten(after) == unwritten(double) == unwritten(output) == 0
 
 
 def test_signs_are_plus_and_minus_one_and_as_many_of_each() -> None:

@@ -54,21 +54,14 @@ def test_another_kernel_source_or_triton_starts_anew(
     before = quick_cache.source_hash()
     package = tmp_path / "kernels"
     shutil.copytree(Path(quick_cache.__file__).parent, package)
-    monkeypatch.setattr(quick_cache, "__file__", str(package / "quick_cache.py"))
+    kernels = package / "gemm/triton/kernels.py"
+    kernels.write_text(kernels.read_text() + "\n# another\n")
     quick_cache.source_hash.cache_clear()
-    try:
-        assert quick_cache.source_hash() == before
-        assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
-        kernels = package / "gemm/triton/kernels.py"
-        kernels.write_text(kernels.read_text() + "\n# another\n")
-        quick_cache.source_hash.cache_clear()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(quick_cache, "__file__", str(package / "quick_cache.py"))
         assert quick_cache.source_hash() != before
         assert quick_cache.find(CASE, TARGET) is None
-    finally:
         quick_cache.source_hash.cache_clear()
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    quick_cache.forget()
     assert quick_cache.find(CASE, TARGET) == (LABEL, 6)
     monkeypatch.setattr(quick_cache, "triton_version", lambda: "99.0")
     assert quick_cache.find(CASE, TARGET) is None
