@@ -1,0 +1,193 @@
+"""What holds of every command that measures: its screen, its files, `show` and `--resume`."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import io
+import json
+import shlex
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples.commands import ROOT, Ran, interrupted, run_here
+from samples.shop import COMMANDS, Kept, Shop, words_of
+
+from e2e.halfway import main as halfway
+
+MEASURED = ("median_s", "step_s", "images_per_s")  # what a CSV has of a result
+SAMPLES = ("times_s", "wall_times_s", "blocks")
+OTHER = {  # words that make it another run
+    "gemm": "--regime burst", "conv": "--l2 warm", "payoff": "--l2 warm", "layers": "--l2 warm",
+    "train": "--seed 4", "learn": "--seed 4",
+}  # fmt: skip
+# How many results one that is stopped has not measured yet: whole comparisons.
+LEFT = {
+    "gemm": 2, "conv": 2, "payoff": 2, "layers": 3, "train": 3, "learn": 2, "predict": 3,
+    "stalls": 4, "loader": 1, "validate": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(params=COMMANDS)
+def kept(request: pytest.FixtureRequest, shop: Shop) -> Kept:
+    found = shop.kept(request.param)
+    assert found.ran.returncode == 0, found.ran.stderr
+    return found
+
+
+def copy(kept: Kept, tmp_path: Path) -> Path:
+    return Path(shutil.copy(kept.file, tmp_path / "my run.json"))
+
+
+def samples(run: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Of each result its case, and what was measured."""
+    case = ("op", "case", "precision", "backend")
+    return [
+        ([one.get(name) for name in case], *(one.get(name) for name in SAMPLES))
+        for one in run["results"]
+    ]
+
+
+def complaint(ran: Ran) -> str:
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert ran.stderr.startswith("error: ")
+    assert ran.stderr.count("\n") == 1
+    return ran.stderr
+
+
+def test_it_ends_well_and_is_plain_and_fits(kept: Kept) -> None:
+    assert kept.ran.stderr == ""
+    *lines, last = kept.ran.stdout.splitlines()
+    assert last == f"Run file: {kept.file}"
+    assert [line for line in lines if len(line) > 100 or line != line.rstrip()] == []
+    assert not set("\x1b\r") & set(kept.ran.stdout)
+    run = kept.document
+    assert run["schema_version"] == 1
+    assert run["command"][:2] == ["halfway", COMMANDS[kept.name].split()[0]]
+    assert run["finished_at"] >= run["started_at"]
+    assert run["device"]["kind"] == "cpu"
+    assert run["results"]
+    for result in run["results"]:
+        assert (result["status"] in ("ok", "predicted")) == (result.get("reason") is None)
+        assert "\n" not in (result.get("reason") or "")
+
+
+def test_show_prints_the_same_again(kept: Kept) -> None:
+    again = run_here(halfway, "halfway", "show", kept.file)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.strip() == kept.report
+
+
+def test_the_csv_is_what_show_gives_with_a_line_a_result(kept: Kept) -> None:
+    again = run_here(halfway, "halfway", "show", kept.file, "--csv")
+    assert again.stdout.split() == kept.csv.read_text().split()
+    rows = list(csv.DictReader(io.StringIO(again.stdout)))
+    results = kept.document["results"]
+    by_op = sorted(results, key=lambda result: result["op"] == "load")  # a table of their own
+    assert [(r["op"], r["status"]) for r in rows] == [(r["op"], r["status"]) for r in by_op]
+    for row, result in zip(rows, by_op, strict=True):
+        for name in MEASURED:
+            if row.get(name):
+                assert float(row[name]) == pytest.approx(result[name], rel=1e-3)
+        for name, value in result["case"].items():
+            if row.get(name) and not isinstance(value, bool | float):
+                assert row[name] == str(value)
+
+
+def test_markdown_has_whole_rows_that_differ(kept: Kept) -> None:
+    """Every table has as many cells in each row as in its heading, and tells its rows apart."""
+    text = run_here(halfway, "halfway", "show", kept.file, "--markdown").stdout
+    tables = [part for part in text.split("\n\n") if part.lstrip().startswith("|")]
+    assert tables
+    for table in tables:
+        rows = [line for line in table.splitlines() if line.startswith("|")]
+        assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
+        assert len(set(rows)) == len(rows)
+
+
+def test_the_document_tells_nothing_of_the_owner(kept: Kept, shop: Shop) -> None:
+    text = kept.file.read_text()
+    users = [] if getpass.getuser() == "root" else [getpass.getuser()]
+    for word in (socket.gethostname(), f"{Path.home()}/", str(ROOT), str(shop.folder), *users):
+        assert word not in text
+
+
+def test_a_run_compared_with_itself_is_the_same(kept: Kept) -> None:
+    ran = run_here(halfway, "halfway", "compare", kept.file, kept.file,
+                   "--fail-on", "slower,faster")  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_nothing_is_left_to_resume_and_quiet_says_nothing(
+    kept: Kept, shop: Shop, tmp_path: Path
+) -> None:
+    """And --csv is written all the same: the user asked for it."""
+    file, table = copy(kept, tmp_path), tmp_path / "again.csv"
+    ran = shop.run(*words_of(kept.name), "--resume", file, "--csv", table, "--quiet")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert samples(json.loads(file.read_text())) == samples(kept.document)
+    assert len(table.read_text().splitlines()) == len(kept.csv.read_text().splitlines())
+
+
+def test_a_stopped_run_goes_on_with_its_file_alone(kept: Kept, shop: Shop, tmp_path: Path) -> None:
+    """Each but its folder of images, whose path no file keeps."""
+    file, whole = copy(kept, tmp_path), kept.document
+    before = whole["results"][: -LEFT[kept.name]]
+    file.write_text(json.dumps({**whole, "results": before, "finished_at": None}))
+    command, *others = COMMANDS[kept.name].split()
+    folder = ("--data", "folder:images") if "folder:images" in others else ()
+    ran = shop.run(command, "--resume", file, *folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    after = json.loads(file.read_text())
+    assert after["finished_at"]
+    if kept.name != "payoff":  # which searches anew
+        assert [case for case, *_ in samples(after)] == [case for case, *_ in samples(whole)]
+    assert samples(after)[: len(before)] == samples({"results": before})
+
+
+def test_another_run_is_not_mixed_in(kept: Kept, shop: Shop, tmp_path: Path) -> None:
+    file, words = copy(kept, tmp_path), words_of(kept.name)
+    if kept.name in OTHER:
+        complaint(shop.run(*words, *OTHER[kept.name].split(), "--resume", file))
+        assert file.read_bytes() == kept.file.read_bytes()
+    gemm = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
+    if kept.name != "gemm":
+        other = Path(shutil.copy(gemm, tmp_path / "gemm.json"))
+        assert "gemm" in complaint(shop.run(*words, "--resume", other))
+        assert other.read_bytes() == gemm.read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--chart"])
+def test_what_exists_is_not_overwritten(
+    kept: Kept, option: str, shop: Shop, tmp_path: Path
+) -> None:
+    file = tmp_path / "precious.svg"
+    file.write_text("precious")
+    assert option in complaint(shop.run(*words_of(kept.name), option, file))
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["gemm", "learn"])
+def test_ctrl_c_keeps_what_is_done_and_names_the_command_that_ends_the_run(
+    name: str, shop: Shop, tmp_path: Path
+) -> None:
+    file = tmp_path / "my run.json"
+    ran = interrupted(
+        halfway, "halfway", *words_of(name), "--json", file, cwd=shop.folder,
+        when=lambda: file.exists() and json.loads(file.read_text())["results"],
+    )  # fmt: skip
+    assert ran.returncode == 130
+    assert "Traceback" not in ran.stderr
+    kept = json.loads(file.read_text())
+    assert kept["finished_at"] is None
+    (command,) = [line for line in ran.stderr.splitlines() if "--resume" in line]
+    whole = shop.run(*shlex.split(command)[1:])
+    assert whole.returncode == 0, whole.stderr
+    after = json.loads(file.read_text())
+    assert after["finished_at"]
+    assert len(after["results"]) == len(shop.kept(name).document["results"])
+    assert samples(after)[0] == samples(kept)[0]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
