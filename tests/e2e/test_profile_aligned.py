@@ -69,8 +69,17 @@ def test_amp_matches_float32_whatever_it_casts(tmp_path: Path) -> None:
     assert of_term["casts"] == 2 * 30 * US
 
 
-def test_another_batch_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^the two recordings have different shapes \(matched 0 %"):
+@pytest.mark.parametrize(("changed", "matched"), [(4, 17), (3, 38)])
+def test_recordings_of_which_less_than_half_matches_are_refused_in_a_line(
+    changed: int, matched: int, tmp_path: Path
+) -> None:
+    other = training()
+    calls = [e for e in other.events if (e["cat"], e["name"]) == ("cpu_op", "aten::mm")]
+    for call in calls[2 : 2 + changed]:  # of the four in two steps
+        call["args"]["Input Dims"] = [[64, 99], [99, 16]]
+    with pytest.raises(UserError, match=rf"^the two .* different shapes \(matched {matched} %"):
+        of(tmp_path, training(), other)
+    with pytest.raises(UserError, match="matched 0 %"):
         of(tmp_path, training(), training(batch=128))
 
 
