@@ -315,13 +315,13 @@ def errors() -> dict[str, list[float]]:
     environment = os.environ | {
         "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
     }  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
+    command = [sys.executable, "-X", "faulthandler", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.timeout(1200)  # the first waits for all of them, half a minute on an idle core
 @pytest.mark.parametrize("name", [name for name, *_ in cases()])
 def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]) -> None:
     error, tolerance = errors[name]
@@ -337,12 +337,9 @@ def test_every_kernel_is_tried_on_what_its_rules_allow() -> None:
         rules: Any = wgrad_config if which == "wgrad" else data_config
         allowed = rules.valid(config, shape_of(name), which, PRECISIONS[precision], (9, 0))
         assert allowed, (label, which, precision, name)
-    assert {label.split("/")[0] for label, *_ in CONVS} == {
-        *data_config.KERNELS, *wgrad_config.KERNELS
-    } - {data_config.GLUON}  # fmt: skip
-    assert {label.split("/")[0] for label, *_ in GEMMS} == {
-        *KERNELS
-    } - {GLUON}  # fmt: skip
+    kernels = {*data_config.KERNELS, *wgrad_config.KERNELS} - {data_config.GLUON}
+    assert {label.split("/")[0] for label, *_ in CONVS} == kernels
+    assert {label.split("/")[0] for label, *_ in GEMMS} == {*KERNELS} - {GLUON}
 
 
 if __name__ == "__main__":
