@@ -20,7 +20,7 @@ from e2e.prediction.padding import Padding, padding
 from e2e.prediction.predictor import NO_GAIN, Predictor
 from e2e.prediction.trace.fake_trace import trace
 from e2e.prediction.trace.recorder import TracedOp
-from kernels.aten import Pool, describe, kind_of, materialise
+from kernels.aten import Pool, TensorSpec, describe, kind_of, materialise
 from kernels.case import Target
 
 CPU = torch.device("cpu")
@@ -110,6 +110,17 @@ def test_padded_calls_run_and_return_padded_shapes() -> None:
         wanted = [tuple(found.sizes.get(n, n) for n in spec.shape) for spec in op.outputs]
         assert shapes(returned) == wanted, found.call.key
         assert padding(found.call, False) is None, "once is enough"
+
+
+def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None:
+    bias = TensorSpec((9,), (1,), "float16", "cpu")
+    left, right = torch.empty(5, 16).half(), torch.empty(16, 9).half()
+    call = describe(ATEN.addmm.default, (left, left, right), {})
+    found = padding(replace(call, args=(bias, *call.args[1:])), False)
+    assert found is not None
+    assert [spec.shape for spec in found.call.tensors] == [(16,), (5, 16), (16, 16)]
+    column = describe(ATEN.mm.default, (left[:, :8], right[:8, :1]), {})
+    assert padding(column, False) is None
 
 
 def test_a_padded_step_is_predicted_from_larger_products_among_the_rest(store: Store) -> None:
