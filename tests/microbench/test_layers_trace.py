@@ -154,12 +154,6 @@ def test_auxiliary_heads_train_too_and_uneven_padding_is_not_measured() -> None:
     assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
 
 
-def test_segmentation_traces_without_its_backbone_s_weights() -> None:
-    found = trace("lraspp_mobilenet_v3_large", BATCH)
-    assert found.image == 520
-    assert of(found, "conv", "wgrad")
-
-
 def test_video_convolutions_are_not_measured() -> None:
     found = trace("r3d_18", 1)
     stem = next(s for s in found.skipped if s.names == ("stem.0",))

@@ -94,17 +94,6 @@ def test_how_a_configuration_was_chosen_is_said(choice: Choice) -> None:
     assert ("6 candidates" in said) == (choice.candidates == 6)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "against"),
-    [({"cublas": 1.0}, {"cublas"}), ({"cublas": 1.0, "cublaslt": 2.0}, {"cublas", "cublaslt"})],
-)
-def test_the_libraries_that_were_measured_are_named(
-    ratios: Mapping[str, float], against: set[str]
-) -> None:
-    (found,) = summaries(run_of(gemm(512, ratios, tuned=False)))
-    assert {*found.against.split()} & {"cublas", "cublaslt"} == against
-
-
 def test_only_what_is_tuned_is_said_to_be_or_not() -> None:
     (found,) = summaries(run_of(gemm(512, {"cublas": 1.0}, "my:gemm")))
     assert found.count() == "1 size"

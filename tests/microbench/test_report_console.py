@@ -93,18 +93,12 @@ def test_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
     assert "0.50 ±?" in line
 
 
-@pytest.mark.parametrize(
-    ("result", "unit", "text_in_row"),
-    [
-        (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s", "exact"),
-        (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s", "23.4"),
-    ],
-)
-def test_the_unit_of_rates_suits_the_device(result: Result, unit: str, text_in_row: str) -> None:
-    text = shown(run_of([result]))
-    assert unit in text
-    assert "TFLOP/s" not in text
-    assert text_in_row in text
+def test_the_unit_of_rates_suits_the_device() -> None:
+    for result, unit in (
+        (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s"),
+        (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s"),
+    ):
+        assert re.findall(r"\b[TG](?:FL)?OP/s", shown(run_of([result])))[0] == unit
 
 
 def test_reasons_and_warnings_are_told_once_and_in_full() -> None:

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from samples.kernel_runs import case, h200_run, measured, run_of
 
-from kernels.case import Case
 from microbench.errors import UserError
 from microbench.report.drawing import SUFFIXES, check_chart_path, draw
 from microbench.report.drawing_lines import drawable, line_chart, line_rows
-from microbench.report.drawing_map import map_rows, payoff_map
-from microbench.results.types import Measurement, Ratio, Result, Run
-
-CHANNELS, IMAGES, BATCHES = (8, 16, 32, 64, 128, 256), (7, 14, 28, 56), (1, 32)
-BASELINES = {"fp32": 0.04, "tf32": 0.012}  # speed-up per channel and pixel's edge
+from microbench.report.drawing_map import payoff_map
+from microbench.results.types import Result
 
 
-def conv(channels: int, image: int, batch: int, precision: str, **changes: Any) -> Case:
-    dims: dict[str, int | str] = {
-        "n": batch, "c": channels, "h": image, "w": image, "k": channels, "r": 3, "s": 3,
-        "stride": 1, "padding": 1, "dilation": 1, "groups": 1, "pass": "fprop",
-    }  # fmt: skip
-    return Case("conv", {**dims, **changes}, precision, "cudnn", "nhwc")
-
-
-def ratio_of(channels: int, image: int, baseline: str) -> Ratio:
-    """Grows with the work; near 1 the interval holds 1."""
-    value = 0.7 + 0.4 * math.log2(1 + BASELINES[baseline] * channels * image / 8)
-    return Ratio(value, (value * 0.97, value * 1.03))
-
-
-def conv_result(channels: int, image: int, batch: int, precision: str, **changes: Any) -> Result:
-    what = conv(channels, image, batch, precision, **changes)
-    flops = 18 * batch * (channels * image) ** 2
-    seconds = 4e-6 + flops / 5e14
-    found = {b: ratio_of(channels, image, b) for b in BASELINES if precision == "fp16"}
-    timed = Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained")
-    bound = "launch" if channels < 64 else "memory" if image > 28 else "compute"
-    return Result(
-        what, "ok", measurement=timed, flops=flops, min_bytes=1, speedup=found, bound=bound
-    )
-
-
-def payoff_run() -> Run:
-    """A map with holes: half of the cells far from the boundary are not measured."""
-    results = [
-        conv_result(channels, image, batch, precision)
-        for batch in BATCHES
-        for channels in CHANNELS
-        for image in IMAGES
-        if channels * image < 4000 or (channels + image) % 3
-        for precision in ("fp32", "tf32", "fp16")
-    ]
-    command = ("python", "-m", "microbench", "payoff", "--op", "conv")
-    return run_of(results, command=command)
-
-
-@pytest.mark.parametrize(
-    ("run", "suffix"),
-    [(h200_run, ".png"), (h200_run, ".svg"), (h200_run, ".html"), (payoff_run, ".svg")],
-)
-def test_every_format_renders_without_a_browser(
-    run: Callable[[], Run], suffix: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"chart{suffix}"
-    draw(run(), path)
+    draw(h200_run(), path)
     content = path.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     if suffix == ".png":
@@ -126,23 +74,6 @@ def test_a_line_is_broken_where_a_case_failed() -> None:
     assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
 
 
-def test_cells_of_the_map_are_the_speedups_of_the_run() -> None:
-    run = payoff_run()
-    cells = {(c["column"], c["row"], c["place"], c["size"]): c for c in map_rows(run)}
-    fp16 = [r for r in run.results if r.case.precision_name == "fp16"]
-    assert len(cells) == 2 * len(fp16)
-    for result in fp16:
-        dims = result.case.dims
-        for baseline, ratio in result.speedup.items():
-            place = (f"against {baseline}", "", f"{dims['h']}/{dims['n']}", str(dims["c"]))
-            cell = cells[place]
-            assert (cell["ratio"], cell["bound"]) == (ratio.ratio, result.bound)
-            low, high = ratio.ci95 or (0, 0)
-            assert cell["same"] == (low <= 1 <= high)
-            assert (cell["text"] == "~1") == cell["same"]
-    assert any(c["same"] for c in cells.values())
-
-
 @pytest.mark.parametrize(
     "results",
     [
@@ -164,8 +95,6 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
 def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
     lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
     assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
-    once = replace(conv_result(64, 28, 32, "fp16"), speedup={"fp32": Ratio(2.0, None)}, bound=None)
-    assert "2.00?" in payoff_map(run_of([once], command=("payoff",))).to_json()
 
 
 def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
