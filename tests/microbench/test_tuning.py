@@ -197,15 +197,3 @@ def test_a_wide_search_and_a_library_s_candidates_need_no_compiling(tuner_of: An
         found, _ = tuner.choose(library, prepared(candidates), no_announcement, "b")
         assert found.label == "b"  # which another process has chosen
         assert not timer.timed
-
-
-def test_a_known_configuration_is_not_timed_and_says_where_it_is_from(
-    cache: Path, tuner_of: Any
-) -> None:
-    for size, how in ((1024, "tuned"), (1000, "lent"), (1048, "modelled")):
-        case = replace(CASE, dims={"m": size, "n": size, "k": 1024})
-        tuner, timer = tuner_of({}, NONE)
-        label = backend.configuration(case, H200).label
-        found, choice = tuner.choose(case, prepared([candidate(label)]), no_announcement)
-        assert (found.label, choice) == (label, Choice("tuned" if size == 1024 else how))
-        assert not timer.timed
