@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from samples.kernel_runs import case, measured
 
-from microbench.report.live import LiveProgress, describe, summary
+from microbench.report.live import LiveProgress
 from microbench.results.types import Result
 from microbench.sweep import Group
 
@@ -52,14 +52,6 @@ def test_a_terminal_gets_a_line_that_is_taken_away_again() -> None:
     dumb = {"force_terminal": True, "no_color": True, "_environ": {"TERM": "dumb"}}
     assert "\x1b[?25" not in followed(dumb)
     assert followed({"force_terminal": True}, quiet=True) == ""
-
-
-def test_stages_and_results_in_words() -> None:
-    key = GROUPS[0].cases[2].key
-    assert describe(key, "trying 2 of 7", GROUPS[0]) == "fp16 256 triton: trying 2 of 7"
-    assert describe(key, "timing, round 3", GROUPS[0]) == "256 in fp32, fp16: timing, round 3"
-    skipped = Result(case(256, "int8", "triton"), "skipped", "triton has no int8")
-    assert summary([skipped]) == "256: int8 skipped"
 
 
 def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:

@@ -53,12 +53,6 @@ def test_columns_are_aligned_under_their_titles_and_empty_ones_left_out() -> Non
     ]
 
 
-def test_blocks_have_a_blank_line_between_them() -> None:
-    found = table(*ROWS)
-    found.block("", ROWS[:1])
-    assert lines_of(found)[-2:] == ["", "first   1.5      20"]
-
-
 @pytest.mark.parametrize(
     ("width", "left_out"), [(19, []), (17, []), (16, ["per second"]), (8, ["per second", "time"])]
 )
