@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -18,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
-from samples.processes import wait_for
-from samples.rank_ending import children, ended_by
+from samples.processes import is_gone, wait_for
 
 from e2e.__main__ import main
 from e2e.case import TrainCase
@@ -29,13 +29,18 @@ from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import StepTimes, Training
 from e2e.training.distributed.exchange import exchange_of
+from microbench.results.runfile import read_run
 
 CPU = torch.device("cpu")
-GLOO = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+# Each rank says which process it is, and misses another after 10 s in place of 40.
 NETWORK = """
+import os
+from pathlib import Path
 from torch import nn
+from e2e.training.distributed import beats
+beats.BEAT_S = 0.5
 def build():
+    Path(os.environ.get("RANK", "none") + ".pid").write_text(str(os.getpid()))
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
         nn.Linear(128, 10),
@@ -44,19 +49,54 @@ def build():
 OWN = ("own:build", "--input", "3x8x8", "--recipe", "fp32", "--device", "cpu")
 
 
-def ranks_environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return environment(**GLOO) | {"PYTHONPATH": paths}
+class Launcher:
+    """Starts programs as processes, in one folder."""
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self.python, self.folder = python, folder
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        self.environment = environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo") | {
+            "PYTHONPATH": paths, "RANK_DEVICE": "cpu",
+        }  # fmt: skip
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Python with these words."""
+        return subprocess.Popen(
+            [self.python, *words], env=self.environment, cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str) -> str:
+        """What it prints; it ends with exit code 0, and says nothing else."""
+        out, errors = self.start(*words).communicate(timeout=240)
+        assert errors == ""
+        return out
+
+    def ranks(self, count: int, *words: str) -> None:
+        """Processes of torchrun."""
+        with self.start(
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *words
+        ) as process:
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the ranks that have built the network last."""
+        texts = {int(p.stem): p.read_text() for p in self.folder.glob("[0-9].pid")}
+        return {rank: int(text) for rank, text in texts.items() if text}
+
+
+@pytest.fixture
+def launcher(quick_python: str, tmp_path: Path) -> Launcher:
+    (tmp_path / "own.py").write_text(NETWORK)
+    return Launcher(quick_python, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def two(quick_python: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks found of themselves."""
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run(
-        [*TORCHRUN, "2", "-m", "samples.rank_training", str(folder)],
-        env=ranks_environment() | {"RANK_DEVICE": "cpu"}, check=True, timeout=120,
-    )  # fmt: skip
+    Launcher(quick_python, folder).ranks(2, "-m", "samples.rank_training", str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -103,37 +143,11 @@ def test_ranks_drop_other_units_at_each_beginning(two: list[dict[str, Any]]) -> 
     assert not any(torch.equal(a, b) for a, b in combinations(masks, 2))
 
 
-def test_a_rank_is_waited_for_where_nothing_is_exchanged(tmp_path: Path) -> None:
-    subprocess.run(
-        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path)],
-        env=ranks_environment(), check=True, timeout=120,
-    )  # fmt: skip
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_a_rank_is_waited_for_where_nothing_is_exchanged(launcher: Launcher) -> None:
+    launcher.ranks(2, "-m", "samples.rank_patience", str(launcher.folder))
+    first, second = (torch.load(launcher.folder / f"{rank}.pt") for rank in range(2))
     assert torch.equal(first["weights"], second["weights"])
     assert first["lost"]
-
-
-def test_a_stopped_rank_is_missed_where_nothing_is_exchanged(tmp_path: Path) -> None:
-    found = tmp_path / "missed"
-    ran = subprocess.Popen(
-        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path), "stopped"],
-        env=ranks_environment(), stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: found.exists() and bool(found.read_text()))
-    finally:
-        for pid in (*children(ran.pid), ran.pid):
-            os.kill(pid, signal.SIGKILL)
-        ran.wait()
-    assert found.read_text() == "rank 1 does not answer"
-
-
-def test_ranks_that_have_left_are_not_missed(tmp_path: Path) -> None:
-    subprocess.run(
-        [*TORCHRUN, "2", "-m", "samples.rank_patience", str(tmp_path), "left"],
-        env=ranks_environment(), check=True, timeout=120,
-    )  # fmt: skip
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.ended", "1.ended"]
 
 
 def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
@@ -286,31 +300,14 @@ def test_trainings_are_compared_whatever_their_rates() -> None:
 # ---------------------------------------------------------------- the command
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own.py").write_text(NETWORK)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "e2e", *OWN, *words], env=ranks_environment(), cwd=folder,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 def results(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["results"]
 
 
-def test_one_command_over_one_process_and_two(folder: Path) -> None:
-    path = folder / "run.json"
+def test_one_command_over_one_process_and_two(launcher: Launcher) -> None:
     words = ("--batch", "8", "--gpus", "1,2", "--compress", "none,bf16", "--budget", "1")
-    ran = start(folder, *words, "--iterations", "3", "--json", str(path))
-    out, errors = ran.communicate(timeout=120)
-    assert (ran.returncode, errors) == (0, "")
-    found = results(path)
+    out = launcher.run("-m", "e2e", *OWN, *words, "--iterations", "3", "--json", "run.json")
+    found = results(launcher.folder / "run.json")
     assert [(r["case"]["gpus"], r["case"]["compress"]) for r in found] == [
         (1, "none"), (2, "none"), (2, "bf16"),
     ]  # fmt: skip
@@ -333,36 +330,48 @@ def test_one_command_over_one_process_and_two(folder: Path) -> None:
     assert "Exchange of gradients" in out
 
 
-def test_under_torchrun_rank_0_has_screen_and_file(folder: Path) -> None:
-    path = folder / "run.json"
-    ran = subprocess.run(
-        [*TORCHRUN, "1", "-m", "e2e", *OWN, "--batch", "8", "--budget", "1", "--json", str(path)],
-        env=ranks_environment(), cwd=folder, capture_output=True, text=True, timeout=120,
+def test_under_torchrun_rank_0_has_screen_and_file(launcher: Launcher) -> None:
+    launcher.ranks(
+        1, "--redirects", "1", "--log-dir", "log", "-m", "e2e", *OWN, "--batch", "8",
+        "--budget", "1", "--json", "run.json",
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    (found,) = results(path)
+    (found,) = results(launcher.folder / "run.json")
     exchange = found["exchange"]
     assert (exchange["ranks"], exchange["exposed_s"], exchange["alone_s"]) == (1, 0.0, 0.0)
     assert exchange["curve"] == []
-    assert ran.stdout.count("Run file:") == 1
+    (screen,) = launcher.folder.glob("log/**/stdout.log")
+    assert screen.read_text().count("Run file:") == 1
 
 
-def ended(number: int, folder: Path) -> tuple[Training, ...]:
-    words = [sys.executable, "-m", "e2e", *OWN, "--batch", "8,4", "--gpus", "2", "--budget", "4"]
-    return ended_by(number, words, folder, ranks_environment())
+def test_a_rank_that_dies_or_hangs_ends_the_others_and_costs_its_variant_alone(
+    launcher: Launcher,
+) -> None:
+    words = ("--batch", "8,4,2", "--gpus", "2", "--budget", "4.5", "--json", "run.json")
+    with launcher.start("-m", "e2e", *OWN, *words) as ran:
+        found: dict[int, int] = {}
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            before = found.values()
+            wait_for(lambda known=before: len({*launcher.pids().values()} - {*known}) == 2)
+            found = launcher.pids()
+            time.sleep(0.5)  # they time the steps of a variant, or compare what they have
+            os.kill(found[1], number)
+            wait_for(lambda rank=found[0]: is_gone(rank))
+            with suppress(ProcessLookupError):
+                os.kill(found[1], signal.SIGKILL)  # nothing here is a child of what started it
+        _, errors = ran.communicate(timeout=240)
+    assert (ran.returncode, errors) == (0, "")
+    dead, silent, whole = read_run(launcher.folder / "run.json").of(Training)
+    assert [one.status for one in (dead, silent, whole)] == ["failed", "failed", "ok"]
+    assert str(dead.reason).startswith("rank 1 ended (SIGKILL) while ")
+    assert str(silent.reason).startswith("rank 1 does not answer while ")
 
 
-def test_a_rank_that_dies_ends_the_others_and_costs_its_variant_alone(folder: Path) -> None:
-    broken, whole = ended(signal.SIGKILL, folder)
-    assert (broken.status, whole.status) == ("failed", "ok")
-    assert str(broken.reason).startswith("rank 1 ended (SIGKILL) while ")
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_others(folder: Path) -> None:
-    broken, whole = ended(signal.SIGSTOP, folder)
-    assert (broken.status, whole.status) == ("failed", "ok")
-    assert str(broken.reason).startswith("rank 1 does not answer while ")
+def test_a_batch_that_cannot_be_divided_is_one_line(launcher: Launcher) -> None:
+    words = ("--gpus", "2", "--strong", "--batch", "9", "--quiet")
+    with launcher.start("-m", "e2e", *OWN, *words) as ran:
+        _, errors = ran.communicate(timeout=240)
+    assert (ran.returncode, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: --strong: a batch of 9 cannot be divided")
 
 
 @pytest.mark.parametrize(
@@ -373,18 +382,15 @@ def test_a_rank_that_hangs_ends_the_others(folder: Path) -> None:
         (("--compress", "bf16"), "--compress"),
         (("--gpus", "2", "--compress", "zip"), "--compress"),
         (("--strong",), "--strong"),
-        (("--gpus", "3", "--strong", "--batch", "8"), "--strong"),
     ],
 )
 def test_what_cannot_be_is_one_line(
-    words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkey = pytest.MonkeyPatch()
-    monkey.syspath_prepend(str(folder))
-    try:
-        assert main([*OWN, "--quiet", *words]) == 2
-    finally:
-        monkey.undo()
+    words: tuple[str, ...], said: str, launcher: Launcher, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(launcher.folder)
+    monkeypatch.syspath_prepend(str(launcher.folder))
+    assert main([*OWN, "--quiet", *words]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]

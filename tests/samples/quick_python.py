@@ -2,7 +2,7 @@
 
 `with server(sys.executable) as python:` gives the path of a program to run in place of
 `sys.executable`. It asks a server, which has imported torch once, for a fork with the caller's
-arguments, working directory, variables and standard streams. Signals go to the fork, its exit code
+arguments, working directory, variables and open files. Signals go to the fork, its exit code
 comes back, and it is killed when the program is. The server ends with the process that started it.
 
 Tests of process groups, of parents, of resource limits or of /proc need a real Python. As a fork
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -30,18 +32,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What scripts and commands import beside torch, where it is installed. Processes that are spawned
-# get the interpreter that is sys.executable when the first is imported.
-ALSO = (
-    "multiprocessing.spawn", "torch.profiler", "torch.utils.checkpoint", "torch.distributed.run",
-    "torchvision.models", "click", "jinja2", "rich.console", "rich.table",
-)  # fmt: skip
+# What scripts and commands import beside torch, where it is installed.
+ALSO = ("torch.profiler", "torch.utils.checkpoint", "torch.distributed.run", "torchvision.models",
+        "click", "jinja2", "rich.console", "rich.table")  # fmt: skip
+MOST_FDS = 64  # that a program may be given
 PROGRAM = """#!{python} -SE
 import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 link.connect({address!r})
-request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(link, [request], [0, 1, 2])
+passed = []
+for fd in map(int, os.listdir("/proc/self/fd")):
+    try:
+        passed += [fd] if os.get_inheritable(fd) else []
+    except OSError:  # that of the list itself
+        pass
+request = [passed, os.getppid(), sys.argv[1:], os.getcwd(), dict(os.environ)]
+socket.send_fds(link, [json.dumps(request).encode()], passed)
+for fd in passed:
+    os.close(fd)
 def pass_on(number, frame):
     try:
         link.send(b"%d" % number)
@@ -89,6 +97,7 @@ def serve(program: str, address: str) -> None:
     gc.collect()
     gc.freeze()
     sys.executable = program
+    multiprocessing.set_executable(program)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(64)
@@ -115,7 +124,7 @@ def reap(options: int) -> None:
 
 def look_after(link: socket.socket) -> None:
     """Fork again for the script, pass signals on to it, and send back how it ended."""
-    request, fds, *_ = socket.recv_fds(link, 1 << 20, 3)
+    request, fds, *_ = socket.recv_fds(link, 1 << 20, MOST_FDS)
     script = os.fork()
     if not script:
         link.close()
@@ -129,10 +138,18 @@ def look_after(link: socket.socket) -> None:
     link.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]))
 
 
-def become(fds: list[int], words: list[str], folder: str, variables: dict[str, str]) -> int:
+def become(
+    fds: list[int], numbers: list[int], parent: int, words: list[str], folder: str,
+    variables: dict[str, str],
+) -> int:  # fmt: skip
     """Run the words as an interpreter would; return the exit code, or minus a signal's number."""
     os.setsid()
-    for number, fd in enumerate(fds):
+    me, parent_of = os.getpid(), os.getppid
+    os.getppid = lambda: parent if os.getpid() == me else parent_of()
+    apart = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(numbers) + 1) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(apart, numbers):  # noqa: B905 (Python 3.9)
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(folder)
