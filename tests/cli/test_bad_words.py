@@ -96,6 +96,7 @@ AT_ONCE = {
     "gemm --resume broken.json": "broken.json",
     "gemm --resume other.json": "other.json",
     "gemm --resume empty.json": "empty.json",
+    "gemm --resume nested.json": "nested.json",
     "gemm --frobnicate": "--frobnicate",
     "gemm extra": "extra",
     # -------------------------------------------------------------- conv, payoff, layers
@@ -163,6 +164,8 @@ AT_ONCE = {
     "train cnn-cifar --recipe fp7": "O2",
     "train cnn-cifar --recipe ''": "--recipe",
     "train cnn-cifar --layout chwn": "chwn",
+    "train cnn-cifar --channels-last --layout nchw":
+        "error: --channels-last is --layout nhwc: leave out --layout nchw",
     "train cnn-cifar --batch 0": "--batch",
     "train cnn-cifar --batch 16..4": "4..16",
     "train cnn-cifar --batch 4.5": "4.5",
@@ -215,6 +218,7 @@ AT_ONCE = {
     # -------------------------------------------------------------- predict, validate
     "predict": "NETWORK",
     "predict resnet5": "resnet50",
+    "predict --resume empty.json": "names no NETWORK",
     "predict resnet50 --recipe fp99": "fp99",
     "predict resnet50 --epochs 3": "--epochs",
     "predict cnn-cifar --gpus 2": "--gpus needs --exchange",

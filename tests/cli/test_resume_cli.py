@@ -8,23 +8,11 @@ from typing import Any
 
 import click
 import pytest
-from samples.commands import Ran, run_here
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
 from microbench.command_words import COMMANDS
 from microbench.errors import UserError
-from microbench.results.runfile import read_run
-
-CPU = ("--device", "cpu", "--budget", "0.3", "--quiet")
-
-
-def microbench(*words: object) -> Ran:
-    return run_here(kernels_line.main, "microbench", *words)
-
-
-def e2e(*words: object) -> Ran:
-    return run_here(training_line.main, "e2e", *words)
 
 
 def parsed(group: click.Group, *words: object) -> dict[str, Any]:
@@ -46,14 +34,6 @@ def run_file(path: Path, *command: str) -> Path:
     return path
 
 
-def cut(source: Path, target: Path, count: int) -> Path:
-    """A run file with the first results only, as one that was stopped."""
-    document = json.loads(source.read_text())
-    document |= {"results": document["results"][:count], "finished_at": None}
-    target.write_text(json.dumps(document))
-    return target
-
-
 # ---------------------------------------------------------------- other spellings
 
 
@@ -67,27 +47,6 @@ def test_other_spellings_mean_the_same() -> None:
         assert training(name, "resnet18", "--channels-last") == nhwc
         assert training(name, "resnet18", "--channels-last", "--layout", "nhwc") == nhwc
     assert training("train", "resnet18")["layout"] is None
-
-
-def test_switch_and_another_value_contradict_each_other() -> None:
-    ran = e2e("train", "cnn-cifar", "--channels-last", "--layout", "nchw")
-    assert ran.returncode == 2
-    assert ran.stderr == "error: --channels-last is --layout nhwc: leave out --layout nchw\n"
-
-
-@pytest.mark.parametrize(
-    ("main", "command", "said"),
-    [
-        (kernels_line.main, "gemm", ("--dtype, --precision", "--vs, --baseline")),
-        (kernels_line.main, "conv", ("--channels-last", "Same as --layout nhwc")),
-        (training_line.main, "train", ("--channels-last", "Same as --layout nhwc")),
-        (training_line.main, "stalls", ("--channels-last",)),
-    ],
-)
-def test_help_lists_them_beside_the_option(main: Any, command: str, said: tuple[str, ...]) -> None:
-    text = run_here(main, "x", command, "--help").stdout
-    for words in said:
-        assert words in text
 
 
 # ---------------------------------------------------------------- what is taken from the file
@@ -178,44 +137,3 @@ def test_a_file_that_is_no_run_is_left_to_the_command(tmp_path: Path, text: str)
     file = tmp_path / "run.json"
     file.write_text(text)
     assert kernels("gemm", "--resume", file) == kernels("gemm") | {"resume": file}
-    ran = microbench("gemm", "--resume", file)
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert str(file) in ran.stderr
-    ran = e2e("predict", "--resume", file)
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert "names no NETWORK" in ran.stderr
-
-
-# ---------------------------------------------------------------- real runs
-
-
-def test_a_stopped_run_of_gemm_goes_on_with_its_file_alone(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.json"
-    words = ("gemm", "--sizes", "16,24", "--precision", "fp32", "--baseline", "none", *CPU)
-    assert microbench(*words, "--json", whole).returncode == 0
-    file = cut(whole, tmp_path / "part.json", 1)
-    before = read_run(file).results
-    ran = microbench("gemm", "--resume", file)
-    assert ran.returncode == 0, ran.stderr
-    after = read_run(file)
-    assert [r.case.key for r in after.results] == [r.case.key for r in read_run(whole).results]
-    assert after.results[0].measurement == before[0].measurement
-    assert after.finished_at
-    ran = microbench("gemm", "--resume", file, "--regime", "burst")
-    assert ran.returncode == 2
-    assert "sustained" in ran.stderr
-
-
-def test_a_stopped_training_goes_on_with_its_file_alone(tmp_path: Path) -> None:
-    whole = tmp_path / "whole.json"
-    words = ("cnn-cifar", "--recipe", "fp32,amp", "--batch", "4", "--channels-last", *CPU)
-    assert e2e(*words, "--json", whole).returncode == 0
-    file = cut(whole, tmp_path / "part.json", 1)
-    ran = e2e("train", "--resume", file, "--quiet")
-    assert ran.returncode == 0, ran.stderr
-    cases = [one["case"] for one in json.loads(file.read_text())["results"]]
-    assert [case["recipe"] for case in cases] == ["fp32", "amp-bf16"]
-    assert {(case["batch"], case["layout"]) for case in cases} == {(4, "nhwc")}
-    ran = e2e("--resume", file, "--seed", "5")  # the network stays, the seed does not agree
-    assert ran.returncode == 2
-    assert "seed" in ran.stderr
