@@ -90,6 +90,7 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._errors: PassedOn | None = None
         self._stage = ("", "starting")
+        self._has_greeted = False
         if start:
             reader, errors = context.Pipe(duplex=False)
             self._process, self._pipe = start(errors.fileno())
@@ -115,14 +116,19 @@ class Child:
 
     def greet(self) -> Greeting:
         """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
-        return self._answer(lambda _key, _stage: None, START_S)
+        greeting: Greeting = self._answer(lambda _key, _stage: None, START_S)
+        self._has_greeted = True
+        return greeting
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
         """The child's answer. UserError when the child refuses the request.
 
         WorkerDied when it ends, stays in one stage for `patience_s` seconds, or gives no sign of
-        life for HANG_S seconds.
+        life for HANG_S seconds. One that nobody has greeted is greeted first: that is its first
+        answer.
         """
+        if not self._has_greeted:
+            self.greet()
         self._send(request)
         return self._answer(on_stage, patience_s)
 
