@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from samples.commands import ROOT, run_here
 
-ROOT = Path(__file__).parents[2]
+from e2e.halfway import main
+
 PROGRAMS = {"halfway": ("bin/halfway",), "e2e": ("-m", "e2e"), "microbench": ("-m", "microbench")}
 
 
@@ -23,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def run(folder: Path, *words: str, path: str = str(ROOT)) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": path},
@@ -46,12 +48,16 @@ def test_a_foreign_package_is_named_in_one_line(folder: Path, program: str, name
     assert "environment of its own" in done.stderr
 
 
-def test_a_folder_beside_the_user_s_module_does_not_take_our_place(folder: Path) -> None:
+def test_a_folder_beside_the_user_s_module_does_not_take_our_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     (folder / "mynet.py").write_text("raise RuntimeError('reached')\n")
-    words = (*PROGRAMS["halfway"], "layers", "mynet:build")
-    done = run(folder, *words)
-    assert "reached" in done.stderr, "a folder that is no package"
     (folder / "e2e" / "__init__.py").write_text("raise RuntimeError('theirs')\n")
-    done = run(folder, *words)
+    done = run_here(main, "halfway", "gemm", "--backend", "mynet:build")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "rename it" in done.stderr
+    (folder / "e2e" / "__init__.py").unlink()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = run_here(main, "halfway", "gemm", "--backend", "mynet:build")
+    assert "reached" in done.stderr, "a folder that is no package"

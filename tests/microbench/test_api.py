@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from samples.commands import ROOT, warm_children
 
 import microbench
 from microbench.__main__ import app
 from microbench.command_words import called
 from microbench.results.runfile import read_run
 
-ROOT = Path(__file__).parents[2]
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
 SCRIPT = """
 import microbench
@@ -34,15 +35,14 @@ def test_a_script_without_a_main_guard_measures(tmp_path: Path) -> None:
     assert (found.stdout, found.stderr) == ("1 True\n", "")
 
 
-def test_slower_work_takes_longer() -> None:
-    a = torch.randn(128, 128)
-    found = microbench.compare_arms(
-        {"once": lambda a: a @ a, "ten times": lambda a: [a @ a for _ in range(10)]}, a, budget=0.5
-    )
-    ratio = found.speedups["ten times"]
-    assert ratio.ratio < 1
-    assert found["once"].median_s < found["ten times"].median_s
-    assert list(found.speedups) == ["ten times"]
+def test_functions_are_compared_with_the_first() -> None:
+    slow_s = 2e-3
+    found = microbench.compare_arms({"none": lambda: None, "slow": lambda: time.sleep(slow_s)},
+                                    budget=0.2)  # fmt: skip
+    assert found["slow"].median_s >= slow_s
+    assert list(found.speedups) == ["slow"]
+    ratio = found.speedups["slow"]
+    assert ratio.ci95 is None or ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
 
 
 def test_a_measurement_holds_its_samples_and_shows_itself() -> None:
@@ -57,35 +57,14 @@ def test_a_measurement_holds_its_samples_and_shows_itself() -> None:
     assert found.chart().to_dict()["layer"]
 
 
-def test_what_a_callable_raises_is_the_callers() -> None:
+def test_what_cannot_be_timed_is_the_callers_error() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         microbench.bench(torch.matmul, torch.ones(2, 3), torch.ones(2, 3))
-
-
-@pytest.mark.parametrize(
-    ("conditions", "said"),
-    [({"timer": "events"}, "needs a CUDA device"), ({"device": "tpu"}, "unknown device")],
-)
-def test_a_condition_that_the_device_lacks_is_a_user_error(
-    conditions: dict[str, str], said: str
-) -> None:
-    with pytest.raises(microbench.UserError, match=said):
-        microbench.bench(torch.relu, torch.ones(3), **conditions)
-
-
-def test_nothing_to_time_is_a_user_error() -> None:
+    for conditions, said in (({"timer": "events"}, "CUDA device"), ({"device": "tpu"}, "unknown")):
+        with pytest.raises(microbench.UserError, match=said):
+            microbench.bench(torch.relu, torch.ones(3), **conditions)
     with pytest.raises(microbench.UserError, match="at least one"):
         microbench.compare_arms({})
-
-
-@pytest.mark.parametrize(
-    ("options", "near"), [({"size": 4}, "sizes"), ({"dtyp": "fp16"}, "dtype"), ({"name": 1}, "")]
-)
-def test_an_unknown_option_is_a_type_error_with_near_ones(
-    options: dict[str, object], near: str
-) -> None:
-    with pytest.raises(TypeError, match=f"no option '{next(iter(options))}'.*{near}"):
-        microbench.gemm(**options)
 
 
 def asked(name: str, *arguments: str, **options: object) -> dict[str, object]:
@@ -121,27 +100,27 @@ def test_values_that_mean_nothing_are_one_line(options: dict[str, object], said:
     with pytest.raises(microbench.UserError, match=said) as caught:
         asked("conv", **options)
     assert "\n" not in str(caught.value)
+    for options, near in (({"size": 4}, "sizes"), ({"dtyp": "fp16"}, "dtype"), ({"name": 1}, "")):
+        with pytest.raises(TypeError, match=f"no option '{next(iter(options))}'.*{near}"):
+            microbench.gemm(**options)
 
 
 def test_a_run_goes_on_with_the_settings_of_its_file(tmp_path: Path) -> None:
     """The functions' own file, which keeps the words that mean the same, and no path."""
     path = tmp_path / "run.json"
-    run = microbench.gemm(sizes=[16, 24], dtypes="fp32", vs="none", budget=0.2, json=path)
-    assert run.command[3:] == (
-        "gemm", "--sizes", "16,24", "--dtype", "fp32", "--vs", "none", "--budget", "0.2",
-    )  # fmt: skip
-    stopped = json.loads(path.read_text())
-    path.write_text(json.dumps(stopped | {"results": stopped["results"][:1], "finished_at": None}))
-    again = microbench.gemm(resume=path)
-    assert [r.case.key for r in again.results] == [r.case.key for r in run.results]
-    assert again.results[0].measurement == run.results[0].measurement
-    with pytest.raises(microbench.UserError, match="run of gemm, not of conv"):
-        microbench.conv(resume=path)
-
-
-def test_a_value_that_means_nothing_is_the_commands_error() -> None:
-    with pytest.raises(microbench.UserError, match="cannot read 'x'"):
-        microbench.gemm(sizes="x")
+    with warm_children():
+        run = microbench.gemm(sizes=[16, 24], dtypes="fp32", vs="none", budget=0.2, json=path)
+        assert run.command[3:] == (
+            "gemm", "--sizes", "16,24", "--dtype", "fp32", "--vs", "none", "--budget", "0.2",
+        )  # fmt: skip
+        stopped = json.loads(path.read_text())
+        stopped |= {"results": stopped["results"][:1], "finished_at": None}
+        path.write_text(json.dumps(stopped))
+        again = microbench.gemm(resume=path)
+        assert [r.case.key for r in again.results] == [r.case.key for r in run.results]
+        assert again.results[0].measurement == run.results[0].measurement
+        with pytest.raises(microbench.UserError, match="run of gemm, not of conv"):
+            microbench.conv(resume=path)
 
 
 def test_a_loaded_run_is_the_files_and_shows_itself(tmp_path: Path) -> None:
@@ -152,6 +131,6 @@ def test_a_loaded_run_is_the_files_and_shows_itself(tmp_path: Path) -> None:
     medians = [result.median_s for result in run.results]
     assert list(frame["median_s"]) == pytest.approx(medians, rel=1e-8)
     assert run._repr_html_().count("<tr>") == len(run.results) + 1
-    assert "fp16 pays off" in str(run) or "faster" in str(run)
+    assert "fp16" in str(run)
     run.save(tmp_path / "again.json")
     assert read_run(tmp_path / "again.json").results == run.results
