@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from samples import bad_networks
 from samples.commands import Ran, run_here, warm_children
 
 from e2e.__main__ import main
@@ -80,3 +81,16 @@ def test_a_training_that_breaks_off_keeps_the_times(tmp_path: Path, name: str) -
     assert training.status == "failed"
     assert "training from seed" in (training.reason or "")
     assert training.steps is not None
+
+
+def test_a_process_that_dies_costs_the_times_of_that_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(bad_networks.STARTS, str(tmp_path / "starts"))
+    file = tmp_path / "run.json"
+    assert train(file, "crashes_in_another", "--processes", "2").returncode == 0
+    (training,) = read_run(file).of(Training)
+    assert training.status == "ok"
+    assert training.steps is not None
+    assert len(training.steps.processes) < 2
+    assert len(set((tmp_path / "starts").read_text().split())) > 2

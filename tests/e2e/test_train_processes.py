@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from rich.console import Console
 from samples.training_runs import arm, run_of
 
-from e2e.case import TrainCase
-from e2e.commands.child import DataFacts
-from e2e.commands.plan import Comparison, Planned, Work
-from e2e.commands.progress import TrainProgress
-from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Job
-from e2e.networks import find
-from e2e.report.run_report import sections
 from e2e.results.codec import from_json, to_json
-from e2e.results.terms import TracedPart, TracedStep
 from e2e.results.types import State, StepTimes, Training
 from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups
-from kernels.case import Target
 from microbench.results.comparison import compare
-from microbench.results.runfile import read_run
-from microbench.results.types import TIME_DECIMALS, Run
+from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import ProcessTime
-from microbench.selftest.splits import false_verdicts, power
-from microbench.worker import Greeting, WorkerDied
 
 ROUNDS = 3
 BASE_S = {"fp32": 0.2, "amp": 0.1}
@@ -129,16 +113,6 @@ def test_processes_that_cannot_be_are_refused(part: dict[str, Any]) -> None:
         from_json(written(replace(training, steps=steps)), "x")
 
 
-def test_the_screen_says_how_many_processes() -> None:
-    def screen(count: int) -> str:
-        run = run_of(*in_processes(count))
-        return "\n".join(line.plain for _, lines in sections(run, 100, details=False)
-                         for line in lines)  # fmt: skip
-
-    assert "3 processes" in screen(3)
-    assert "processes" not in screen(1)
-
-
 # ---------------------------------------------------------------- comparing
 
 
@@ -200,105 +174,6 @@ def test_plain_runs_that_know_their_cpus_speed_are_compared_at_one() -> None:
     assert verdicts(once(None, 0.1), once(1.5, 0.15)) == ["cannot tell"]
 
 
-# ---------------------------------------------------------------- the command's order
-
-
-class Processes:
-    """Training processes one after another, each with its own times; `deadly` numbers die."""
-
-    def __init__(self, deadly: Sequence[int] = ()) -> None:
-        self.number, self.deadly = 0, set(deadly)
-        self.held: list[TrainCase] = []
-        self.asked: list[tuple[int, list[str]]] = []
-
-    def use(self, gpus: int) -> None:
-        assert gpus == 1
-
-    def restart(self) -> None:
-        self.number += 1
-
-    def set_up(self, cases: Sequence[TrainCase], on_stage: object) -> list[Training]:
-        self.held = list(cases)
-        return [Training(case, "ok", step_units=256) for case in cases]
-
-    def time(self, budget_s: float, on_stage: object) -> list[Training]:
-        if self.number in self.deadly:
-            raise WorkerDied(self.held[-1].key, "planted")
-        self.asked.append((self.number, [case.recipe for case in self.held]))
-        by_recipe = {one.case.recipe: one for one in in_process(self.number, pace=1.0)}
-        return [replace(by_recipe[case.recipe], case=case) for case in self.held]
-
-    def trace(self, on_stage: object) -> dict[str, TracedStep | str]:
-        recorded = TracedStep(1, 9, (TracedPart("convolutions", 90_000_000, "body"),))
-        return {case.key: recorded if self.number == 0 else "asked again" for case in self.held}
-
-
-def job(worker: object, path: Path, processes: int) -> Job:
-    work = Work(
-        request_of("resnet50", {"predict": False, "processes": processes}), path, find("resnet50"),
-        Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
-        DataFacts("synthetic", 1000, None, None, ()),
-    )  # fmt: skip
-    return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
-
-
-def batches(*sizes: int) -> list[Comparison]:
-    cases = [one.case for one in in_process(0)]
-    return [Comparison(tuple(Planned(replace(case, batch=n)) for case in cases)) for n in sizes]
-
-
-def numbers(run: Run) -> list[list[int]]:
-    """The processes that timed each training."""
-    return [[p.number for p in t.steps.processes] or [0] for t in run.of(Training) if t.steps]
-
-
-def test_each_process_times_all_comparisons_before_the_next_begins(tmp_path: Path) -> None:
-    worker, path = Processes(), tmp_path / "run.json"
-    run = job(worker, path, 3).run(run_of(), batches(32, 64), lambda _: 0)
-    assert worker.asked == [(n, ["fp32", "amp"]) for n in (0, 0, 1, 1, 2, 2)]
-    assert numbers(run) == [[0, 1, 2]] * 4
-    assert read_run(path).of(Training) == run.of(Training)
-    expected = in_processes(3)[1].speedup["fp32"].ratio
-    for training in run.of(Training)[1::2]:
-        assert training.speedup["fp32"].ratio == pytest.approx(expected)
-        assert training.timed
-        assert len(training.timed.processes) == 3
-        assert training.ledger[-1].ms == pytest.approx(1e3 * training.timed.median_s), (
-            "of all processes' times, and of the steps that the first one recorded"
-        )
-
-
-def test_resuming_adds_the_missing_processes_only(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    short = job(Processes(), path, 2).run(run_of(), batches(32), lambda _: 0)
-    worker = Processes()
-    run = job(worker, path, 3).run(short, batches(32), lambda _: 0)
-    assert [number for number, _ in worker.asked] == [1], "one fresh process, and not the first"
-    assert numbers(run) == [[0, 1, 2]] * 2
-    again = Processes()
-    assert job(again, path, 3).run(run, batches(32), lambda _: 0).of(Training) == run.of(Training)
-    assert not again.asked
-
-
-def test_an_arm_that_kills_a_process_keeps_the_times_that_it_has(tmp_path: Path) -> None:
-    worker = Processes(deadly=[1])
-    run = job(worker, tmp_path / "run.json", 2).run(run_of(), batches(32), lambda _: 0)
-    fp32, amp = run.of(Training)
-    assert (fp32.status, amp.status) == ("ok", "ok")
-    assert numbers(run) == [[0, 1], [0]]
-    assert amp.speedup["fp32"].ratio == pytest.approx(2.0), "of the process that timed both"
-    later = Processes()
-    run = job(later, tmp_path / "run.json", 2).run(run, batches(32), lambda _: 0)
-    assert numbers(run) == [[0, 1, 2], [0, 2]], "both again, beside each other"
-
-
-def test_one_process_is_what_it_was(tmp_path: Path) -> None:
-    worker = Processes()
-    run = job(worker, tmp_path / "run.json", 1).run(run_of(), batches(32), lambda _: 0)
-    assert worker.number == 0
-    assert all(t.steps and not t.steps.processes for t in run.of(Training))
-
-
 def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:
     (amp,) = cpu_bound([1.0, 2.0])
     assert amp.steps
@@ -306,30 +181,3 @@ def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:
         ProcessTime(0, ROUNDS, 0.1, 1_700.0, 1.0), ProcessTime(1, ROUNDS, 0.2, 1_700.0, 2.0),
     )  # fmt: skip
     assert amp.steps.host_pace == pytest.approx(1.5)
-
-
-def test_runs_of_trainings_are_split_like_those_of_kernels() -> None:
-    """Each process in each half by turns: a CPU-bound training is judged at one CPU speed."""
-    rng = random.Random(28)
-    found = in_process(0)
-    paces = [rng.choice([1.0, 1.5]) for _ in range(8)]
-    found = [replace(t, limit="host") for t in found]
-    for number, pace in enumerate(paces):
-        # The CPU is slower by its pace, which is read beside, and by a per cent that nothing tells.
-        more = [
-            replace(timed(name, s * pace * (1 + rng.gauss(0, 0.01)), pace), limit="host")
-            for name, s in BASE_S.items()
-        ]
-        found = more if number == 0 else merged(found, more, number)
-    verdicts = false_verdicts([run_of(*found)], 3, 50)
-    assert [row.op for row in verdicts.rows] == ["train", "train"]
-    for row in verdicts.rows:
-        assert row.cpu_bound
-        assert row.sd_pct > 5 * (row.sd_one_speed_pct or 0.0) > 0.0
-        assert row.faster + row.slower == 0
-    # The same times, were they limited by the GPU, could not be explained by the CPU's speed.
-    gpu = [replace(t, limit="gpu") for t in found]
-    assert not any(row.cpu_bound for row in false_verdicts([run_of(*gpu)], 3, 5).rows)
-    scaled = power([run_of(*found)], 3, 50).rows
-    assert {row.change for row in scaled} == {"scaled"}
-    assert all(row.cpu_bound and row.slower == 0 for row in scaled)  # 20 % is within 30 %
