@@ -20,11 +20,6 @@ def wait_for(done: Callable[[], bool]) -> None:
 def kill(pid: int) -> None:
     """End a child at once, and wait for its end."""
     os.kill(pid, signal.SIGKILL)
-    wait_for_death(pid)
-
-
-def wait_for_death(pid: int) -> None:
-    """Until a child has ended."""
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it leaves the reaping to its owner
 
 
