@@ -58,7 +58,7 @@ SCENARIOS = {
         Planted("nchw", "layout changes"),
         Planted("odd_vocab", "no multiple of 8"),
         Planted("bf16_norm", "normalisation in BF16", steps=Steps(8, 20, 2)),
-        Planted("recast", "casts between types", on_cpu=True),
+        Planted("recast", "casts between types"),
         Planted("syncs", "synchronisation"),
         Planted("fp32_island", "stayed in float32"),
         Planted("atomics", _SLOWER, other=NO_AMP),
