@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from samples.commands import ROOT, run_here
-from samples.ending import MARK, marked
-from samples.processes import wait_for
+from samples.processes import MARK, marked, wait_for
 from samples.recording import PROOFS, RECORDER, STEPS, User, source
 
 from e2e.__main__ import main

@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 from samples import judge
 from samples.commands import ROOT, environment
-from samples.ending import MARK, marked
-from samples.processes import wait_for
+from samples.processes import MARK, marked, wait_for
 
 CPU = ("--device", "cpu")
 E2E, MICROBENCH = ("-m", "e2e"), ("-m", "microbench")

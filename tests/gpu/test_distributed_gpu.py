@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 import torch
 from samples import rank_training
 from samples.commands import ROOT, environment
-from samples.rank_ending import ended_by
+from samples.processes import is_gone, wait_for
+
+from e2e.results.types import Training
+from microbench.results.runfile import read_run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 CUDA = torch.device("cuda", 0)
@@ -95,6 +100,21 @@ def test_one_command_over_one_gpu_and_two(tmp_path: Path) -> None:
         assert "gradient exchange" in terms
 
 
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for path in tasks for word in path.read_text().split()]
+
+
+def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
+    """(rank, process) of what torchrun started below a command."""
+    for child in children(pid):
+        for one in children(child):
+            words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
+            for word in words:
+                if word.startswith(b"RANK="):
+                    yield int(word[5:]), one
+
+
 @TWO
 @pytest.mark.parametrize(
     ("number", "said"),
@@ -103,11 +123,23 @@ def test_one_command_over_one_gpu_and_two(tmp_path: Path) -> None:
 def test_a_rank_of_nccl_that_dies_or_hangs_costs_its_variant_alone(
     number: int, said: str, tmp_path: Path
 ) -> None:
-    words = [
-        sys.executable, "-m", "e2e", "resnet18", "--recipe", "amp", "--batch", "32,16",
-        "--gpus", "2", "--budget", "6",
-    ]  # fmt: skip
-    broken, whole = ended_by(number, words, tmp_path, found_here())
+    path = tmp_path / "run.json"
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "e2e", "resnet18", "--recipe", "amp", "--batch", "32,16",
+         "--gpus", "2", "--budget", "6", "--json", str(path)],
+        env=found_here(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert ran.stdout
+    for line in ran.stdout:
+        if "about" in line:  # the ranks have joined, and set up
+            break
+    before = dict(ranks_of(ran.pid))
+    time.sleep(2)
+    os.kill(before[1], number)
+    wait_for(lambda: is_gone(before[0]))
+    _, errors = ran.communicate(timeout=180)
+    assert (ran.returncode, errors) == (0, "")
+    broken, whole = read_run(path).of(Training)
     assert (broken.status, whole.status) == ("failed", "ok")
     assert str(broken.reason).startswith(f"{said} while ")
 

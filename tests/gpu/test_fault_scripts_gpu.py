@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from samples.commands import ROOT, environment
-from samples.ending import MARK, marked
-from samples.processes import wait_for
+from samples.processes import MARK, marked, wait_for
 
 SCRIPT = """import sys
 import torch

@@ -1,4 +1,4 @@
-"""What tests do with processes: kill them, and wait for them."""
+"""What tests do with processes: find them, kill them, and wait for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,22 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+MARK = "HALFWAY_TEST_MARK"  # in the environment of a command and of all its descendants
+
+
+def marked(mark: str) -> list[tuple[int, str]]:
+    """(pid, command line) of the processes that have the mark and have not ended."""
+    found: list[tuple[int, str]] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            has = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes()
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if has and not is_gone(int(folder.name)):
+            found.append((int(folder.name), line))
+    return found
 
 
 def wait_for(done: Callable[[], bool]) -> None:
