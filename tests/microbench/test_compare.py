@@ -263,7 +263,10 @@ def test_a_version_concerns_the_results_that_it_names(
     ("factor", "differs"), [(1.019, False), (1.021, True), (0.981, False), (0.979, True)]
 )
 def test_clocks_differ_from_two_per_cent_on(factor: float, differs: bool) -> None:
-    a, b = (run_of(result(64, sm_clock_mhz=clock)) for clock in (1000.0 * factor, 1000.0))
+    a, b = (
+        run_of(*(result(size, sm_clock_mhz=clock) for size in sizes))
+        for sizes, clock in (((64, 128), 1000.0 * factor), ((64,), 1000.0))
+    )
     assert len(compare(a, b).differences) == differs
 
 
@@ -287,9 +290,10 @@ def test_what_differs_is_said() -> None:
     other = replace(
         SOME, device=SOME.device | {"driver": "590.2"}, software=SOME.software | {"torch": "2.12"}
     )
-    said = "\n".join(compare(SOME, other).differences)
-    for value in ("driver", "580.1", "590.2", "torch", "2.11", "2.12"):
-        assert value in said
+    for a, b in ((SOME, other), (other, SOME)):
+        said = "\n".join(compare(a, b).differences)
+        for value in ("driver", "580.1", "590.2", "torch", "2.11", "2.12"):
+            assert value in said
 
 
 def test_failing_on_a_verdict() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kernels.case import Case
 from microbench.results.merging import merged, ratio_of_processes
-from microbench.results.types import Measurement, ProcessTime, Ratio, Result
+from microbench.results.types import TURNED_WRONG, Measurement, ProcessTime, Ratio, Result
 
 FP32 = Case("gemm", dict.fromkeys("mnk", 512), "fp32", "cublas")
 FP16 = replace(FP32, precision_name="fp16")
@@ -94,6 +94,14 @@ def test_a_case_that_fails_in_one_process_keeps_what_it_had() -> None:
     assert fp16.speedup["fp32"].ratio == pytest.approx((2 * 4) ** 0.5)
 
 
+def test_a_process_in_which_one_missed_a_turn_gives_no_ratio() -> None:
+    before = [result(FP32, [8.0], [8.0]), result(FP16, [4.0], [4.0])]
+    found = merged(before, [result(FP32, [8.0]), result(FP16, [1.0], [1.0])], 1)
+    assert set(found[1].speedup) == {"old"}
+    found = merged(found, [result(FP32, [6.0], [6.0]), result(FP16, [1.0], [1.0])], 2)
+    assert found[1].speedup["fp32"].ratio == pytest.approx((2 * 6) ** 0.5)
+
+
 def test_one_that_missed_a_turn_leaves_the_others_their_ratio() -> None:
     def arms(*fp32: float) -> list[Result]:
         blocks = [[seconds] for seconds in fp32]
@@ -121,3 +129,17 @@ def test_a_ratio_of_one_process_is_over_its_rounds() -> None:
     assert thrice.ratio == pytest.approx(4.0)
     assert thrice.ci95 is not None
     assert ratio_of_processes(both([1.0, 1.0]), both([1.0])) is None
+
+
+def test_what_turns_wrong_loses_its_times_and_the_others_their_ratios_over_it() -> None:
+    arms = [result(FP32, [8.0], [8.0]), result(FP16, [4.0], [4.0]), result(TRITON, [2.0], [2.0])]
+    before = merged(arms, arms, 1)
+    assert "fp16" in before[0].speedup
+    wrong = Result(FP16, "failed", reason=f"{TURNED_WRONG}: error 0.5", rel_error=0.5)
+    fp32, fp16, triton = merged(before, [wrong], 2)
+    assert (fp16.status, fp16.reason, fp16.measurement) == ("failed", wrong.reason, None)
+    assert (fp16.rel_error, fp16.speedup, fp16.vs_backend) == (0.5, {}, {})
+    assert set(fp32.speedup) == {"old"}
+    assert set(triton.speedup) == {"old", "fp32"}
+    assert triton.vs_backend == {}
+    assert len(measurement_of(triton).processes) == 2
