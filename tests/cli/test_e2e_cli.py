@@ -19,6 +19,7 @@ from samples.images import flat, put, save
 from samples.shop import Shop
 
 from e2e.__main__ import main
+from e2e.recipes import RECIPES
 from microbench.__main__ import main as microbench
 from microbench.results.runfile import read_run
 
@@ -270,15 +271,6 @@ def test_options_reach_the_case_the_step_and_the_screen(folder: Path) -> None:
         assert words in shown(file).lower()
 
 
-def test_amp_goes_with_more_recipes(folder: Path) -> None:
-    """The main comparison, and one more recipe beside it."""
-    words = ("mine:build", "--amp", "--recipe", "fp32,bf16", *OWN, "--no-predict")
-    arms = by_recipe(trained(folder, folder / "more.json", *words)[0])
-    assert list(arms) == ["fp32", "tf32", "amp-bf16", "bf16"]
-    for name in ("fp32", "amp-bf16", "bf16"):
-        check_steps(arms[name])
-
-
 RUNGS = ("fp32", "tf32", "channels_last", "amp", "fused", "compile", "graph")
 
 
@@ -435,12 +427,10 @@ def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_pa
     assert (result["case"]["weights"], result["case"]["freeze"]) == ("cnn-cifar.pth", "body")
     assert 0 <= result["repeats"][0]["zero_gradients"] < 1
     assert str(tmp_path) not in file.read_text()
-    bad = tmp_path / "bad.pth"
-    torch.save({"weight": torch.ones(2)}, bad)
-    for path, said in ((tmp_path / "none.pth", "no such file"), (bad, "it has no")):
-        ran = run_here(main, "e2e", *words, *CPU, "--weights", path, cwd=folder)
-        assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-        assert said in ran.stderr
+    torch.save({"weight": torch.ones(2)}, weights)
+    ran = run_here(main, "e2e", *words, *CPU, "--weights", weights, cwd=folder)
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "it has no" in ran.stderr
 
 
 # ---------------------------------------------------------------- the user's own network
@@ -462,17 +452,13 @@ def test_an_own_network_with_an_own_loss(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [("--lr", "1e9"), ("--loss", "mine:not_a_number")])
-def test_what_diverges_is_not_converged_and_no_gain(how: tuple[str, str], folder: Path) -> None:
+def test_what_diverges_is_not_converged(how: tuple[str, str], folder: Path) -> None:
     words = ("mine:build", *OWN, *PAIR, *how, "--iterations", "15", "--no-predict")
     run, ran = trained(folder, folder / f"diverged{how[0]}.json", *words)
     for result in run["results"]:
         assert result["converged"] is False, result["convergence"]
         assert result["convergence"]
     assert "not converged" in ran.stdout
-    short = " ".join(ran.stdout.split("In short")[1].split("\n\n")[0].split())
-    for sentence in re.split(r"(?<=[.!])\s+", short):
-        if re.search(r"amp-bf16.*(faster|pays off|gain)", sentence):
-            assert re.search(r"not converge|no gain|not a gain|not count", sentence), sentence
 
 
 def test_what_raises_under_one_recipe_fails_that_row_only(folder: Path) -> None:
@@ -491,22 +477,14 @@ def test_what_raises_under_one_recipe_fails_that_row_only(folder: Path) -> None:
 # ---------------------------------------------------------------- list, explain
 
 
-def test_list_names_every_network() -> None:
+def test_list_names_networks_explain_recipes_and_the_network_may_stand_first() -> None:
     from torchvision import models
 
-    ran = run_here(main, "e2e", "list")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    named = set(re.findall(r"[\w-]+", ran.stdout))
-    assert set(models.list_models(module=models)) <= named
-    assert {"resnet50-cifar", "vgg16-cifar", "wrn-28-10", "gpt", "gpt-tiny", "cnn-cifar"} <= named
-    assert "module:function" in ran.stdout
-    assert all(len(line) <= 100 for line in ran.stdout.splitlines())
-
-
-def test_explain_names_every_recipe_and_the_network_may_stand_first_or_after_train() -> None:
+    named = set(re.findall(r"[\w-]+", run_here(main, "e2e", "list").stdout))
+    assert {*models.list_models(module=models), "resnet50-cifar", "gpt", "cnn-cifar"} <= named
     ran = run_here(main, "e2e", "cnn-cifar", "--explain")
     assert (ran.returncode, ran.stderr) == (0, "")
-    for recipe in ("fp32", "tf32", "amp", "amp-bf16", "fp16", "bf16", "O0", "O1", "O2", "O3"):
+    for recipe in RECIPES:
         assert re.search(rf"^\W*{recipe}\s", ran.stdout, re.MULTILINE), recipe
     for words in (("train", "cnn-cifar"), ("--amp", "cnn-cifar")):
         assert run_here(main, "e2e", *words, "--explain").stdout == ran.stdout

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from samples.commands import ROOT
 
 from e2e.__main__ import OPTIONS
@@ -28,6 +27,10 @@ ADDED = {
 }
 FOUND = """
 import json
+
+from e2e.halfway import main
+
+assert [main([command, "--help"]) for command in ("train", "layers")] == [0, 0]
 
 from e2e.case import label_of
 from e2e.commands.plan import plan
@@ -66,48 +69,25 @@ assert (kept(conditions)["rest"], kept(conditions)["l2"]) == (1.0, "cold")
 """
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages with a field more in each schema."""
-    place = tmp_path_factory.mktemp("copy")
+def test_a_field_is_an_option_and_in_cases_files_reports_and_what_resume_asks_for(
+    tmp_path: Path,
+) -> None:
     for package in ("kernels", "microbench", "e2e"):
-        shutil.copytree(ROOT / package, place / package)
+        shutil.copytree(ROOT / package, tmp_path / package)
     for name, added in ADDED.items():
-        text = (place / name).read_text()
+        text = (tmp_path / name).read_text()
         for of, line in added.items():
             before, start, rest = text.partition(of)
             body, end, after = rest.partition("\n\n    @property" if "Case" in of else "\n\n\n")
             text = before + start + body + "\n" + line + end + after
-        (place / name).write_text(text)
-    return place
-
-
-def python(copy: Path, *words: str) -> str:
+        (tmp_path / name).write_text(text)
     ran = subprocess.run(
-        [sys.executable, *words], cwd=copy, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        [sys.executable, "-c", FOUND], cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "written"),
-    [
-        ("e2e train", ("--momentum FLOAT", "--jitter FLOAT")),
-        ("microbench layers", ("--rest FLOAT",)),
-    ],
-)
-def test_a_field_is_an_option_of_its_commands(
-    copy: Path, command: str, written: tuple[str, ...]
-) -> None:
-    said = python(copy, "-m", *command.split(), "--help")
-    for words in written:
-        assert words in said
-
-
-def test_a_field_is_in_cases_files_reports_and_what_resume_asks_for(copy: Path) -> None:
-    python(copy, "-c", FOUND)
+    for words in ("--momentum FLOAT", "--jitter FLOAT", "--rest FLOAT"):
+        assert words in ran.stdout
 
 
 def test_every_option_has_a_command_and_is_declared_once() -> None:

@@ -66,7 +66,7 @@ def test_a_fed_step_is_the_mean_of_whole_blocks_beside_its_prediction(shop: Shop
     assert sum(not training["case"]["cached"] for training in fed) == 4
 
 
-def test_loaders_alone_read_files_of_the_folder(shop: Shop, tmp_path: Path) -> None:
+def test_loaders_alone_read_the_files_or_say_what_they_lack(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "loader.json"
     ran = shop.run("loader", "--backend", "torchvision-io,read", "--data", "folder:images",
                    "--workers", "1", "--prefetch", "3", "--batch", "4", "--input", "3x32x32",
@@ -79,9 +79,6 @@ def test_loaders_alone_read_files_of_the_folder(shop: Shop, tmp_path: Path) -> N
     (block, *_) = found["read"]["blocks"]
     sizes = sorted(path.stat().st_size for path in shop.folder.glob("images/train/*/*.jpg"))
     assert sizes[0] <= block["read_bytes"] / block["images"] <= sizes[-1]
-
-
-def test_what_a_loader_lacks_is_said(shop: Shop) -> None:
     found = {r["case"]["loader"]: r for r in results(shop.kept("loader").file, "load")}
     assert found["torchvision"]["images_per_s"] > 0
     assert found["gpu-decode"]["status"] == "skipped"

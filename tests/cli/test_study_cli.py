@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -99,44 +98,10 @@ def test_a_study_of_ones_own_runs_and_one_broken_part_is_a_row(ran: tuple[Ran, P
     assert "--out" not in run["command"]
 
 
-class Page(HTMLParser):
-    """Which elements stay open, the cells that are grey, and how many are bold."""
-
-    VOID = ("meta", "img", "br", "hr", "link", "input")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.faint: list[str] = []
-        self.bold = 0
-        self._grey = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "tr" and self.open[-1] == "tr":
-            self.open.pop()
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.bold += tag == "b"
-        self._grey = "faint" in (dict(attrs).get("class") or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        while tag != "tr" and self.open[-1] == "tr":  # whose end may be left out
-            self.open.pop()
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self._grey:
-            self.faint.append(data)
-        self._grey = False
-
-
-def test_the_page_is_whole_escaped_and_greys_what_cannot_be_compared(ran: tuple[Ran, Path]) -> None:
+def test_the_page_is_escaped_and_loads_nothing(ran: tuple[Ran, Path]) -> None:
     text = (ran[1] / "report.html").read_text()
-    page = Page(text)
-    assert (page.open, page.bold) == ([], 0)
-    assert any(word.endswith("%") for word in page.faint)  # accuracy on generated data
-    assert "50.1%" not in page.faint
+    assert "&lt;b&gt;theirs" in text
+    assert "<b>" not in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
@@ -173,20 +138,14 @@ def test_a_stopped_study_goes_on(ran: tuple[Ran, Path], tmp_path: Path) -> None:
     assert [row["status"] for row in cells(out)] == ["ok", "ok", "not run", "ok"]
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--profile", "quick", "--set", "repeats=1"], "out holds mine with sets {}, not "
-                                                       "{'repeats': 1}"),
-        (["--budget", "9m"], "budget_s 600.0, not 540.0"),
-    ],
-)  # fmt: skip
-def test_a_folder_of_another_study_is_left_alone(
-    ran: tuple[Ran, Path], more: list[str], says: str
-) -> None:
-    done = study("mine.toml", "--out", "out", *more, cwd=ran[1].parent)
-    assert done.returncode == 2
-    assert says in done.stderr
+def test_a_folder_of_another_study_is_left_alone(ran: tuple[Ran, Path]) -> None:
+    for more, says in (
+        (("--profile", "quick", "--set", "repeats=1"), "with sets {}, not {'repeats': 1}"),
+        (("--budget", "9m"), "budget_s 600.0, not 540.0"),
+    ):
+        done = study("mine.toml", "--out", "out", *more, cwd=ran[1].parent)
+        assert done.returncode == 2
+        assert says in done.stderr
 
 
 def test_those_shipped_are_listed_and_said_without_writing_anything(tmp_path: Path) -> None:

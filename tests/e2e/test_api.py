@@ -88,8 +88,6 @@ def test_an_unknown_option_names_near_ones() -> None:
         e2e.train("cnn-cifar", recipes="amp")
     with pytest.raises(TypeError, match="no option 'epochs'"):
         e2e.predict("cnn-cifar", epochs=3)  # an option of train
-    with pytest.raises(TypeError, match="did you mean workers"):
-        e2e.stalls("cnn-cifar", worker=3)
 
 
 def test_a_file_alone_says_what_to_go_on_with(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from microbench.results.runfile import read_run
 from samples.commands import Main, Ran, run_here
 from samples.images import noise, put, save
 
+PROGRESS = re.compile(r"\[\d+/\d+\] ")
 MODULE = """
 import torch
 from torch import nn
@@ -76,7 +78,7 @@ class Kept:
     def report(self) -> str:
         """What was printed, without progress and the line that names the file."""
         lines = self.ran.stdout.splitlines()
-        first = max((i for i, line in enumerate(lines) if line.startswith("[")), default=-1)
+        first = max((i for i, line in enumerate(lines) if PROGRESS.match(line)), default=-1)
         last = next(i for i, line in enumerate(lines) if line.startswith("Run file: "))
         return "\n".join(lines[first + 1 : last]).strip()
 
