@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_what_is_done_and_names_the_command_that_ends_the_run(
 ) -> None:
     file = tmp_path / "my run.json"
     ran = interrupted(
-        halfway, "halfway", *words_of(name), "--json", file, cwd=shop.folder,
+        halfway, "halfway", *words_of(name), "--budget", "1", "--json", file, cwd=shop.folder,
         when=lambda: file.exists() and json.loads(file.read_text())["results"],
     )  # fmt: skip
     assert ran.returncode == 130

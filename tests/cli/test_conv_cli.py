@@ -163,23 +163,6 @@ def test_flops_and_bytes_are_what_a_hand_count_gives(words: str, tmp_path: Path)
         assert all(r["case"]["groups"] == r["case"]["c"] for r in results)
 
 
-RIGHT = {
-    "dilation-stride-rectangle": "--channels 4x6 --image 7x10 --kernel 3x2 --stride 2 "
-    "--dilation 2 --padding 2 --batch 3",
-    "depthwise": "--channels 4x8 --image 6 --groups depthwise --batch 2",
-    "groups": "--channels 8x12 --image 5x6 --groups 4 --stride 2 --batch 2 --kernel 1,3",
-}
-
-
-@pytest.mark.parametrize("words", RIGHT.values(), ids=RIGHT)
-def test_every_kind_of_convolution_runs_on_a_cpu_and_is_right(words: str, tmp_path: Path) -> None:
-    words = f"conv --pass fprop,dgrad,wgrad --dtype fp32 --vs none --budget 0.2 {words}"
-    results = measured(words, tmp_path / "run.json")["results"]
-    check_right(results)
-    check_arithmetic(results)
-    assert {(r["case"]["pass"], r["case"]["layout"]) for r in results} == BOTH
-
-
 def test_what_a_back_end_lacks_is_skipped_with_its_reason(tmp_path: Path) -> None:
     run = measured(
         "conv --vs none --channels 16 --image 4 --batch 1 --backend cpu,triton --budget 0.2 "

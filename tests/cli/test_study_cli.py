@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -119,23 +118,6 @@ def test_the_report_is_made_again_from_the_run_files_and_nothing_is_measured_aga
     assert {name: (out / name).read_text() for name in names} == before
     assert study("mine.toml", "--out", "out", cwd=out.parent).returncode == 0
     assert {path.name: path.read_bytes() for path in (out / "runs").iterdir()} == runs
-
-
-def test_a_stopped_study_goes_on(ran: tuple[Ran, Path], tmp_path: Path) -> None:
-    """It has a training of two, and no loader; what was measured is kept."""
-    out = tmp_path / "out"
-    shutil.copytree(ran[1], out)
-    (tmp_path / "mine.toml").write_text(MINE)
-    state, run = (json.loads((out / name).read_text()) for name in ("study.json", TRAINED))
-    (out / "study.json").write_text(json.dumps({**state, "done": []}))
-    run |= {"results": run["results"][:1], "finished_at": None}
-    (out / TRAINED).write_text(json.dumps(run))
-    (out / "runs/load.json").unlink()
-    assert study("mine.toml", "--out", "out", cwd=tmp_path).returncode == 0
-    after = json.loads((out / TRAINED).read_text())
-    assert after["started_at"] == run["started_at"]
-    assert after["results"][0]["repeats"] == run["results"][0]["repeats"]
-    assert [row["status"] for row in cells(out)] == ["ok", "ok", "not run", "ok"]
 
 
 def test_a_folder_of_another_study_is_left_alone(ran: tuple[Ran, Path]) -> None:

@@ -106,6 +106,12 @@ def interrupted(
                 os.kill(os.getpid(), signal.SIGINT)
                 return
 
+    def stop(*_: object) -> None:
+        if ended.is_set():
+            pytest.fail("the command had ended before")
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
@@ -113,6 +119,7 @@ def interrupted(
     finally:
         ended.set()
         watcher.join()
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
