@@ -620,7 +620,7 @@ class TestTimed:
         steps = timed[arm].steps
         assert steps is not None
         assert sum(steps.times_s) <= 1.001 * steps.wall_s
-        assert steps.wall_steps > len(steps.times_s) == len(steps.wall_times_s)
+        assert steps.wall_steps == len(steps.times_s) == len(steps.wall_times_s)
         assert timed[arm].wall_per_s == pytest.approx(TIMED_BATCH * steps.wall_steps / steps.wall_s)
 
     def test_kernels_run_no_longer_than_the_step(self, timed: list[Training], arm: int) -> None:

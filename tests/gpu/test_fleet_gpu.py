@@ -43,7 +43,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.mark.quick
 def test_every_gpu_has_a_row_with_rates_and_state(path: Path) -> None:
     fleet = checked(path)
     assert [row.gpu for row in fleet.rows] == list(range(torch.cuda.device_count()))

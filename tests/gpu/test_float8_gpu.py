@@ -35,9 +35,8 @@ def test_a_product_is_that_of_float64(scaling: str, fast: bool, size: tuple[int,
     assert ((found.double() - right).abs() <= bound + 1e-3).all()
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.quick), True])
 def test_gradients_are_those_of_float64(scaling: str, compiled: bool) -> None:
     torch.manual_seed(0)
     layer, exact = nn.Linear(256, 512).cuda(), nn.Linear(256, 512).cuda()

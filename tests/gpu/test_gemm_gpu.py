@@ -5,6 +5,7 @@ Correctness and physical bounds only, never an absolute speed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ TRITON_SHAPES = [
     (1, 1, 1), (16, 16, 16), (1, 4096, 4096), (127, 65, 33), (384, 640, 200), (1000, 1000, 1000),
     (1023, 1025, 511), (2048, 512, 8192), (4095, 4097, 1024),
 ]  # fmt: skip
+QUICK = ("tf32", "fp16", "bf16", "fp8-e4m3")
 # What every GPU from Hopper on must do: a skip here would be a defect, not an answer.
 MUST_RUN = {(p, b) for p in ("fp32", "tf32", "fp16", "bf16") for b in BACKENDS}
 
@@ -68,10 +70,12 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(LAYOUTS[0], marks=pytest.mark.quick), *LAYOUTS[1:]]
+    ("precision", "backend", "layout"),
+    [
+        pytest.param(*each, marks=[pytest.mark.quick] * (each[0] in QUICK and each[2] == "nt"))
+        for each in itertools.product(PRECISIONS, BACKENDS, LAYOUTS)
+    ],
 )
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_right_or_skipped_with_a_reason(
     session: OpSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
 ) -> None:

@@ -26,7 +26,6 @@ def by_recipe(run: Run) -> dict[str, Training]:
     return {training.case.recipe: training for training in run.of(Training)}
 
 
-@pytest.mark.quick
 @pytest.mark.alone
 def test_a_ledger_is_of_the_steps_that_were_recorded(tmp_path: Path) -> None:
     run = run_of(tmp_path, "--amp")

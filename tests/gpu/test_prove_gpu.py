@@ -66,7 +66,6 @@ def names(run: dict[str, Any]) -> set[str]:
     return {gain["cause"] for gain in run["gains"]}
 
 
-@pytest.mark.quick
 def test_a_float32_network_is_tried_in_tf32_bf16_channels_last_and_as_graphs(
     tmp_path: Path,
 ) -> None:

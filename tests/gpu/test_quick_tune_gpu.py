@@ -45,6 +45,8 @@ def gpu() -> DeviceInfo:
 def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    for name in ("TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH"):  # which torch.compile leaves set
+        monkeypatch.delenv(name, raising=False)
     quick_cache.forget()
 
 

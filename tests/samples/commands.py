@@ -62,6 +62,10 @@ def run_here(
             patch.syspath_prepend(str(cwd))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             code = main(told)
+    for name, module in list(sys.modules.items()):
+        place = Path(getattr(module, "__file__", None) or "/")
+        if cwd is not None and cwd in place.parents and ROOT not in place.parents:
+            del sys.modules[name]  # a user's own: another test has another of this name
     printed = out.getvalue() if isinstance(out, io.StringIO) else ""
     return Ran([program, *told], code, printed, errors.getvalue())
 
