@@ -81,7 +81,7 @@ def raises_in_training() -> Built:
 
 
 def crashes_in_another() -> Built:
-    """A segmentation fault, but not in the process that is tried, nor in the first that measures."""
+    """A segmentation fault, but not in the process that is tried, nor the first that measures."""
     with Path(os.environ[STARTS]).open("a") as file:
         file.write(f"{os.getpid()} ")
     pids = set(Path(os.environ[STARTS]).read_text().split())
