@@ -14,7 +14,7 @@ from microbench import child_pipes
 from microbench.child_pipes import Pipe
 from microbench.worker import WorkerDied
 
-HANG_S = 2.0  # in place of two minutes, without a sign of life
+HANG_S = 4.0  # in place of two minutes, without a sign of life
 child_pipes.BEAT_S = 0.5  # between two looks, in a child
 
 SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
