@@ -1,9 +1,10 @@
 """The size of the project beside its budgets, which only fall: above one, CI fails.
 
     python .ci/size.py          # a table; exit code 1 if a figure is above its budget
-    python .ci/size.py --lower  # budgets in pyproject.toml that are above the figures fall to them
+    python .ci/size.py --lower  # budgets that are above the figures fall to them
 
 `[tool.size]` of pyproject.toml has them: name = [budget, goal], or [budget] where there is no goal.
+Lowering them writes the table in CONTRIBUTING.md too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import click
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("kernels", "microbench", "e2e")
+SETTINGS = ROOT / "pyproject.toml"
+KINDS = ("lines", "files", "functions", "imports", "options", "words")
+TITLES = "| | lines | files | functions | imports of ours per 1,000 lines | options | words |"
 WORDS = {"README": "README.md", "docs": "docs/*.md", "notes": "docs/notes/*.md"}
 
 
@@ -66,18 +70,30 @@ def measure() -> dict[str, int]:
 
 
 def lower(sizes: dict[str, int], limits: dict[str, list[int]]) -> None:
-    """Write the budgets that are above the figures."""
-    place = ROOT / "pyproject.toml"
-    text = place.read_text()
-    for name, (budget, *_) in limits.items():
-        if sizes[name] < budget:
-            text = text.replace(f'"{name}" = [{budget}', f'"{name}" = [{sizes[name]}')
-    place.write_text(text)
+    """Write the budgets that are above the figures, and the table of budgets."""
+    text = SETTINGS.read_text()
+    for name, (budget, *goal) in limits.items():
+        lowered = min(budget, sizes[name])
+        text = text.replace(f'"{name}" = [{budget}', f'"{name}" = [{lowered}')
+        limits[name] = [lowered, *goal]
+    SETTINGS.write_text(text)
+    page = ROOT / "CONTRIBUTING.md"
+    before, _, after = page.read_text().partition(TITLES)
+    page.write_text(before + "\n".join([TITLES, *table(limits)]) + after[after.index("\n\n") :])
+
+
+def table(limits: dict[str, list[int]]) -> Iterator[str]:
+    """The rows of the table in CONTRIBUTING.md: "budget -> goal" of each figure."""
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for row in (*PRODUCT, "tests", "", *WORDS):
+        names = (f"{row} {what}".strip() for what in KINDS)
+        cells = (" → ".join(f"{each:,}" for each in limits.get(name, [])) for name in names)
+        yield f"| {' | '.join([row or 'all', *cells])} |"
 
 
 def main() -> int:
     """Print the table; 1 where a figure is above its budget."""
-    limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["size"]
+    limits = tomllib.loads(SETTINGS.read_text())["tool"]["size"]
     sizes = measure()
     if sys.argv[1:] == ["--lower"]:
         lower(sizes, limits)

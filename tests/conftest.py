@@ -42,14 +42,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (collection_path == GPU and "not gpu" in config.option.markexpr) or None
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, of few: some tests wait for what they have stopped."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + 1 if cores < 8 else cores
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers that were asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Larger files go first, so that no process ends with one of them alone."""
+    """Commands and trainings go first, and large files, so that no process ends with one alone."""
     for item in items:
         if GPU in item.path.parents:
             item.add_marker("gpu")
     of_file = Counter(item.path for item in items)
-    items.sort(key=lambda item: (-of_file[item.path], item.path))
+    last = ("docs", "kernels", "microbench")
+    items.sort(key=lambda item: (item.path.parent.name in last, -of_file[item.path], item.path))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # its fixtures and its time limit are inside

@@ -58,8 +58,7 @@ class GpuState:
 class NvmlGpu:
     """One GPU as NVML sees it: the sensors of telemetry and the settings that doctor checks.
 
-    `nvml` is the pynvml module, initialised. A reading takes 7 to 24 us on an H200, `energy_j` 2 to
-    30 ms.
+    `nvml` is the pynvml module, initialised. A reading takes 7 to 24 us on an H200.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -118,11 +117,6 @@ class NvmlGpu:
         """Per cent of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
         rates = self.ask("nvmlDeviceGetUtilizationRates")
         return rates and rates.gpu
-
-    def energy_j(self) -> float | None:
-        """Energy counter in joules, since the driver was loaded; it is updated every 100 ms."""
-        millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1e3
 
     def state(self) -> GpuState:
         """All settings and conditions, each None where the call is refused."""

@@ -7,8 +7,7 @@ telemetry.during(key)`. The sensors come from the caller (`microbench.device.dev
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -73,50 +72,35 @@ class _Segment:
 class Telemetry:
     """Samples the sensors in a background thread, while it is entered as a context.
 
-    After it, `energy_j` (joules) and `elapsed_s` (seconds) are the differences of the two
-    readings. Without sensors (a CPU, no NVML) there is no thread, and every value is None.
+    Without sensors (a CPU, no NVML) there is no thread, and every value is None.
     AssertionError when it is started twice or two segments are open: a mistake of the caller.
     """
 
-    def __init__(
-        self,
-        sensors: NvmlGpu | None,
-        interval_s: float = POLL_INTERVAL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.energy_j: float | None = None
-        self.elapsed_s: float | None = None
+    def __init__(self, sensors: NvmlGpu | None, interval_s: float = POLL_INTERVAL_S) -> None:
         self._sensors = sensors
         self._interval_s = interval_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._current: _Segment | None = None
         self._samples: dict[Hashable, list[Sample]] = {}
-        self._begin: tuple[float, float | None] = (0.0, None)
 
     def __enter__(self) -> Telemetry:
-        """Read the energy counter and start the thread. Does nothing where there are no sensors."""
+        """Start the thread. Does nothing where there are no sensors."""
         assert self._thread is None, "telemetry is already running"
         if self._sensors is not None:
-            self._begin = (self._clock(), self._sensors.energy_j())
             self._stopping.clear()
             self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Join the thread and read the energy counter again."""
-        if self._thread is None or self._sensors is None:
+        """Join the thread."""
+        if self._thread is None:
             return
         self._stopping.set()
         self._thread.join()
         self._thread = None
-        begin_s, begin_j = self._begin
-        end_s, end_j = self._clock(), self._sensors.energy_j()
-        self.elapsed_s = end_s - begin_s
-        self.energy_j = None if begin_j is None or end_j is None else end_j - begin_j
 
     @contextmanager
     def during(self, key: Hashable) -> Generator[None]:

@@ -31,7 +31,7 @@ def run_rank(words: list[str]) -> None:
         return ["cpu"]
 
     fleet.devices_of = devices_of
-    fleet.RANKS_S = 20.0
+    fleet.RANKS_S = 8.0
     sys.exit(main(words))
 
 

@@ -199,13 +199,11 @@ def test_power_falls_back(answers, expected):
     assert gpu(**answers).power_w() == expected
 
 
-def test_event_reasons_fall_back_to_the_old_name_and_energy_is_in_joules():
+def test_event_reasons_fall_back_to_the_old_name():
     assert gpu(nvmlDeviceGetCurrentClocksThrottleReasons=4).event_reasons() == 4
     both = {"EventReasons": 0, "ThrottleReasons": 4}
     answers = {f"nvmlDeviceGetCurrentClocks{name}": mask for name, mask in both.items()}
     assert gpu(**answers).event_reasons() == 0
-    assert gpu(nvmlDeviceGetTotalEnergyConsumption=12_500).energy_j() == 12.5
-    assert gpu().energy_j() is None
 
 
 @pytest.mark.parametrize("nvml", [FakeNvml(), SimpleNamespace(NVMLError=NvmlError)])
@@ -246,7 +244,7 @@ def test_the_real_binding_has_every_call_we_make():
     pynvml = pytest.importorskip("pynvml")
     fake = FakeNvml()
     card = NvmlGpu(fake, "handle")
-    card.state(), card.energy_j(), card.driver()
+    card.state(), card.driver()
     asked = {name for name, _ in fake.calls} | {"nvmlDeviceGetHandleByPciBusId", "nvmlInit"}
     assert not [name for name in asked if not hasattr(pynvml, name)]
     assert pynvml.NVML_FI_DEV_POWER_INSTANT == 186

@@ -1,8 +1,7 @@
-"""Telemetry with sensors and a clock that come from the test."""
+"""Telemetry with sensors that come from the test."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import Counter
@@ -28,7 +27,6 @@ class FakeSensors:
     clock: list[float | None] = field(default_factory=lambda: [None])
     reasons: list[int | None] = field(default_factory=lambda: [None])
     utilization: list[float | None] = field(default_factory=lambda: [None])
-    energy: list[float | None] = field(default_factory=lambda: [None])
     asked: Counter[str] = field(default_factory=Counter)
 
     def _next(self, name):
@@ -51,19 +49,10 @@ class FakeSensors:
     def utilization_pct(self):
         return self._next("utilization")
 
-    def energy_j(self):
-        return self._next("energy")
-
-
-def seconds():
-    """A clock that moves one second a look."""
-    ticks = itertools.count()
-    return lambda: float(next(ticks))
-
 
 def test_means_are_kept_apart_while_arms_alternate():
     sensors = FakeSensors(power=[100, 500, 200, 700], clock=[1980, 1500, 1980, 1400])
-    telemetry = Telemetry(sensors, clock=seconds())
+    telemetry = Telemetry(sensors)
     for arm in ("fp32", "fp16", "fp32", "fp16"):
         with telemetry.during(arm):
             telemetry.poll()
@@ -133,19 +122,6 @@ def test_an_error_in_the_block_comes_through_and_the_next_segment_opens():
     assert telemetry.summary("next").samples == 1
 
 
-def test_energy_is_read_only_at_start_and_stop():
-    sensors = FakeSensors(energy=[1000.0, 1750.0])
-    with Telemetry(sensors, clock=seconds()) as telemetry, telemetry.during("a"):
-        telemetry.poll()
-    assert telemetry.energy_j == 750.0
-    assert telemetry.elapsed_s is not None
-    assert telemetry.elapsed_s > 0
-    assert sensors.asked["energy"] == 2
-    with Telemetry(FakeSensors()) as without:
-        pass
-    assert without.energy_j is None
-
-
 def test_thread_polls_and_ends():
     before = threading.active_count()
     deadline = time.monotonic() + 5
@@ -163,7 +139,6 @@ def test_without_sensors_there_is_no_thread_and_no_figure():
         assert threading.active_count() == before
         telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary()
-    assert telemetry.energy_j is None
 
 
 @given(st.integers(0, 2**63 - 1))
