@@ -42,6 +42,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return (collection_path == GPU and "not gpu" in config.option.markexpr) or None
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, of few: some tests wait for what they have stopped."""
     cores = len(os.sched_getaffinity(0))
