@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from samples.planted_networks import SLEEP_S, Picking, Undecided, network_of
+from samples.planted_networks import SLEEP_S, Picking, network_of
 from samples.train_cases import case_of, quietly
 
 from e2e.networks.network import Network
@@ -48,17 +48,3 @@ def test_a_slow_call_is_as_slow_in_the_prediction_and_kept_for_no_other(store: S
     assert found.simulated.gpu_s == pytest.approx(math.fsum(op.device_s for op in found.ops))
     assert known(found).step_s > 2 * SLEEP_S
     assert known(predict(network_of(Picking, 2), store, allow_run=False)).uncovered != ()
-
-
-def test_a_step_that_breaks_leaves_the_rest_predicted(store: Store) -> None:
-    (line,) = known(predict(network_of(Picking, 1, 3), store, allow_run=True)).uncovered
-    assert "a real step raised ValueError: the step broke" in line
-
-
-def test_sizes_that_depend_on_data_are_timed_where_they_occur(store: Store) -> None:
-    refused = predict(network_of(Undecided), store, allow_run=False)
-    assert refused.predicted is None
-    found = predict(network_of(Undecided), store, allow_run=True)
-    assert known(found).uncovered == ()
-    assert any("aten.index" in line for line in known(found).from_step)
-    assert all((op.gpu_s > 0) == (op.kind != "view") for op in found.ops)

@@ -13,16 +13,12 @@ from e2e.networks import find
 from e2e.networks.network import Network
 
 SLEEP_S = 5e-3
-CYCLES = 20_000_000  # that a GPU spins
 
 
 @torch.library.custom_op("halfway_tests::slowly_picked", mutates_args=())
 def slowly_picked(x: Tensor, rows: Tensor) -> Tensor:
     """Some rows, and a rest: its integers make it a call that nobody knows how to launch alone."""
-    if x.is_cuda:
-        torch.cuda._sleep(CYCLES)
-    else:
-        time.sleep(SLEEP_S)
+    time.sleep(SLEEP_S)
     return x[rows].clone()
 
 
@@ -47,47 +43,18 @@ slowly_picked.register_autograd(_backward, setup_context=_keep)
 
 
 class Picking(nn.Module):
-    """Picks rows slowly, `times` times; breaks in its call number `breaks`."""
+    """Picks rows slowly, `times` times."""
 
-    def __init__(self, times: int = 1, breaks: int | None = None) -> None:
+    def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self.linear, self.times, self.breaks, self.calls = nn.Linear(4, 4), times, breaks, 0
+        self.linear, self.times = nn.Linear(4, 4), times
 
     def forward(self, x: Tensor) -> Tensor:
         """Half of the rows."""
-        self.calls += 1
-        if self.calls == self.breaks:
-            raise ValueError("the step broke")
         out = self.linear(x)
         for _ in range(self.times):
             out = slowly_picked(out, torch.arange(len(out), device=x.device))
         return out
-
-
-class Undecided(nn.Module):
-    """Its second half has as many rows as are above zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows above zero, and one more."""
-        out = self.linear(x)
-        return torch.cat([out[out.sum(1) > 0], out[:1]])
-
-
-class Recurring(nn.Module):
-    """A recurrent layer over the four numbers of a sample, one after another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.linear = nn.LSTM(1, 8, num_layers=2, dropout=0.1), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 4] -> [N, 4]"""
-        hidden, _ = self.lstm(x.t()[:, :, None])
-        return self.linear(hidden[-1])
 
 
 def network_of(module: type[nn.Module], *args: object) -> Network:
