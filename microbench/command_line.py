@@ -290,8 +290,9 @@ class Program(click.Group):
     """A group of commands that cannot be started within itself, by naming it as a network."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click has it. RuntimeError within a command."""
-        if click.get_current_context(silent=True) is not None:
+        """As click has it. RuntimeError within a command of ours; another program may call it."""
+        around = click.get_current_context(silent=True)
+        if around is not None and isinstance(around.find_root().command, Program):
             raise RuntimeError("a command cannot start the program within itself")
         return super().main(*args, **kwargs)
 

@@ -116,9 +116,8 @@ class Child:
 
     def greet(self) -> Greeting:
         """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
-        greeting: Greeting = self._answer(lambda _key, _stage: None, START_S)
         self._has_greeted = True
-        return greeting
+        return self._answer(lambda _key, _stage: None, START_S)
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
         """The child's answer. UserError when the child refuses the request.

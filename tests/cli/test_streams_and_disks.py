@@ -6,6 +6,7 @@ What depends on streams, limits or names of users is a process of its own, as a 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import shutil
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import click
 import pytest
 from samples.commands import ROOT, Ran, environment, run_here
 from samples.images import flat_folder
@@ -369,3 +371,9 @@ def test_the_program_does_not_start_within_itself(tmp_path: Path, words: str) ->
     ran = run_here(main, program, *rest, "--device", "cpu", cwd=tmp_path)
     check_one_line(ran, "within itself")
     assert ran.stdout == ""
+
+
+def test_another_program_of_click_may_call_it() -> None:
+    other = click.Command("other", callback=lambda: e2e.__main__.main(["list"]))
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert other.main([], standalone_mode=False) == 0
