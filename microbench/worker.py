@@ -123,7 +123,7 @@ class Child:
         """The child's answer. UserError when the child refuses the request.
 
         WorkerDied when it ends, stays in one stage for `patience_s` seconds, or gives no sign of
-        life for HANG_S seconds. One that nobody has greeted is greeted first: that is its first
+        life for HANG_S seconds. One that was not greeted yet is greeted first: that is its first
         answer.
         """
         if not self._has_greeted:
