@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
+from e2e.aten import Argument, Call, TensorSpec
 from e2e.case import TrainCase
 from e2e.prediction.queue_model import OpCost
-from kernels.aten import Argument, Call, TensorSpec
 
 # Rows of whole 16-byte words: channels and features are a multiple of 8 in 16-bit types, of 4 in
 # TF32. Images may do with 4 channels where the stride is 2:

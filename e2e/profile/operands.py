@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
+from e2e.aten import Argument, TensorSpec
 from e2e.profile.reader import Span, listed
-from kernels.aten import Argument, TensorSpec
 
 ALIGNED = 8  # elements of 16 bits in 16 bytes
 HALF = frozenset({"c10::Half", "c10::BFloat16", "Half", "BFloat16", "half", "bfloat16"})

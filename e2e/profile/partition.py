@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from e2e.aten import kind_of_name
 from e2e.profile.calls import (
     NOBODY,
     NODE,
@@ -44,7 +45,6 @@ from e2e.results.terms import (
     RECOMPUTATION,
     TERMS,
 )
-from kernels.aten import kind_of_name
 from microbench.device.profiler import is_communication, is_conversion
 from microbench.errors import UserError
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import torch
 
+from e2e.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_bytes, resolve
 from e2e.profile.operands import HALF, arguments, shapes_of
 from e2e.profile.partition import Piece, term_of_ops
 from e2e.profile.reader import Span, listed
 from e2e.results.terms import TERMS
-from kernels.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_bytes, resolve
 from kernels.gpu_cards import Card
 from kernels.precision import PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations

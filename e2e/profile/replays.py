@@ -15,6 +15,17 @@ from typing import Any
 
 import torch
 
+from e2e.aten import (
+    WARM,
+    Argument,
+    Call,
+    Pool,
+    TensorSpec,
+    materialise,
+    reserve,
+    resolve,
+    why_not,
+)
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.cuda import CudaStopwatch
 from e2e.prediction.op_timer.op_timer import CpuStopwatch, MeasuredTime, PlacedCall, Stopwatch
@@ -27,17 +38,6 @@ from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span
 from e2e.recipes import switch_tf32
 from e2e.results.terms import IDLE, LAYOUT, TERMS
-from kernels.aten import (
-    WARM,
-    Argument,
-    Call,
-    Pool,
-    TensorSpec,
-    materialise,
-    reserve,
-    resolve,
-    why_not,
-)
 from kernels.case import Target
 
 CHOOSING, ROUNDS = 1, 5  # rounds that choose which calls to change; with those that measure them

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from kernels.aten import CallRecorder, Origin
 from kernels.conv.shape import PASSES, ConvShape
+from microbench.network.call_recorder import CallRecorder, Origin
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin

@@ -10,6 +10,7 @@ import torch
 from samples.feeding import convolutions
 from samples.train_cases import case_of
 
+from e2e.aten import Call, resolve
 from e2e.networks import find
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.cuda_graph import check_capturable, rows_of
@@ -18,7 +19,6 @@ from e2e.prediction.op_timer.op_timer import OpTime
 from e2e.prediction.op_timer.store import Store
 from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.prediction.trace.recorder import is_view
-from kernels.aten import Call, resolve
 from kernels.case import Target
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ from samples.train_cases import case_of, differences
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from e2e.aten import TensorSpec, spec_of
 from e2e.networks import find
 from e2e.prediction.trace.fake_tensor_strides import CPU_RULES, RULES
 from e2e.prediction.trace.fake_trace import trace, trace_real
 from e2e.prediction.trace.recorder import Recorder
-from kernels.aten import TensorSpec, spec_of
 
 ATEN = torch.ops.aten
 CPU = torch.device("cpu")

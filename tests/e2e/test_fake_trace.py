@@ -11,13 +11,13 @@ from samples.planted_networks import network_of
 from samples.train_cases import case_of, differences
 from torch import nn
 
+from e2e.aten import kind_of
 from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.step_profile import peak_bytes
 from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
 from e2e.prediction.trace.recorder import is_view
-from kernels.aten import kind_of
 
 CPU = torch.device("cpu")
 CLASSES = 10

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from samples.train_cases import case_of
 from torch import Tensor
 
+from e2e.aten import WARM, Cold, describe
 from e2e.networks import find
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of
 from e2e.prediction.op_timer.store import Store
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp
-from kernels.aten import WARM, Cold, describe
 from kernels.case import Target
 
 CPU = torch.device("cpu")

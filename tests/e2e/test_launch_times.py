@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.aten import Call, Pool, TensorSpec, materialise
 from e2e.prediction.op_timer.launch_times import (
     backward_thread,
     by_thread,
@@ -18,7 +19,6 @@ from e2e.prediction.op_timer.launch_times import (
 )
 from e2e.prediction.op_timer.op_timer import PlacedCall
 from e2e.training.step_timer import busy_time
-from kernels.aten import Call, Pool, TensorSpec, materialise
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from samples.train_cases import case_of
 
+from e2e.aten import Call
 from e2e.case import SHORT
 from e2e.networks import find
 from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
@@ -21,7 +22,6 @@ from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.queue_model import GraphCosts
 from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.prediction.trace.recorder import TracedOp, is_view, kind
-from kernels.aten import Call
 from kernels.case import Target
 
 CPU = Target("cpu", "a CPU")

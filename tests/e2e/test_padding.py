@@ -12,6 +12,7 @@ from samples.train_cases import case_of, quietly
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from e2e.aten import Pool, TensorSpec, describe, kind_of, materialise
 from e2e.explain.fixes import Pad
 from e2e.networks import find
 from e2e.networks.network import Network
@@ -20,7 +21,6 @@ from e2e.prediction.padding import Padding, padding
 from e2e.prediction.predictor import NO_GAIN, Predictor
 from e2e.prediction.trace.fake_trace import trace
 from e2e.prediction.trace.recorder import TracedOp
-from kernels.aten import Pool, TensorSpec, describe, kind_of, materialise
 from kernels.case import Target
 
 CPU = torch.device("cpu")

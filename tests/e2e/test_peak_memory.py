@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.train_cases import case_of
 
+from e2e.aten.call import Call
 from e2e.networks import find
 from e2e.prediction.op_timer.op_costs import key_of
 from e2e.prediction.op_timer.op_timer import OpTime
 from e2e.prediction.step_profile import peak_bytes
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp
-from kernels.aten.call import Call
 
 sizes = st.integers(0, 10**6)
 changes = st.lists(st.tuples(sizes, sizes, sizes), max_size=12)  # freed, allocated, scratch

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from e2e.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
+from e2e.aten.call import named_arguments
+from e2e.aten.contents import SAVED, run_forward
 from e2e.prediction.trace.recorder import Recorder, TracedOp
-from kernels.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
-from kernels.aten.call import named_arguments
-from kernels.aten.contents import SAVED, run_forward
 
 ATEN = torch.ops.aten
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 197, 64

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.aten import (
+from e2e.aten import (
     WARM,
     Call,
     Pool,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples.train_cases import case_of, differences, quietly
 
+from e2e.aten import flops
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.prediction.host_speed import host_speed_of
@@ -20,7 +21,6 @@ from e2e.prediction.trace.fake_trace import trace, trace_real
 from e2e.prediction.trace.recorder import kind
 from e2e.training.arms import Arms, Task
 from e2e.training.step_timer import busy_time
-from kernels.aten import flops
 from kernels.case import Target
 
 DEVICE = torch.device("cuda:0")

@@ -10,17 +10,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint
 
-from kernels.aten import (
-    Call,
-    CallRecorder,
-    Origin,
-    Replay,
-    TensorSpec,
-    describe,
-    resolve,
-    spec_of,
-    tensors_among,
-)
+from e2e.aten import Call, Replay, TensorSpec, describe, resolve, spec_of, tensors_among
+from microbench.network.call_recorder import CallRecorder, Origin
 
 NUMBER = TensorSpec((), (), "int64", "cpu")
 

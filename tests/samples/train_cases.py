@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from e2e.aten import WARM
 from e2e.case import TrainCase
 from e2e.networks.network import Network, written
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp
-from kernels.aten import WARM
 
 
 def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:

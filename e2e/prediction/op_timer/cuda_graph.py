@@ -12,6 +12,8 @@ from functools import partial
 
 import torch
 
+from e2e.aten import Call
+from e2e.aten.call import named_arguments
 from e2e.prediction.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
 from e2e.prediction.op_timer.launch_times import Threads, by_thread, in_backward, in_order
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of
@@ -21,8 +23,6 @@ from e2e.prediction.trace.fake_trace import Trace
 from e2e.training.speed_readings import HostSpeed, SpeedBetween
 from e2e.training.step_timer import busy_time, host_time
 from e2e.training.trainer import capture_stream
-from kernels.aten import Call
-from kernels.aten.call import named_arguments
 from kernels.error_words import one_line
 from microbench.timing.stats import median
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from e2e.aten import tensors_among
 from e2e.networks import Network
 from e2e.prediction.op_timer.op_timer import OpTime, Stopwatch
 from e2e.prediction.trace.fake_trace import SEED, Trace, fixed_feed
@@ -23,8 +24,8 @@ from e2e.recipes import recipe_of
 from e2e.training.speed_readings import HostSpeed, SpeedBetween
 from e2e.training.step_timer import union_s
 from e2e.training.trainer import Trainer
-from kernels.aten import CallRecorder, Origin, tensors_among
 from microbench.device.profiler import KernelTime
+from microbench.network.call_recorder import CallRecorder, Origin
 from microbench.timing.stats import median
 
 WARM_STEPS, LOOKS, STEPS = 2, 3, 5

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from e2e.aten import Replay
 from e2e.prediction.op_timer.op_timer import PlacedCall
 from e2e.training.speed_readings import HostSpeed, SpeedBetween
-from kernels.aten import Replay
 from microbench.timing.stats import median
 
 LEAST_PASSES, PASSING_S = 4, 1.2  # where passes take long

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from e2e.aten import CannotReplay, Pool, materialise, reserve, why_not
 from e2e.case import FULL, TrainCase
 from e2e.prediction.op_timer.cuda import CudaStopwatch, silent
 from e2e.prediction.op_timer.op_timer import (
@@ -24,7 +25,6 @@ from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp, is_view, kind
 from e2e.recipes import algorithms_timed, recipe_of, switch_process
 from e2e.training.speed_readings import HostSpeed
-from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
 from kernels.error_words import first_line
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from kernels.aten import Replay
+from e2e.aten import Replay
 from kernels.error_words import one_line
 from microbench.device.profiler import KernelTime
 from microbench.timing.stats import median

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from e2e.aten import CannotReplay
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
@@ -29,7 +30,6 @@ from e2e.prediction.trace.recorder import Recorder, TracedOp, block_bytes, cache
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.results.exchange import Gradient
 from e2e.training.trainer import Trainer, memory_format, storage
-from kernels.aten import CannotReplay
 from kernels.error_words import one_line
 from microbench.network.networks import BuildMode, silent
 

@@ -20,14 +20,11 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from e2e.prediction.trace.fake_tensor_strides import as_when_real
-from kernels.aten import (
+from e2e.aten import (
     WARM,
     Call,
-    CallRecorder,
     CannotReplay,
     Cold,
-    Origin,
     TensorSpec,
     describe,
     kind_of,
@@ -35,7 +32,9 @@ from kernels.aten import (
     spec_of,
     tensors_among,
 )
+from e2e.prediction.trace.fake_tensor_strides import as_when_real
 from kernels.gpus import architecture
+from microbench.network.call_recorder import CallRecorder, Origin
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
 BACKWARD = "backward"
@@ -73,7 +72,7 @@ class TracedOp:
 
 
 def kind(op: TracedOp) -> str:
-    """The kind of work of an op, by `kernels.aten.kind_of`: "product", "view" and others."""
+    """The kind of work of an op, by `e2e.aten.kind_of`: "product", "view" and others."""
     return kind_of(op.call, op.outputs)
 
 

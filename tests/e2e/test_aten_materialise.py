@@ -10,7 +10,7 @@ import torch
 from samples.launching import finite, specs
 from torch import Tensor
 
-from kernels.aten import (
+from e2e.aten import (
     Call,
     CannotReplay,
     Named,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from kernels.aten.call import Call, CannotReplay, Named, TensorSpec, resolve
+from e2e.aten.call import Call, CannotReplay, Named, TensorSpec, resolve
 
 # "view" launches no kernel; "other" is what no rule knows.
 KINDS = (

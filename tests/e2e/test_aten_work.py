@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kernels.aten import (
+from e2e.aten import (
     KINDS,
     Call,
     Named,

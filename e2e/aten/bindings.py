@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.aten.call import CannotReplay, describe, tensors_among
+from e2e.aten.call import CannotReplay, describe, tensors_among
 
 # From an operator's arguments and keywords to a launch with them.
 Binding = Callable[[Sequence[Any], Mapping[str, Any]], partial[object]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels.aten import (
+from e2e.aten import (
     Call,
     CannotReplay,
     Named,

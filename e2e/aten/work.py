@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from kernels.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, resolve, slots_of
-from kernels.aten.kinds import kind_of
+from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, resolve, slots_of
+from e2e.aten.kinds import kind_of
 
 
 def flops(call: Call) -> int | None:

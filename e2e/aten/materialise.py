@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from kernels.aten.arena import READ, WARM, WRITTEN, Area, Cold, Pool, fill, in_turns, writable
-from kernels.aten.bindings import matching, quickest
-from kernels.aten.call import (
+from e2e.aten.arena import READ, WARM, WRITTEN, Area, Cold, Pool, fill, in_turns, writable
+from e2e.aten.bindings import matching, quickest
+from e2e.aten.call import (
     Argument,
     Call,
     CannotReplay,
@@ -25,7 +25,7 @@ from kernels.aten.call import (
     resolve,
     slots_of,
 )
-from kernels.aten.contents import REFUSED, SAVED, Fill, Site, fill_of, run_forward
+from e2e.aten.contents import REFUSED, SAVED, Fill, Site, fill_of, run_forward
 
 # Torch says of these that their shape may depend on data; it does for masks, not for indices.
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")

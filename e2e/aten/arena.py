@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernels.aten.call import TensorSpec
+from e2e.aten.call import TensorSpec
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
 READ, WRITTEN = "read", "written"
@@ -99,7 +99,7 @@ class Pool:
     largest needs in each area. Values that are read are the same for all, and never change; what
     one call writes, the next one finds: `Replay.restore` before a block of launches makes it fresh.
     Areas grow when a call needs more; earlier replays then keep the smaller ones alive, unless
-    `kernels.aten.reserve` has made room for all of them first.
+    `e2e.aten.reserve` has made room for all of them first.
     """
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from kernels.aten import (
+from e2e.aten import (
     Call,
     Pool,
     flops,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.aten.arena import fill, fill_normal, writable
-from kernels.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
+from e2e.aten.arena import fill, fill_normal, writable
+from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
 from kernels.error_words import first_line
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
