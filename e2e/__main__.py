@@ -91,11 +91,11 @@ OPTIONS = {
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
         "epochs", "held_out", "repeats", "same_seed", "seed", "lr", "warmup", "schedule", "clip",
-        "count_gradients", "weights", "freeze", "memory_limit", "deterministic", "predict",
-        "fixes", "verify", "budget", "processes", "gpus", "strong", "compress",
+        "count_gradients", "weights", "freeze", "memory_limit", "deterministic",
+        "verify", "budget", "processes", "gpus", "strong", "compress",
         *OUTPUT,
     ),
-    "predict": (*ARMS, "gpus", "exchange", "fixes", *OUTPUT, "allow_run"),
+    "predict": (*ARMS, "gpus", "exchange", *OUTPUT, "allow_run"),
     "validate": (
         said(
             "recipe",

@@ -385,12 +385,7 @@ class TrainRequest:
         False, "Give all trainings of a recipe the same seed: then no difference is due to it",
         kept=True,
     )  # fmt: skip
-    predict: bool | None = choice(
-        None, "Also predict each step before it is timed, and show the errors  [default: no]",
-        written="--predict/--no-predict",
-    )  # fmt: skip
-    fixes: bool = choice(False, "Also predict what would make each recipe faster")
-    verify: bool = choice(False, "Measure the proposed fixes")
+    verify: bool = choice(False, "Also measure options that the causes of slow steps propose")
     exchange: Path | None = field(
         default=None,
         metadata=option("With --gpus: a run of train --gpus, for the times of its all-reduce"),

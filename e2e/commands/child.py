@@ -119,7 +119,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
         timer = ArmTimer(task, info.target(), telemetry)
         meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
-        # Read beside steps that are not predicted too: what the CPU limits compares at one speed.
+        # Read beside timed steps: what the CPU limits compares at one speed.
         own_speed = _host_speed(timer) if timer.cuda and (not ranks or ranks.leads) else None
         try:
             while True:
@@ -132,8 +132,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
                 elif kind == "others":
                     pipe.send(("ok", others_now(devices.gpu_state(info))))
                 else:
-                    host_speed = predictor.host_speed if predictor else own_speed
-                    answer = partial(_answer, timer, meter, host_speed, kind, rest, announce)
+                    answer = partial(_answer, timer, meter, own_speed, kind, rest, announce)
                     if ranks and kind in SHARED:
                         wait_s = AGREE_S if kind in EXCHANGING else ALONE_S
                         pipe.send(("ok", ranks.together(answer, wait_s)))

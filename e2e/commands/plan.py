@@ -71,17 +71,6 @@ class Work:
         """The device's memory in bytes; None if unknown."""
         return self.greeting.device.get("memory_bytes")
 
-    @property
-    def predicts(self) -> bool:
-        """Whether steps are predicted before they are timed."""
-        asked = self.request
-        return bool(asked.predict) or self.proposes or not asked.train
-
-    @property
-    def proposes(self) -> bool:
-        """Whether fixes are predicted too."""
-        return self.request.fixes or self.request.verify
-
     def plan(self, **changes: object) -> list[Comparison]:
         """The requested comparisons with changed fields of their cases. UserError as of `plan`."""
         arms = self.request.arms

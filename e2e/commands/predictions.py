@@ -1,99 +1,103 @@
-"""Predictions of cases: their steps, each predicted once, and the loaders that feed them."""
+"""`python -m e2e predict`: every step that is planned, predicted; none is trained."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from e2e.case import RESIDENT, USUAL_LOADER, TrainCase
-from e2e.commands.plan import Comparison, Work
-from e2e.commands.progress import TrainProgress
+from e2e.case import TrainCase
+from e2e.commands.plan import Comparison
 from e2e.commands.requests import links_in
-from e2e.commands.worker import TrainWorker
-from e2e.data.loaders import LOADERS
-from e2e.data.loaders.resident import kept_bytes, no_room
-from e2e.explain.annotate import Explainer
 from e2e.prediction.exchange import not_predicted, with_exchange
-from e2e.prediction.prediction import Prediction, with_loader
-from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.training.speed_readings import SlowdownRange, slowdown_range
-from microbench.device.host import usable_cores
+from e2e.prediction.prediction import Prediction
+from e2e.results.baselines import baselines
+from e2e.results.types import PREDICTED, Training
+from e2e.training.speed_readings import slowdown_range
+from microbench.results.types import Run
+from microbench.results.values import Warning
 from microbench.worker import WorkerDied
 
-LOAD_BUDGET_S = 4.0  # seconds of loading alone, where a prediction needs it
+if TYPE_CHECKING:
+    from e2e.commands.scheduler import Job
 
 
-class Predictions:
-    """Predicts cases. Each step and each loader is measured once; `loadings` has those by key."""
+def predict_steps(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
+    """The run with the cases of these comparisons predicted, but for those that were measured."""
+    asked = job.work.request
+    links = links_in(asked.exchange, asked.arms) if asked.exchange else {}
+    job.progress.expect(len(comparisons))
+    steps: dict[str, Prediction] = {}
+    for comparison in comparisons:
+        if all(
+            _is_done(run, case, allow_run=asked.settings.allow_run) for case in comparison.cases
+        ):
+            continue
+        job.progress.about(comparison.cases)
+        found = [_predicted(job, case, steps) for case in comparison.cases]
+        # All at one host speed: that of all readings together.
+        slowdowns = slowdown_range({seen for one in found for seen in one.speed_readings})
+        found = [one.predicted_for(slowdowns) for one in found]
+        found = [
+            with_exchange(one, links[one.case.gpus]) if one.case.gpus > 1 and one.predicted else one
+            for one in found
+        ]
+        trainings = _trainings(job, found)
+        measured = {t.case.key for t in run.of(Training) if t.steps is not None}
+        run = job.saved(run, *(t for t in trainings if t.case.key not in measured))
+        job.progress.timed(trainings)
+    return run
 
-    def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
-        self.work, self.worker, self.progress = work, worker, progress
-        self.loadings: dict[str, Loading] = {}
-        self._steps: dict[str, Prediction] = {}  # on a batch that stays on the device
-        self._slowdowns: SlowdownRange | None = None  # of the host, for a comparison and its fixes
-        asked = work.request
-        self._links = links_in(asked.exchange, asked.arms) if asked.exchange else {}
-        self.explainer = Explainer(
-            self.of_case, work.kind, work.memory_bytes, fixes=work.proposes,
-            cores=asked.settings.case.cpus or usable_cores(),
+
+def _is_done(run: Run, case: TrainCase, *, allow_run: bool) -> bool:
+    """Whether it was measured or predicted, and no more is allowed now than was then."""
+    known = run.find(Training, case.key)
+    if known is None or known.status == "failed":
+        return False
+    lacks = known.predicted.uncovered if known.predicted else known.status == "skipped"
+    return known.steps is not None or not (allow_run and lacks)
+
+
+def _predicted(job: Job, case: TrainCase, steps: dict[str, Prediction]) -> Prediction:
+    """A case's step over one GPU; where predicting fails or kills the process, the reason."""
+    if reason := not_predicted(case):
+        return Prediction(case, reason=reason)
+    plain = replace(case, gpus=1)
+    if plain.key not in steps:
+        try:
+            steps[plain.key] = job.worker.predict(plain, job.progress.stage)
+        except WorkerDied as death:
+            job.worker.restart()
+            steps[plain.key] = Prediction(plain, reason=death.reason, broke=True)
+    return replace(steps[plain.key], case=case)
+
+
+def _trainings(job: Job, predictions: Sequence[Prediction]) -> list[Training]:
+    """A training for each prediction of a comparison, with its speed-ups."""
+    known = {one.case: one.predicted for one in predictions if one.predicted}
+    network = job.work.network
+    found: list[Training] = []
+    for one in predictions:
+        case, predicted = one.case, one.predicted
+        if predicted:
+            others = baselines(case, list(known)).items()
+            ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
+            predicted = replace(predicted, speedup=ratios)
+        status = PREDICTED if predicted else "failed" if one.broke else "skipped"
+        units = network.units_per_sample * case.batch * case.accumulate * case.gpus
+        warnings = tuple(map(_warning, one.notes))
+        found.append(
+            Training(
+                case, status, one.reason, network.unit, units, predicted=predicted,
+                warnings=warnings,
+            )
         )  # fmt: skip
+    return found
 
-    def of(self, comparison: Comparison) -> dict[str, Prediction]:
-        """Predictions of all cases, by key, at one host speed: that of all readings together."""
-        self._slowdowns = None
-        first = self.explainer.predictions(comparison.cases)
-        self._slowdowns = slowdown_range(
-            {seen for prediction in first.values() for seen in prediction.speed_readings}
-        )
-        return self.explainer.predictions(comparison.cases)
 
-    def of_case(self, case: TrainCase) -> Prediction:
-        """The prediction of a case; where predicting fails or kills the process, the reason."""
-        at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
-        if reason := not_predicted(case):
-            return Prediction(case, reason=reason)
-        plain = replace(case, cached=False, cold=False, gpus=1, **at_hand)
-        if plain.key not in self._steps:
-            self.progress.about((plain,))
-            try:
-                step = self.worker.predict(plain, self.progress.stage)
-            except WorkerDied as death:
-                self.worker.restart()
-                step = Prediction(plain, reason=death.reason, broke=True)
-            self._steps[plain.key] = step
-        found = replace(self._steps[plain.key], case=case)
-        found = found.predicted_for(self._slowdowns) if self._slowdowns else found
-        if case.gpus > 1:
-            found = with_exchange(found, self._links[case.gpus])
-        if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
-            return self._with_images_kept(found)
-        if not case.fed or found.predicted is None:
-            return found
-        loading = self.loading(load_case(case), LOAD_BUDGET_S)
-        if loading.status != "ok":
-            return Prediction(case, reason=loading.reason, runs=False)
-        on_gpu = LOADERS[case.loader].on_gpu
-        return with_loader(found, loading, case.batch * case.accumulate, on_gpu=on_gpu)
-
-    def loading(self, case: LoadCase, budget_s: float) -> Loading:
-        """A loader measured alone, once, for `budget_s` seconds; "failed" if its process died."""
-        if case.key not in self.loadings:
-            self.progress.loading(case)
-            try:
-                found = self.worker.load(case, budget_s)
-            except WorkerDied as death:
-                self.worker.restart()
-                found = Loading(case, "failed", death.reason)
-            self.loadings[case.key] = found
-        return self.loadings[case.key]
-
-    def _with_images_kept(self, found: Prediction) -> Prediction:
-        """With the memory of files that are decoded once and stay on the device."""
-        count, predicted = self.work.facts.train_samples or 0, found.predicted
-        _, height, width = (int(side) for side in found.case.input.split("x"))
-        too_large = no_room(count, (height, width), self.work.memory_bytes)
-        if too_large:
-            return Prediction(found.case, reason=too_large, runs=False)
-        if predicted is None or predicted.memory_bytes is None:
-            return found
-        memory_bytes = predicted.memory_bytes + kept_bytes(count, (height, width))
-        return replace(found, predicted=replace(predicted, memory_bytes=memory_bytes))
+def _warning(note: str) -> Warning:
+    return Warning(
+        f"the prediction was {note}",
+        "fake tensors cannot trace operations whose shapes depend on values",
+        "nothing to do: a real step was recorded, and its operations timed as usual",
+    )

@@ -14,7 +14,7 @@ from e2e.results.types import Repeat, Training
 from microbench import fmt
 from microbench.report.live import LiveLine
 
-START_UP, OPENING, EXPLAINING = "start-up", "network and data", "ledgers and causes"
+START_UP, OPENING = "start-up", "network and data"
 
 
 class StageTimes:
@@ -89,11 +89,6 @@ class TrainProgress(LiveLine):
     def timing(self, rest_s: float) -> None:
         """The timing of a comparison begins; it ends in about this many seconds."""
         self._until_s = self._clock() + rest_s
-
-    def doing(self, stage: str) -> None:
-        """The parent itself does something that takes time."""
-        self.stages.enter(stage)
-        self._doing = stage
 
     def about(self, cases: tuple[TrainCase, ...]) -> None:
         """Set the names of the next comparison's arms."""

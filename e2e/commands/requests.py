@@ -132,8 +132,6 @@ def _check_exchange(asked: Mapping[str, Any], options: ArmOptions) -> None:
         return
     if not several:
         raise UserError("--exchange needs several GPUs, such as --gpus 1,2")
-    if asked["fixes"]:
-        raise UserError("--fixes are of one GPU; leave out --gpus and --exchange")
     links_in(Path(asked["exchange"]), options)
 
 
@@ -190,9 +188,6 @@ def _check_together(asked: Mapping[str, Any]) -> None:
     ):  # fmt: skip
         if asked[name] != without and not trains:
             raise UserError(f"--{name.replace('_', '-')} needs --iterations or --epochs")
-    for name in ("verify", "fixes"):
-        if asked[name] and asked["predict"] is False:
-            raise UserError(f"--{name} needs a prediction; leave out --no-predict")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -39,12 +39,16 @@ Procedure = Callable[["Job", Run], Run]  # adds to the run
 
 
 def compare_recipes(job: Job, run: Run, comparisons: Sequence[Comparison] = ()) -> Run:
-    """The usual procedure: comparisons timed, trained and predicted, as requested.
+    """The usual procedure: comparisons timed and trained or, as requested, predicted.
 
     They are those that the request plans, where none are given.
     """
     request = job.work.request
     comparisons = comparisons or job.work.plan()
+    if not request.train:
+        from e2e.commands.predictions import predict_steps
+
+        return predict_steps(job, run, comparisons)
     steps = _steps_wanted(request, job.work.facts)
     job.progress.expect(
         sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
@@ -53,7 +57,7 @@ def compare_recipes(job: Job, run: Run, comparisons: Sequence[Comparison] = ()) 
 
 
 def run_training(request: TrainRequest, *, here: bool = False) -> Done:
-    """Predict, train and time, as requested; in this process if `here`.
+    """Train and time, or predict, as requested; in this process if `here`.
 
     UserError for wrong options, data or networks.
     """

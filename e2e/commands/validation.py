@@ -43,17 +43,20 @@ def run_validation(
         _check_unseen(batches)
     budget_s = ARM_BUDGET_S * len(parse_recipes(options.get("recipe") or recipes))
     options = {**options, "budget": options.get("budget") or budget_s}
-    requests = [
+    requests = [  # each network is predicted, then trained
         request_of(
-            name, options | {"batch": sizes}, recipe=recipes, workers=0, predict=True,
+            name, options | {"batch": sizes}, recipe=recipes, workers=0, train=trains,
             allow_run=True,
         )
         for name, sizes in batches.items()
+        for trains in (False, True)
     ]  # fmt: skip
     for name in batches:
         find(name)  # a wrong name is an error before hours of work
     if held_out is not None:
-        run_console(requests[0].outputs).print(_how_long(requests), highlight=False)
+        run_console(requests[0].outputs).print(
+            _how_long([one for one in requests if one.train]), highlight=False
+        )
     return run_requests(requests, "validate")
 
 

@@ -70,7 +70,9 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
         sum(parts.start <= span.start < parts.end for span in recording.work),
         tuple(TracedPart(key[0], ns, *key[1:]) for key, ns in longest),
         tuple(
-            TracedCost(one.title, round(one.most_ms * 1e6 * parts.steps), one.where, one.remedy)
+            TracedCost(
+                one.title, round(one.most_ms * 1e6 * parts.steps), one.where, one.remedy, one.cause
+            )
             for one in costs
         ),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from e2e.explain.joint import IN_FULL, Gain, Joint, throughput, throughput_error_pct
+from e2e.input_stalls import IN_FULL, Gain, Joint, throughput, throughput_error_pct
 from e2e.report.arms import grouped
 from e2e.report.figures import bottleneck_of, signed_pct
 from e2e.results.loader_types import Loading

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from e2e.case import DATA_WORDS, OP, TrainCase
-from e2e.explain.joint import joints
+from e2e.input_stalls import joints
 from e2e.report import (
     causes,
     costs,

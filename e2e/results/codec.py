@@ -54,6 +54,7 @@ LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
 GAINS = ("predicted_gain_pct", "measured_gain_pct")
 LISTS = ("ledger", "causes")  # null where they are empty
+OPTIONAL = ("layer", "dtype", "misaligned", "within", "cause")  # of a part or a cost: not written
 
 
 def to_json(training: Training) -> Json:
@@ -99,12 +100,13 @@ def _exchange_to_json(exchange: Exchange) -> Json:
 
 
 def _traced_to_json(traced: TracedStep) -> Json:
-    """Parts without what is empty in them: most have a term and a time."""
-    parts = [
-        {name: value for name, value in asdict(part).items() if value != "" or name == "term"}
-        for part in traced.parts
-    ]
-    return {**asdict(traced), "parts": parts}
+    """Without what is empty or unknown: most parts have a term and a time."""
+    data = asdict(traced)
+    for name in ("parts", "costs"):
+        data[name] = [
+            {n: v for n, v in one.items() if v != "" or n not in OPTIONAL} for one in data[name]
+        ]
+    return {name: value for name, value in data.items() if value is not None}
 
 
 def _repeat_to_json(repeat: Repeat) -> Json:

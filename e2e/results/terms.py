@@ -42,8 +42,12 @@ FUSED_KERNELS = "fused kernels"
 FUSED = (FUSED_ELEMENTWISE, FUSED_REDUCTIONS, FUSED_KERNELS)
 FLOAT8 = "casts and scales for FP8"
 EXPOSED = "communication that nothing hides"  # of what a trace costs
+LATE = "communication behind a late CPU"  # only it runs, and the CPU has launched nothing more
+NOT_RECORDED = "kernels that were not recorded"  # inside a CUDA graph
 EXCHANGE = "gradient exchange"  # communication of a training of ours, that nothing hides
-STEP_TERMS = (COMMUNICATION, EXCHANGE, COPIES, FILLS, RECOMPUTATION, FLOAT8, *FUSED)
+STEP_TERMS = (
+    COMMUNICATION, LATE, EXCHANGE, NOT_RECORDED, COPIES, FILLS, RECOMPUTATION, FLOAT8, *FUSED,
+)  # fmt: skip
 SYNC, ALLOCATION = "synchronisation", "memory allocation"
 MODULES, COMPILATION = "module loading", "compilation"
 LAUNCH, BETWEEN, PYTHON = "CPU launch", "between kernels", "outside of operators"
@@ -72,12 +76,16 @@ class TracedPart:
 
 @dataclass(frozen=True)
 class TracedCost:
-    """Something that costs `ns` in all steps at most: where it is, and what to try against it."""
+    """Something that costs `ns` in all steps at most: where it is, and what to try against it.
+
+    `cause` is its name among what can be tried; "" for what cannot, and in older files.
+    """
 
     title: str
     ns: int
     where: str
     remedy: str
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,15 @@ class TracedStep:
     """`steps` consecutive steps, which consist of their `parts`, without gap or overlap.
 
     `launches` are the kernels and copies that ran in them; 0 where no device worked, and the parts
-    are the CPU's. `costs` are what the trace of these steps alone says against them.
+    are the CPU's. `costs` are what the trace of these steps alone says against them. `of_card` is
+    the share of a step (0 to 1) that its work takes at the card's rates; None where unknown.
     """
 
     steps: int
     launches: int
     parts: tuple[TracedPart, ...]
     costs: tuple[TracedCost, ...] = ()
+    of_card: float | None = None
 
     @property
     def window_ns(self) -> int:

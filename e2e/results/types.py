@@ -389,6 +389,13 @@ class Training:
         return next((phase.host_s for phase in self.phases if phase.name == "data"), None)
 
     @property
+    def loader_wait_s(self) -> float:
+        """Seconds by which a measured step was longer than on a preloaded batch; at least 0."""
+        if self.steps is None or self.steps.unfed_s is None or self.measured_s is None:
+            return 0.0
+        return max(0.0, self.measured_s - self.steps.unfed_s)
+
+    @property
     def accuracy(self) -> tuple[float, float] | None:
         """(mean, standard deviation) of held-out accuracy, 0 to 1; deviation 0 for one repeat."""
         return _mean_and_deviation([r.accuracy for r in self.repeats])

@@ -128,8 +128,6 @@ def _run(task: Task, path: Path, *, quiet: bool) -> None:
     words["batch"] = ",".join(map(str, task.batches))
     if task.layouts:
         words["layout"] = ",".join(task.layouts)
-    if "predict" in task.measure:
-        words["predict"] = True
     if "zero-gradients" in task.measure:
         words["count_gradients"] = COUNT_EVERY
     if task.kind == "train":
@@ -138,8 +136,10 @@ def _run(task: Task, path: Path, *, quiet: bool) -> None:
         words.pop("workers", None)
         words.setdefault("loader", "torchvision")
         instead = {"workers": 0, "record": False, "allow_run": True}
-    request = request_of(task.network, words, **instead)
-    run_requests([request], file_name(task.file), _procedure(task, words))
+    requests = [request_of(task.network, words, **instead)]
+    if "predict" in task.measure:
+        requests.insert(0, request_of(task.network, words, **instead, train=False))
+    run_requests(requests, file_name(task.file), _procedure(task, words))
 
 
 def _procedure(task: Task, words: Mapping[str, Any]) -> Procedure:

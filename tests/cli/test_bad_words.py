@@ -150,7 +150,6 @@ AT_ONCE = {
     **{f"train cnn-cifar --ladder {words}": words.split()[0]
        for words in ("--recipe amp", "--layout nhwc", "--amp", "--compile", "--graph",
                      "--accumulate 2")},
-    "train cnn-cifar --verify --no-predict": "--no-predict",
     "train cnn-cifar --cpus 9999": f"this process may use 1 to {usable_cores()} cores",
     "train cnn-cifar --frobnicate": "--frobnicate",
     "train cnn-cifar extra": "extra",

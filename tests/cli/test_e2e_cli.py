@@ -182,7 +182,7 @@ def test_the_numbers_of_a_comparison_agree(shop: Shop) -> None:
 
 def test_processes_are_fresh_and_resuming_adds_one(folder: Path, tmp_path: Path) -> None:
     """Two processes, then a third: the times of those before are kept as they were."""
-    words = ("mine:build", *OWN, *PAIR, "--seed", "3", "--no-predict")
+    words = ("mine:build", *OWN, *PAIR, "--seed", "3")
     file = tmp_path / "several.json"
     two = by_recipe(trained(folder, file, *words, "--processes", "2")[0])
     three = by_recipe(resumed(folder, file, *words, "--processes", "3"))
@@ -209,7 +209,7 @@ def test_processes_are_fresh_and_resuming_adds_one(folder: Path, tmp_path: Path)
 
 def test_tokens_are_counted(folder: Path) -> None:
     file = folder / "tokens.json"
-    arms = by_recipe(trained(folder, file, "gpt-tiny", *PAIR, "--batch", "2", "--no-predict")[0])
+    arms = by_recipe(trained(folder, file, "gpt-tiny", *PAIR, "--batch", "2")[0])
     for result in arms.values():
         assert result["unit"] == "tok"
         assert result["step_units"] == 2 * int(result["case"]["input"])
@@ -232,7 +232,7 @@ def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) 
 
 
 def test_apex_levels_all_run_or_say_why_not(folder: Path) -> None:
-    words = ("mine:build", "--recipe", "O0,O1,O2,O3", *OWN, "--no-predict")
+    words = ("mine:build", "--recipe", "O0,O1,O2,O3", *OWN)
     arms = by_recipe(trained(folder, folder / "levels.json", *words)[0])
     assert list(arms) == ["O0", "O1", "O2", "O3"]
     check_steps(arms["O0"])
@@ -279,7 +279,7 @@ def test_a_ladder_adds_one_change_a_rung_and_compares_with_the_one_before(
 ) -> None:
     """Nothing is compiled: what `torch.compile` returns then runs as it is."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    words = ("mine:build", "--ladder", *OWN, "--no-predict")
+    words = ("mine:build", "--ladder", *OWN)
     run, ran = trained(folder, folder / "ladder.json", *words)
     rungs: dict[str, Doc] = {}
     for name, result in zip(RUNGS, run["results"], strict=True):
@@ -369,7 +369,7 @@ def test_a_network_that_can_learn_learns_from_each_seed_alike(folder: Path, tmp_
     file = tmp_path / "learnt.json"
     words = ("mine:two", "--input", "3x16x16", "--data", f"folder:{tmp_path / 'data'}", "--batch",
              "8", "--recipe", "amp-bf16", "--iterations", "30", "--optimizer", "adamw", "--lr",
-             "0.03", "--workers", "0", "--no-predict")  # fmt: skip
+             "0.03", "--workers", "0")  # fmt: skip
     run, ran = trained(folder, file, *words, "--repeats", "2", "--same-seed")
     (result,) = run["results"]
     check_steps(result)
@@ -396,7 +396,7 @@ def test_how_it_was_trained_is_in_the_case_and_resume_knows_it(folder: Path) -> 
     file = folder / "scheduled.json"
     how = {"lr": 0.02, "warmup": 2, "schedule": "step:50/2", "clip": 1.5, "held_out": 40}
     words = ["cnn-cifar", "--data", "generated", "--recipe", "fp32", "--iterations", "4",
-             "--batch", "8", "--no-predict"]  # fmt: skip
+             "--batch", "8"]  # fmt: skip
     words += [w for n, v in how.items() for w in (f"--{n.replace('_', '-')}", str(v))]
     first, _ = trained(folder, file, *words)
     for result in first["results"]:
@@ -421,7 +421,7 @@ def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_pa
     file, weights = tmp_path / "tuned.json", tmp_path / "cnn-cifar.pth"
     torch.save(find("cnn-cifar").build().state_dict(), weights)
     words = ("cnn-cifar", "--recipe", "fp32", "--batch", "8", "--iterations", "4", "--freeze",
-             "body", "--deterministic", "--count-gradients", "2", "--no-predict")  # fmt: skip
+             "body", "--deterministic", "--count-gradients", "2")  # fmt: skip
     (result,) = trained(folder, file, *words, "--weights", tmp_path)[0]["results"]
     assert result["status"] == "ok", result["reason"]
     assert (result["case"]["weights"], result["case"]["freeze"]) == ("cnn-cifar.pth", "body")
@@ -438,7 +438,7 @@ def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_pa
 
 def test_an_own_network_with_an_own_loss(folder: Path) -> None:
     words = ("mine:build", *PAIR, *OWN, "--loss", "mine:squares", "--iterations", "12",
-             "--repeats", "2", "--no-predict")  # fmt: skip
+             "--repeats", "2")  # fmt: skip
     run, ran = trained(folder, folder / "own.json", *words)
     for result in run["results"]:
         assert (result["case"]["network"], result["case"]["input"]) == ("mine:build", "3x8x8")
@@ -453,7 +453,7 @@ def test_an_own_network_with_an_own_loss(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", [("--lr", "1e9"), ("--loss", "mine:not_a_number")])
 def test_what_diverges_is_not_converged(how: tuple[str, str], folder: Path) -> None:
-    words = ("mine:build", *OWN, *PAIR, *how, "--iterations", "15", "--no-predict")
+    words = ("mine:build", *OWN, *PAIR, *how, "--iterations", "15")
     run, ran = trained(folder, folder / f"diverged{how[0]}.json", *words)
     for result in run["results"]:
         assert result["converged"] is False, result["convergence"]
@@ -462,7 +462,7 @@ def test_what_diverges_is_not_converged(how: tuple[str, str], folder: Path) -> N
 
 
 def test_what_raises_under_one_recipe_fails_that_row_only(folder: Path) -> None:
-    run, ran = trained(folder, folder / "picky.json", "mine:picky", *OWN, *PAIR, "--no-predict")
+    run, ran = trained(folder, folder / "picky.json", "mine:picky", *OWN, *PAIR)
     arms = by_recipe(run)
     check_steps(arms["fp32"])
     assert (arms["amp-bf16"]["status"], arms["fp32"]["status"]) == ("failed", "ok")

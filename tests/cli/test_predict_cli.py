@@ -1,9 +1,8 @@
-"""`predict` and `--verify` on the CPU: what is special to them."""
+"""`predict` on the CPU: what is special to it."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,10 @@ def results(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def check_ledger(arm: dict[str, Any]) -> None:
-    """Its changes lead from the first step to the last, to the rounding."""
-    first, *changes, last = (line["ms"] for line in arm["ledger"])
-    assert first + math.fsum(changes) == pytest.approx(last, rel=1e-6)
-    assert last == pytest.approx(1e3 * arm["predicted"]["step_s"], rel=1e-6)
-
-
 def test_predict_says_step_speedup_and_where_the_time_goes(shop: Shop) -> None:
     kept = shop.kept("predict")
     for said in (
-        "Predicted step (not measured)", "From fp32 to amp-bf16", "convolutions",
-        "What would make amp-bf16 faster", "prediction took", "of one GPU: no exchange",
+        "Predicted step (not measured)", "prediction took", "of one GPU: no exchange",
     ):  # fmt: skip
         assert said in " ".join(kept.report.split())
     arms = {r["case"]["recipe"]: r for r in results(kept.file)}
@@ -42,7 +33,6 @@ def test_predict_says_step_speedup_and_where_the_time_goes(shop: Shop) -> None:
         assert arms[name]["predicted"]["step_s"] > 0
         assert arms[name]["predicted"]["took_s"]["tracing"] > 0
         assert arms[name]["predicted"]["uncovered"] == []
-    check_ledger(arms["amp-bf16"])
 
 
 def test_without_any_prediction_it_ends_with_1(shop: Shop) -> None:
@@ -76,15 +66,10 @@ def test_the_step_of_two_is_that_of_one_and_the_exchange(shop: Shop, tmp_path: P
         added_s = both["predicted"]["step_s"] - alone["predicted"]["step_s"]
         assert added_s == pytest.approx(EXCHANGE_S)
         assert both["step_units"] == 2 * alone["step_units"]
-    check_ledger(amp_of_two)
-    assert "gradient exchange" in [line["term"] for line in amp_of_two["ledger"]]
     text = " ".join(ran.stdout.split())
     for said in ("efficiency", "of which the exchange adds", "by the all-reduce times"):
         assert said in text
-    for words, said in (
-        (("--gpus", "4"), "no all-reduce times of 4 GPUs, only"),
-        (("--gpus", "2", "--fixes"), "--fixes"),
-    ):
+    for words, said in ((("--gpus", "4"), "no all-reduce times of 4 GPUs, only"),):
         ran = shop.run("predict", *OWN, *words, "--exchange", of_two)
         assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
         assert said in ran.stderr
@@ -92,33 +77,3 @@ def test_the_step_of_two_is_that_of_one_and_the_exchange(shop: Shop, tmp_path: P
     of_two.write_text(json.dumps(run))
     ran = shop.run("predict", *OWN, "--gpus", "2", "--exchange", of_two)
     assert "no all-reduce times of 2 GPUs, none" in ran.stderr
-
-
-def test_a_timed_run_is_verified_later_and_its_fixes_are_measured(
-    shop: Shop, tmp_path: Path
-) -> None:
-    """`torch.compile`, a fix, compiles nothing here: what it returns runs as it is."""
-    file = tmp_path / "later.json"
-    words = ("train", *OWN, "--recipe", "fp32,amp-bf16", "--budget", "0.2")
-    assert shop.run(*words, "--predict", "--json", file).returncode == 0
-    before = {r["case"]["recipe"]: r for r in results(file)}
-    ran = shop.run(*words, "--verify", "--resume", file, TORCHDYNAMO_DISABLE="1")
-    assert ran.returncode == 0, ran.stderr
-    for said in ("Predicted and measured step", "unexplained"):
-        assert said in ran.stdout
-    found = results(file)
-    for arm in found[: len(before)]:
-        same = before[arm["case"]["recipe"]]
-        error_pct = 100 * (arm["predicted"]["step_s"] / arm["step_s"] - 1)
-        assert arm["predicted"]["error_pct"] == pytest.approx(error_pct)
-        assert {**arm, "causes": None} == {**same, "causes": None}
-    (arm,) = [result for result in found if result["ledger"]]
-    assert "residual" in [line["term"] for line in arm["ledger"]]
-    measured = [c for c in arm["causes"] if c["measured_gain_pct"] is not None]
-    assert measured
-    for cause in measured:
-        changed = {**arm["case"], **cause["case_change"]}
-        changed.pop("image_size", None)
-        assert any(changed.items() <= r["case"].items() and r["step_s"] for r in found), (
-            "the measurement that the gain comes from"
-        )

@@ -9,7 +9,7 @@ from samples.pages import Row, document, rows_in, run, says, shows, table, text,
 
 from e2e.commands.list import cells
 from e2e.data.datasets import KINDS
-from e2e.explain.joint import joints
+from e2e.input_stalls import joints
 from e2e.recipes import RECIPES
 from e2e.report.errors import error_table
 from e2e.report.figures import bottleneck

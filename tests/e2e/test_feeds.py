@@ -20,11 +20,10 @@ from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays
-from e2e.explain.annotate import with_predictions
-from e2e.prediction.prediction import Prediction, measured_wait_s, with_loader
+from e2e.prediction.prediction import Prediction, with_loader
 from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
-from e2e.results.types import Predicted, StepTimes, Training
+from e2e.results.types import Predicted, Training
 from e2e.training.arms import Held
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.step_timer import StepBlock
@@ -168,32 +167,3 @@ def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
     for waited_s, waits in ((0.0, False), (0.01, False), (0.2, True), (0.0, True)):
         held.arm.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
         assert held.waits == waits, "once is enough: after that it begins with nothing ready"
-
-
-def test_the_wait_for_the_loader_is_a_line_of_the_ledger() -> None:
-    amp = replace(FED, recipe="amp")
-    predictions = {
-        case.key: with_loader(predicted(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
-        for case, step_s in ((FED, 0.040), (amp, 0.010))
-    }
-    trainings = [measured(FED, 0.040, 0.040), measured(amp, 0.031, 0.011)]
-    _, training = with_predictions(trainings, predictions)
-    lines = {line.term: line for line in training.ledger}
-    assert lines["loader wait"].ms == pytest.approx(20.0)
-    assert lines["convolutions"].ms == pytest.approx(-30.0, abs=0.1)
-    assert lines["residual"].ms == pytest.approx(1.0, abs=0.1)
-    assert sum(line.ms for line in training.ledger[:-1]) == pytest.approx(training.ledger[-1].ms)
-
-
-def measured(case: TrainCase, step_s: float, unfed_s: float) -> Training:
-    steps = StepTimes(
-        (step_s,) * 3, (step_s,) * 3, (1, 1, 1), step_s, (step_s, step_s), 3 * step_s, 3,
-        unfed_s=unfed_s,
-    )  # fmt: skip
-    return Training(case, "ok", step_units=case.batch, steps=steps)
-
-
-def test_a_step_waited_as_much_longer_as_it_took_than_on_a_batch_that_was_there() -> None:
-    assert measured_wait_s(measured(FED, 0.05, 0.02)) == pytest.approx(0.03)
-    assert measured_wait_s(measured(FED, 0.05, 0.06)) == 0.0
-    assert measured_wait_s(Training(FED, "failed")) == 0.0

@@ -1,242 +1,201 @@
-"""The ledger adds up, whatever the steps, and names what changed."""
+"""Ledgers and causes of recorded steps: they add up, whatever the steps, and name what changed."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples.any_training import traced_steps
+from samples.training_runs import arm
 
-from e2e.explain.ledger import NO_LAYER, Step, bound, layer_table, ledger, op_terms_ms, term_of
-from e2e.prediction.queue_model import OpCost, simulate
+from e2e.results.exchange import Exchange
+from e2e.results.ledger import bound, causes_of, explained, ledger, terms_ms, without_waits
 from e2e.results.terms import (
-    ATTENTION,
+    BETWEEN,
     CONVOLUTIONS,
     EXCHANGE,
-    GAPS,
+    EXPOSED,
+    IDLE,
+    LAUNCH,
     LAYOUT,
     LOADER,
     MATRIX_PRODUCTS,
-    OP_TERMS,
-    OTHER,
-    PRODUCTS,
     RESIDUAL,
-    TERMS,
+    SYNC,
+    TracedCost,
+    TracedPart,
+    TracedStep,
 )
-from e2e.results.types import LedgerLine
+from e2e.results.types import LedgerLine, Training
 
-CONV, MM = "aten.convolution.default", "aten.mm.default"
-MS = 1e-3
-
-
-def op(kind: str, ms: float, layer: str = "", name: str = "", conversion_ms: float = 0) -> OpCost:
-    return OpCost(kind, "forward", layer, ms * MS, 1e-6, conversion_s=conversion_ms * MS, name=name)
+MS = 10**6  # nanoseconds
 
 
-def step(*ops: OpCost, measured_ms: float | None = None, **more: float) -> Step:
-    measured_s = None if measured_ms is None else measured_ms * MS
-    return Step(ops, simulate(ops), measured_s, **more)
+def recorded(
+    parts: dict[str, int], step_ms: float, recipe: str = "amp", *costs: TracedCost
+) -> Training:
+    """A training that takes so long, with this many milliseconds of each term in two steps."""
+    terms = tuple(TracedPart(term, 2 * ms * MS) for term, ms in parts.items())
+    return arm(recipe, 256e3 / step_ms, busy=0.5, traced=TracedStep(2, 80, terms, costs))
 
 
-def convolutions(**layers: float) -> Step:
-    return step(*(op("product", ms, layer, CONV) for layer, ms in layers.items()))
+def change(lines: tuple[LedgerLine, ...], term: str) -> float:
+    return next(line.ms for line in lines if line.term == term)
 
 
-FP32 = step(
-    op("product", 10, "stem", CONV),
-    op("product", 20, "body", CONV),
-    op("product", 4, "head", MM),
-    op("norm", 3),
-    op("activation", 2),
-    measured_ms=39.5,
-)
-AMP = step(
-    op("cast", 1),
-    op("product", 5, "stem", CONV, conversion_ms=2),
-    op("product", 6, "body", CONV),
-    op("product", 5, "head", MM),
-    op("norm", 1.5),
-    op("activation", 1),
-    op("scaler", 0.25),
-    measured_ms=20,
-)
+def fed(training: Training, unfed_s: float) -> Training:
+    assert training.steps is not None
+    case = replace(training.case, loader="torchvision", data="made")
+    return replace(training, case=case, steps=replace(training.steps, unfed_s=unfed_s))
 
 
-def by_term(lines: Sequence[LedgerLine]) -> dict[str, LedgerLine]:
-    found = {line.term: line for line in lines}
-    assert len(found) == len(lines)
-    return found
+# ---------------------------------------------------------------- sums
 
 
-# ---------------------------------------------------------------- planted
+@settings(max_examples=50)
+@given(traced_steps, st.floats(1e-6, 1e3), st.booleans())
+def test_the_terms_are_the_measured_step(traced: TracedStep, step_s: float, captured: bool) -> None:
+    training = arm("amp", 256 / step_s, case={"graph": captured}, traced=traced)
+    found = terms_ms(training)
+    assert training.measured_s
+    step_ms = 1e3 * training.measured_s
+    rest_ms = found.pop(RESIDUAL)
+    assert math.fsum([*found.values(), rest_ms]) == pytest.approx(step_ms)
+    assert all(ms >= 0 for ms in found.values())
+    idle_ms = math.fsum(ms for term, ms in found.items() if term in IDLE)
+    busy_ms = math.fsum(ms for term, ms in found.items() if term not in IDLE)
+    assert idle_ms <= max(0, step_ms - busy_ms) + 1e-9 * step_ms, "no longer than it lasts"
+    assert busy_ms == pytest.approx(traced.busy_ns / traced.steps / 1e6), "work is as recorded"
 
 
-def test_each_term_holds_what_its_ops_save_and_where_the_number_is_from() -> None:
-    lines = by_term(ledger(FP32, AMP))
-    expected = {
-        "fp32 step": 39.5, CONVOLUTIONS: 9 - 30, MATRIX_PRODUCTS: 1, "normalisation": -1.5,
-        "activation": -1, "casts": 1, LAYOUT: 2, "loss scaler": 0.25, GAPS: 0,
-        RESIDUAL: (20 - 19.75) - (39.5 - 39), "amp step": 20,
-    }  # fmt: skip
-    assert {term: line.ms for term, line in lines.items()} == pytest.approx(expected, abs=1e-9)
-    assert list(lines) == list(expected)
-    sources = dict.fromkeys(expected, "replayed") | {GAPS: "predicted"}
-    sources |= dict.fromkeys(("fp32 step", RESIDUAL, "amp step"), "measured")
-    assert {term: line.source for term, line in lines.items()} == sources
-    assert [line.term for line in ledger(FP32, AMP, ("a", "b"))][:: len(lines) - 1] == [
-        "a step", "b step",
-    ]  # fmt: skip
-
-
-def test_a_step_that_was_not_measured_is_the_predicted_one() -> None:
-    base, other = replace(FP32, measured_s=None), replace(AMP, measured_s=None)
-    half, alone = by_term(ledger(base, AMP)), by_term(ledger(base, other))
-    assert (half["fp32 step"].source, half[RESIDUAL].source) == ("predicted", "measured")
-    assert half["fp32 step"].ms == pytest.approx(39)
-    assert half[RESIDUAL].ms == pytest.approx(0.25)
-    assert not {RESIDUAL, LOADER, EXCHANGE} & alone.keys(), "nothing is left"
-    odd = replace(other, predicted=replace(AMP.predicted, step_s=1.0))
-    assert by_term(ledger(base, odd))[RESIDUAL].source == "predicted"
-
-
-def test_the_waits_for_a_loader_and_for_an_exchange_are_no_residual() -> None:
-    waiting = replace(AMP, measured_s=25 * MS, data_wait_s=5 * MS)
-    lines = by_term(ledger(FP32, waiting))
-    assert lines[LOADER].ms == pytest.approx(5)
-    assert lines[RESIDUAL].ms == pytest.approx(by_term(ledger(FP32, AMP))[RESIDUAL].ms)
-    predicted = replace(waiting, measured_s=None, predicted_wait_s=3 * MS, exchange_s=2 * MS)
-    for base, other, sign in ((FP32, predicted, 1), (predicted, FP32, -1)):
-        found = ledger(replace(base, measured_s=None), replace(other, measured_s=None))
-        assert by_term(found)[LOADER].ms == pytest.approx(sign * 5)
-        assert by_term(found)[EXCHANGE].ms == pytest.approx(sign * 2)
-        assert RESIDUAL not in by_term(found)
-    assert predicted.whole_s == pytest.approx((19.75 + 2 + 5) * MS)
-    assert predicted.expected_s == pytest.approx((19.75 + 2 + 3) * MS)
-    assert AMP.expected_s == pytest.approx(19.75 * MS)
-
-
-def test_a_host_that_is_late_shows_as_gaps() -> None:
-    slow = [replace(each, host_s=10 * MS) for each in AMP.ops]
-    lines = by_term(ledger(FP32, Step(slow, simulate(slow))))
-    assert lines[GAPS].ms == pytest.approx(70 - 19.75)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "term"),
-    [
-        ("product", "aten.convolution_backward.default", CONVOLUTIONS),
-        ("product", "aten.cudnn_convolution.default", CONVOLUTIONS),
-        ("product", "aten.addmm.default", MATRIX_PRODUCTS),
-        ("product", "aten._scaled_dot_product_flash_attention.default", ATTENTION),
-        ("product", "", PRODUCTS),
-        ("norm", "aten.native_batch_norm.default", "normalisation"),
-        ("zeta", "", OTHER),
-        ("Alpha", "", OTHER),
-        ("viewer", "", OTHER),
-    ],
-)
-def test_every_op_but_a_view_has_a_term(kind: str, name: str, term: str) -> None:
-    assert term_of(op(kind, 1, name=name)) == term
-    assert op_terms_ms([op(kind, 2, name=name), op("view", 5)]) == {term: pytest.approx(2)}
-
-
-def test_the_layer_table_starts_with_the_largest_saving_and_ends_with_the_slower() -> None:
-    rows = layer_table(FP32, AMP)
-    assert [(r.layer, r.kind) for r in rows] == [
-        ("body", CONVOLUTIONS), ("stem", CONVOLUTIONS), ("head", MATRIX_PRODUCTS),
-    ]  # fmt: skip
-    assert [r.saving_ms for r in rows] == pytest.approx([14, 5, -1])  # stem: conversion included
-    assert layer_table(step(op("product", 1)), step())[0].layer == NO_LAYER
-
-
-@pytest.mark.parametrize(
-    ("base", "other", "detail"),
-    [
-        (FP32, AMP, "30.00 to 9.00 ms; body -14.00, stem -7.00"),
-        # Layers of either step, those that change most, and none that rounds to nothing.
-        (convolutions(gone=4, less=9, alike=2, little=1, equal=5),
-         convolutions(new=3, less=7, alike=1.998, little=0.5, equal=5),
-         "21.00 to 17.50 ms; gone -4.00, new +3.00, less -2.00"),
-        (convolutions(less=9, alike=2), convolutions(less=8, alike=1.998),
-         "11.00 to 10.00 ms; less -1.00"),
-    ],
-)  # fmt: skip
-def test_products_name_the_layers_that_changed_most(base: Step, other: Step, detail: str) -> None:
-    assert by_term(ledger(base, other))[CONVOLUTIONS].detail == detail
-
-
-def test_the_residual_says_what_each_measured_step_takes_beyond_its_prediction() -> None:
-    base = step(op("norm", 100), measured_ms=2100)
-    other = step(op("norm", 50), measured_ms=3250, data_wait_s=0.2)
-    predicted = step(op("norm", 50))
-    for steps, beyond in (
-        ((base, other), [2000.0, 3000.0]),
-        ((base, predicted), [2000.0]),
-        ((predicted, other), [3000.0]),
-    ):
-        detail = by_term(ledger(*steps))[RESIDUAL].detail
-        numbers = [float(number) for number in re.findall(r"[+-][\d.]+", detail)]
-        assert numbers == pytest.approx(beyond, abs=0.02)
-
-
-def test_the_bound_is_amdahls() -> None:
-    assert bound(FP32) == pytest.approx(39.5 / (39.5 - 34))
-    assert [bound(one) for one in (step(op("norm", 1)), step(op("product", 1)), step())] == 3 * [
-        None
-    ]
-
-
-# ---------------------------------------------------------------- whatever the steps
-
-costs_s = st.floats(0, 1e-1)
-some_ops = st.builds(
-    lambda kind, layer, gpu_s, share, host_s, name, waits: OpCost(
-        kind, "forward", layer, gpu_s, host_s, waits,
-        conversion_s=share * gpu_s if kind == "product" else 0.0, name=name,
-    ),
-    st.sampled_from([*TERMS, "product", "view", "unheard of"]),
-    st.sampled_from(["", "stem", "body.0", "head"]),
-    costs_s,
-    st.floats(0, 1),
-    costs_s,
-    st.sampled_from([CONV, MM, ""]),
-    st.booleans(),
-)  # fmt: skip
-some_steps = st.builds(
-    lambda ops, measured_s, wait_s, exchange_s: Step(
-        ops, simulate(ops), measured_s, wait_s, exchange_s=exchange_s
-    ),
-    st.lists(some_ops, max_size=6),
-    st.none() | st.floats(1e-6, 10),
-    st.just(0.0) | costs_s,
-    st.just(0.0) | costs_s,
-)
-
-
-@given(some_steps, some_steps)
-def test_the_lines_add_up_and_all_time_is_in_them(base: Step, other: Step) -> None:
-    lines = ledger(base, other)
-    first, *between, last = lines
-    assert (first.ms, last.ms) == (1e3 * base.whole_s, 1e3 * other.whole_s)
-    size = max(abs(line.ms) for line in lines)
-    assert abs(math.fsum(line.ms for line in lines[:-1]) - last.ms) <= 1e-9 * size
-    terms = [line.ms for line in between if line.term in OP_TERMS]
-    gpu_ms = 1e3 * (other.predicted.gpu_s - base.predicted.gpu_s)
-    assert math.fsum(terms) == pytest.approx(gpu_ms, rel=1e-9, abs=1e-9)
-    measured = base.measured_s is not None or other.measured_s is not None
-    assert (RESIDUAL in by_term(lines)) == measured
-
-    back = by_term(ledger(other, base))
-    for line in between:
-        assert back[line.term].ms == pytest.approx(-line.ms, rel=1e-9, abs=1e-9)
+@settings(max_examples=50)
+@given(traced_steps, traced_steps, st.floats(1e-3, 1e2), st.floats(1e-3, 1e2))
+def test_a_ledger_adds_up_and_the_other_way_round_it_is_the_same(
+    first: TracedStep, last: TracedStep, first_s: float, last_s: float
+) -> None:
+    base = arm("fp32", 256 / first_s, traced=first)
+    other = arm("amp", 256 / last_s, traced=last)
+    lines, back = ledger(base, other), ledger(other, base)
+    scale = max(abs(line.ms) for line in lines)
+    assert math.fsum(line.ms for line in lines[:-1]) == pytest.approx(
+        lines[-1].ms, abs=1e-9 * scale
+    )
+    assert {line.term: -line.ms for line in lines[1:-1]} == {one.term: one.ms for one in back[1:-1]}
+    assert lines[-2].term == RESIDUAL
     assert all(line.ms == 0 for line in ledger(base, base)[1:-1])
 
-    rows = layer_table(base, other)
-    assert math.fsum(r.base_ms for r in rows) == pytest.approx(1e3 * base.product_s, abs=1e-9)
-    assert math.fsum(r.other_ms for r in rows) == pytest.approx(1e3 * other.product_s, abs=1e-9)
-    savings = [r.saving_ms for r in rows]
-    assert savings == sorted(savings, reverse=True)
+
+def test_idle_time_is_what_is_left_of_the_step_that_was_measured() -> None:
+    base = recorded({CONVOLUTIONS: 90, LAUNCH: 2}, 95.0, "fp32")
+    other = recorded({CONVOLUTIONS: 20, LAUNCH: 45, SYNC: 15}, 40.0)  # 40 of 60 ms: the profiler
+    lines = ledger(base, other)
+    assert change(lines, CONVOLUTIONS) == pytest.approx(-70)
+    assert change(lines, LAUNCH) == pytest.approx(15 - 2)
+    assert change(lines, SYNC) == pytest.approx(5)
+    assert change(lines, RESIDUAL) == pytest.approx(-3), "of fp32, which took 3 ms more"
+    assert {line.source for line in lines} == {"measured", "traced"}
+
+
+def test_a_captured_step_waits_between_kernels_and_a_fed_one_for_its_loader() -> None:
+    training = recorded({CONVOLUTIONS: 20, LAUNCH: 40}, 21.0)
+    captured = replace(training, case=replace(training.case, graph=True))
+    expected = {CONVOLUTIONS: 20, BETWEEN: 1, RESIDUAL: 0}
+    assert terms_ms(captured) == pytest.approx(expected, abs=1e-9)
+    found = terms_ms(fed(recorded({CONVOLUTIONS: 20}, 30.0), 22e-3))
+    assert found == pytest.approx({CONVOLUTIONS: 20, LOADER: 8.15, RESIDUAL: 2})
+
+
+@pytest.mark.parametrize(("unfed_s", "wait_s"), [(0.02, 0.03025), (0.06, 0.0)])
+def test_a_step_waited_as_much_longer_as_it_took_than_on_a_batch_that_was_there(
+    unfed_s: float, wait_s: float
+) -> None:
+    training = fed(recorded({CONVOLUTIONS: 20}, 50.0), unfed_s)
+    assert training.loader_wait_s == pytest.approx(wait_s)
+    assert Training(training.case, "failed").loader_wait_s == 0.0
+
+
+# ---------------------------------------------------------------- causes
+
+
+def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> None:
+    def of(recipe: str, *parts: TracedPart, costs: tuple[TracedCost, ...] = ()) -> Training:
+        return arm(recipe, 256 / 0.1, traced=TracedStep(1, 9, parts, costs))
+
+    base = of(
+        "fp32",
+        TracedPart(CONVOLUTIONS, 60 * MS, "body", "float32"),
+        TracedPart(MATRIX_PRODUCTS, 10 * MS, "head", "float32"),
+    )
+    costs = (
+        TracedCost("casts", 10 * MS, "", "one autocast", "casts"),
+        TracedCost("synchronisation", 30 * MS, "train.py:8 30 ms", "read it seldom", "sync"),
+        TracedCost("copies", 2 * MS, "", ""),
+    )
+    other = of(
+        "amp",
+        TracedPart(CONVOLUTIONS, 20 * MS, "body", "float16"),
+        TracedPart(LAYOUT, 1 * MS, "body", "float16", within=CONVOLUTIONS),
+        TracedPart(MATRIX_PRODUCTS, 15 * MS, "head", "float32", ""),
+        TracedPart(SYNC, 40 * MS),
+        costs=costs,
+    )
+    unseen = arm("bf16", 1e4)
+    first, found, nothing = explained([base, other, unseen])
+    assert nothing is unseen, "no steps of it were recorded"
+    assert (first.ledger, first.causes) == ((), ()), "of full precision"
+    lines = {line.term: line for line in found.ledger}
+    assert lines[CONVOLUTIONS].detail == "60.00 to 20.00 ms; body -40.00"
+    assert lines[LAYOUT].ms == pytest.approx(1)
+    assert found.ledger_base == "fp32"
+    assert found.bound == pytest.approx(100 / 30)
+    assert bound(found) == pytest.approx(100 / (100 - 36)), "with the layout changes inside"
+    assert [cause.title for cause in found.causes] == ["synchronisation", "casts"]
+    assert "30.0 of 100.0 ms (30 %): train.py:8" in found.causes[0].why
+    assert found.causes[0].fix == "read it seldom"
+    (alone,) = explained([base])
+    assert alone.causes == (), "and its trace says nothing against it"
+
+
+def test_a_captured_step_is_not_blamed_for_launches_and_a_wait_for_the_loader_is() -> None:
+    launch = TracedCost("CPU launch", 40 * MS, "", "", "launch")
+    training = recorded({CONVOLUTIONS: 20, LAUNCH: 20}, 40.0, "amp", launch)
+    assert [cause.title for cause in causes_of(training)] == ["CPU launch"]
+    assert causes_of(replace(training, case=replace(training.case, graph=True))) == ()
+    waits = causes_of(fed(training, 15e-3))
+    assert [cause.title for cause in waits] == ["data loading", "CPU launch"]
+    assert "40.2 ms, on a preloaded batch 15.0 ms" in waits[0].why
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"fused elementwise": 80, MATRIX_PRODUCTS: 20},
+        {"elementwise": 80, MATRIX_PRODUCTS: 20},
+    ],
+)
+def test_a_bound_is_the_same_for_compiled_kernels(parts: dict[str, int]) -> None:
+    assert bound(recorded(parts, 100.0)) == pytest.approx(1.25)
+    assert bound(recorded({LAUNCH: 20}, 100.0)) is None
+
+
+# ---------------------------------------------------------------- over several ranks
+
+
+@given(st.integers(0, 90), st.integers(0, 9))
+def test_a_rank_that_waits_for_anothers_launches_exchanges_no_longer(ms: int, late_ms: int) -> None:
+    """An all-reduce of 5 ms alone, and a rank that is so much later than rank 0."""
+    terms = {EXCHANGE: 2 * ms, CONVOLUTIONS: 40, LAUNCH: 6}
+    parts = tuple(TracedPart(term, taken * MS) for term, taken in terms.items())
+    costs = (TracedCost(EXPOSED, 2 * ms * MS, "x", ""), TracedCost("other", 90 * MS, "y", ""))
+    recorded = TracedStep(2, 100, parts, costs)
+    local_s = 0.05 + late_ms / 1000
+    exchange = Exchange(2, 100, local_s, 0.005, 0.001, None, (0.05, local_s))
+    found = without_waits(recorded, exchange)
+    assert found.terms[EXCHANGE] == min(2 * ms, 2 * (5 + late_ms)) * MS
+    assert found.terms[CONVOLUTIONS] == 40 * MS
+    assert found.window_ns == recorded.window_ns
+    assert [cost.ns for cost in found.costs] == [found.terms[EXCHANGE], 90 * MS]
+    assert without_waits(recorded, replace(exchange, ranks=1)) == recorded

@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from samples.train_cases import case_of, quietly
+from samples.train_cases import case_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from e2e.aten import Pool, TensorSpec, describe, kind_of, materialise
-from e2e.explain.fixes import Pad
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.prediction.op_timer.store import Store
 from e2e.prediction.padding import Padding, padding
-from e2e.prediction.predictor import NO_GAIN, Predictor
 from e2e.prediction.trace.fake_trace import trace
 from e2e.prediction.trace.recorder import TracedOp
-from kernels.case import Target
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -121,17 +117,3 @@ def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None
     assert [spec.shape for spec in found.call.tensors] == [(16,), (5, 16), (16, 16)]
     column = describe(ATEN.mm.default, (left[:, :8], right[:8, :1]), {})
     assert padding(column, False) is None
-
-
-def test_a_padded_step_is_predicted_from_larger_products_among_the_rest(store: Store) -> None:
-    network = odd_network()
-    predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
-    case = case_of(network, 4, recipe="amp-bf16")
-    plain = predictor.predict(case, quietly)
-    assert plain.predicted is not None
-    padded = predictor.predict(Pad("", {}).of(case), quietly)
-    if padded.predicted is None:  # on this CPU it may gain nothing
-        assert padded.reason == NO_GAIN
-    else:
-        assert len(padded.ops) == len(plain.ops)
-        assert {op.layer for op in padded.ops if op.padded} <= {"stem", "body", "up", "head"}

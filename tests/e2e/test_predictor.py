@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from samples.train_cases import case_of, quietly
 
-from e2e.__main__ import train
-from e2e.commands.child import DataFacts
-from e2e.commands.plan import Work
-from e2e.commands.requests import request_of
-from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.cuda_graph import CaptureFailed
@@ -24,10 +18,9 @@ from e2e.prediction.prediction import GPU_ERROR, Prediction
 from e2e.prediction.predictor import Predictor
 from e2e.prediction.queue_model import OpCost, Simulated
 from e2e.prediction.trace.fake_trace import trace
-from e2e.results.types import BORDER, PREDICTED, Predicted, Training
+from e2e.results.types import BORDER, Predicted
 from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
-from microbench.worker import Greeting
 
 CPU, CLASSES = Target("cpu", "a CPU"), 10
 NETWORK = find("cnn-cifar")
@@ -72,20 +65,6 @@ def test_what_predicting_took_is_noted_once(store: Store) -> None:
     assert first.took_s["tracing"] > 0
     assert first.took_s["operations"] > 0
     assert again.took_s == {}
-
-
-def test_the_ledger_adds_up(predictions: dict[str, Prediction]) -> None:
-    arms = [Training(one.case, PREDICTED, step_units=4) for one in predictions.values()]
-    fp32, amp = with_predictions(arms, predictions)
-    assert fp32.ledger == ()
-    assert amp.ledger_base == "fp32"
-    first, *changes, last = amp.ledger
-    assert first.ms + math.fsum(line.ms for line in changes) == pytest.approx(last.ms)
-    assert amp.predicted is not None
-    assert fp32.predicted is not None
-    assert last.ms == pytest.approx(1e3 * amp.predicted.step_s)
-    ratio = fp32.predicted.step_s / amp.predicted.step_s
-    assert amp.predicted.speedup == {"fp32": pytest.approx(ratio)}
 
 
 def of_ops(gpu_s: float, host_s: float) -> Prediction:
@@ -153,20 +132,3 @@ def test_what_goes_wrong_is_a_reason_and_no_end(store: Store) -> None:
     found = predictor(store, Full()).predict(CASE, quietly)
     assert found.predicted is None
     assert found.reason == "OutOfMemoryError: no room for the small step"
-
-
-@pytest.mark.parametrize(
-    ("flags", "kind", "predicts"),
-    [
-        ([], "cuda", False), ([], "cpu", False), (["--no-predict"], "cuda", False),
-        (["--predict"], "cpu", True), (["--predict"], "cuda", True), (["--verify"], "cpu", True),
-        (["--fixes"], "cuda", True),
-    ],
-)  # fmt: skip
-def test_a_training_is_predicted_on_request(
-    flags: list[str], kind: str, predicts: bool, tmp_path: Path
-) -> None:
-    request = request_of("cnn-cifar", train.make_context("train", ["cnn-cifar", *flags]).params)
-    greeting = Greeting({}, {}, Target(kind, "a device"), None)
-    facts = DataFacts("synthetic", CLASSES, None, None, ())
-    assert Work(request, tmp_path / "run.json", NETWORK, greeting, facts).predicts is predicts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,15 @@ from e2e.commands.plan import Comparison, Planned, Work
 from e2e.commands.progress import START_UP, StageTimes, TrainProgress
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
+from e2e.commands.train import compare_recipes
+from e2e.commands.verify import as_options
 from e2e.networks import find
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost, simulate
 from e2e.report.costs import STAGES, stages_lines
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import PREDICTED, Predicted, Repeat, Training
+from e2e.results.terms import TracedCost, TracedPart, TracedStep
+from e2e.results.types import PREDICTED, Cause, Predicted, Repeat, Training
 from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
@@ -73,7 +76,7 @@ def comparison(run: Run) -> Comparison:
 
 def job_with(worker: object, path: Path, **asked: Any) -> Job:
     work = Work(
-        request_of("resnet50", {"verify": True}, **asked), path, find("resnet50"),
+        request_of("resnet50", {}, **asked), path, find("resnet50"),
         Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
         DataFacts("synthetic", 1000, None, None, ()),
     )  # fmt: skip
@@ -83,24 +86,14 @@ def job_with(worker: object, path: Path, **asked: Any) -> Job:
 # ---------------------------------------------------------------- results
 
 
-def test_fixes_that_cannot_be_predicted_leave_a_run_as_it_was(
-    run: Run, comparison: Comparison, tmp_path: Path
-) -> None:
-    worker = Child()
-    found = job_with(worker, tmp_path / "run.json").run(run, [comparison], lambda _: 0)
-    assert worker.asked
-    assert found.of(Training) == run.of(Training)
-    assert any(training.causes for training in found.of(Training))
-    assert read_run(tmp_path / "run.json").of(Training) == run.of(Training)
-
-
 def test_a_prediction_takes_the_place_of_no_measurement(
     run: Run, comparison: Comparison, tmp_path: Path
 ) -> None:
     new = replace(comparison.cases[-1], recipe="bf16")
     wider = Comparison((*comparison.arms, Planned(new)))
     worker = Child(predicts=True)
-    found = job_with(worker, tmp_path / "run.json", train=False).run(run, [wider], lambda _: 0)
+    job = job_with(worker, tmp_path / "run.json", train=False)
+    found = compare_recipes(job, run, [wider])
     assert found.of(Training)[:-1] == run.of(Training)
     added = found.of(Training)[-1]
     assert (added.case, added.status) == (new, PREDICTED)
@@ -114,7 +107,7 @@ def test_what_was_skipped_is_tried_again_where_more_is_allowed(
     worker = Child()
     job = job_with(worker, tmp_path / "run.json", train=False, allow_run=allowed)
     skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
-    job.run(run.with_other(skipped), [Comparison((Planned(skipped.case),))], lambda _: 0)
+    compare_recipes(job, run.with_other(skipped), [Comparison((Planned(skipped.case),))])
     assert bool(worker.asked) is allowed
 
 
@@ -139,6 +132,53 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert with_what_was(None, again) == again
 
 
+class Quick(Child):
+    """A training process in which the changed cases are a quarter faster."""
+
+    def time(self, budget_s: float, on_stage: object) -> list[Training]:
+        return [
+            arm(case.recipe, 1000.0 if case == self.first else 1250.0, case=asdict(case))
+            for case in self.held
+        ]
+
+    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
+        self.held = cases
+        return super().set_up(cases, on_stage)
+
+
+def test_what_causes_propose_is_measured_beside_the_training_once(tmp_path: Path) -> None:
+    names = ("optimizer", "", "launch", "casts", "layout")
+    costs = tuple(TracedCost(f"of {name}", 50 - i, "", "", name) for i, name in enumerate(names))
+    plain = arm(
+        "amp", 1000.0, case={"fused": False, "layout": "nhwc", "loader": "synthetic"},
+        traced=TracedStep(1, 9, (TracedPart("elementwise", 100),), costs),
+    )  # fmt: skip
+    plain = replace(plain, causes=tuple(Cause(one.title, "") for one in costs))
+    worker = Quick()
+    worker.first = plain.case
+    job = job_with(worker, tmp_path / "run.json", verify=True)
+    comparison = Comparison((Planned(plain.case),))
+    run = job.run(run_of(plain), [comparison], lambda _: 0)
+    found = run.find(Training, plain.case.key)
+    assert found is not None
+    gains = {cause.title: (cause.fix, cause.measured_gain_pct) for cause in found.causes}
+    assert gains == {
+        "of optimizer": ("--fused", pytest.approx(25)),
+        "of ": ("", None),
+        "of launch": ("--compile", pytest.approx(25)),  # a graph needs the fused optimizer
+        "of casts": ("--compile", pytest.approx(25)),
+        "of layout": ("", None),  # it has that already
+    }
+    assert {t.case.compile for t in run.of(Training)} == {False, True}
+    worker.held = []
+    assert job.run(run, [comparison], lambda _: 0).of(Training) == run.of(Training)
+    assert worker.held == [], "not again"
+
+
+def test_a_change_is_said_as_options() -> None:
+    assert as_options({"graph": True, "workers": 4}) == "--graph --workers 4"
+
+
 class Watching(TrainProgress):
     """Keeps what the run file holds whenever a result is announced."""
 
@@ -157,13 +197,17 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
     path = tmp_path / "run.json"
     timed = run.of(Training)[0]
     case = replace(timed.case, batch=7) if what in ("predicted", "timed") else timed.case
-    job = job_with(Child(), path, train=what != "predicted", verify=False, repeats=1)
+    job = job_with(Child(), path, train=what != "predicted", repeats=1)
     job.progress = watching = Watching(path)
     if what == "loaded":
         job.loaded(run, LoadCase("folder", "torchvision", 8, "3x224x224", 1), 1.0)
     else:
         steps = 3 if what == "trained" else 0
-        job.run(run, [Comparison((Planned(case),))], lambda _: steps)
+        comparison = Comparison((Planned(case),))
+        if what == "predicted":
+            compare_recipes(job, run, [comparison])
+        else:
+            job.run(run, [comparison], lambda _: steps)
     held = watching.held[-1]
     assert held is not None
     found = held.find(Training, case.key)

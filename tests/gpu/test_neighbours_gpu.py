@@ -88,7 +88,7 @@ def test_a_program_that_computes_beside_a_training_is_said(tmp_path: Path) -> No
     with neighbour("compute"):
         ran = run_here(
             train, "e2e", "cnn-cifar", "--batch", "64", "--recipe", "fp32", "--budget", "1",
-            "--no-predict", "--processes", "1", "--json", file,
+            "--processes", "1", "--json", file,
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     load = read_run(file).settings[LOAD]

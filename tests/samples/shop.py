@@ -43,7 +43,7 @@ COMMANDS = {
     "train": "train cnn-cifar --amp --batch 2,4 --seed 3 --budget 0.2",
     "learn": "train cnn-cifar --recipe fp32,amp-bf16 --data generated --iterations 6 --batch 16 "
              "--seed 5 --repeats 2 --budget 0.2",
-    "predict": "predict shop:build --input 3x8x8 --amp --batch 4 --fixes",
+    "predict": "predict shop:build --input 3x8x8 --amp --batch 4",
     "stalls": "stalls cnn-cifar --data folder:images --recipe fp32,amp-bf16 --batch 4 "
               "--workers 1,2 --measure all --budget 0.2",
     "loader": "loader --backend torchvision,gpu-decode --data generated --workers 1 --batch 4 "

@@ -1,0 +1,98 @@
+"""`--verify`: what the causes of a training propose as options, measured interleaved with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from e2e.case import TrainCase
+from e2e.commands.plan import Comparison
+from e2e.results.ledger import LOADING
+from e2e.results.loader_types import load_case
+from e2e.results.types import Training
+from e2e.training.speedups import with_speedups
+from microbench.device.host import usable_cores
+from microbench.errors import UserError
+from microbench.results.types import Run
+
+if TYPE_CHECKING:
+    from e2e.commands.scheduler import Job
+
+VERIFIED = 3  # causes of a training whose options are measured, the costliest first
+# Of a cause by its name in a trace: the fields of a case that may remove it.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "layout": {"layout": "nhwc"},
+    "optimizer": {"fused": True},
+    "launch": {"graph": True},
+    "casts": {"compile": True},
+    "bf16": {"recipe": "amp"},
+    "tf32": {"recipe": "tf32"},
+}
+
+
+def verified(job: Job, run: Run, comparison: Comparison) -> Run:
+    """The run with what the costliest causes of each arm propose measured, and its gains (%)."""
+    for case in comparison.cases:
+        training = run.find(Training, case.key)
+        if training is None or not training.steps or is_verified(training):
+            continue
+        todo = list(_changes(training, job.work.kind))[:VERIFIED]
+        if not todo:
+            continue
+        fixed = [replace(case, **change) for _, change in todo]
+        again, *tried = _tried(job, case, fixed)
+        causes = list(training.causes)
+        for (i, change), one in zip(todo, tried, strict=True):
+            gain = 100 * (one.per_s / again.per_s - 1) if one.per_s and again.per_s else None
+            causes[i] = replace(
+                causes[i], fix=as_options(change), case_change=change, measured_gain_pct=gain
+            )
+        run = job.saved(run, replace(training, causes=tuple(causes)), *tried)
+    return run
+
+
+def is_verified(training: Training) -> bool:
+    """Whether what its causes propose was measured."""
+    return any(cause.case_change for cause in training.causes)
+
+
+def _changes(training: Training, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The causes that an option may remove, by their place, and what it changes of the case."""
+    case = training.case
+    names = {cost.title: cost.cause for cost in training.traced.costs} if training.traced else {}
+    for i, cause in enumerate(training.causes):
+        change = dict(OPTIONS.get(names.get(cause.title, ""), {}))
+        if "graph" in change and (kind == "cpu" or case.accumulate > 1 or not case.fused):
+            change = {"compile": True}
+        if cause.title == LOADING:
+            change = {"workers": min(case.cpus or usable_cores(), max(1, 2 * case.workers))}
+        if any(getattr(case, name) != value for name, value in change.items()):
+            yield i, change
+
+
+def as_options(change: Mapping[str, Any]) -> str:
+    """A change to a case as command-line options."""
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in change.items()
+    )
+
+
+def _tried(job: Job, case: TrainCase, fixed: Sequence[TrainCase]) -> list[Training]:
+    """A case and some that differ from it, timed: interleaved, but for those that load otherwise,
+    whose loaders would work in each other's turns.
+    """
+
+    def timed(cases: Sequence[TrainCase]) -> dict[str, Training]:
+        job.progress.about(tuple(cases))
+        return {t.case.key: t for t in with_speedups(job.time(cases), {})}
+
+    alike = [one for one in fixed if load_case(one) == load_case(case)]
+    found = timed([case, *dict.fromkeys(alike)])
+    for one in fixed:
+        if one.key not in found:
+            try:
+                found |= timed([one])
+            except UserError as error:  # what the user did not ask for
+                found[one.key] = Training(one, "failed", str(error))
+    return [found[one.key] for one in (case, *fixed)]

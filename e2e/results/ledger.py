@@ -1,0 +1,201 @@
+"""Where a training's step goes, from steps that the profiler recorded: its ledger and its causes.
+
+While the GPU works, a step's time is in the terms of that work, as recorded. What is left of the
+measured step is idle. The profiler makes launching longer, so where the recorded steps idle more
+than that, their idle terms are scaled down to it; what else differs is the residual.
+
+Pure functions of trainings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from e2e.results.baselines import BASELINES, baselines, slowest
+from e2e.results.exchange import Exchange
+from e2e.results.terms import (
+    BETWEEN,
+    EXCHANGE,
+    EXPOSED,
+    IDLE,
+    LAUNCH,
+    LOADER,
+    OP_TERMS,
+    PRODUCT_TERMS,
+    RESIDUAL,
+    STEP_TERMS,
+    TracedPart,
+    TracedStep,
+)
+from e2e.results.types import Cause, LedgerLine, Training
+from microbench.fmt import as_ms
+
+ORDER = (*OP_TERMS, *STEP_TERMS, *IDLE)  # of the lines
+TOP_LAYERS = 3
+LEAST_SHARE = 0.03  # of a step: a cause that takes less is not named
+NOTHING = 1e-9  # of a step: less is rounding
+FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
+# Causes of launching call by call, which a CUDA graph does not do: its step was recorded without.
+OF_LAUNCHING = ("launch", "sync")
+LOADING = "data loading"  # the title of a cause
+
+
+def explained(trainings: Sequence[Training]) -> list[Training]:
+    """The trainings of one comparison, those whose steps were recorded with ledger and causes.
+
+    Causes are those of low precision, or of all where none has that.
+    """
+    known = {t.case: t for t in trainings if is_recorded(t)}
+    low = {case for case in known if case.recipe not in FULL_PRECISION} or set(known)
+    found: list[Training] = []
+    for training in trainings:
+        if training.case in low:
+            training = replace(training, causes=causes_of(training))
+        base = slowest(training.case, baselines(training.case, list(known)))
+        if training.case in known and base:
+            training = replace(
+                training, ledger=ledger(known[base], training), ledger_base=base.recipe,
+                bound=bound(known[base]),
+            )  # fmt: skip
+        found.append(training)
+    return found
+
+
+def is_recorded(training: Training) -> bool:
+    """Whether a ledger can be made of its own steps."""
+    return training.traced is not None and training.measured_s is not None
+
+
+def terms_ms(training: Training) -> dict[str, float]:
+    """Milliseconds of a recorded training's measured step by term; with RESIDUAL they add up."""
+    traced, step_s = training.traced, training.measured_s
+    assert traced is not None
+    assert step_s is not None
+    step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
+    found = {term: ns / traced.steps / 1e6 for term, ns in traced.terms.items()}
+    idle = {term: found.pop(term) for term in IDLE if term in found}
+    if training.case.graph:  # recorded uncaptured: as captured it has no launches
+        idle = {BETWEEN: math.fsum(idle.values())}
+    idle_ms = math.fsum(idle.values())
+    left_ms = max(0.0, step_ms - wait_ms - math.fsum(found.values()))
+    scale = min(1.0, left_ms / idle_ms) if idle_ms else 1.0
+    found |= {term: scale * ms for term, ms in idle.items()}
+    if wait_ms:
+        found[LOADER] = found.get(LOADER, 0.0) + wait_ms
+    return {**found, RESIDUAL: step_ms - math.fsum(found.values())}
+
+
+def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
+    """The lines that lead from one measured step to the other, in milliseconds.
+
+    The first line is the base step, the last one the other step. The lines between are changes
+    (negative: time saved) and add up to the difference. Both trainings were recorded.
+    """
+    assert base.measured_s
+    assert other.measured_s
+    first, last = terms_ms(base), terms_ms(other)
+    changes: list[LedgerLine] = []
+    for term in dict.fromkeys((*ORDER, *first, *last)):
+        if term in first or term in last:
+            taken = first.get(term, 0.0), last.get(term, 0.0)
+            detail = f"{taken[0]:.2f} to {taken[1]:.2f} ms"
+            if term in PRODUCT_TERMS:
+                detail += _top_layers(base, other, term)
+            source = "traced"
+            if term == RESIDUAL:
+                detail = (
+                    "measured minus recorded (the profiler, another CPU speed): "
+                    f"base {taken[0]:+.2f}, other {taken[1]:+.2f}"
+                )
+                source = "measured"
+            changes.append(LedgerLine(term, taken[1] - taken[0], source, detail))
+    changes.sort(key=lambda line: line.term == RESIDUAL)
+    return (
+        LedgerLine(f"{base.case.recipe} step", 1e3 * base.measured_s, "measured"),
+        *changes,
+        LedgerLine(f"{other.case.recipe} step", 1e3 * other.measured_s, "measured"),
+    )
+
+
+def bound(base: Training) -> float | None:
+    """Amdahl's law: the step's speed-up (a ratio) if GEMMs and convolutions took no time.
+
+    Layout changes inside them count. None where it is undefined: a step without any, or with
+    nothing else.
+    """
+    assert base.traced
+    assert base.measured_s
+    parts = (p for p in base.traced.parts if (p.within or p.term) in PRODUCT_TERMS)
+    product_s = sum(part.ns for part in parts) / base.traced.steps / 1e9
+    rest_s = base.measured_s - product_s
+    if product_s <= 0 or rest_s <= NOTHING * base.measured_s:
+        return None
+    return base.measured_s / rest_s
+
+
+def _top_layers(base: Training, other: Training, term: str) -> str:
+    """The layers whose time (ms) of a term changed most: "; layer4.0.conv2 -1.20, ..."."""
+    changed: dict[str, float] = defaultdict(float)
+    for training, sign in ((base, -1), (other, 1)):
+        assert training.traced
+        for part in training.traced.parts:
+            if part.term == term:
+                layer = part.layer or "outside the layers"
+                changed[layer] += sign * part.ns / training.traced.steps / 1e6
+    most = sorted(changed.items(), key=lambda change: -abs(change[1]))[:TOP_LAYERS]
+    named = ", ".join(f"{layer} {ms:+.2f}" for layer, ms in most if f"{abs(ms):.2f}" != "0.00")
+    return f"; {named}" if named else ""
+
+
+def causes_of(training: Training) -> tuple[Cause, ...]:
+    """What the trace of its steps says against them and, of a fed one, its wait for the loader;
+    the costliest first.
+    """
+    traced, step_s = training.traced, training.measured_s
+    assert traced is not None
+    assert step_s is not None
+    step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
+    found: list[tuple[float, Cause]] = []
+    if wait_ms > LEAST_SHARE * step_ms:
+        why = (
+            f"the step takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
+            f"ms: {100 * wait_ms / step_ms:.0f} % is waiting for the loader"
+        )
+        remedy = "more loader workers, or less work for each sample"
+        found.append((wait_ms, Cause(LOADING, why, remedy)))
+    for cost in traced.costs:
+        ms = min(cost.ns / traced.steps / 1e6, step_ms)
+        if ms <= LEAST_SHARE * step_ms or (training.case.graph and cost.cause in OF_LAUNCHING):
+            continue
+        where = f": {cost.where}" if cost.where else ""
+        why = (
+            f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %){where}"
+        )
+        found.append((ms, Cause(cost.title, why, cost.remedy)))
+    return tuple(cause for _, cause in sorted(found, key=lambda pair: -pair[0]))
+
+
+def without_waits(traced: TracedStep, exchange: Exchange) -> TracedStep:
+    """Recorded steps of rank 0 of several, whose exchange takes no longer than it can.
+
+    What it waits for beyond that is another rank's launches, which the profiler makes longer: it is
+    in the term of CPU launch.
+    """
+    most_ns = round(1e9 * exchange.longest_wait_s * traced.steps)
+    beyond_ns = traced.terms.get(EXCHANGE, 0) - most_ns
+    if exchange.ranks == 1 or beyond_ns <= 0:
+        return traced
+    launch_ns = traced.terms.get(LAUNCH, 0) + beyond_ns
+    parts = [part for part in traced.parts if part.term not in (EXCHANGE, LAUNCH)]
+    parts += [TracedPart(EXCHANGE, most_ns), TracedPart(LAUNCH, launch_ns)]
+    costs = tuple(
+        replace(cost, ns=min(cost.ns, most_ns), where="between GPUs")
+        if cost.title == EXPOSED
+        else cost
+        for cost in traced.costs
+    )
+    longest = tuple(sorted(parts, key=lambda part: -part.ns))
+    return replace(traced, parts=longest, costs=costs)
