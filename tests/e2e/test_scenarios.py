@@ -1,11 +1,12 @@
-"""The scripts of examples/diagnose, what is found in them on a CPU, and the table of that."""
+"""Scripts with planted causes, what is found in them on a CPU, and the table of that."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
-import tarfile
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,50 +16,60 @@ from samples.random_traces import traces
 from samples.traces import Made
 from scenarios.__main__ import main
 from scenarios.pack_trace import pack
+from scenarios.report import summary, table
+from scenarios.run import Cause, Found, Scenario
 from scenarios.table import SCENARIOS
 
 from e2e.profile.diagnosis import diagnose
-from e2e.report.scenarios import Cause, Found, Scenario, sheet
-from microbench.report.documents import print_sheet
-from microbench.report.screen import make_console
-from microbench.results.kinds import document_of
+from microbench.results.fields import decode
 
+ROOT = Path(__file__).parents[2]
 ON_CPU = [name for name, planted in SCENARIOS.items() if planted.on_cpu]
+EACH = """
+import json, runpy, sys
+for words in json.loads(sys.argv[1]):
+    sys.argv = [*words, "--steps=1"]
+    runpy.run_path(words[0], run_name="__main__")
+    print(*words, flush=True)
+"""
 
 
 def test_causes_that_a_cpu_shows_are_named_until_they_are_fixed(
     tmp_path: Path, quick_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from the packed traces alone. One document and one archive are left."""
+    """Also from the packed traces alone. What ran is not run again."""
     monkeypatch.setattr(sys, "executable", quick_python)
-    only = [word for name in ON_CPU for word in ("--only", name)]
-    assert main(["--out", str(tmp_path), *only, "--steps", "1", "2", "1"]) == 0
-    data = json.loads((tmp_path / "diagnose-scenarios.json").read_text())
-    assert document_of(data) is not None
-    assert [one["name"] for one in data["scenarios"]] == ON_CPU
-    for one in data["scenarios"]:
-        planted = SCENARIOS[one["name"]].cause
-        for kind, expected in (("live", 1), ("alone", 1), ("fixed", 0), ("fixed_alone", 0)):
-            assert one[kind]["exact"]
-            titles = [cause["title"] for cause in one[kind]["causes"]]
-            assert sum(planted in title for title in titles) == expected, (one["name"], kind)
-    with tarfile.open(tmp_path / "traces.tar") as archive:
-        names = archive.getnames()
-    for name in ON_CPU:
-        for kept in (f"traces/{name}.json.gz", f"traces/{name}-fixed.json.gz"):
-            assert kept in names
+    words = ["--out", str(tmp_path), *ON_CPU, "--steps", "1", "2", "1"]
+    assert main(words) == 0
+    written = (tmp_path / "diagnose-scenarios.json").read_text()
+    ran = decode(tuple[Scenario, ...], json.loads(written)["scenarios"], "scenarios")
+    assert [one.name for one in ran] == ON_CPU
+    for one in ran:
+        for found, expected in (
+            (one.live, 1), (one.alone, 1), (one.fixed, 0), (one.fixed_alone, 0)
+        ):  # fmt: skip
+            assert found is not None
+            assert found.exact
+            assert min(1, found.place(one.planted)) == expected, one.name
+        for kept in (one.name, f"{one.name}-fixed"):
+            assert (tmp_path / "traces" / f"{kept}.json.gz").exists()
     assert not (tmp_path / "full").exists()
+    assert main(words) == 0
+    again = json.loads((tmp_path / "diagnose-scenarios.json").read_text())
+    assert again["scenarios"] == json.loads(written)["scenarios"]
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ON_CPU])
-def test_a_script_whose_cause_only_a_gpu_shows_runs_with_it_and_without(
-    quick_python: str, name: str
-) -> None:
-    planted = SCENARIOS[name]
-    fixed, other = ["--fixed"] if planted.cause else [], [planted.other] if planted.other else []
-    for word in ["--steps=1", *fixed, *other]:
-        words = [planted.path, *planted.arguments, "--steps=1", word]
-        subprocess.run([quick_python, *words], check=True)
+def test_every_script_runs_with_its_cause_and_without() -> None:
+    lines = [
+        [str(planted.path), *planted.arguments, *fixed, *other]
+        for planted in SCENARIOS.values()
+        for fixed in ([], ["--fixed"])[: 2 if planted.cause else 1]
+        for other in ([], [planted.other])[: 2 if planted.other else 1]
+    ]
+    words = [sys.executable, "-W", "ignore", "-c", EACH, json.dumps(lines)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [" ".join(line) for line in lines]
 
 
 @given(made=traces())
@@ -73,8 +84,34 @@ def test_packing_changes_no_time(made: Made, tmp_path_factory: pytest.TempPathFa
     assert packed.findings == whole.findings
 
 
-def test_right_and_wrong_answers_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of four scripts: one right, one with its cause second, one that failed, one control.
+def test_a_packed_trace_has_its_first_steps_and_all_that_they_launched(tmp_path: Path) -> None:
+    """Each of two kernels ends after the step that launched it."""
+    made = Made()
+    times = {
+        "ends": [100, 200], "names": ["k", "cudaLaunchKernel"],
+        "work": [[0, "kernel", 110, 30, "0/7", 1], [0, "kernel", 210, 30, "0/7", 2]],
+        "calls": [[1, 80, 5, 1, 1], [1, 180, 5, 1, 2]],
+    }  # fmt: skip
+    made.header = {"halfway": {"traced": 2, "lead_in": 0, "times": times, "bare_s": [0.1, 0.2]}}
+    for start in (0, 100_000):
+        made.op("aten::mm", start + 70_000, start + 90_000)
+        made.kernel("k", start + 110_000, start + 140_000, start + 80_000)
+    made.steps(100_000, 200_000)
+    source, target = made.write(tmp_path / "trace.json"), tmp_path / "packed.json.gz"
+    for most_bytes, steps in ((1 << 20, 2), (1, 1)):
+        assert pack(source, target, most_bytes) == target.stat().st_size
+        packed = json.loads(gzip.decompress(target.read_bytes()))
+        names = Counter(event["name"].partition("#")[0] for event in packed["traceEvents"])
+        assert names == dict.fromkeys(("aten::mm", "cudaLaunchKernel", "k", "ProfilerStep"), steps)
+        facts = packed["halfway"]
+        assert (facts["traced"], facts["bare_s"]) == (steps, [0.1, 0.2])
+        assert facts["times"] == {
+            name: kept if name == "names" else kept[:steps] for name, kept in times.items()
+        }
+
+
+def test_right_and_wrong_answers_are_counted() -> None:
+    """One right, one with its cause second, one that failed, one control, one without a cause.
 
     The cause of the first costs 30 % of 10 ms at most, and its fix saves 26 %.
     """
@@ -82,20 +119,38 @@ def test_right_and_wrong_answers_are_counted(capsys: pytest.CaptureFixture[str])
     fixed = Found(0.0074, 0.0075, 0.9, True, (Cause("casts", 0.5),))
     words = ("halfway", "diagnose", "nchw.py")
     right = Scenario("nchw", "layout", words, True, 9.0, live, live, fixed, fixed)
+    proved = replace(live, causes=(Cause("layout changes", 3.0, "proven", 2.5),))
+    right = replace(right, proved=proved)
     found = Found(0.01, 0.01, 0.9, False, (Cause("casts", 4.0), Cause("layout changes", 3.8)))
-    wrong = replace(right, live=found, alone=None, fixed=found, fixed_alone=None)
+    wrong = replace(right, name="wrong", live=found, alone=None, fixed_alone=None, proved=None)
     lost = Scenario("lost", "layout", words, True, 9.0, problem="lost: exit code 1")
     nothing = Found(0.01, 0.01, 1.0, True, ())
     control = Scenario("control", "", words, True, 9.0, nothing, nothing)
-    found = [asdict(one) for one in (right, wrong, lost, control)]
-    print_sheet(sheet(json.loads(json.dumps({"scenarios": found}))), make_console())
-    text = " ".join(capsys.readouterr().out.split())
+    never = replace(control, name="never", live=fixed, never="casts|TF32")
+    idle = replace(right, name="idle", fixed=live, fixed_alone=None, proved=None)
+    refused = replace(lost, name="refused", may_refuse=True)
+    ran = (right, wrong, lost, control, never, idle, refused)
+    data = json.loads(json.dumps([asdict(one) for one in ran]))
+    ran = decode(tuple[Scenario, ...], data, "scenarios")
+    text = "\n".join([*table(ran), *summary(ran)])
     for said in (
-        "nchw 10 7.4 yes yes no 30.0 % 26.0 % +20 %", "no. 2", "control 10 nothing nothing",
-        "first in 1 of 2 scripts, and in 1 of 1 from the kept trace alone",
-        "lost: lost: exit code 1.", "within 5 points of the measured one in 1 of 2",
+        "| nchw | 10 | 7.4 | yes | yes | no | 30.0 % | 26.0 % | +20 % | 25.0 % |",
+        "| wrong | 10 | 7.4 | no. 2 |  | no | 38.0 % | 26.0 % | +0 % |  |",
+        "| control | 10 |  | nothing | nothing |", "| never | 7.4 |  | named |", "| refused |",
+        "first in 1 of 2 scripts live", "first in 1 of 1 scripts from the kept trace alone",
+        "first in 1 of 1 scripts with --prove", "named in 2 of 5 scripts",
+        "lost: lost: exit code 1", "within 5 points of the measured one in 1 of 2",
+        "idle: its fix gains 0.0 %", "wrong: casts 4 ms; layout changes 3.8 ms",
+        "never: must not be named: casts", "idle: must not be named: layout changes",
     ):  # fmt: skip
-        assert said in text
-    broken = asdict(replace(right, live=replace(live, bare_s=0.0)))
-    with pytest.raises(ValueError, match="no time above zero"):
-        sheet(json.loads(json.dumps({"scenarios": [broken]})))
+        assert said in text, said
+
+
+def test_the_page_has_the_table_of_the_published_run() -> None:
+    data = json.loads((ROOT / "results/nvidia-h200/diagnose-scenarios.json").read_text())
+    ran = decode(tuple[Scenario, ...], data["scenarios"], "scenarios")
+    page = (ROOT / "docs/notes/diagnose.md").read_text()
+    _, _, *rows = table(ran)
+    assert len(rows) == len(data["scenarios"])
+    for row in rows:
+        assert row in page

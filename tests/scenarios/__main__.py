@@ -1,88 +1,97 @@
-"""The command line: python -m tests.scenarios --out DIR."""
+"""The command line: python -m tests.scenarios --out DIR [NAME …]."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
-import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
 
-from e2e.report.scenarios import Scenario, sheet
 from microbench.device.device import describe, software
-from microbench.errors import UserError
-from microbench.report.documents import print_sheet
-from microbench.report.screen import make_console
+from microbench.results.fields import decode
 
-from .run import run
+from .report import summary, table
+from .run import Scenario, run
 from .table import SCENARIOS, Steps
 
-RUN_FILE, PACKED = "diagnose-scenarios.json", "traces.tar"
+RUN_FILE, PARTS = "diagnose-scenarios.json", "scenarios"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the scripts, write the run file after each, and print it; 1 where one did not run."""
+    """Run the scripts, one on each GPU at a time, write the run file and print its table.
+
+    What ran and is in the folder already is not run again. 1 where a script did not run.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.scenarios", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for all files")
-    parser.add_argument("--only", action="append", choices=SCENARIOS, help="this; may be repeated")
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, help="begin none after [%(default)s]"
-    )
+    parser.add_argument("names", nargs="*", help="of scenarios  [default: all but the extra ones]")
+    parser.add_argument("--gpus", help="numbers of GPUs: 0,1  [default: all; none: the CPU]")
+    parser.add_argument("--prove", action="store_true", help="also run each with --prove")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin none after [60]")
     parser.add_argument("--steps", type=int, nargs=3, metavar=("AFTER", "BARE", "TRACED"))
     words = sys.argv[1:] if arguments is None else arguments
     given = parser.parse_args(words)
-    names = given.only or [name for name, one in SCENARIOS.items() if not one.extra]
-    given.out.mkdir(parents=True, exist_ok=True)
+    names = given.names or [name for name, one in SCENARIOS.items() if not one.extra]
+    if unknown := sorted(set(names) - set(SCENARIOS)):
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(SCENARIOS)}")
+    (given.out / PARTS).mkdir(parents=True, exist_ok=True)
+    streams = given.gpus.split(",") if given.gpus else _gpus()
+    gpus: SimpleQueue[str] = SimpleQueue()
+    for gpu in streams:
+        gpus.put(gpu)
     steps = Steps(*given.steps) if given.steps else None
     until_s = time.monotonic() + 60 * given.minutes
-    found: list[Scenario] = []
-    document: dict[str, Any] = {}
-    for name in names:
-        if time.monotonic() > until_s:
-            print(f"{name}: no time left", file=sys.stderr)
-            continue
-        try:
-            found.append(run(SCENARIOS[name], given.out, steps))
-        except UserError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        document = _document(found, words)
-        (given.out / RUN_FILE).write_text(json.dumps(document, separators=(",", ":")))
-        print(f"{name}: {found[-1].wall_s:.1f} s {found[-1].problem}", flush=True)
-    if not document:
-        return 1
+
+    def one(name: str) -> None:
+        part = given.out / PARTS / f"{name}.json"
+        done = part.exists() and not json.loads(part.read_text())["problem"]
+        if done or time.monotonic() > until_s:
+            return
+        found = run(SCENARIOS[name], given.out, gpus, steps, given.prove)
+        part.write_text(json.dumps(asdict(found)))
+        print(f"{name}: {found.wall_s:.1f} s {found.problem}", flush=True)
+
+    # Twice as many as GPUs: what reads traces needs none.
+    with ThreadPoolExecutor(2 * len(streams)) as pool:
+        list(pool.map(one, names))
     shutil.rmtree(given.out / "full", ignore_errors=True)
-    _archive(given.out)
-    print_sheet(sheet(json.loads(json.dumps(document))), make_console())
-    return int(len(found) < len(names) or any(one.problem for one in found))
+    parts = [given.out / PARTS / f"{name}.json" for name in SCENARIOS]
+    found = [
+        decode(Scenario, json.loads(part.read_text()), part.name) for part in parts if part.exists()
+    ]
+    (given.out / RUN_FILE).write_text(json.dumps(_document(found, words), separators=(",", ":")))
+    print("\n".join([*table(found), "", *summary(found)]))
+    lost = set(names) - {each.name for each in found}
+    if lost:
+        print(f"not run: {', '.join(sorted(lost))}", file=sys.stderr)
+    return int(bool(lost) or any(each.problem and not each.may_refuse for each in found))
 
 
-def _document(found: list[Scenario], words: list[str]) -> dict[str, Any]:
+def _gpus() -> list[str]:
+    """The numbers of the GPUs that this process may use; one empty name for the CPU."""
+    import torch
+
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return (seen.split(",") if seen else [str(n) for n in range(count)]) or [""]
+
+
+def _document(found: list[Scenario], words: list[str]) -> dict[str, object]:
     return {
         "check": "scenarios",
-        "command": ["python", "-m", "tests.scenarios", *map(_name, words)],  # without paths
+        "command": ["python", "-m", "tests.scenarios", *(Path(word).name for word in words)],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe().as_dict(),
         "software": software(),
         "scenarios": [asdict(scenario) for scenario in found],
     }
-
-
-def _name(word: str) -> str:
-    """The last part of a path; other words as they are."""
-    return word.rstrip("/").rpartition("/")[2]
-
-
-def _archive(out: Path) -> None:
-    """One file of everything, for machines that give few files back."""
-    with tarfile.open(out / PACKED, "w") as archive:
-        for path in sorted(out.rglob("*.json*")):
-            archive.add(path, path.relative_to(out))
 
 
 if __name__ == "__main__":
