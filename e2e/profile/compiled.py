@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from e2e.profile.reader import Span
+from e2e.profile.trace import Span
 from e2e.results.terms import (
     ATTENTION,
     CONVOLUTIONS,

@@ -5,32 +5,32 @@ Times of terms are whole nanoseconds over all steps, so that they add up exactly
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import median_low
-from typing import Any
 
-from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.calls import LOADING, MODULE
-from e2e.profile.finding import LEAST_SHARE, Finding, ranked
-from e2e.profile.findings import OWN_LOADER, findings, not_the_cause
-from e2e.profile.gains import Gain, Tried, tried_in
-from e2e.profile.operands import shapes_of
-from e2e.profile.paired import paired_findings
-from e2e.profile.partition import Partition, partition, steps_ns
+from e2e.profile.causes import LEAST_SHARE, Cause, Seen, causes_of
+from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
+from e2e.profile.gains import Gain, Tried, tried_beside
+from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Product, products
-from e2e.profile.proofs import judged, refuted
-from e2e.profile.reader import Recording, read_trace
-from e2e.results.terms import IDLE, LAUNCH, LAYOUT, LOADER, PRODUCT_TERMS, SYNC, TERMS
+from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, WORK, Trace, read_trace
+from e2e.profile.trials import judged, refuted
+from e2e.profile.unprofiled import Unprofiled, steps_in
+from e2e.results import terms
+from e2e.results.terms import IDLE, LAYOUT, LOADER, RESIDUAL, SYNC, TERMS
+from kernels.gpus import find_card
 from microbench.errors import UserError
 from microbench.roofline.rates import Rates, known_rates, read_rates
 
 SAME = 0.5  # of the work matched: below it two recordings are not of one training
-BUSY = 0.9  # of a step: from here on the device is the bottleneck
+UNEVEN = 3  # times as long as another: a step that holds more than a step
+RUINED = 0.3  # half of a step's interval over the step: beyond it nothing is concluded
+UNEXPLAINED = 0.2  # of a step that no recorded step has: beyond it nothing is concluded
 CAUSES = {LOADER: "loader", SYNC: "sync", TERMS["cast"]: "casts", LAYOUT: "layout"}
-BOTTLENECKS = {LOADER: "data loading", LAUNCH: "CPU launch", SYNC: "synchronisation"}
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,26 @@ class TermTime:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A recording, divided: `window_ns` over `steps` steps is the sum of its `terms`.
+class Slowed:
+    """Seconds of a step while it is recorded: kernels and calls alone, and with all names."""
 
-    `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
-    the share of that step, or else of a recorded one, in which the device worked. `on_cpu`: there
-    was no device. `missing` says what the trace cannot tell, and why. `gains` are of the changes
-    that were tried, in `tried_steps` of the training. `rates` is the run file whose measured rates
-    are the floors of the products; "" where those are the datasheet's.
+    times: float | None = None
+    names: float | None = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Some steps of a training as they are without the profiler, divided.
+
+    `window_ns` over `steps` steps is the sum of its `terms`. `bare_step_s` is a step without the
+    profiler, the mean of those that were timed, and `step_ci95_s` its interval; None where it was
+    not measured: the terms are as recorded then. `busy` is the share of a step in which the device
+    worked. `on_cpu`: there was no device, and only shares are known. `unit` is what a step is.
+
+    `missing` says what the trace cannot tell, and why; `ruined` why nothing is concluded. `gains`
+    are of the changes that were tried, in `tried_steps` of the training. `rates` is the run file
+    whose measured rates are the floors of the products, "" where those are the datasheet's.
+    `of_card` is the share of the step that its products would take at their own precision's rate.
     """
 
     name: str
@@ -64,21 +76,30 @@ class Traced:
     on_cpu: bool
     bottleneck: str
     terms: tuple[TermTime, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Cause, ...]
     not_the_cause: tuple[str, ...]
     products: tuple[Product, ...] = ()
     missing: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     tried_steps: int = 0
     rates: str = ""
+    step_ci95_s: tuple[float, float] | None = None
+    unit: str = "optimizer step"
+    recorded_step_s: Slowed = Slowed()
+    of_card: float | None = None
+    ruined: tuple[str, ...] = ()
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds per recorded step."""
-        return self.window_ns / self.steps / 1e6
+        """Milliseconds of a step, without the profiler where that is known."""
+        return (
+            self.window_ns / self.steps / 1e6
+            if self.bare_step_s is None
+            else 1e3 * self.bare_step_s
+        )
 
     def ms(self, term: str) -> float:
-        """Milliseconds per step of a term; 0 where it has none."""
+        """Milliseconds a step of a term; 0 where it has none."""
         return sum(t.ns for t in self.terms if t.term == term) / self.steps / 1e6
 
 
@@ -93,7 +114,7 @@ class Diagnosis:
     aligned: Aligned | None = None
 
 
-Replay = Callable[[Recording, Partition], Tried]  # tries what a recording's shapes allow
+Replay = Callable[[Unprofiled], Tried]  # tries what a recording's shapes allow
 
 
 def diagnose(
@@ -104,222 +125,235 @@ def diagnose(
     `ceilings` is a run file of `halfway ceilings`, of the GPU that the traces are of; without, the
     rates that come with halfway are used.
 
-    UserError for a file that is no trace, a trace without whole steps, two of which only one ran on
-    a GPU, or whose shapes differ, and ceilings of another GPU.
+    UserError for a file that is no trace, one in which nothing can be seen (NothingSeen), two of
+    which only one ran on a GPU, or whose shapes differ, and ceilings of another GPU.
     """
-    sides = [_side(path) for path in paths]
     given = read_rates(ceilings) if ceilings else None
-    replays = [*[None] * (len(paths) - 1), replay]
-    runs = tuple(
-        _traced(path.name, side, given, again)
-        for path, side, again in zip(paths, sides, replays, strict=True)
-    )
-    if len({run.on_cpu for run in runs}) > 1:
+    sides = [_Side.of(path, given) for path in paths]
+    *_, last = sides
+    base = sides[0] if len(sides) == 2 else None
+    aligned = align(base.run.step, last.run.step) if base else None
+    if base and base.run.step.on_cpu != last.run.step.on_cpu:
         raise UserError("one of these traces has a GPU's work, the other only a CPU's")
-    aligned = align(sides[0], sides[1]) if len(sides) == 2 else None
     # Compiled work has other operators and no modules, and still the same products.
     if aligned and max(aligned.share, aligned.alike) < SAME:
         raise UserError(
             f"the two recordings have different shapes (matched {100 * aligned.share:.0f} %): "
             "record both with one model and batch"
         )
-    if len(runs) == 2:
-        base, other = runs
-        found = paired_findings(sides[0], sides[1], base.products, other.products)
-        known = {one.cause for one in other.findings} - {""}  # replays have shown it already
-        more = [one for one in found if one.cause not in known]
-        runs = base, replace(other, findings=ranked((*other.findings, *more)))
-    return Diagnosis(runs, aligned)
+    runs = [side.traced(None, None) for side in sides[:-1]]
+    return Diagnosis((*runs, last.traced(base, replay)), aligned)
 
 
-def _side(path: Path) -> Side:
-    recording = read_trace(path)
-    try:
-        return Side(recording, partition(recording))
-    except UserError as error:
-        raise type(error)(f"{path}: {error}") from None
+@dataclass(frozen=True)
+class _Side:
+    """A recording, its steps, and the rates that they are judged by."""
 
+    path: Path
+    trace: Trace
+    run: Unprofiled
+    rates: Rates | None
+    products: tuple[Product, ...]
 
-def _traced(name: str, side: Side, given: Rates | None, replay: Replay | None) -> Traced:
-    recording, parts = side.recording, side.parts
-    terms = tuple(
-        TermTime(term, ns, term in IDLE, _where(parts.by_place(term)))
-        for term, ns in parts.terms.items()
-    )
-    device = _device(recording)
-    rates = given or known_rates(device)
-    if given and given.device != device:
-        raise UserError(f"{given.source} was measured on {given.device}; {name} is of {device}")
-    by_trace = findings(recording, parts, device, rates)
-    busy = _busy(parts, recording.bare_step_s)
-    tried = _tried(recording, parts, replay)
-    found = judged(by_trace, tried) if tried else by_trace
-    multiplied = products(recording, parts, device, rates)
-    return Traced(
-        name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
-        parts.end - parts.start, recording.bare_step_s, busy, parts.on_cpu,
-        _bottleneck(terms, busy, parts.on_cpu), terms, found,
-        tuple(_no_causes(parts, by_trace, found, tried)),
-        multiplied, tuple(missing(recording, parts)),
-        tried.gains if tried else (), tried.steps if tried else 0,
-        rates.source if rates and any(product.measured for product in multiplied) else "",
-    )  # fmt: skip
+    @classmethod
+    def of(cls, path: Path, given: Rates | None) -> _Side:
+        trace = read_trace(path)
+        try:
+            run = steps_in(trace)
+        except UserError as error:
+            raise type(error)(f"{path}: {error}") from None
+        device = trace.device
+        if given and given.device != device:
+            raise UserError(
+                f"{given.source} was measured on {given.device}; {path.name} is of {device}"
+            )
+        rates = given or known_rates(device)
+        return cls(path, trace, run, rates, products(run.step, find_card(device), rates))
 
+    def traced(self, base: _Side | None, replay: Replay | None) -> Traced:
+        """What is said of it; `base` is what it is held against."""
+        run, device = self.run, self.trace.device
+        whole_ns, steps = run.whole_ns, run.step.steps
+        by_trace = causes_of(Seen(run, find_card(device), self.rates))
+        tried = self._tried(replay)
+        if base:
+            paired = paired_causes(base.run, run, base.products, self.products)
+            known = {one.cause for one in by_trace} - {""}
+            by_trace += [one for one in paired if one.cause not in known]
+        step_ms = whole_ns / steps / 1e6
+        found = judged(by_trace, tried, step_ms) if tried else by_trace
+        ruined = tuple(_ruined(run))
+        found = [] if ruined else found
+        busy = (
+            1.0
+            if run.step.on_cpu
+            else 1 - (run.idle_ns + max(0, run.terms.get(RESIDUAL, 0))) / whole_ns
+        )
+        floors = [p.floor_s * p.count for p in self.products if p.floor_s is not None]
+        return Traced(
+            self.path.name, device, str(self.trace.facts.get("torch", "unknown")), steps, whole_ns,
+            run.step_s, max(0.0, min(1.0, busy)), run.step.on_cpu,
+            _bottleneck(run, found, ruined),
+            tuple(TermTime(t, ns, t in IDLE, _where(run, t)) for t, ns in run.terms.items()),
+            tuple(found),
+            () if ruined else tuple(_no_causes(run, by_trace, found, tried)),
+            self.products, tuple(missing(run)), tried.gains if tried else (),
+            tried.steps if tried else 0,
+            self.rates.source if self.rates and any(p.measured for p in self.products) else "",
+            run.ci95_s, str(self.trace.facts.get("unit", "optimizer step")), _slowed(run),
+            min(1.0, 1e9 * sum(floors) / whole_ns) if floors else None, ruined,
+        )  # fmt: skip
 
-def _tried(recording: Recording, parts: Partition, replay: Replay | None) -> Tried | None:
-    """What was tried in the training, and what by replays now; None where nothing was."""
-    live = tried_in(recording.header)
-    again = replay(recording, parts) if replay else None
-    if live is None or again is None:
-        return live or again
-    return Tried(
-        (*live.gains, *again.gains), {**live.not_tried, **again.not_tried}, live.steps + again.steps
-    )
+    def _tried(self, replay: Replay | None) -> Tried | None:
+        """What was tried in the training, and what by replays now; None where nothing was."""
+        live = tried_beside(self.path, self.trace.header)
+        again = replay(self.run) if replay else None
+        if live is None or again is None:
+            return live or again
+        return Tried(
+            (*live.gains, *again.gains), {**live.not_tried, **again.not_tried},
+            live.steps + again.steps,
+        )  # fmt: skip
 
 
 def _no_causes(
-    parts: Partition, by_trace: Sequence[Finding], found: Sequence[Finding], tried: Tried | None
+    run: Unprofiled, by_trace: Sequence[Cause], found: Sequence[Cause], tried: Tried | None
 ) -> Iterator[str]:
-    """What takes too little of the step, and what gained too little when it was tried."""
+    """What takes too little of the step, and what gained too little when it was tried.
+
+    A recording of a CPU alone acquits only what it can show.
+    """
     named = {one.cause for one in found}
-    for what, share in not_the_cause(parts):
-        if CAUSES.get(what) not in named:
-            yield f"{what} {100 * share:.1f} %"
+    suspects = (
+        LOADER, SYNC, terms.ALLOCATION, terms.COPIES, TERMS["cast"], LAYOUT, terms.COMMUNICATION,
+    )  # fmt: skip
+    for term in (LOADER, TERMS["cast"]) if run.step.on_cpu else suspects:
+        share = run.terms.get(term, 0) / run.whole_ns
+        if share < LEAST_SHARE and CAUSES.get(term) not in named:
+            yield f"{term} {100 * share:.1f} %"
     for gain in refuted(by_trace, tried) if tried else ():
         yield f"{gain.change} ({gain.ms:+.2g} ms, {gain.low_ms:+.2g} to {gain.high_ms:+.2g})"
 
 
-def _device(recording: Recording) -> str:
-    named = recording.facts.get("device")
-    if isinstance(named, str):
-        return named
-    found: Any = recording.header.get("deviceProperties")
-    try:
-        return str(found[0]["name"])
-    except (LookupError, TypeError):
-        return "CPU" if not recording.work else "unknown"
+def _bottleneck(run: Unprofiled, causes: Sequence[Cause], ruined: Sequence[str]) -> str:
+    """The first cause; without any, what works for most of the step."""
+    if ruined:
+        return "unknown"
+    first = next((one for one in causes if one.ms), None)
+    if first is not None:
+        return first.short
+    return "CPU" if run.step.on_cpu or 2 * run.idle_ns > run.whole_ns else "GPU"
 
 
-def _busy(parts: Partition, bare_step_s: float | None) -> float:
-    """The share of a step in which the device worked, as it is without the profiler, which makes
-    the CPU slower and leaves the device's work as long as it is.
-    """
-    if not bare_step_s or parts.on_cpu:
-        return parts.busy
-    step_s = (parts.end - parts.start) / parts.steps / 1e9
-    return min(1.0, parts.busy * step_s / bare_step_s)
-
-
-def _bottleneck(terms: Sequence[TermTime], busy: float, on_cpu: bool) -> str:
-    """What limits the step: the device where it works most of the time, else the largest wait."""
-    if on_cpu:
-        return "CPU"
-    waits = [term for term in terms if term.idle]
-    if busy >= BUSY or not waits:
-        return "GPU"
-    largest = max(waits, key=lambda term: term.ns)
-    return BOTTLENECKS.get(largest.term, largest.term)
+def _slowed(run: Unprofiled) -> Slowed:
+    named = run.step.with_names
+    names = (named.end - named.start) / named.steps / 1e9
+    if run.step is named:
+        return Slowed(None, names)
+    return Slowed((run.step.end - run.step.start) / run.step.steps / 1e9, names)
 
 
 _LOADERS = {
-    f"{LOADING}#{OWN_LOADER}.__next__": "the training process (num_workers=0)",
+    f"{LOADING}#_SingleProcessDataLoaderIter.__next__": "the training process (num_workers=0)",
     f"{LOADING}#_MultiProcessingDataLoaderIter.__next__": "worker processes",
 }
 
 
-def _where(places: Sequence[tuple[str, int]]) -> str:
+def _where(run: Unprofiled, term: str) -> str:
     """The one or two places with the most of a term's time."""
-    return ", ".join(_LOADERS.get(place, place) for place, _ in places[:2] if place)
+    places: Counter[str] = Counter()
+    for op in run.step.ops:
+        if op.term == term:
+            places[op.module or op.what] += op.ns
+    return ", ".join(_LOADERS.get(place, place) for place, _ in places.most_common(2) if place)
 
 
 # ---------------------------------------------------------------- what a trace cannot say
 
 
-UNEVEN = 3  # times as long as another: a step that holds more than a step
+def _ruined(run: Unprofiled) -> Iterator[str]:
+    """Why nothing can be concluded, in three lines; none where something can."""
+    ends, step_s = run.ci95_s, run.step_s
+    off = (ends[1] - ends[0]) / 2 / step_s if ends and step_s else 0.0
+    rest = run.terms.get(RESIDUAL, 0) / run.whole_ns
+    if off > RUINED:
+        yield f"Nothing is concluded: steps differ too much, by ±{100 * off:.0f} % of their mean."
+        yield "Other work on the machine does that, or steps that differ by themselves."
+    elif abs(rest) > UNEXPLAINED:
+        where = "in no recorded step" if rest > 0 else "in the recorded steps alone"
+        yield f"Nothing is concluded: {100 * abs(rest):.0f} % of a step is {where}."
+        yield (
+            "Something happens every few steps, as a checkpoint or an evaluation, or other work "
+            "ran on the machine."
+        )
+    else:
+        return
+    yield "Record more steps (--bare 60 --traced 10) on a quiet machine. The figures are kept."
 
 
-def missing(recording: Recording, parts: Partition) -> Iterator[str]:
-    """The lines that go missing, and the options that would bring them."""
-    if parts.on_cpu and recording.header.get("deviceProperties"):
+_TOLD_BY = {
+    "optimizer": "The trace has no ProfilerStep: a step ends where the optimizer's does.",
+    "one step": "The trace has one step only.",
+    "whole": "The trace has no steps (no ProfilerStep, no optimizer): all of it counts as one.",
+}
+
+
+def missing(run: Unprofiled) -> Iterator[str]:
+    """The lines that go missing, and what would bring them."""
+    step, trace = run.step.with_names, run.step.with_names.trace
+    if told := _TOLD_BY.get(step.told_by):
+        yield told
+    if run.step.on_cpu and trace.header.get("deviceProperties"):
         yield (
             "The trace has no work of a GPU: these are the CPU's times. If the training used one, "
             "the profiler was not asked for it (ProfilerActivity.CUDA)."
         )
-    if len(devices := {span.lane.partition("/")[0] for span in recording.work}) > 1:
+    if "AMD" in trace.device or "Instinct" in trace.device:
+        yield "This is a trace of ROCm: halfway is not tested with those."
+    if len(devices := {span.lane.partition("/")[0] for span in trace.spans[WORK]}) > 1:
         yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
-    yield from _uneven(recording)
-    products = any(parts.terms.get(term) for term in PRODUCT_TERMS)
-    if products and not any(shapes_of(op) for op in recording.ops):
+    times = [end - start for start, end in zip(step.ends, step.ends[1:], strict=False)]
+    if times and max(times) > UNEVEN * median_low(times):
+        yield (
+            f"One recorded step took {max(times) / 1e6:,.0f} ms and another "
+            f"{median_low(times) / 1e6:,.0f}: an evaluation or a checkpoint may be in it. Record "
+            "other steps (--after), or more (--traced)."
+        )
+    if any(map(is_product, step.ops)) and not any(shapes_of(op) for op in trace.spans[OP]):
         yield (
             "The trace has no shapes (record_shapes): no table of GEMMs and convolutions, nothing "
             "about misaligned sizes or what stayed in float32, no match with another trace."
         )
-    if not any(note.name.startswith(MODULE) for note in recording.notes):
+    if not any(note.name.startswith(MODULE) for note in trace.spans[NOTE]):
         yield (
             "The model is compiled: its work has no modules, and there are no layers."
-            if recording.facts.get("compiled")
+            if trace.facts.get("compiled")
             else "The trace names no modules (halfway_watch does): no layers."
         )
-    waited = parts.terms.get(SYNC, 0) / (parts.end - parts.start)
-    if waited >= LEAST_SHARE and not recording.stack:
-        yield (
-            "The trace has no Python stack (--stack of halfway_watch): synchronisation has no file "
-            "and line."
-        )
-
-
-def _uneven(recording: Recording) -> Iterator[str]:
-    """A step that is far longer than the others is no training step alone."""
-    times = steps_ns(recording)
-    longest, usual = max(times), median_low(times)
-    if longest > UNEVEN * usual:
-        yield (
-            f"One recorded step took {longest / 1e6:,.0f} ms and another {usual / 1e6:,.0f}: an "
-            "evaluation or a checkpoint may be in it. Record other steps (--after), or more "
-            "(--traced)."
-        )
+    waited = run.terms.get(SYNC, 0) / run.whole_ns
+    has_lines = trace.facts.get("reads") or trace.facts.get("samples") or trace.spans[STACK]
+    if waited >= LEAST_SHARE and not has_lines:
+        yield "The trace has no Python stack: synchronisation has no file and line."
 
 
 # ---------------------------------------------------------------- from one to another
 
 
-RESIDUAL, WHOLE_STEP = "profiler, and other speed of the CPU", "step"
-NS = 10**9
+def changes(base: Traced, other: Traced) -> list[Change]:
+    """Every term of both, the largest change first; last the step, to which they add up exactly."""
+    first, last = (_terms(run) for run in (base, other))
+    return ledger(first, base.steps, last, other.steps)
 
 
-@dataclass(frozen=True)
-class Change:
-    """A line of the ledger: nanoseconds a step in both recordings, as exact fractions."""
-
-    term: str
-    base_ns: Fraction
-    other_ns: Fraction
-
-    @property
-    def ns(self) -> Fraction:
-        """Nanoseconds a step that the other takes more."""
-        return self.other_ns - self.base_ns
+def _terms(run: Traced) -> dict[str, int]:
+    """Nanoseconds by term; of older files, whose terms are as recorded, with the residual."""
+    found = {term.term: term.ns for term in run.terms}
+    rest = round(step_ns(run) * run.steps) - run.window_ns
+    return found if abs(rest) <= run.steps else found | {RESIDUAL: rest}
 
 
 def step_ns(run: Traced) -> Fraction:
     """Nanoseconds of a step: without the profiler where that is known."""
     if run.bare_step_s is None:
         return Fraction(run.window_ns, run.steps)
-    return Fraction(run.bare_step_s) * NS
-
-
-def changes(base: Traced, other: Traced) -> list[Change]:
-    """Every term of both, the largest change first; then the residual; last the step.
-
-    The lines before the last add up to it, exactly: the residual is what steps without the profiler
-    take more or less than the recorded ones.
-    """
-    names = dict.fromkeys(term.term for run in (base, other) for term in run.terms)
-    terms = [Change(name, _ns_of(base, name), _ns_of(other, name)) for name in names]
-    terms.sort(key=lambda change: (-abs(change.ns), change.term))
-    rest = [step_ns(run) - Fraction(run.window_ns, run.steps) for run in (base, other)]
-    return [*terms, Change(RESIDUAL, *rest), Change(WHOLE_STEP, step_ns(base), step_ns(other))]
-
-
-def _ns_of(run: Traced, name: str) -> Fraction:
-    return Fraction(sum(term.ns for term in run.terms if term.term == name), run.steps)
+    return Fraction(run.bare_step_s) * 10**9

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, cast
 
 from microbench.timing.stats import Blocks, median, ratio_interval
 
-PROVED_KEY = "halfway_proved"  # of the results in the trace
+PROVED_KEY = "halfway_proved"  # of the results in a trace of before 2026-11
+SIDECAR = ".proofs.json"  # run.json.gz has run.proofs.json beside it
 LEAST_ROUNDS = 3
 
 
@@ -18,7 +22,8 @@ class Gain:
     """Milliseconds that a step takes less with one change; below 0 where it takes longer.
 
     `low_ms` to `high_ms` is the 95 % interval, over `rounds` pairs of blocks. `step_ms` is the step
-    without the change, in the same blocks. `cause` is what is taken away, `change` says how.
+    without the change, in the same blocks: of one batch again and again, if `resident`. `cause` is
+    what is taken away, `change` says how.
     """
 
     cause: str
@@ -28,6 +33,7 @@ class Gain:
     high_ms: float
     step_ms: float
     rounds: int
+    resident: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,28 +48,32 @@ class Tried:
     steps: int
 
 
-def tried_in(header: Mapping[str, Any]) -> Tried | None:
-    """What was tried while the trace was recorded; None where nothing was. `header` is the trace's.
+def tried_beside(path: Path, header: Mapping[str, Any]) -> Tried | None:
+    """What was tried after this trace was recorded; None where nothing was.
 
-    Whatever of it is damaged is left out.
+    It is in a file beside the trace, of older recorders in the trace's `header`. Whatever of it is
+    damaged is left out.
     """
-    found = header.get(PROVED_KEY)
+    found: object = header.get(PROVED_KEY)
+    beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + SIDECAR)
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(beside.read_text(encoding="utf-8"), parse_float=Decimal)
     if not isinstance(found, dict):
         return None
     data = cast(dict[str, Any], found)
-    rows: object = data.get("tried")
-    gains = [_gain(row) for row in _items(rows)]
     why: object = data.get("not_tried")
     reasons = cast(dict[str, object], why) if isinstance(why, dict) else {}
     steps: object = data.get("steps")
     return Tried(
-        tuple(gain for gain in gains if gain is not None),
+        tuple(gain for row in _items(data.get("tried")) if (gain := _gain(row)) is not None),
         {name: reason for name, reason in reasons.items() if isinstance(reason, str)},
         steps if isinstance(steps, int) else 0,
     )
 
 
-def gain_of(cause: str, change: str, as_is_s: Blocks, changed_s: Blocks) -> Gain | None:
+def gain_of(
+    cause: str, change: str, as_is_s: Blocks, changed_s: Blocks, *, resident: bool = False
+) -> Gain | None:
     """The gain from blocks of seconds a step, which pair up by round; None for too few rounds."""
     if len(as_is_s) != len(changed_s) or len(as_is_s) < LEAST_ROUNDS:
         return None
@@ -71,7 +81,7 @@ def gain_of(cause: str, change: str, as_is_s: Blocks, changed_s: Blocks) -> Gain
     assert interval is not None
     step_ms = 1e3 * median([median(block) for block in as_is_s])
     ms, low_ms, high_ms = (step_ms * (1 - 1 / one) for one in (ratio, *interval))
-    return Gain(cause, change, ms, low_ms, high_ms, step_ms, len(as_is_s))
+    return Gain(cause, change, ms, low_ms, high_ms, step_ms, len(as_is_s), resident)
 
 
 def _gain(row: object) -> Gain | None:
@@ -81,7 +91,10 @@ def _gain(row: object) -> Gain | None:
     as_is, changed = _blocks(data.get("as_is_s")), _blocks(data.get("changed_s"))
     if not (as_is and changed):
         return None
-    return gain_of(str(data.get("name", "")), str(data.get("change", "")), as_is, changed)
+    return gain_of(
+        str(data.get("name", "")), str(data.get("change", "")), as_is, changed,
+        resident=data.get("resident") is True,
+    )  # fmt: skip
 
 
 def _blocks(value: object) -> list[list[float]]:

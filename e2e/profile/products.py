@@ -1,22 +1,31 @@
 """Each GEMM, convolution and attention of the steps: where, how often, how long, how fast.
 
-Its time is that of the partition, so that products add up to their terms. Its rate is that of its
+Its time is that of the steps, so that products add up to their terms. Its rate is that of its
 kernels as they ran, so that what another stream hides makes none faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from e2e.profile.calls import Caller
-from e2e.profile.operands import HALF, misaligned, shape_words, shapes_of, types_of
-from e2e.profile.partition import Partition, Piece, is_product, on_device, term_of_ops
-from e2e.profile.product_work import floor_of, is_counted, on_tensor_cores, precision_of, work_of
-from e2e.profile.reader import Recording, Span
-from e2e.results.terms import PRODUCT_TERMS
+from e2e.profile.operators import (
+    HALF,
+    arithmetic,
+    is_product,
+    misaligned,
+    product,
+    shape_words,
+    shapes_of,
+    types_of,
+    work_of,
+)
+from e2e.profile.step import Op, Step
+from e2e.profile.trace import WORK, Span
 from kernels.gpu_cards import Card
-from kernels.gpus import find_card
+from kernels.precision import PRECISIONS, Precision
+from microbench.device.profiler import fewer_operations
 from microbench.roofline.rates import Rates
 
 
@@ -53,86 +62,93 @@ class Product:
 
 
 @dataclass
-class _Calls:
-    """The calls of one operator with the same arguments in the same place."""
+class Calls:
+    """The calls of one operator with the same arguments in the same place of the steps.
+
+    `ns` is their time in the steps, `kernel_ns` that of their kernels as they ran.
+    """
 
     op: Span
-    caller: Caller
-    calls: set[int]
-    kernels: set[str]
+    by: Op
+    ids: set[int] = field(default_factory=set[int])
+    kernels: dict[int, str] = field(default_factory=dict[int, str])
     ns: int = 0
     kernel_ns: int = 0
 
+    def precision(self, card: Card | None, facts: Mapping[str, Any]) -> Precision | None:
+        """What they compute in; None where it is not known."""
+        work, names = work_of(self.op), self.kernels.values()
+        rate = _rate(work.flops, len(self.ids), self.kernel_ns)
+        dtype = work.dtype or next(iter(types_of([self.op])), None)
+        return arithmetic(self.op, dtype, names, rate, card, facts)
 
-def products(
-    recording: Recording, parts: Partition, device: str, rates: Rates | None = None
-) -> tuple[Product, ...]:
+
+def calls_of(step: Step) -> list[Calls]:
+    """Every product in the steps; none without shapes."""
+    found: dict[tuple[str, ...], Calls] = {}
+    work = step.trace.spans[WORK]
+    for op in step.ops:
+        if not is_product(op) or (called := product(op.ops)) is None:
+            continue
+        names = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+        key = op.module, op.phase, called.name, *(str(called.args.get(name)) for name in names)
+        calls = found.setdefault(key, Calls(called, op))
+        calls.ns += op.ns
+        calls.ids.add(id(called))
+        if step.on_cpu:
+            calls.kernel_ns += op.ns
+        elif op.number not in calls.kernels:
+            calls.kernel_ns += work[op.number].ns
+        calls.kernels[op.number] = op.kernel
+    return [calls for calls in found.values() if calls.kernel_ns]
+
+
+def products(step: Step, card: Card | None, rates: Rates | None = None) -> tuple[Product, ...]:
     """Every product in the steps, the longest first; none without shapes.
 
-    Floors are by `rates`, and by the datasheet of `device` for what those lack.
+    Floors are by `rates`, and by the datasheet of the card for what those lack.
     """
-    found: dict[tuple[str, ...], _Calls] = {}
-    ran = parts.pieces if parts.on_cpu else on_device(recording)
-    for piece, op in _with_operator(ran):
-        if parts.start <= piece.start < parts.end:
-            calls = found.setdefault(_key(piece, op), _Calls(op, piece.caller, set(), set()))
-            calls.calls.add(id(op))
-            calls.kernels.add(piece.name)
-            calls.kernel_ns += piece.ns
-    for piece, op in _with_operator(parts.pieces):
-        if calls := found.get(_key(piece, op)):
-            calls.ns += piece.ns
-    card = find_card(device)
-    made = [
-        _product(calls, recording, card, rates, on_cpu=parts.on_cpu)
-        for calls in found.values()
-        if calls.kernel_ns
-    ]
+    made = [_product(calls, step, card, rates) for calls in calls_of(step)]
     return tuple(sorted(made, key=lambda p: (-p.ns, p.module, p.phase, p.operator, p.shapes)))
 
 
-def product_operator(caller: Caller) -> Span | None:
-    """The operator to which a product's time belongs: the innermost whose work can be counted.
-
-    Else the innermost that is a product by its name; None without shapes.
-    """
-    named = (op for op in reversed(caller.ops) if term_of_ops([op]) in PRODUCT_TERMS)
-    inner = [op for op in named if shapes_of(op)]
-    return next((op for op in inner if is_counted(op)), inner[0] if inner else None)
-
-
-def _with_operator(pieces: Sequence[Piece]) -> list[tuple[Piece, Span]]:
-    pairs = [(p, product_operator(p.caller)) for p in pieces if is_product(p)]
-    return [(piece, op) for piece, op in pairs if op is not None]
-
-
-def _key(piece: Piece, op: Span) -> tuple[str, ...]:
-    names = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
-    return (
-        piece.caller.module, piece.caller.phase, op.name,
-        *(str(op.args.get(name)) for name in names),
-    )  # fmt: skip
-
-
-def _product(
-    calls: _Calls, recording: Recording, card: Card | None, rates: Rates | None, *, on_cpu: bool
-) -> Product:
-    op, caller = calls.op, calls.caller
-    work, count = work_of(op), len(calls.calls)
-    setting = "cudnn_allow_tf32" if "conv" in op.name else "allow_tf32"
-    tf32 = False if on_cpu else recording.facts.get(setting)
-    precision = precision_of(work.dtype, tf32)
-    rate = work.flops * count * 1e9 / calls.kernel_ns if work.flops else None
-    floor = floor_of(work, precision, card, rates)
+def _product(calls: Calls, step: Step, card: Card | None, rates: Rates | None) -> Product:
+    op, by, work, count = calls.op, calls.by, work_of(calls.op), len(calls.ids)
+    ieee = PRECISIONS["fp32"] if work.dtype == "float32" else None
+    precision = ieee if step.on_cpu and ieee else calls.precision(card, step.trace.facts)
+    floor = work.floor(precision, card, rates)
+    rate = _rate(work.flops, count, calls.kernel_ns)
     return Product(
-        caller.module, caller.phase, op.name.removeprefix("aten::"),
+        by.module, by.phase, op.name.removeprefix("aten::"),
         " ".join(map(shape_words, shapes_of(op)[:3])), precision.name if precision else "",
-        count, calls.ns, calls.kernel_ns, work.flops, work.bytes,
-        floor.seconds if floor else None,
-        on_tensor_cores(rate, precision, card, sorted(calls.kernels)),
-        bool(not on_cpu and types_of(caller.ops) & HALF and misaligned(caller.ops)),
-        floor is not None and floor.measured,
+        count, calls.ns, calls.kernel_ns, work.flops, work.bytes, floor[0] if floor else None,
+        _on_tensor_cores(rate, precision, card, sorted(set(calls.kernels.values()))),
+        bool(not step.on_cpu and types_of(by.ops) & HALF and misaligned(by.ops)),
+        floor is not None and floor[1],
     )  # fmt: skip
+
+
+def _rate(flops: int | None, count: int, ns: int) -> float | None:
+    return flops * count * 1e9 / ns if flops and ns else None
+
+
+def _on_tensor_cores(
+    flop_per_s: float | None, precision: Precision | None, card: Card | None,
+    kernels: Sequence[str],
+) -> bool | None:  # fmt: skip
+    """True where the rate is beyond what the SMs reach without Tensor Cores: a proof.
+
+    False for IEEE float32, which has none. None where it is not proved: slower, an unknown card,
+    or kernels that need fewer operations than are counted (FFT, Winograd).
+    """
+    if precision is None or card is None:
+        return None
+    if precision.name == "fp32":
+        return False
+    name, factor = precision.simt_twin or (precision.name, 1)
+    if flop_per_s is None or name not in card.simt_flop_per_s or fewer_operations(kernels):
+        return None
+    return True if flop_per_s > factor * card.simt_flop_per_s[name] else None
 
 
 # ---------------------------------------------------------------- in sum

@@ -7,13 +7,14 @@ from itertools import chain
 
 from rich.text import Text
 
-from e2e.profile.aligned import Aligned, LayerTime
-from e2e.profile.diagnosis import Change, Diagnosis, TermTime, Traced, changes, step_ns
-from e2e.profile.finding import Finding
+from e2e.profile.causes import AFTER, Cause
+from e2e.profile.compare import Aligned, Change, LayerTime
+from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
 from e2e.profile.gains import Gain
 from e2e.profile.products import Product, reach
-from e2e.profile.proofs import SAID_APART
+from e2e.profile.trials import SAID_APART
 from e2e.report.ledger import TERM_WORDS
+from e2e.results.terms import PYTHON
 from microbench import fmt
 from microbench.report.documents import Sheet
 from microbench.report.table import Column, Part, Row, Table
@@ -21,9 +22,10 @@ from microbench.results.fields import decode
 from microbench.results.values import Json
 
 SMALL_SHARE = 0.005  # of a step: shorter terms are shown by --verbose only
-MOST_FINDINGS = 5
+MOST_CAUSES = 5
 NS_PER_MS = 10**6
 SLOWED = 0.1  # of a step: from here on the profiler's own time is worth a sentence
+WORDS = {**TERM_WORDS, PYTHON: "the script's own code"}
 
 
 def sheet(data: Json) -> Sheet:
@@ -41,13 +43,13 @@ def sheet(data: Json) -> Sheet:
         raise ValueError("terms do not add up to window_ns")
     *_, last = found.runs
     tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
-    notes = [Text(""), *map(Text, _said(last))]
-    if len(found.runs) == 2:
-        notes += map(Text, _match_sentence(found.aligned))
+    said = list(last.ruined or _said(last))
+    if len(found.runs) == 2 and not last.ruined:
+        said += _match_sentence(found.aligned)
     return Sheet(
         *tables,
         summary=_summary(found.runs),
-        notes=notes,
+        notes=[Text(""), *map(Text, said)],
         parts=[*_layer_parts(found), *chain.from_iterable(map(_product_parts, found.runs))],
         brief_parts=[*_layer_parts(found, MOST_LAYERS)],
     )
@@ -57,12 +59,14 @@ def sheet(data: Json) -> Sheet:
 
 
 def _one(run: Traced) -> tuple[Table[TermTime], Table[TermTime]]:
+    time: Column[TermTime] = Column(
+        "ms a step", lambda t: f"{t.ns / run.steps / 1e6:.3f}", True,
+        csv={"ms": lambda t: t.ns / run.steps / 1e6},
+    )  # fmt: skip
     columns: list[Column[TermTime]] = [
         Column("term", lambda t: _words(t.term), csv={"term": lambda t: t.term}),
-        Column(
-            "ms a step", lambda t: f"{t.ns / run.steps / 1e6:.3f}", True,
-            csv={"ms": lambda t: t.ns / run.steps / 1e6},
-        ),
+        # Of a CPU every term is slowed by the profiler: only shares are known.
+        *([] if run.on_cpu else [time]),
         Column(
             "share", lambda t: f"{100 * t.ns / run.window_ns:.1f} %", True,
             csv={"share": lambda t: t.ns / run.window_ns},
@@ -71,7 +75,7 @@ def _one(run: Traced) -> tuple[Table[TermTime], Table[TermTime]]:
         Column("most of it in", lambda t: fmt.clean(t.where), drop=1),
     ]  # fmt: skip
     rows = [Row(term) for term in run.terms]
-    brief = [row for row in rows if row.item.ns >= SMALL_SHARE * run.window_ns]
+    brief = [row for row in rows if abs(row.item.ns) >= SMALL_SHARE * run.window_ns]
     return Table(columns, [*rows]), Table(columns, [*brief])
 
 
@@ -91,51 +95,47 @@ def _two(base: Traced, other: Traced) -> tuple[Table[Change], Table[Change]]:
     return Table(columns, [*rows]), Table(columns, [*brief])
 
 
-def _step_ms(run: Traced) -> float:
-    """Milliseconds of a step: without the profiler where that is known."""
-    return float(step_ns(run) / NS_PER_MS)
-
-
 # ---------------------------------------------------------------- sentences
 
 
 def _said(run: Traced) -> Iterator[str]:
-    """The causes of the last recording, what is not the cause, and how far to trust it."""
-    tried = run.tried_steps or run.gains or any(found.unproven for found in run.findings)
+    """What AMP gives, the causes, what is not the cause, and how far to trust it."""
+    yield from _low_precision(run)
+    tried = run.tried_steps or run.gains or any(one.unproven for one in run.findings)
     if run.findings:
         how = "likely; a trace proves no gain"
-        if tried:
-            how = f"changes were tried in {run.tried_steps} more steps" if run.tried_steps else (
-                "calls were replayed"
-            )  # fmt: skip
+        if run.tried_steps:
+            how = f"changes were tried in {run.tried_steps} more steps"
+        elif run.gains:
+            how = "calls were replayed"
         yield f"What costs time in {fmt.clean(run.name)}, at most ({how})"
-    for number, found in enumerate(run.findings[:MOST_FINDINGS], 1):
-        status = f"{fmt.clean(found.status)}: " if tried else ""
-        yield f"{number:2d} {status}{_finding(found, run)}"
+    for number, cause in enumerate(run.findings[:MOST_CAUSES], 1):
+        status = f"{fmt.clean(cause.status)}: " if tried or cause.status == AFTER else ""
+        yield f"{number:2d} {status}{_cause(cause, run)}"
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
         yield f"Not the cause: {fmt.clean(', '.join(run.not_the_cause))}."
-    yield from _low_precision(run)
     yield from _products_sentence(run)
     yield from _trust(run)
     yield from map(fmt.clean, run.missing)
 
 
-def _finding(found: Finding, run: Traced) -> str:
-    where = f" ({fmt.clean(found.where)})" if found.where else ""
-    share = found.share if found.saves_ms is None else found.saves_ms / _step_ms(run)
+def _cause(cause: Cause, run: Traced) -> str:
+    where = f" ({fmt.clean(cause.where)})" if cause.where else ""
+    share = f"{100 * cause.most_ms / run.step_ms:.0f} %"
+    cost = share if run.on_cpu else f"{fmt.number(cause.most_ms)} ms, {share}"
     return (
-        f"{fmt.clean(found.title)}: {fmt.number(found.most_ms)} ms, {100 * share:.0f} %{where}. "
-        f"Try: {fmt.clean(found.remedy)}.{_measured(found)}"
+        f"{fmt.clean(cause.title)}: {cost if cause.ms else 'no time to save'}{where}. "
+        f"Try: {fmt.clean(cause.remedy)}.{_measured(cause)}"
     )
 
 
-def _measured(found: Finding) -> str:
+def _measured(cause: Cause) -> str:
     """What was gained when it was tried, or why that is not known."""
-    if found.gain is None:
-        return f" Not tried: {fmt.clean(found.unproven)}." if found.unproven else ""
-    return f" Measured: {fmt.clean(found.gain.change)}, {_gain(found.gain)}."
+    if cause.gain is None:
+        return f" Not tried: {fmt.clean(cause.unproven)}." if cause.unproven else ""
+    return f" Measured: {fmt.clean(cause.gain.change)}, {_gain(cause.gain)}."
 
 
 def _gain(gain: Gain) -> str:
@@ -143,54 +143,62 @@ def _gain(gain: Gain) -> str:
 
 
 def _low_precision(run: Traced) -> Iterator[str]:
-    """What autocast brings, where that was tried."""
+    """What autocast brings: switched off where it is there, or else switched on."""
     for gain in run.gains:
-        if gain.cause == SAID_APART and gain.high_ms < 0:
+        if gain.cause == SAID_APART:
+            ratio = 1 - gain.ms / gain.step_ms
+            ends = sorted((1 - gain.low_ms / gain.step_ms, 1 - gain.high_ms / gain.step_ms))
             yield (
-                f"Autocast gives {1 - gain.ms / gain.step_ms:.2f}x: without it a step takes "
-                f"{-gain.ms:.3g} ms more ({-gain.high_ms:.3g} to {-gain.low_ms:.3g})."
+                f"AMP gives {ratio:.2f}x ({ends[0]:.2f} to {ends[1]:.2f}): without autocast a step "
+                f"takes {gain.step_ms - gain.ms:.3g} ms, with it {gain.step_ms:.3g}"
+                f"{', on one batch again and again' if gain.resident else ''}."
+            )
+        elif gain.cause == "float32" and gain.ms < gain.step_ms:
+            ratio = gain.step_ms / (gain.step_ms - gain.ms)
+            yield (
+                f"AMP would give {ratio:.2f}x: with BF16 autocast a step takes "
+                f"{gain.step_ms - gain.ms:.3g} ms of {gain.step_ms:.3g}"
+                f"{', on one batch again and again' if gain.resident else ''}."
             )
 
 
 def _trust(run: Traced) -> Iterator[str]:
-    bound = "" if run.on_cpu else ", so CPU launch is an upper bound"
     if run.bare_step_s is None:
         yield (
-            f"The step without the profiler is not known: the profiler slows the CPU{bound}. "
-            "halfway_watch measures it."
+            "The step without the profiler is not known, and the profiler slows the CPU"
+            f"{'' if run.on_cpu else ': CPU launch is an upper bound'}. halfway_watch measures it."
         )
-    elif run.step_ms > (1 + SLOWED) * 1e3 * run.bare_step_s:
-        more = 100 * (run.step_ms / (1e3 * run.bare_step_s) - 1)
-        yield (
-            f"Under the profiler a step takes {more:.0f} % longer ({fmt.number(run.step_ms)} ms)"
-            f"{_slowed(run)}."
-        )
-
-
-def _slowed(run: Traced) -> str:
-    if run.on_cpu:
-        return ", and short operators look longer than they are"
-    return ", nearly all of it on the CPU, so CPU launch is an upper bound"
+        return
+    recorded = run.recorded_step_s
+    slowed = recorded.times or recorded.names or run.window_ns / run.steps / 1e9
+    if slowed and slowed > (1 + SLOWED) * run.bare_step_s:
+        more = 100 * (slowed / run.bare_step_s - 1)
+        so = ": only shares are known" if run.on_cpu else "; idle time is cut down to the step"
+        yield f"While it was recorded a step took {more:.0f} % longer{so}."
 
 
 def _summary(runs: Sequence[Traced]) -> str:
     *_, last = runs
+    ends = last.step_ci95_s
+    off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
+    card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
+    unit = "step" if last.unit == "optimizer step" else fmt.clean(last.unit)
     said = (
-        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(_step_ms(last))} ms a "
-        f"step; bottleneck: {fmt.clean(last.bottleneck)}"
-        f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %)'}."
+        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(last.step_ms)} ms a "
+        f"{unit}{off}; bottleneck: {fmt.clean(last.bottleneck)}"
+        f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}."
     )
     if len(runs) == 1:
         return said
-    base_ms, other_ms = (_step_ms(run) for run in runs)
     return (
-        f"{said} It is {base_ms / other_ms:.2f} times as fast as {fmt.clean(runs[0].name)} "
-        f"({fmt.number(base_ms)} ms). The terms add up to the difference."
+        f"{said} It is {runs[0].step_ms / last.step_ms:.2f} times as fast as "
+        f"{fmt.clean(runs[0].name)} ({fmt.number(runs[0].step_ms)} ms). The terms add up to the "
+        "difference."
     )
 
 
 def _words(term: str) -> str:
-    return TERM_WORDS.get(term, fmt.clean(term))
+    return WORDS.get(term, fmt.clean(term))
 
 
 # ---------------------------------------------------------------- layers

@@ -1,0 +1,679 @@
+"""Causes of a slow step: what each costs, where it is, what to try. Of any training.
+
+A trace alone proves no gain. So each cause says what was seen and what it can cost at most; what
+was gained where a change was tried is in trials.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
+from e2e.profile.gains import Gain
+from e2e.profile.lines import lines_of_samples, lines_of_waits
+from e2e.profile.operators import (
+    ALIGNED,
+    HALF,
+    Work,
+    is_product,
+    misaligned,
+    precision_of,
+    product,
+    shape_words,
+    shapes_of,
+    types_of,
+    work_of,
+)
+from e2e.profile.products import calls_of
+from e2e.profile.searches import Searches, searches
+from e2e.profile.step import ELSEWHERE, OWN_NS, UPDATE, Op, term_of_operators
+from e2e.profile.trace import LAUNCHES, LOADING, Span
+from e2e.profile.unprofiled import Unprofiled
+from e2e.results import terms
+from e2e.results.terms import COMMUNICATION, IDLE, LAUNCH, LAYOUT, LOADER, PYTHON, SYNC, TERMS
+from kernels.gpu_cards import Card
+from kernels.precision import PRECISIONS
+from microbench.device.profiler import is_communication
+from microbench.roofline.rates import Rates
+
+LEAST_SHARE = 0.03  # of a step: less is no cause
+PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
+AFTER = "after that"  # it shows only when what stands before it is gone
+MANY_REGIONS = 8  # calls of compiled code in a step
+MANY_UPDATES = 20  # kernels of an optimizer in a step
+MANY_SMALL = 100  # launches in a step outside of forward, backward and optimizer
+SHORT_NS = 10_000  # a kernel this short does little
+LONG_NORM_NS = 20_000  # a shorter call says nothing about bandwidth
+SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
+# What it reaches in good kernels: 3.2 of 4.8 TB/s in results/nvidia-h200/ledger-resnet50.json.
+GOOD_NORM = 0.65
+# Reads and writes of the whole input, forward and backward: statistics come before they are used.
+NORM_PASSES = {"batch_norm": (3, 5)}
+OTHER_PASSES = (2, 5)  # a row fits in registers
+MOST_PLACES = 3
+LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cause: what the bottleneck is called, its title, and what to try against it.
+
+    `suspected`: users think of it by themselves, so it is news that a trial gained nothing.
+    """
+
+    short: str
+    title: str
+    remedy: str
+    suspected: bool = True
+
+
+KNOWN: Mapping[str, Known] = {
+    "loader": Known(
+        "data loading", "data loading",
+        "more loader workers, pin_memory, or less work for each sample",
+    ),
+    "own": Known(
+        "the script's own code", "the script's own code, between operators",
+        "look at these lines: move the work into DataLoader workers, or do it less often", False,
+    ),
+    "launch": Known(
+        "CPU launch", "CPU launch: the GPU waits for the CPU",
+        "a larger batch, torch.compile, or a CUDA graph",
+    ),
+    "loops": Known(
+        "small operations", "many small operations outside of forward, backward and optimizer",
+        "torch._foreach_* on the list of tensors in place of a loop, or every few steps", False,
+    ),
+    "sync": Known(
+        "synchronisation", "synchronisation: the CPU waits for the GPU, then has to launch anew",
+        "read losses and metrics every 50th step; keep conditions on the device",
+    ),
+    "casts": Known("casts", "casts between types", "BF16 weights, or torch.compile"),
+    "layout": Known(
+        "layout changes", "layout changes between NCHW and NHWC",
+        "model and input in memory_format=torch.channels_last",
+    ),
+    "optimizer": Known(
+        "the optimizer", "an optimizer that updates one tensor at a time",
+        "fused=True, or foreach=True, in the optimizer",
+    ),
+    "bf16": Known(
+        "normalisation", "operators that are slower in BF16 than in FP16",
+        "FP16 with a loss scaler", False,
+    ),
+    "half": Known(
+        "operators in half precision",
+        "operators that are slower in half precision than in float32",
+        "keep them in float32", False,
+    ),
+    "benchmark": Known(
+        "cuDNN's search", "cuDNN's choice of algorithms",
+        "torch.backends.cudnn.benchmark the other way round",
+    ),
+    "islands": Known(
+        "float32 work", "GEMMs and convolutions that stayed in float32",
+        "let autocast reach them, unless they need the precision", False,
+    ),
+    "tf32": Known(
+        "float32 without TF32", "GEMMs and convolutions in IEEE float32",
+        "torch.set_float32_matmul_precision('high') and cudnn.allow_tf32 = True allow TF32; "
+        "autocast goes further",
+    ),
+    "float32": Known(
+        "float32", "GEMMs and convolutions in float32", "torch.autocast around the forward pass",
+    ),
+    "amp": Known(
+        "autocast", "autocast: without it a step is faster",
+        "larger work for each operation, or no AMP",
+    ),
+    "misaligned": Known(
+        "odd sizes", f"sizes that are no multiple of {ALIGNED}",
+        f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure", False,
+    ),
+    "attention": Known(
+        "attention", "attention written out: its scores go through memory several times",
+        "torch.nn.functional.scaled_dot_product_attention", False,
+    ),
+    "sdpa": Known(
+        "attention", "another back end of scaled_dot_product_attention is faster",
+        "torch.nn.attention.sdpa_kernel around the model", False,
+    ),
+    "exchange": Known(
+        "communication", terms.EXPOSED,
+        "larger buckets, a compressed gradient, or more work for each exchange",
+    ),
+    "late": Known(
+        "CPU launch", "the CPU launches late while GPUs communicate",
+        "torch.compile, a CUDA graph or a larger batch: no other network helps", False,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What costs `ms` of a step as it is without the profiler, and what a fix saves at most.
+
+    `cause` is its name among KNOWN, "" for what cannot be tried. `gain` was measured, or `unproven`
+    says why it was not.
+    """
+
+    title: str
+    ms: float
+    share: float
+    where: str
+    remedy: str
+    saves_ms: float | None = None
+    cause: str = ""
+    status: str = LIKELY
+    gain: Gain | None = None
+    unproven: str = ""
+
+    @property
+    def most_ms(self) -> float:
+        """Milliseconds a step that a fix saves at most, as far as known."""
+        return self.ms if self.saves_ms is None else self.saves_ms
+
+    @property
+    def short(self) -> str:
+        """What the bottleneck is called, if this is the first cause."""
+        return KNOWN[self.cause].short if self.cause in KNOWN else self.title.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A step on a card, as the rules look at it."""
+
+    run: Unprofiled
+    card: Card | None = None
+    rates: Rates | None = None
+
+    @cached_property
+    def by_term(self) -> Mapping[str, list[Op]]:
+        """The operations of each term."""
+        found: dict[str, list[Op]] = defaultdict(list)
+        for op in self.run.step.ops:
+            found[op.term].append(op)
+        return found
+
+    @cached_property
+    def attention(self) -> Attention | None:
+        """Attention that is written out; None without."""
+        return attention_in(self.run.step.ops)
+
+    @cached_property
+    def searches(self) -> Searches:
+        """cuDNN's searches at new shapes."""
+        return searches(self.run.step)
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What the recorder knows."""
+        return self.run.step.trace.facts
+
+    def ns(self, ops: Iterable[Op]) -> float:
+        """Nanoseconds without the profiler, in all steps."""
+        return sum(op.ns * self.run.factors.get(op.term, 1.0) for op in ops)
+
+    def ms(self, ns: float) -> float:
+        """Milliseconds a step of nanoseconds in all steps."""
+        return ns / self.run.step.steps / 1e6
+
+    def spans(self, kind: str) -> Iterator[Span]:
+        """The spans with names that begin in the steps."""
+        return self.run.step.with_names.spans(kind)
+
+    def a_step(self, spans: Iterable[Span]) -> float:
+        """How many of these there are a step."""
+        return sum(1 for _ in spans) / self.run.step.steps
+
+    def places(self, ops: Iterable[Op], name: Callable[[Op], str] = lambda op: op.module) -> str:
+        """The places where most of this time is: "layer1.0.conv1 0.41 ms, …"."""
+        found: dict[str, float] = defaultdict(float)
+        for op in ops:
+            found[name(op)] += self.ns([op])
+        most = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
+        if self.run.step.on_cpu:  # its times are slowed: they say shares
+            whole = sum(found.values()) or 1.0
+            return ", ".join(f"{p} {100 * ns / whole:.0f} %" for ns, p in most[:MOST_PLACES])
+        return ", ".join(f"{place} {self.ms(ns):.3g} ms" for ns, place in most[:MOST_PLACES])
+
+    def cause(
+        self, name: str, took: Iterable[Op] | float, where: str = "", *, title: str = "",
+        remedy: str = "", status: str = LIKELY, left_ns: float = 0.0,
+    ) -> Iterator[Cause]:  # fmt: skip
+        """The cause, unless it takes less than LEAST_SHARE; a fix leaves `left_ns`."""
+        ns = float(took) if isinstance(took, int | float) else self.ns(took)
+        known = KNOWN.get(name)
+        saves_ns = max(0.0, ns - left_ns)
+        if min(ns, saves_ns) >= LEAST_SHARE * self.run.whole_ns:
+            yield Cause(
+                title or (known.title if known else ""), self.ms(ns), ns / self.run.whole_ns,
+                where, remedy or (known.remedy if known else ""), self.ms(saves_ns), name, status,
+            )  # fmt: skip
+
+    def half_floor_ns(self, ops: Iterable[Op]) -> float:
+        """The least time of these products in half precision; 0 where it is unknown."""
+        calls = {id(op): op for one in ops if (op := product(one.ops)) is not None}
+        total = 0.0
+        for call in calls.values():
+            work = work_of(call)
+            if work.dtype == "float32":
+                work = Work(work.flops, (work.bytes or 0) // 2, "bfloat16")
+            floor = work.floor(precision_of(work.dtype), self.card, self.rates)
+            total += 1e9 * floor[0] if floor else 0.0
+        return total
+
+
+def causes_of(seen: Seen) -> list[Cause]:
+    """Every cause that costs at least LEAST_SHARE of a step, the costliest first."""
+    return ranked(cause for rule in RULES for cause in rule(seen))
+
+
+def ranked(causes: Iterable[Cause]) -> list[Cause]:
+    """By what a step gains: measured, or at most. What shows only after another one comes last."""
+
+    def rank(one: Cause) -> tuple[bool, float]:
+        gain = one.gain.ms if one.status in (PROVEN, AFTER) and one.gain else one.most_ms
+        return one.status == AFTER, -gain
+
+    return sorted(causes, key=rank)
+
+
+def layer_of(op: Op) -> str:
+    """Its module or, where that is not known, its operator."""
+    return op.module or (op.ops[-1].name if op.ops else "")
+
+
+# ---------------------------------------------------------------- rules
+
+Found = Iterator[Cause]
+
+
+def _terms(seen: Seen) -> Found:
+    """Terms that are causes by themselves."""
+    by = seen.by_term
+    calls = Counter(op.kernel for op in by[terms.ALLOCATION] if op.kernel).most_common(2)
+    yield from seen.cause(
+        "", by[terms.ALLOCATION], f"{' and '.join(name for name, _ in calls)} inside the steps",
+        title="memory allocation",
+        remedy="PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
+    )  # fmt: skip
+    yield from seen.cause(
+        "", by[terms.MODULES], "inside the steps", title="loading of kernels",
+        remedy="record later steps: --after",
+    )  # fmt: skip
+    yield from seen.cause(
+        "", by[terms.RECOMPUTATION], "checkpointing, in the backward pass",
+        title="recomputation of activations",
+        remedy="checkpoint fewer blocks, as far as memory allows, or only what is cheap to repeat",
+    )  # fmt: skip
+    yield from seen.cause(
+        "", by[terms.NOT_RECORDED], "between those of one graph that were",
+        title="kernels of a CUDA graph that the profiler did not record",
+        remedy="record again, or without the graph: what runs there is not known", status=POSSIBLE,
+    )  # fmt: skip
+
+
+def _loader(seen: Seen) -> Found:
+    where, remedy = "the next batch is not ready when the step needs it", ""
+    notes = [n for n in seen.run.step.with_names.trace.spans["note"] if n.name.startswith(LOADING)]
+    if any("_SingleProcessDataLoaderIter" in note.name for note in notes):
+        where = "num_workers=0: the training process makes each batch itself, and then trains on it"
+        remedy = "num_workers=4 or more in the DataLoader, or less work for each sample"
+    yield from seen.cause("loader", float(seen.run.terms.get(LOADER, 0)), where, remedy=remedy)
+
+
+def _own(seen: Seen) -> Found:
+    """The script's own Python, and data that it makes without a DataLoader."""
+    # Between two operators of a CPU there is always some Python.
+    long = [op for op in seen.by_term[PYTHON] if not seen.run.step.on_cpu or op.ns >= OWN_NS]
+    yield from seen.cause("own", long, lines_of_samples(seen.run.step, PYTHON))
+
+
+def _launch(seen: Seen) -> Found:
+    """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
+    ours = [op for op in seen.run.step.ops if op.phase == UPDATE]
+    count = sum(op.term == TERMS["optimizer"] for op in ours) / seen.run.step.steps
+    names = {op.name for one in ours for op in one.ops}
+    together = any("_foreach_" in name or "_fused_" in name for name in names)
+    single = count >= MANY_UPDATES and not together
+    if single:
+        waits = seen.ms(seen.ns(op for op in ours if op.term in IDLE))
+        yield from seen.cause(
+            "optimizer", ours, f"{count:,.0f} kernels a step, and {waits:.3g} ms of waits for them"
+        )
+    if seen.run.step.on_cpu:
+        return
+    loops = small_loops(seen)
+    if loops:
+        launched = len({op.number for op in loops if op.term not in IDLE}) / seen.run.step.steps
+        line = lines_of_samples(seen.run.step, ELSEWHERE)
+        yield from seen.cause(
+            "loops", loops, f"{launched:,.0f} launches a step{f', at {line}' if line else ''}"
+        )
+    searched = set(map(id, seen.searches.ops))
+    waits = [
+        op for op in seen.by_term[LAUNCH]
+        if id(op) not in searched
+        and not (single and op.phase == UPDATE) and not (loops and op.phase == ELSEWHERE)
+    ]  # fmt: skip
+    launches = seen.a_step(s for s in seen.spans("launch") if LAUNCHES.search(s.name))
+    short = seen.a_step(s for s in seen.run.step.spans("work") if s.ns < SHORT_NS)
+    yield from seen.cause(
+        "launch", waits,
+        f"{launches:,.0f} launches a step, {short:,.0f} of them of kernels under "
+        f"{SHORT_NS / 1e3:.0f} us",
+        status=LIKELY if seen.run.step_s else POSSIBLE,  # the profiler slows the CPU
+    )  # fmt: skip
+
+
+def small_loops(seen: Seen) -> list[Op]:
+    """Small kernels that neither forward, backward nor optimizer launch, and the waits for them."""
+    phases = {op.phase for op in seen.run.step.ops}
+    if phases <= {ELSEWHERE, UPDATE}:
+        return []  # nothing tells the model's own operations
+    found = [
+        op for op in seen.run.step.ops
+        if op.phase == ELSEWHERE and (op.term == LAUNCH or op.term in TERMS.values())
+    ]  # fmt: skip
+    count = len({op.number for op in found if op.term not in IDLE})
+    return found if count >= MANY_SMALL * seen.run.step.steps else []
+
+
+def _sync(seen: Seen) -> Found:
+    waits = seen.by_term[SYNC]
+    names = Counter(op.name.removeprefix("aten::") for op in seen.spans("op"))
+    counted = ", ".join(
+        f"{names[name] / seen.run.step.steps:.3g} {name} a step"
+        for name in ("item", "nonzero") if names[name]
+    )  # fmt: skip
+    lines = lines_of_waits(seen.run.step) or seen.places(waits)
+    yield from seen.cause("sync", waits, "; ".join(text for text in (counted, lines) if text))
+
+
+def _casts(seen: Seen) -> Found:
+    """Casts, but for those of attention that is written out."""
+    of_attention = seen.attention.ids if seen.attention else ()
+    casts = [op for op in seen.by_term[TERMS["cast"]] if id(op) not in of_attention]
+    count = len({(op.ops[-1].start if op.ops else op.start) for op in casts})
+    entered = seen.facts.get("autocasts")
+    often = isinstance(entered, int | float) and entered > 1
+    known = KNOWN["casts"].remedy
+    once = "one autocast around the whole forward, so that weights are cast once"
+    yield from seen.cause(
+        "casts", casts, f"{count / seen.run.step.steps:,.0f} a step; {seen.places(casts)}",
+        remedy=known if entered is not None and not often
+        else f"{once}; or BF16 weights" if often
+        else f"if autocast is entered more than once a step: {once}; {known}",
+    )  # fmt: skip
+
+
+def _layout(seen: Seen) -> Found:
+    ops = seen.by_term[LAYOUT]
+    inputs = [shapes_of(o)[0] for op in ops for o in op.ops[-1:] if shapes_of(o)]
+    if any(len(shape) == 5 for shape in inputs):
+        yield from seen.cause(
+            "", ops, seen.places(ops), title="layout changes of 3-D images",
+            remedy="model and input in memory_format=torch.channels_last_3d; then measure",
+            status=POSSIBLE,
+        )  # fmt: skip
+        return
+    ours = [op for op in seen.run.step.ops if is_product(op) and "conv" in layer_op(op)]
+    last = [op for op in ours if _is_channels_last(op)]
+    if ours and 2 * seen.ns(last) > seen.ns(ours):
+        yield from seen.cause(
+            "", ops, seen.places(ops), title="layout changes in a model that is channels_last",
+            remedy="an operator, or the input, is not channels_last there", status=POSSIBLE,
+        )  # fmt: skip
+        return
+    yield from seen.cause("layout", ops, seen.places(ops))
+
+
+def layer_op(op: Op) -> str:
+    """The name of its product; "" without."""
+    found = product(op.ops)
+    return found.name if found is not None else ""
+
+
+def _is_channels_last(op: Op) -> bool:
+    """Whether the weight of a convolution lies in memory by channels."""
+    called = product(op.ops)
+    if called is None:
+        return False
+    place = 2 if "backward" in called.name else 1
+    dims, strides = called.noted("Input Dims"), called.noted("Input Strides")
+    if len(strides) <= place or len(strides[place]) != 4 or dims[place][2:] == [1, 1]:
+        return False
+    return strides[place][1] == 1
+
+
+def _norms(seen: Seen) -> Found:
+    """Normalisation in half precision far below the bandwidth of the card's memory."""
+    times: dict[int, int] = defaultdict(int)
+    calls: dict[int, Span] = {}
+    for one in seen.by_term[TERMS["norm"]]:
+        named = (o for o in reversed(one.ops) if shapes_of(o))
+        op = next((o for o in named if term_of_operators([o]) == one.term), None)
+        if op is not None and types_of([op]) & HALF:
+            times[id(op)] += one.ns
+            calls[id(op)] = op
+    long = [op for key, op in calls.items() if times[key] >= LONG_NORM_NS]
+    ns, limit = sum(times[id(op)] for op in long), seen.card.byte_per_s if seen.card else 0.0
+    moved = 0
+    for op in long:
+        passes = next((n for name, n in NORM_PASSES.items() if name in op.name), OTHER_PASSES)
+        moved += 2 * max(map(prod, shapes_of(op))) * passes["backward" in op.name]
+    if not ns or not limit or 1e9 * moved / ns >= SLOW_NORM * limit:
+        return
+    bf16 = any("bfloat16" in types_of([op]) for op in long)
+    yield from seen.cause(
+        "bf16" if bf16 else "", float(ns),
+        f"{1e9 * moved / ns / 1e12:.2f} of {limit / 1e12:.3g} TB/s",
+        title=f"normalisation in {'BF16' if bf16 else 'FP16'}, far below the memory's bandwidth",
+        remedy=f"{'FP16, for which cuDNN has kernels; or ' if bf16 else ''}a compiled or fused "
+        "normalisation; then measure",
+        left_ns=min(ns, 1e9 * moved / (GOOD_NORM * limit)),
+    )  # fmt: skip
+
+
+def _searches(seen: Seen) -> Found:
+    found = seen.searches
+    more = ", …" if len(found.shapes) > 2 else ""
+    yield from seen.cause(
+        "benchmark", seen.ns(found.ops),
+        f"{found.count / seen.run.step.steps:.3g} convolutions a step, at "
+        f"{', '.join(found.shapes[:2])}{more}",
+        title="cuDNN's search for kernels at new shapes",
+        remedy="inputs of a few sizes (buckets), or torch.backends.cudnn.benchmark = False",
+    )  # fmt: skip
+
+
+def _products(seen: Seen) -> Found:
+    """Products in float32, by what they run as and what the card could; and misaligned ones."""
+    products = [(op, types_of(op.ops)) for op in seen.run.step.ops if is_product(op)]
+    half = [op for op, types in products if types & HALF]
+    single = [op for op, types in products if "float32" in types and not types & HALF]
+    if half:
+        yield from seen.cause(
+            "islands", single, seen.places(single, layer_of), status=POSSIBLE,
+            left_ns=seen.half_floor_ns(single),
+        )  # fmt: skip
+    elif not seen.run.step.on_cpu:
+        yield from _single(seen, single)
+    odd = [op for op in half if misaligned(op.ops)] if not seen.run.step.on_cpu else []
+    yield from seen.cause(
+        "misaligned", odd, seen.places(odd, lambda op: f"{layer_of(op)} {misaligned(op.ops)}"),
+        status=POSSIBLE, left_ns=seen.half_floor_ns(odd),
+    )  # fmt: skip
+
+
+def _single(seen: Seen, single: Sequence[Op]) -> Found:
+    """Products of a training without half precision."""
+    runs_as = {
+        id(calls.op): calls.precision(seen.card, seen.facts) for calls in calls_of(seen.run.step)
+    }
+    found: dict[str, list[Op]] = defaultdict(list)
+    same: dict[str, str] = {}  # calls of one place with the same arguments run alike
+    for op in single:
+        called = product(op.ops)
+        key = (
+            f"{op.module} {op.phase} {called.name} {called.args.get('Input Dims')}"
+            if called
+            else ""
+        )
+        if called is not None and id(called) in runs_as:
+            kind = runs_as[id(called)]
+            same[key] = kind.name if kind else ""
+        found[same.get(key, "")].append(op)
+    has_tf32 = seen.card is None or seen.card.peak(PRECISIONS["tf32"]) is not None
+    has_bf16 = seen.card is None or seen.card.peak(PRECISIONS["bf16"]) is not None
+    autocast = "autocast with BF16" if has_bf16 else "autocast with FP16 and a loss scaler"
+    ieee = found["fp32"]
+    places = seen.places(ieee, layer_of)
+    if has_tf32:
+        yield from seen.cause("tf32", ieee, places)
+    else:
+        yield from seen.cause(
+            "float32", ieee, places, remedy=f"{autocast} (this card has no TF32)",
+            left_ns=seen.half_floor_ns(ieee),
+        )  # fmt: skip
+    for kind, how in (("tf32", ", as TF32"), ("", "; whether as TF32 the trace does not say")):
+        ops = found[kind]
+        yield from seen.cause(
+            "float32", ops, seen.places(ops, layer_of), status=POSSIBLE,
+            title=f"GEMMs and convolutions in float32{how}", remedy=f"{autocast}; then measure",
+            left_ns=seen.half_floor_ns(ops),
+        )  # fmt: skip
+
+
+def _attention(seen: Seen) -> Found:
+    found = seen.attention
+    if found is None:
+        return
+    products = [op for op in found.ops if is_product(op)]
+    yield from seen.cause(
+        "attention", found.ops,
+        f"scores of {', '.join(map(shape_words, found.shapes[:2]))}; {seen.places(found.ops)}",
+        left_ns=2 * seen.half_floor_ns(products),
+    )  # fmt: skip
+
+
+def _communication(seen: Seen) -> Found:
+    exposed, late = seen.by_term[COMMUNICATION], seen.by_term[terms.LATE]
+    ran = [w for w in seen.run.step.spans("work") if is_communication(w.name)]
+    types = dict.fromkeys(
+        str(w.args["dtype"]) for w in seen.spans("work")
+        if is_communication(w.name) and w.args.get("dtype")
+    )  # fmt: skip
+    whole = seen.ms(max(seen.ns(exposed), sum(w.ns for w in ran)))
+    yield from seen.cause(
+        "exchange", exposed,
+        f"between GPUs; {whole:.3g} ms in all, the rest is behind other work"
+        + (f"; in {', '.join(types)}" if types else "")
+        + "; it may be a wait for another GPU: all ranks' traces together tell",
+    )  # fmt: skip
+    yield from seen.cause("late", late, "the next computation is not launched yet")
+
+
+def _copies(seen: Seen) -> Found:
+    copies = seen.by_term[terms.COPIES]
+    pageable = any("Pageable" in op.kernel for op in copies)
+    yield from seen.cause(
+        "", copies, "from pageable memory" if pageable else "",
+        title="copies to and from the device that nothing hides",
+        remedy="pin_memory=True and non_blocking=True" if pageable
+        else "copy the next batch meanwhile",
+    )  # fmt: skip
+
+
+def _compilation(seen: Seen) -> Found:
+    compiled = sum(1 for op in seen.spans("op") if op.name.startswith(COMPILE))
+    yield from seen.cause(
+        "", seen.by_term[terms.COMPILATION], f"{compiled} in all" if compiled else "",
+        title="compilation inside the steps",
+        remedy="record later steps (--after); if it stays, sizes change from step to step: pad "
+        "them, or torch.compile(dynamic=True)",
+    )  # fmt: skip
+
+
+def _regions(seen: Seen) -> Found:
+    """Compiled code in many small parts: entering them is what takes the time."""
+    regions = seen.a_step(op for op in seen.spans("op") if op.name.startswith(REGION))
+    if regions < MANY_REGIONS:
+        return
+    guards = sum(op.ns for op in seen.spans("op") if op.name == GUARDS)
+    waits = [op for op in seen.by_term[LAUNCH] if any(map(is_compiled_code, op.ops))]
+    yield from seen.cause(
+        "", seen.ns(waits) if waits else float(guards),
+        f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "
+        f"their guards take {seen.ms(guards):.3g} ms of the CPU's time",
+        title="many small compiled regions: the GPU waits until each is entered",
+        remedy="TORCH_LOGS=graph_breaks names the breaks; compile the whole model, not its parts",
+    )  # fmt: skip
+
+
+RULES: Sequence[Callable[[Seen], Found]] = (
+    _terms, _loader, _own, _launch, _sync, _casts, _layout, _norms, _searches, _products,
+    _attention, _communication, _copies, _compilation, _regions,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- attention written out
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All operations on attention's scores; `shapes` are those of the scores, `ids` of the ops."""
+
+    ops: Sequence[Op]
+    shapes: Sequence[tuple[int, ...]]
+    calls: Sequence[Span]
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """The ids of the operations."""
+        return frozenset(map(id, self.ops))
+
+
+def attention_in(ops: Sequence[Op]) -> Attention | None:
+    """A product, a softmax of its result and a product with that; and their backward.
+
+    Scores are what a softmax takes and a batched product makes: everything that has them as an
+    input, or multiplies them, belongs to it.
+    """
+    spans = {id(span): span for op in ops for span in op.ops if shapes_of(span)}
+    batched = [s for s in spans.values() if s.name.startswith(("aten::bmm", "aten::baddbmm"))]
+    made = {_product_shape(span) for span in batched}
+    scores: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    for span in spans.values():
+        if "softmax" in span.name and "backward" not in span.name.lower():
+            shape = shapes_of(span)[0]
+            if len(shape) >= 3 and min(shape[-2:]) >= LEAST_SCORES and _flat(shape) in made:
+                scores[_flat(shape)] = tuple(shape)
+    if not scores:
+        return None
+
+    def belongs(op: Op) -> bool:
+        inner = next((s for s in reversed(op.ops) if shapes_of(s)), None)
+        if inner is None or op.term in IDLE:
+            return False
+        shapes = [_flat(shape) for shape in shapes_of(inner) if len(shape) >= 3]
+        return bool(scores.keys() & {*shapes, _product_shape(inner)})
+
+    return Attention([op for op in ops if belongs(op)], list(scores.values()), batched)
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, int, int]:
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def _product_shape(span: Span) -> tuple[int, int, int] | None:
+    """What a batched product makes; None for another operator."""
+    if not span.name.startswith(("aten::bmm", "aten::baddbmm")):
+        return None
+    first, second = [shape for shape in shapes_of(span) if len(shape) == 3][-2:] or ([], [])
+    return (first[0], first[1], second[2]) if first and second else None

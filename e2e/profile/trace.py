@@ -1,0 +1,223 @@
+"""A trace of torch's profiler (kineto's Chrome JSON): its spans by kind, in whole nanoseconds.
+
+Times are taken from the text: as floats of microseconds they would lose digits, and sums would not
+be exact. Nothing is needed of torch or of a GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, DecimalException
+from pathlib import Path
+from typing import Any, cast
+
+from kernels.files import bounded_int, open_regular
+from microbench.errors import UserError
+
+WORK, LAUNCH, OP, NOTE, STACK = KINDS = "work", "launch", "op", "note", "stack"
+# Kineto's categories, old and new: what ran on a device, what launched it, operators, notes.
+KIND_OF_CATEGORY = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"), WORK),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"), LAUNCH),
+    **dict.fromkeys(("cpu_op", "Operator", "cpu_op_with_shapes"), OP),
+    "user_annotation": NOTE,
+    "python_function": STACK,
+}
+STEP, LOADING, OPTIMIZER, MODULE = (
+    "ProfilerStep#", "enumerate(DataLoader)", "Optimizer.", "halfway::",
+)  # fmt: skip
+NOTES = (STEP, LOADING, OPTIMIZER, MODULE)  # which older profilers put among the operators
+KEPT = (
+    "Input Dims", "Input Strides", "Input type", "Concrete Inputs", "Sequence number",
+    "Fwd thread id", "CallFrom", "dtype", "graph node id", "In msg nelems", "Group size",
+    "Collective name", "Process Group Name", "kernel_kwargs", "stack",
+)  # fmt: skip
+LAUNCHES = re.compile(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
+)
+FACTS = "halfway"  # the key of what halfway_watch knows
+MAX_BYTES = 4 << 30  # of a trace's text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Something from `start` to `end` in ns on a CPU thread or a device's stream (`lane`).
+
+    `correlation` joins a launch and what it launched; 0 for none.
+    """
+
+    kind: str
+    name: str
+    start: int
+    end: int
+    lane: str
+    correlation: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def ns(self) -> int:
+        """How long it lasted."""
+        return self.end - self.start
+
+    def noted(self, name: str) -> list[Any]:
+        """What the profiler noted of each input of an operator under this name; [] without."""
+        found: object = self.args.get(name)
+        return cast(list[Any], found) if isinstance(found, list) else []
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Spans by kind, each sorted by start; `facts` are the recorder's, `header` the profiler's."""
+
+    spans: Mapping[str, Sequence[Span]]
+    header: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def lost(self) -> int:
+        """Launches whose work has no time: the profiler lost it, or wrote zeros (kineto#109).
+
+        A copy or fill that has no work at all is not counted: one of 0 bytes does nothing.
+        """
+        timed = {work.correlation: bool(work.start or work.ns) for work in self.spans[WORK]}
+        return sum(
+            not timed.get(span.correlation, "Memcpy" in span.name or "Memset" in span.name)
+            for span in self.spans[LAUNCH]
+            if span.correlation and LAUNCHES.search(span.name)
+        )
+
+    @property
+    def device(self) -> str:
+        """The name of the (first) GPU; "cpu" or "unknown" where the trace does not say."""
+        if isinstance(named := self.facts.get("device"), str):
+            return named
+        found: Any = self.header.get("deviceProperties")
+        try:
+            return str(found[0]["name"])
+        except (LookupError, TypeError):
+            return "unknown" if self.spans[WORK] else "CPU"
+
+    def seconds(self, name: str) -> list[float]:
+        """A list of seconds among the facts; [] for none, or a damaged one."""
+        found: object = self.facts.get(name)
+        if not isinstance(found, list):
+            return []
+        times = [
+            float(one) for one in cast(list[Any], found)
+            if isinstance(one, int | Decimal) and 0 <= one < 1e6
+        ]  # fmt: skip
+        return times if len(times) == len(cast(list[Any], found)) else []
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a .json or .json.gz file.
+
+    UserError in one line for a file that cannot be read, is no trace, or is cut off or damaged.
+    """
+    spans: dict[str, list[Span]] = {kind: [] for kind in KINDS}
+
+    def keep(found: dict[str, Any]) -> dict[str, Any] | None:
+        if "ph" not in found:
+            return found  # arguments, the header
+        if span := _span(found):
+            spans[span.kind].append(span)
+        return None  # an event is needed as a span alone
+
+    try:
+        with os.fdopen(open_regular(path, MAX_BYTES), "rb") as file:
+            data = file.read()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+        header: Any = json.loads(text, object_hook=keep, parse_float=Decimal, parse_int=bounded_int)
+    except FileNotFoundError:
+        raise UserError(f"no such trace file: {path}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read ({reason.lower()})") from None
+    except (ValueError, TypeError, DecimalException, RecursionError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path} is not a trace of torch's profiler: {reason}") from None
+    if isinstance(header, list):
+        header = {"traceEvents": cast(list[Any], header)}  # a bare list of events is a trace too
+    if not isinstance(header, dict) or not isinstance(
+        cast(dict[str, Any], header).pop("traceEvents", None), list
+    ):
+        raise UserError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
+    for found in spans.values():
+        found.sort(key=lambda span: (span.start, -span.end))
+    told = cast(dict[str, Any], header)
+    facts: Any = told.pop(FACTS, {})
+    return Trace(spans, told, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
+
+
+def _span(event: dict[str, Any]) -> Span | None:
+    """The event as a span; None for what lasts no time of its own, or is of no kind of ours."""
+    kind = KIND_OF_CATEGORY.get(str(event.get("cat"))) if event["ph"] == "X" else None
+    if kind is None:
+        return None
+    name = str(event.get("name", ""))
+    args: Any = event.get("args") or {}
+    if not isinstance(args, dict):
+        raise ValueError("args of an event are no object")
+    args = cast(dict[str, Any], args)
+    if kind == OP and name.startswith(NOTES):
+        kind = NOTE
+    start = _ns(event.get("ts"))
+    lane = f"{event.get('pid')}/{event.get('tid')}"
+    if kind == WORK:
+        lane = f"device {args.get('device', event.get('pid'))}/{args.get('stream')}"
+    kept = {name: args[name] for name in KEPT if name in args}
+    if "Input dims" in args:  # of older profilers
+        kept["Input Dims"] = args["Input dims"]
+    correlation = args.get("correlation", 0)
+    number = correlation if isinstance(correlation, int) else 0
+    return Span(kind, name, start, start + max(0, _ns(event.get("dur", 0))), lane, number, kept)
+
+
+def _ns(value: object) -> int:
+    """Nanoseconds from microseconds. ValueError for what is no time of this universe."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError("a time of an event is no number")
+    found = Decimal(value) * 1000
+    if not found.is_finite() or abs(found) >= 1 << 63:
+        raise ValueError("a time of an event is no time")
+    return int(found)
+
+
+# ---------------------------------------------------------------- kernels alone
+
+
+def kernels_alone(trace: Trace) -> Trace | None:
+    """The recording of kernels and runtime calls alone that halfway_watch made too.
+
+    None where it made none, or where it is damaged.
+    """
+    found: Any = trace.facts.get("times")
+    main = next((n.lane for n in trace.spans[NOTE] if n.name.startswith(STEP)), "")
+    process = main.partition("/")[0]
+    spans: dict[str, list[Span]] = defaultdict(list)
+    try:
+        names, ends = found["names"], [int(end) for end in found["ends"]]
+        for name, _, start, ns, lane, correlation in found["work"]:
+            spans[WORK].append(
+                Span(WORK, names[name], start, start + ns, f"device {lane}", correlation)
+            )
+        for name, start, ns, thread, correlation in found["calls"]:
+            lane = f"{process}/{thread}"
+            spans[LAUNCH].append(Span(LAUNCH, names[name], start, start + ns, lane, correlation))
+    except (LookupError, TypeError, ValueError):
+        return None
+    if not spans[WORK] or len(ends) < 2:
+        return None
+    begin = min(span.start for span in (*spans[WORK], *spans[LAUNCH]))
+    for number, (start, end) in enumerate(zip([begin, *ends], ends, strict=False)):
+        spans[NOTE].append(Span(NOTE, f"{STEP}{number}", start, end, main))
+    for some in spans.values():
+        some.sort(key=lambda span: (span.start, -span.end))
+    return Trace({kind: spans[kind] for kind in KINDS}, trace.header, trace.facts)

@@ -1,0 +1,170 @@
+"""The step as it runs without the profiler: its time by term, which adds up to it exactly.
+
+Kernels take as long as they were recorded. What the device idles is the step less that: the waits
+for a DataLoader as they were timed in the steps without the profiler, the rest as it was recorded,
+and no more than usual steps leave. What no recorded step has is the residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, cast
+
+from e2e.profile.step import Step, idle_term, step_of, timed_by
+from e2e.profile.trace import Trace, kernels_alone
+from e2e.results.terms import IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
+from microbench.timing.stats import t_quantile
+
+LEAST_MATCHED = 0.9  # of the work of two recordings: less, and only one of them is used
+SLOWED = (LAUNCH, SYNC)  # idle time in which the CPU works, which the profiler slows
+MOST_LAGS = 8  # steps that may depend on one another: loaders hand out batches in bursts
+
+
+@dataclass(frozen=True)
+class Unprofiled:
+    """Some steps as they are without the profiler, by term.
+
+    `whole_ns` is as many steps as were recorded, and the sum of `terms`. `step_s` is None where no
+    step was timed without the profiler; the terms are as recorded then.
+    """
+
+    step: Step
+    step_s: float | None
+    ci95_s: tuple[float, float] | None
+    whole_ns: int
+    terms: Mapping[str, int]
+
+    @cached_property
+    def factors(self) -> Mapping[str, float]:
+        """How much of the recorded time of a term there is without the profiler."""
+        recorded = self.step.recorded
+        return {term: self.terms.get(term, 0) / ns for term, ns in recorded.items() if ns}
+
+    @property
+    def idle_ns(self) -> int:
+        """In all steps, nanoseconds in which the device idles."""
+        return sum(ns for term, ns in self.terms.items() if term in IDLE)
+
+
+def steps_in(trace: Trace) -> Unprofiled:
+    """The steps of a trace without the profiler. NothingSeen and UserError as of `step_of`."""
+    step = step_of(trace)
+    if alone := kernels_alone(trace):
+        timed = timed_by(step, alone)
+        step = timed if timed.matched >= LEAST_MATCHED else step
+    return unprofiled(step)
+
+
+def unprofiled(step: Step) -> Unprofiled:
+    """The time of these steps without the profiler, by what their trace knows of it."""
+    times, loading = step.trace.seconds("bare_s"), step.trace.seconds("loading_s")
+    if not times or not fmean(times):
+        return Unprofiled(step, None, None, step.end - step.start, dict(step.recorded))
+    loading = loading if len(loading) == len(times) else [0.0] * len(times)
+    known = bool(step.trace.facts.get("loading_s"))
+    scale = 1e9 * step.steps
+    whole_ns = round(scale * fmean(times))
+    own = [max(0.0, time - wait) for time, wait in zip(times, loading, strict=True)]
+    usual_ns = scale * median(own)  # of a step without its wait for data
+    terms = _divided(step, whole_ns, usual_ns, scale * fmean(loading) if known else None)
+    return Unprofiled(step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns))
+
+
+def _divided(
+    step: Step, whole_ns: float, usual_ns: float, loading_ns: float | None
+) -> dict[str, float]:
+    """Nanoseconds by term without the profiler, but for the residual."""
+    recorded = step.recorded
+    fixed = {t: float(ns) for t, ns in recorded.items() if t not in IDLE and not step.on_cpu}
+    rest = {t: float(ns) for t, ns in recorded.items() if t not in fixed and t != LOADER}
+    busy_ns = sum(fixed.values())
+    idle_ns = max(0.0, whole_ns - busy_ns)
+    waits_ns = float(recorded.get(LOADER, 0))
+    if loading_ns is not None:
+        waits_ns = loading_ns * (1 - _hidden(step))
+    waits_ns = min(waits_ns, idle_ns)
+    left_ns = max(0.0, min(idle_ns - waits_ns, usual_ns - busy_ns))
+    if step.on_cpu:  # every term is slowed, the shares stay
+        whole = sum(rest.values())
+        found = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
+    else:
+        # Of the script's own code a recording of kernels alone has no more than there is.
+        slowed = SLOWED if step.named else (*SLOWED, PYTHON)
+        found = {**fixed, **_with_price(step, _scaled(rest, left_ns, slowed))}
+    return found | ({LOADER: waits_ns} if waits_ns else {})
+
+
+def _scaled(terms: Mapping[str, float], whole: float, slowed: Collection[str]) -> dict[str, float]:
+    """The terms cut down to what there is: those that the profiler slows before the others."""
+    over = sum(terms.values()) - whole
+    if over <= 0:
+        return dict(terms)
+    slow = sum(terms.get(term, 0.0) for term in slowed)
+    cut = 1 - min(1.0, over / slow) if slow else 1.0
+    found = {term: ns * cut if term in slowed else ns for term, ns in terms.items()}
+    left = sum(found.values())
+    return {t: ns * whole / left for t, ns in found.items()} if left > whole else found
+
+
+def _with_price(step: Step, idle: dict[str, float]) -> dict[str, float]:
+    """Idle time with all that waits of the CPU for the device cost.
+
+    Without them the CPU would be ahead by as long as it waits, and the device would wait that much
+    less for launches.
+    """
+    steps, reads = len(step.trace.seconds("bare_s")), step.trace.facts.get("reads")
+    waited_ns = sum(s.ns for s in step.spans("launch") if idle_term(s) == SYNC)
+    if isinstance(reads, list) and reads and steps:
+        seconds = [float(row[3]) for row in cast(list[list[Any]], reads)]
+        waited_ns = 1e9 * sum(seconds) / steps * step.steps
+    late = min(idle.get(LAUNCH, 0.0), max(0.0, waited_ns - idle.get(SYNC, 0.0)))
+    return idle | {LAUNCH: idle.get(LAUNCH, 0.0) - late, SYNC: idle.get(SYNC, 0.0) + late}
+
+
+def _hidden(step: Step) -> float:
+    """The share of the recorded waits for a loader in which the device works; 0 where unknown."""
+    named = step.with_names
+    waited = sum(
+        min(n.end, named.end) - max(n.start, named.start)
+        for n in named.trace.spans["note"]
+        if n.name.startswith("enumerate(DataLoader)")
+        and n.end > named.start and n.start < named.end
+    )  # fmt: skip
+    idle = named.recorded.get(LOADER, 0)
+    return max(0.0, 1 - idle / waited) if idle and waited else 0.0
+
+
+def _whole(terms: Mapping[str, float], whole_ns: int) -> dict[str, int]:
+    """Whole nanoseconds that add up exactly: the residual is what the terms leave."""
+    found = {term: whole for term, ns in terms.items() if (whole := round(ns))}
+    rest = whole_ns - sum(found.values())
+    if abs(rest) <= len(found) and found:  # rounding
+        largest = max(found, key=lambda term: found[term])
+        found[largest] += rest
+        rest = 0
+    found |= {RESIDUAL: rest} if rest else {}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def mean_interval(times: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the mean of consecutive steps, which may depend on one another.
+
+    Batches come in bursts, so a long step is followed by short ones. The variance is that of Newey
+    and West (1987). None for fewer than four steps.
+    """
+    count = len(times)
+    if count < 4:
+        return None
+    mean = fmean(times)
+    off = [time - mean for time in times]
+    lags = min(MOST_LAGS, count // 3)
+    variance = sum(x * x for x in off) / count
+    for lag in range(1, lags + 1):
+        shared = sum(x * y for x, y in zip(off, off[lag:], strict=False)) / count
+        variance += 2 * (1 - lag / (lags + 1)) * shared
+    half = t_quantile(0.95, count - 1) * math.sqrt(max(0.0, variance) / (count - 1))
+    return mean - half, mean + half
