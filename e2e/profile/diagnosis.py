@@ -17,6 +17,7 @@ from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
 from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Product, products
+from e2e.profile.ranks import Ranks, ranks_of
 from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, WORK, Trace, read_trace
 from e2e.profile.trials import judged, refuted
 from e2e.profile.unprofiled import Unprofiled, steps_in
@@ -107,11 +108,13 @@ class Traced:
 class Diagnosis:
     """One recording, or two that are held against each other: the first is the base.
 
-    `aligned` says how far two of them match; None for one, or where a trace has no shapes.
+    `aligned` says how far two of them match; None for one, or where a trace has no shapes. `ranks`
+    are all of a training over several GPUs, whose latest one the run is of.
     """
 
     runs: tuple[Traced, ...]
     aligned: Aligned | None = None
+    ranks: Ranks | None = None
 
 
 Replay = Callable[[Unprofiled], Tried]  # tries what a recording's shapes allow
@@ -143,6 +146,22 @@ def diagnose(
         )
     runs = [side.traced(None, None) for side in sides[:-1]]
     return Diagnosis((*runs, last.traced(base, replay)), aligned)
+
+
+def diagnose_ranks(paths: Sequence[Path], ceilings: Path | None = None) -> Diagnosis:
+    """The diagnosis of a training over several GPUs, from the traces of all its ranks.
+
+    It is that of the rank which the others wait for. UserError as of `diagnose`, and where the
+    traces have no collectives in common.
+    """
+    given = read_rates(ceilings) if ceilings else None
+    sides = [_Side.of(path, given) for path in paths]
+    ranks = ranks_of([side.run for side in sides])
+    if ranks is None:
+        raise UserError("these traces have no communication in common: they are not of one run")
+    facts = [side.trace.facts.get("rank", number) for number, side in enumerate(sides)]
+    latest = sides[facts.index(ranks.latest.rank)]
+    return Diagnosis((latest.traced(None, None),), None, ranks)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ STEP, LOADING, OPTIMIZER, MODULE = (
 NOTES = (STEP, LOADING, OPTIMIZER, MODULE)  # which older profilers put among the operators
 KEPT = (
     "Input Dims", "Input Strides", "Input type", "Concrete Inputs", "Sequence number",
-    "Fwd thread id", "CallFrom", "dtype", "graph node id", "In msg nelems", "Group size",
-    "Collective name", "Process Group Name", "kernel_kwargs", "stack",
+    "Fwd thread id", "CallFrom", "dtype", "In msg nelems", "Group size", "Collective name",
+    "Process Group Name",
 )  # fmt: skip
 LAUNCHES = re.compile(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"

@@ -12,6 +12,7 @@ from e2e.profile.compare import Aligned, Change, LayerTime
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
 from e2e.profile.gains import Gain
 from e2e.profile.products import Product, reach
+from e2e.profile.ranks import Ranks, RankTime
 from e2e.profile.trials import SAID_APART
 from e2e.report.ledger import TERM_WORDS
 from e2e.results.terms import PYTHON
@@ -30,7 +31,9 @@ WORDS = {**TERM_WORDS, PYTHON: "the script's own code"}
 
 def sheet(data: Json) -> Sheet:
     """One recording, or two held against each other. ValueError for an invalid field."""
-    found: Diagnosis = decode(Diagnosis, {name: data.get(name) for name in ("runs", "aligned")}, "")
+    found: Diagnosis = decode(
+        Diagnosis, {name: data.get(name) for name in ("runs", "aligned", "ranks")}, ""
+    )
     if len(found.runs) not in (1, 2) or any(run.steps < 1 for run in found.runs):
         raise ValueError("runs are not one or two of at least one step")
     if any(run.window_ns < 1 for run in found.runs):
@@ -43,15 +46,20 @@ def sheet(data: Json) -> Sheet:
         raise ValueError("terms do not add up to window_ns")
     *_, last = found.runs
     tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
-    said = list(last.ruined or _said(last))
+    said = list(_ranks_sentence(found.ranks)) if found.ranks else []
+    said += last.ruined or _said(last)
     if len(found.runs) == 2 and not last.ruined:
         said += _match_sentence(found.aligned)
     return Sheet(
         *tables,
         summary=_summary(found.runs),
         notes=[Text(""), *map(Text, said)],
-        parts=[*_layer_parts(found), *chain.from_iterable(map(_product_parts, found.runs))],
-        brief_parts=[*_layer_parts(found, MOST_LAYERS)],
+        parts=[
+            *_rank_parts(found.ranks),
+            *_layer_parts(found),
+            *chain.from_iterable(map(_product_parts, found.runs)),
+        ],
+        brief_parts=[*_rank_parts(found.ranks), *_layer_parts(found, MOST_LAYERS)],
     )
 
 
@@ -199,6 +207,42 @@ def _summary(runs: Sequence[Traced]) -> str:
 
 def _words(term: str) -> str:
     return WORDS.get(term, fmt.clean(term))
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _ranks_sentence(ranks: Ranks) -> Iterator[str]:
+    """Who is late, and what of the communication is transfer."""
+    late = ranks.latest
+    waiting = sum(one.waiting_ms for one in ranks.ranks if one is not late)
+    bus = f" at {ranks.bus_byte_per_s / 1e9:.3g} GB/s on the bus" if ranks.bus_byte_per_s else ""
+    yield (
+        f"{len(ranks.ranks)} ranks, {ranks.collectives:.3g} collectives a step: transfer takes "
+        f"{ranks.transfer_ms:.3g} ms{bus}; the others wait "
+        f"{waiting / (len(ranks.ranks) - 1):.3g} ms for who arrives last."
+    )
+    yield (
+        f"Rank {late.rank} arrives last at {100 * late.last:.0f} % of them: what follows is its "
+        "step."
+    )
+
+
+def _rank_parts(ranks: Ranks | None) -> Iterator[Part]:
+    if ranks is None:
+        return
+    columns: list[Column[RankTime]] = [
+        Column("rank", lambda r: str(r.rank), True, csv={"rank": lambda r: r.rank}),
+        Column("ms a step", lambda r: f"{r.step_ms:.3f}", True, csv={"ms": lambda r: r.step_ms}),
+        Column("GPU busy", lambda r: f"{100 * r.busy:.0f} %", True, csv={"busy": lambda r: r.busy}),
+        Column("communication", lambda r: f"{r.communication_ms:.3f}", True,
+               csv={"communication_ms": lambda r: r.communication_ms}),
+        Column("of it waiting", lambda r: f"{r.waiting_ms:.3f}", True,
+               csv={"waiting_ms": lambda r: r.waiting_ms}),
+        Column("arrives last", lambda r: f"{100 * r.last:.0f} %", True,
+               csv={"last": lambda r: r.last}),
+    ]  # fmt: skip
+    yield Part("Ranks", Table(columns, [Row(one) for one in ranks.ranks]))
 
 
 # ---------------------------------------------------------------- layers
