@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernels import OPS, is_library
+from kernels import OPS, is_library, size_of
 from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
 MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals
+
+RUINED = "ruined"  # of a gain: the interval is beyond RUINED_PCT
 
 Row = tuple[Result, Ratio]
 
@@ -27,7 +29,20 @@ class Payoff:
     @cached_property
     def gains(self) -> list[str]:
         """What each row shows, see `gain`."""
-        return [gain(ratio) for _, ratio in self.rows]
+        return [gain(*row) for row in self.rows]
+
+    @property
+    def uncertain(self) -> Mapping[str, float]:
+        """Half intervals in per cent, by size, that are too wide for the verdict on this.
+
+        It rests on the sizes from the one below `start` up, or on all.
+        """
+        first = max(0, self.start - 1) if self.from_start else 0
+        return {
+            size_of(result.case): max(result.ruined_pct, ratio.ruined_pct)
+            for (result, ratio), gain in list(zip(self.rows, self.gains, strict=True))[first:]
+            if gain == RUINED
+        }
 
     @property
     def start(self) -> int:
@@ -44,17 +59,19 @@ class Payoff:
 
     @property
     def best(self) -> Row:
-        """The row of the largest ratio."""
-        return max(self.rows, key=lambda row: row[1].ratio)
+        """The row of the largest ratio; of those not ruined, where there are any."""
+        return max(self.rows, key=lambda row: (gain(*row) != RUINED, row[1].ratio))
 
 
-def gain(ratio: Ratio | None) -> str:
+def gain(result: Result, ratio: Ratio | None) -> str:
     """ "faster" or "slower" where the whole 95 % interval is beyond MIN_GAIN, else "same".
 
-    "unknown" without an interval.
+    "unknown" without an interval, RUINED where that or the time's is too wide.
     """
     if ratio is None or ratio.ci95 is None:
         return "unknown"
+    if result.ruined_pct or ratio.ruined_pct:
+        return RUINED
     low, high = ratio.ci95
     return "faster" if low > MIN_GAIN else "slower" if high < 1 / MIN_GAIN else "same"
 

@@ -78,7 +78,7 @@ def pays(group: Group, asked: Collection[str], baseline: str, run: Run) -> bool:
     """Whether one of the asked precisions is faster than the baseline, see `gain`."""
     results = [run.result(case.key) for case in group.cases]
     return any(
-        gain(result.speedup.get(baseline)) == "faster"
+        gain(result, result.speedup.get(baseline)) == "faster"
         for result in results
         if result and result.case.precision_name in asked
     )

@@ -340,8 +340,8 @@ def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
         if isinstance(stopped, Stopped):
             end(stopped.code)
         return 130
-    except NothingMeasured:
-        return 1
+    except NothingMeasured as error:
+        return _complain(str(error), 1) if str(error) else 1
     return code if isinstance(code, int) else 0
 
 

@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class NothingMeasured(Exception):
-    """All cases of a run have failed; the report has the reasons. Exit code 1."""
+    """Nothing could be measured: `str()` or the report has the reasons. Exit code 1."""

@@ -12,6 +12,7 @@ from microbench.timing import FEWEST_ROUNDS
 PROBE_LAUNCHES = 3
 PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work
 LAUNCHES_NEEDED = FEWEST_ROUNDS + 3  # two to check, one to estimate, others to time in a process
+MORE = "--budget SECONDS allows more"  # in the reason of what is skipped for want of time
 
 Kind = tuple[str, str, str]  # op, precision, back end
 
@@ -66,7 +67,7 @@ class Estimator:
             raise TooLong(
                 f"about {_words(launch_s)} a launch, estimated from a smaller size; "
                 f"{LAUNCHES_NEEDED} launches do not fit the {_words(max(left_s, 0.0))} left for it "
-                "(--budget SECONDS allows more)"
+                f"({MORE})"
             )
 
     def _probe(self, small: Case, target: Target) -> None:

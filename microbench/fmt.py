@@ -13,6 +13,7 @@ from microbench.streams import clean
 from microbench.timing.stats import half_width_pct
 
 NO_DIFFERENCE = "~1"
+UNCERTAIN = "?"  # after a figure whose interval is too wide for a verdict
 MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it both ends are written
 _MOST_ROUNDED = 9999  # of a number rounded up in digits
 _LONGEST = 1e8  # of a number written out in digits; larger ones have an exponent
@@ -142,7 +143,12 @@ def error(value: float | None) -> str:
 
 
 def ratio(value: Ratio) -> str:
-    """ "12.9 ±0.1", "~1 ±0.02" if the interval contains 1, "12.9 ±?" if there is no interval."""
+    """ "12.9 ±0.1", "~1 ±0.02" if the interval contains 1, "12.9 ±?" if there is no interval.
+
+    "5.28 [1.73, 1330]?" where it is too wide for a verdict.
+    """
+    if value.ruined_pct:
+        return interval(value) + UNCERTAIN
     if value.no_difference:
         return f"{NO_DIFFERENCE} {ends(1.0, value.ci95, 2)}"
     return interval(value)
@@ -177,7 +183,9 @@ def ends(centre: float, ci95: Interval | None, decimals: int) -> str:
 
 
 def short_ratio(value: Ratio) -> str:
-    """The ratio without its interval; "~1" when no difference was seen."""
+    """The ratio without its interval; "~1" if no difference was seen, "5.28?" if too uncertain."""
+    if value.ruined_pct:
+        return _fixed(value.ratio, _decimals(value.ratio)) + UNCERTAIN
     if value.no_difference:
         return NO_DIFFERENCE
     return _fixed(value.ratio, _decimals(value.ratio))

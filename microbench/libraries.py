@@ -5,6 +5,7 @@ Sizes that a configuration was tuned for and other sizes are summed up apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -13,6 +14,7 @@ from kernels import OPS, size_of
 from kernels.op import OWN, TUNED
 from microbench.device.device import target_of
 from microbench.results.types import Ratio, Result, Run
+from microbench.timing.stats import ruined_pct
 
 AUTOTUNE = "--autotune"  # in a command: every configuration was searched for its size
 ORDER = (True, False, None)  # tuned sizes, others, and those of which it is not known
@@ -49,6 +51,13 @@ class Summary:
     def mean(self) -> float:
         """Geometric mean of the ratios; above 1 the back end is faster."""
         return geometric_mean([row.ratio.ratio for row in self.rows])
+
+    @property
+    def ruined_pct(self) -> float:
+        """As `Ratio.ruined_pct`, of the mean: the sizes' ratios are independent."""
+        halves = [math.log(r.ci95[1] / r.ratio) for row in self.rows if (r := row.ratio).ci95]
+        half = math.hypot(*halves) / len(self.rows)
+        return ruined_pct(1.0, (math.exp(-half), math.exp(half)))
 
     @property
     def least(self) -> Beside:

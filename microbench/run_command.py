@@ -11,7 +11,7 @@ from kernels import OPS
 from kernels.user_folders import warn_not_kept
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
-from microbench.errors import UserError
+from microbench.errors import NothingMeasured, UserError
 from microbench.requests import REQUESTS, Request
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
@@ -40,11 +40,15 @@ def run_request(request: Request) -> Done:
     """Measure what is asked.
 
     UserError for a bad option, a device that is missing or fails, too little memory, or a run file
-    that cannot be written or resumed.
+    that cannot be written or resumed; NothingMeasured, with the reasons, for an empty plan.
     """
     asked = request.conditions
     asked.search  # noqa: B018  # UserError for options that exclude each other
-    request.plan("cuda")  # UserError before a device is touched
+    if not request.plan("cuda"):  # UserError before a device is touched
+        network = request.network("cuda")
+        found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
+        why = "; ".join(found) or "there is no convolution and no matrix multiplication"
+        raise NothingMeasured(f"nothing can be measured: {why}")
     check_outputs(asked.outputs)
     with run_file(asked.outputs, request.name) as (path, before):
         return _carried_out(request, path, before)
@@ -56,7 +60,9 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
 
     asked = request.conditions
     console = run_console(asked.outputs)
-    seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
+    usual = before.settings.get("seed") if before else None
+    seed = secrets.randbelow(MAX_SEED) if usual is None else int(usual)
+    seed = seed if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
     workers = Workers(settings)
     try:
@@ -110,9 +116,9 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
 
 def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
-    chosen = kept(asked)
+    chosen = kept(asked) | {"seed": asked.seed}
     if before is None:
-        return new_run("microbench", greeting, chosen | {"seed": asked.seed})
+        return new_run("microbench", greeting, chosen)
     path = asked.outputs.resume
     check_goes_on(path, before, greeting)
     for name, value in chosen.items():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.load import LoadMeter
+from microbench.estimate import MORE
 from microbench.results.merging import merged, newest
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
@@ -220,12 +221,16 @@ def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -
     """The groups that a resumed run still has to measure, with their missing cases.
 
     A case is done when it was measured, or skipped (unless `retry_skipped`, as with a larger
-    budget). A group with missing cases keeps its baselines, timed again beside them: a ratio needs
-    both interleaved. A group that several processes measured is measured anew, whole: its cases
-    must have been in the same ones.
+    budget, and it was for want of time). A group with missing cases keeps its baselines, timed
+    again beside them: a ratio needs both interleaved. A group that several processes measured is
+    measured anew, whole: its cases must have been in the same ones.
     """
-    statuses = ("ok",) if retry_skipped else ("ok", "skipped")
-    done = {result.case.key for result in run.results if result.status in statuses}
+    done = {
+        result.case.key
+        for result in run.results
+        if result.status == "ok"
+        or (result.status == "skipped" and not (retry_skipped and MORE in (result.reason or "")))
+    }
     left: list[Group] = []
     for group in groups:
         if all(case.key in done for case in group.cases):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kernels import is_library, size_of
-from microbench.break_even import BASELINES, Payoff, Row, library_or_best, payoffs
+from microbench.break_even import BASELINES, RUINED, Payoff, Row, library_or_best, payoffs
+from microbench.fmt import listed
 from microbench.libraries import sentence, summaries
 from microbench.results.types import Ratio, Result, Run
-from microbench.timing.stats import excludes_one
+from microbench.timing.stats import RUINED_PCT, excludes_one
 
 MOST_REASONS = 3
 MOST_SIZES = 6
@@ -19,7 +20,13 @@ def verdict(run: Run, *, beside: bool = True) -> list[str]:
 
     `beside`: with how our kernels and the user's do beside the libraries.
     """
-    lines = [sentence(found) for found in summaries(run)] if beside else []
+    lines: list[str] = []
+    doubt: dict[str, float] = {}
+    for found in summaries(run) if beside else []:
+        if found.ruined_pct:
+            doubt[f"{found.backend} in {found.precision}"] = found.ruined_pct
+        else:
+            lines.append(sentence(found))
     for name in asked_for(run):
         results = [r for r in run.results if r.case.precision_name == name]
         timed = library_or_best(results)
@@ -28,7 +35,11 @@ def verdict(run: Run, *, beside: bool = True) -> list[str]:
             lines.append(f"{name}: no verdict ({reason}).")
             continue
         for payoff in payoffs(run, name):
-            lines += _against(payoff)
+            if payoff.uncertain:
+                title = " ".join(filter(None, (payoff.subject, name, "against", payoff.baseline)))
+                doubt[title] = max(payoff.uncertain.values())
+            else:
+                lines += _against(payoff)
         if any("tf32" in r.speedup for r in timed) and name != "tf32":
             lines.append(
                 "  tf32 keeps float32 data and rounds it on input to the Tensor Cores: "
@@ -36,7 +47,24 @@ def verdict(run: Run, *, beside: bool = True) -> list[str]:
             )
         lines += _skipped(name, results)
         lines += _price(name, timed, run)
-    return lines
+    return lines + uncertain(doubt)
+
+
+def uncertain(found: Mapping[str, float]) -> list[str]:
+    """What stands in place of verdicts on ruined figures: the figure, the likely reason, a remedy.
+
+    `found` has half of the widest interval, in per cent, by what there is no verdict on.
+    """
+    if not found:
+        return []
+    most = max(found.values())
+    half = f"±{most:.0f} %" if most < 999 else "beyond ±999 %"
+    return [
+        f"No verdict on {listed([*found])}: too uncertain. The widest 95 % interval is {half}; "
+        f"a verdict needs ±{RUINED_PCT:.0f} %.",
+        "Likely reason: other work on the machine, or clocks that changed.",
+        "Try: repeat on a quiet machine, or raise --budget.",
+    ]
 
 
 def asked_for(run: Run) -> list[str]:
@@ -124,7 +152,8 @@ def _below(ratio: Ratio, gain: str) -> str:
 def _why_not_below(
     baseline: str, rows: Sequence[Row], gains: Sequence[str], most: int
 ) -> list[str]:
-    below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain != "faster"]
+    told = ("faster", RUINED)
+    below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain not in told]
     return [
         f"  at {size_of(result.case)} against {baseline}: {_below(ratio, gain)}"
         f"{'; ' + result.why if result.why else ''}."

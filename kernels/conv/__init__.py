@@ -17,6 +17,7 @@ from kernels.tuned import Tables
 
 LAYOUTS = ("nchw", "nhwc")
 ALIGNMENT_BYTES = 16  # of a pixel's channels: what TMA, cp.async and 128-bit loads take
+IMAGE_CHANNELS = 4  # at most: a layer of so few input channels, and more output, reads an image
 FLOAT32_EPSILON = 2.0**-24
 ROUNDINGS = 4  # sums of n terms in a row err by about epsilon * sqrt(n); wgrad's are seen at 1.1
 SPLIT_SUMS = 2  # cuDNN's fp16 wgrad of a 7x7 stem was seen at 1.4e-3, four roundings' worth
@@ -126,12 +127,13 @@ class Conv(Op):
         return f"{case.dims['pass']}{f'-g{s.groups}' if s.groups > 1 else ''}", size
 
     def aligned(self, case: Case) -> Case:
-        """The case with channels padded up to what `misaligned` asks for."""
+        """The case with channels padded up to what `misaligned` asks for; an image has its own."""
         if self.misaligned(case) is None:
             return case
         whole = ALIGNMENT_BYTES // case.precision.bytes_per_element
-        dims = dict(case.dims) | {d: -(-case.dim(d) // whole) * whole for d in ("c", "k")}
-        return replace(case, dims=dims)
+        image = case.dim("c") <= IMAGE_CHANNELS and case.dim("c") != case.dim("k")
+        padded = {d: -(-case.dim(d) // whole) * whole for d in ("k" if image else "ck")}
+        return replace(case, dims=dict(case.dims) | padded)
 
     def size(self, case: Case) -> str:
         """ "64" for as many channels in as out, "64x256" otherwise."""

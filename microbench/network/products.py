@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -16,6 +17,7 @@ from microbench.network.call_recorder import CallRecorder, Origin
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
+FFT = "_fft"  # likewise
 BATCHED = "batched GEMMs and attention are not measured yet"
 
 
@@ -111,7 +113,7 @@ class ProductRecorder(CallRecorder):
     ) -> Any:
         """Run one ATen call, and record it if it is a GEMM, a convolution or attention."""
         name = func.overloadpacket.__name__
-        if name not in PRODUCTS and not name.startswith(ATTENTION):
+        if name not in PRODUCTS and not name.startswith((ATTENTION, FFT)):
             if func.namespace != "aten" or not func._can_decompose():  # pyright: ignore[reportPrivateUsage]
                 return func(*args, **kwargs)
             with self:  # of other operators alone, as linear: inference mode shows these whole
@@ -166,6 +168,10 @@ def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Sk
     elif name == "convolution_backward":
         grad, x, weight, _, *rest, mask = args
         yield from _convolution(x, weight, grad, *rest, mask=mask)
+    elif name.startswith(FFT):
+        points = max(args[0].numel(), out.numel())
+        passes = math.log2(prod(out.shape[axis] for axis in args[1]) or 1)
+        yield _skipped("FFT", "FFTs are not measured", round(5 * points * passes))
     else:
         yield _attention(args, backward="backward" in name)
 
@@ -219,8 +225,8 @@ def _letter(matrix: Tensor) -> str:
 def _uneven(axes: int, settings: Mapping[str, list[int]]) -> str | None:
     """Why we cannot measure a convolution: not 2-D, or a setting differs between its axes."""
     if axes != 2:
-        return f"{axes}-D convolutions are not measured, only 2-D"
+        return f"{axes}-D convolutions are not measured yet, only 2-D"
     for name, values in settings.items():
         if len(set(values)) > 1:
-            return f"{name} differs between the axes: {' and '.join(map(str, values))}"
+            return f"convolutions whose {name} differs between the axes are not measured yet"
     return None

@@ -15,6 +15,8 @@ from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareR
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
+from microbench.timing.stats import ruined_pct
+from microbench.verdict import uncertain
 
 MOST_SAME_ROWS = 6
 MOST_NAMED = 2
@@ -52,7 +54,16 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
     print_lines(console, [*_differences(comparison), *_body(shown, hidden, console.width)])
     console.print()
     alone = every_alone(comparison) if details else _alone(comparison)
-    print_lines(console, [*map(Text, alone), Text(summary(comparison), "bold")])
+    said = [Text(line, "bold") for line in (summary(comparison), *doubts(comparison))]
+    print_lines(console, [*map(Text, alone), *said])
+
+
+def doubts(comparison: Comparison) -> list[str]:
+    """The cases without a verdict because their interval is too wide; nothing where none is."""
+    return uncertain({
+        case_name(row.case): pct for row in comparison.rows
+        if row.ratio and (pct := ruined_pct(row.ratio, row.ci95))
+    })  # fmt: skip
 
 
 def _body(shown: Sequence[CompareRow], hidden: Sequence[CompareRow], width: int) -> Iterator[Text]:
@@ -117,7 +128,7 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
             f"**{_heading(name, baseline)}**\n",
             markdown(_table(ordered)),
             "".join(facts),
-            f"{summary(comparison)}\n",
+            "".join(f"{line}\n" for line in (summary(comparison), *doubts(comparison))),
         ]
     return plain_markdown("\n".join(part for part in parts if part))
 
@@ -128,7 +139,8 @@ def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
     for name, comparison in found.items():
         ordered = _ordered(comparison.rows)
         below = [line.plain.strip() for line in _differences(comparison) if line.plain]
-        parts.append(Part(_heading(name, baseline), _table(ordered), [*below, *_alone(comparison)]))
+        below += [*_alone(comparison), *doubts(comparison)]
+        parts.append(Part(_heading(name, baseline), _table(ordered), below))
     return parts
 
 

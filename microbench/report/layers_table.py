@@ -18,7 +18,8 @@ from microbench.libraries import summaries
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Ratio, Result, Run
-from microbench.timing.stats import half_width_pct
+from microbench.timing.stats import RUINED_PCT, half_width_pct
+from microbench.verdict import uncertain
 
 PASSES = ("fprop", "dgrad", "wgrad")
 LITTLE_GAIN = 1.3  # times faster: a layer under it is named among those that gain little
@@ -188,7 +189,8 @@ def over_part(count: int, of: int) -> str:
 def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
     """One row per layer, and the total. Times are per training step."""
     layers = layers_of(run, network)
-    precisions = list(dict.fromkeys(p for layer in layers for _, p in layer.results))
+    timed = [(p, r.median_s) for layer in layers for (_, p), r in layer.results.items()]
+    precisions = list(dict.fromkeys(p for p, median_s in timed if median_s))
     table = Table(_columns(run, layers), [Row(layer) for layer in layers])
     table.block("", [Row(Whole(layers, precisions), style="bold")])
     return table
@@ -257,12 +259,13 @@ def layers_summary(run: Run, network: NetworkUse) -> list[Text]:
             if name != baseline:
                 lines += _gainers(layers, name, baseline)
     lines += [Text(line) for line in against_library(run, network)]
-    skipped = sum(s.count * s.flops for s in network.not_measured)
+    skipped: dict[str, int] = {}
+    for one in network.not_measured:
+        skipped[one.reason] = skipped.get(one.reason, 0) + one.count * one.flops
     measured = sum(use.count * run.by_group_flops.get(use.group, 0) for use in network.layers)
-    if skipped:
-        share = 100 * skipped / (skipped + measured) if measured else 100.0
-        reasons = list(dict.fromkeys(fmt.clean(s.reason) for s in network.not_measured))
-        lines.append(Text(f"Not measured: {share:.1f} % of the FLOPs ({fmt.listed(reasons)})."))
+    for reason, flops in skipped.items():
+        share = 100 * flops / (measured + sum(skipped.values()))
+        lines.append(Text(f"Not measured: {share:.1f} % of the FLOPs ({fmt.clean(reason)})."))
     return lines
 
 
@@ -274,9 +277,12 @@ def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> list[Text]:
         return []
     total = sum(own_s for *_, own_s in timed)
     part = over_part(len(timed), len(layers))
-    lines = [Text(f"{name} against {baseline}: the convolutions and GEMMs of a step take "
-                  f"{1e3 * total:.1f} ms instead of {1e3 * total * whole.ratio:.1f}, "
+    title = f"{name} against {baseline}"
+    own, base = fmt.as_ms(1e3 * total), fmt.as_ms(1e3 * total * whole.ratio)
+    lines = [Text(f"{title}: the convolutions and GEMMs of a step take {own} ms instead of {base}, "
                   f"{_faster(whole)}{f' ({part})' * bool(part)}.", "bold")]  # fmt: skip
+    if whole.ruined_pct:
+        lines = [Text(line, "bold") for line in uncertain({title: whole.ruined_pct})]
     kinds: dict[str, list[tuple[Layer, Ratio, float]]] = {}
     for layer, ratio, own_s in timed:
         kinds.setdefault(_kind(ratio), []).append((layer, ratio, own_s))
@@ -297,10 +303,13 @@ KINDS_NAMED = (
     SLOWER := "are slower",
     SAME := "show no difference",
     LITTLE := f"are less than {LITTLE_GAIN} times faster",
+    DOUBTFUL := f"are too uncertain to say (beyond ±{RUINED_PCT:.0f} %)",
 )
 
 
 def _kind(ratio: Ratio) -> str:
+    if ratio.ruined_pct:
+        return DOUBTFUL
     if ratio.no_difference:
         return SAME
     return SLOWER if ratio.ratio < 1 else LITTLE if ratio.ratio < LITTLE_GAIN else ""
@@ -320,10 +329,18 @@ def against_library(run: Run, network: NetworkUse) -> list[str]:
     """
     uses = {use.group: use.which for use in network.layers}
     found = summaries(run, lambda result: uses.get(result.case.group, ""))
-    return [
-        f"{one.backend} against {one.against}, {one.precision} {one.which}: {one.mean:.3f} "
-        f"(geometric mean of {one.count('layer')}), lowest {one.least.ratio.ratio:.2f}, "
-        f"highest {one.most.ratio.ratio:.2f}{f'; {one.not_measured}' if one.not_measured else ''}."
-        for one in found
-        if one.rows[0].result.case.op == "conv" or OWN in one.backend
-    ]
+    lines: list[str] = []
+    doubt: dict[str, float] = {}
+    for one in found:
+        title = f"{one.backend} against {one.against}, {one.precision} {one.which}"
+        if one.rows[0].result.case.op != "conv" and OWN not in one.backend:
+            continue
+        if one.ruined_pct:
+            doubt[title] = one.ruined_pct
+            continue
+        lines.append(
+            f"{title}: {one.mean:.3f} (geometric mean of {one.count('layer')}), "
+            f"lowest {one.least.ratio.ratio:.2f}, highest {one.most.ratio.ratio:.2f}"
+            f"{f'; {one.not_measured}' if one.not_measured else ''}."
+        )
+    return [*lines, *uncertain(doubt)]

@@ -8,10 +8,12 @@ from rich.text import Text
 
 from kernels import OPS
 from microbench import fmt
-from microbench.break_even import BASELINES, gain, library_or_best, subject_of
+from microbench.break_even import BASELINES, Payoff, Row, library_or_best, subject_of
 from microbench.report.arms import arms_of
-from microbench.report.table import Column, Row, Table, screen
+from microbench.report.table import Column, Table, screen
+from microbench.report.table import Row as TableRow
 from microbench.results.types import Result, Run
+from microbench.verdict import uncertain
 
 Place = tuple[str, str]  # image, batch
 ACROSS = ("image", "batch")
@@ -70,7 +72,7 @@ def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> li
                 *(Column("\n".join(p), _cells(found[p], baseline), right=True) for p in some),
             ]
         )
-        table.block("", map(Row, reversed(sizes)))
+        table.block("", map(TableRow, reversed(sizes)))
         lines += [Text(fmt.clean(title), "bold"), *screen(table, width).lines, Text()]
     return lines
 
@@ -94,39 +96,42 @@ def _cell(result: Result | None, baseline: str) -> str:
         return "."
     sign = "=" if ratio.no_difference else ""
     cause = CAUSES.get(result.bound or "", "")
-    return f"{sign}{ratio.ratio:.2g}{f'/{cause}' * bool(cause)}"
+    mark = fmt.UNCERTAIN * bool(ratio.ruined_pct)
+    return f"{sign * (not mark)}{ratio.ratio:.2g}{mark}{f'/{cause}' * bool(cause)}"
 
 
 def map_verdict(run: Run) -> list[str]:
     """The break-even width of the precision, over all image and batch sizes."""
-    return [
-        _summary(f"{subject}: " * bool(subject), name, baseline, _starts(found, baseline))
-        for subject, name, baseline, found in _maps(run)
-    ]
+    lines: list[str] = []
+    doubt: dict[str, float] = {}
+    for subject, name, baseline, found in _maps(run):
+        columns = _columns(subject, name, baseline, found)
+        unknown = [payoff for payoff in columns if payoff.uncertain]
+        title = f"{subject} {name} against {baseline}".strip()
+        for payoff in unknown:
+            doubt[title] = max(doubt.get(title, 0), *payoff.uncertain.values())
+        if len(unknown) < len(columns):
+            known = [payoff for payoff in columns if not payoff.uncertain]
+            more = f" ({len(unknown)} more: see below)" if unknown else ""
+            lines.append(_summary(f"{subject}: " * bool(subject), known) + more)
+    return lines + uncertain(doubt)
 
 
-def _starts(results: Sequence[Result], baseline: str) -> Mapping[Place, int | None]:
-    """The boundary of every column: the narrowest measured width from which all are faster."""
-    columns: dict[Place, list[Result]] = {}
-    for result in results:
-        if baseline in result.speedup:
-            columns.setdefault(_place(result), []).append(result)
-    starts: dict[Place, int | None] = {}
-    for column, found in columns.items():
-        start: int | None = None
-        for result in sorted(found, key=lambda r: -r.flops):
-            if gain(result.speedup[baseline]) != "faster":
-                break
-            start = _number(fmt.size(result.case))
-        starts[column] = start
-    return starts
+def _columns(subject: str, name: str, baseline: str, results: Sequence[Result]) -> list[Payoff]:
+    """The widths of each image and batch size, narrowest first."""
+    columns: dict[Place, list[Row]] = {}
+    for result in sorted(results, key=lambda result: result.flops):
+        if ratio := result.speedup.get(baseline):
+            columns.setdefault(_place(result), []).append((result, ratio))
+    return [Payoff(subject, name, baseline, rows) for rows in columns.values()]
 
 
-def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int | None]) -> str:
-    known = [start for start in starts.values() if start is not None]
-    never = len(starts) - len(known)
+def _summary(subject: str, columns: Sequence[Payoff]) -> str:
+    known = [_number(fmt.size(c.from_start[0][0].case)) for c in columns if c.from_start]
+    never = len(columns) - len(known)
     parts = [f"from {width} channels up for {known.count(width)}" for width in sorted(set(known))]
     if never:
         parts.append(f"at no width for {never}")
-    parts[0] += f" of {len(starts)} image and batch sizes"
+    parts[0] += f" of {len(columns)} image and batch sizes"
+    name, baseline = columns[0].precision, columns[0].baseline
     return f"{subject}{name} is faster than {baseline} {'; '.join(parts)}."

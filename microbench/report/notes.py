@@ -13,6 +13,7 @@ from microbench import fmt
 from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
+from microbench.timing.stats import RUINED_PCT
 
 MOST_WHYS = 8
 MOST_REASONS = 3
@@ -33,6 +34,8 @@ def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
         parts.append("~1: no difference seen; below 1: slower")
     if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
         parts.append("±?: too few rounds")
+    if any(r.ruined_pct or any(x.ruined_pct for x in r.speedup.values()) for r in run.results):
+        parts.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict")
     lines = [Text("; ".join(parts), "dim")] if parts else []
     if ratios and any(r.total_error is not None for r in run.results):
         lines.append(Text("rel. error: against float64, including input rounding", "dim"))
@@ -96,10 +99,13 @@ def whys(run: Run, details: bool) -> list[Text]:
     """
     asked = arms_of(run).asked
     if details:
-        chosen = [r for r in run.results if r.why]
+        chosen = [r for r in run.results if r.why and not r.ruined_pct]
     else:
         best = [representative(group, asked) for group in groups_of(run)]
-        chosen = [r for r in best if r and r.why and not (r.bound or "").startswith("compute")]
+        chosen = [
+            r for r in best
+            if r and r.why and not r.ruined_pct and not (r.bound or "").startswith("compute")
+        ]  # fmt: skip
     lines = [_item(fmt.name(r.case), fmt.clean(r.why)) for r in chosen]
     if details or len(lines) <= MOST_WHYS:
         return lines

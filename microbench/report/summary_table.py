@@ -96,12 +96,19 @@ def _libraries(found: Summary) -> str:
     return ", ".join(found.libraries) + absent
 
 
+def _mean(found: Summary) -> str:
+    return f"{found.mean:.3f}{fmt.UNCERTAIN * bool(found.ruined_pct)}"
+
+
 def _faster_from(payoff: Payoff) -> str:
+    if payoff.uncertain:
+        return fmt.UNCERTAIN
     return fmt.size(payoff.from_start[0][0].case) if payoff.from_start else "-"
 
 
 def _speedup_there(payoff: Payoff) -> str:
-    return fmt.ratio(payoff.from_start[0][1]) if payoff.from_start else ""
+    known = payoff.from_start and not payoff.uncertain
+    return fmt.ratio(payoff.from_start[0][1]) if known else ""
 
 
 def _highest(payoff: Payoff) -> str:
@@ -137,7 +144,7 @@ _RIVALS: Sequence[Column[Summary]] = (
     Column("precision", lambda found: fmt.clean(found.precision)),
     Column("sizes", _sizes),
     Column("libraries", _libraries),
-    Column("geometric\nmean", lambda found: f"{found.mean:.3f}", right=True),
+    Column("geometric\nmean", _mean, right=True),
     Column("least", lambda found: f"{found.least.ratio.ratio:.2f}", right=True),
     Column("at", lambda found: fmt.size(found.least.result.case), right=True),
     Column("library\nthere", lambda found: found.least.library, drop=1),

@@ -27,6 +27,7 @@ from microbench.timing.processes import (
     usual_of,
     variance_between,
 )
+from microbench.timing.stats import RUINED_PCT, ruined_pct
 
 LEAST_PCT = 1.0  # that a difference must exceed, where runs know how processes differ
 # For cases of one process:
@@ -182,6 +183,8 @@ def judge(a: Timed, b: Timed, noise: Noise = KERNELS, learnt: Learnt | None = No
     share = noise.share(a.median_s, b.median_s)
     if times.interval is None:
         return Judgement("cannot tell", "one round only", "one round only", share)
+    if ruined_pct(*times):
+        return Judgement("cannot tell", "", f"interval is beyond ±{RUINED_PCT:.0f} %", share)
     if a.cpu_bound or b.cpu_bound:
         return _judge_at_one_speed(times, a, b, noise, share, learnt or Learnt())
     verdict = _verdict(times.interval, share, noise.near)

@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
+from microbench.timing.stats import ruined_pct
+
 Json = dict[str, Any]
 Interval = tuple[float, float]
 PROCESSES = "processes"  # the field of a run file, which older ones lack, and those of one process
@@ -27,6 +29,11 @@ class Ratio:
     def no_difference(self) -> bool:
         """Whether the interval contains 1; False where there is none."""
         return self.ci95 is not None and self.ci95[0] <= 1 <= self.ci95[1]
+
+    @property
+    def ruined_pct(self) -> float:
+        """Half of its interval in per cent where that is too wide for a verdict, else 0."""
+        return ruined_pct(self.ratio, self.ci95)
 
 
 @dataclass(frozen=True)

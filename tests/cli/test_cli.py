@@ -49,6 +49,17 @@ def test_a_run_for_standard_output_has_it_alone() -> None:
         assert found[name]["rel_error"] is not None
 
 
+def test_resuming_keeps_the_seed_and_takes_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    assert halfway("gemm", *TINY, "--seed", "3", "--json", file).returncode == 0
+    other = halfway("gemm", *TINY, "--seed", "4", "--resume", file)
+    assert other.returncode == 2
+    assert "was measured with --seed 3" in other.stderr
+    more = halfway("gemm", *TINY[:4], "--sizes", "16,24", *TINY[6:], "--resume", file)
+    assert more.returncode == 0, more.stderr
+    assert json.loads(file.read_text())["settings"]["seed"] == 3
+
+
 def test_quiet_keeps_the_run_in_the_state_folder(tmp_path: Path) -> None:
     words = (["gemm", *TINY], ["train", "cnn-cifar", "--batch", "2", "--recipe", "fp32", *TINY[6:]])
     for command in words:

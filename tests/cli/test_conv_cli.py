@@ -275,3 +275,60 @@ def test_what_was_skipped_says_why(name: str, first: int, shop: Shop, tmp_path: 
     for result in run["results"][first:]:
         result.update(dict.fromkeys(empty), speedup={}, **skipped)
     assert "until noon" in " ".join(shown(run, tmp_path).split())
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("Sequential(nn.Conv3d(1, 2, 3), nn.ConvTranspose3d(2, 1, 2))", "3-D convolutions are not"),
+        ("BatchNorm3d(1)", "there is no convolution and no matrix multiplication"),
+    ],
+)
+def test_a_network_of_which_nothing_can_be_measured_says_why_and_ends_with_1(
+    network: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = "import torch\nfrom torch import nn\n"
+    lines += f"def net():\n    return nn.{network}, torch.randn(2, 1, 5, 5, 5)\n"
+    name = f"volumes_{network[:4]}"
+    Path(f"{name}.py").write_text(lines)
+    ran = run_here(main, "microbench", "layers", f"{name}:net", *CPU, "--json", "run.json")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error: nothing can be measured: ")
+    assert reason in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not Path("run.json").exists()
+
+
+def test_a_kind_of_layer_that_is_not_measured_has_a_line_with_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mixed.py").write_text(
+        """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv1d(8, 4, 3), nn.Conv2d(1, 4, (1, 3), padding=(0, 1))
+        self.last = nn.Linear(30, 8)
+    def forward(self, x):
+        wide = torch.fft.rfft(self.one(x)).real
+        return self.last(self.one(x)).sum() + wide.sum() + self.two(x[:, None]).sum()
+def net():
+    return Net(), torch.randn(2, 8, 32)
+"""
+    )
+    words = ("layers", "mixed:net", "--device", "cpu", "--dtype", "bf16", "--budget", "0.5")
+    ran = run_here(main, "microbench", *words)
+    assert ran.returncode == 0, ran.stderr
+    said = " ".join(ran.stdout.split())
+    shares = dict(re.findall(r"Not measured: ([\d.]+) % of the FLOPs \(([^)]+)\)", said))
+    reasons = list(shares.values())
+    assert reasons == [
+        "1-D convolutions are not measured yet, only 2-D", "FFTs are not measured",
+        "convolutions whose padding differs between the axes are not measured yet",
+    ]  # fmt: skip
+    assert 0 < sum(map(float, shares)) < 100
+    assert "total over 0" not in said

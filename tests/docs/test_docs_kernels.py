@@ -124,7 +124,8 @@ def payoff_rows(found: Run) -> list[Row]:
         start, (best, most) = one.from_start, one.best
         below = one.rows[: one.start][-3:] if start else []
         rows.append([
-            one.subject, one.baseline, fmt.size(start[0][0].case) if start else "nowhere",
+            one.subject, one.baseline,
+            fmt.size(start[0][0].case) if start else "?" if one.uncertain else "nowhere",
             fmt.interval(start[0][1]) if start else "",
             f"{fmt.interval(most)} at {fmt.size(best.case)}",
             ", ".join(f"{fmt.size(r.case)}: {fmt.short_ratio(ratio)}" for r, ratio in below),

@@ -188,6 +188,10 @@ def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
     assert (padded.dim("c"), padded.dim("k")) == (64, 64)
     assert op.misaligned(padded) is None
     assert op.misaligned(conv(precision="fp32", c=60, k=60)) is None
+    image = conv(precision="fp16", c=3, k=64)
+    assert op.misaligned(image) == ("C=3", 6)
+    assert op.aligned(image) == image, "an image has the channels that it has"
+    assert op.aligned(conv(precision="fp16", c=3, k=60)) == conv(precision="fp16", c=3, k=64)
 
 
 @pytest.mark.parametrize(("stride", "kernel", "dilation"), [(1, 3, 1), (2, 1, 1), (3, 2, 2)])

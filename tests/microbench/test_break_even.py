@@ -13,7 +13,7 @@ from samples.kernel_runs import measured, run_of
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.break_even import gain, payoffs
+from microbench.break_even import RUINED, gain, payoffs
 from microbench.break_even_map import Refine
 from microbench.conditions import Conditions
 from microbench.errors import UserError
@@ -91,11 +91,22 @@ def test_a_boundary_takes_fewer_cells_and_the_map_says_it() -> None:
 
 
 def test_gain_needs_the_whole_interval() -> None:
-    assert gain(Ratio(1.5, (1.4, 1.6))) == "faster"
-    assert gain(Ratio(1.5, (0.9, 1.6))) == "same"
-    assert gain(Ratio(0.88, (0.755, 0.991))) == "same", "not by 2 %"
-    assert gain(Ratio(0.5, (0.4, 0.6))) == "slower"
-    assert gain(Ratio(1.5, None)) == gain(None) == "unknown"
+    row = result_of(cells()[0].cases[0], {})
+    assert gain(row, Ratio(1.5, (1.4, 1.6))) == "faster"
+    assert gain(row, Ratio(1.1, (0.9, 1.3))) == "same"
+    assert gain(row, Ratio(0.88, (0.755, 0.991))) == "same", "not by 2 %"
+    assert gain(row, Ratio(0.5, (0.4, 0.6))) == "slower"
+    assert gain(row, Ratio(1.5, None)) == gain(row, None) == "unknown"
+
+
+def test_an_interval_beyond_30_per_cent_shows_nothing_either_way() -> None:
+    row, known = result_of(cells()[0].cases[0], {}), Ratio(4.0, (3.9, 4.1))
+    assert gain(row, known) == "faster"
+    assert gain(row, Ratio(4.0, (3.0, 5.33))) == gain(row, Ratio(0.25, (0.19, 0.33))) == RUINED
+    measured = row.measurement
+    assert measured
+    own = replace(row, measurement=replace(measured, ci95_s=(1e-9, 2 * measured.median_s)))
+    assert gain(own, known) == RUINED, "its own time is as uncertain as that"
 
 
 def test_the_map_takes_fp32_and_tf32_as_baselines_only() -> None:

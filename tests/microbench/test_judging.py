@@ -260,3 +260,12 @@ def test_one_side_limited_by_the_cpu_is_enough() -> None:
     a, b = once(1e-3), once(1.2e-3, cpu_bound=True)
     assert noise_of("train", a, b).pct == CPU_BOUND_PCT
     assert judge(a, b, noise_of("train", a, b)).verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("half_pct", [20, 95])
+def test_an_interval_beyond_30_per_cent_is_no_verdict_however_far_apart(half_pct: float) -> None:
+    a, b = once(1.0), once(0.01, half_pct)
+    found = judge(a, b)
+    assert found.verdict == ("faster" if half_pct < 30 else "cannot tell")
+    assert ("±30 %" in found.reason) == (half_pct > 30)
+    assert judge(b, a).verdict == ("slower" if half_pct < 30 else "cannot tell")

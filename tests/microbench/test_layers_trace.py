@@ -232,7 +232,9 @@ def build():
     assert [layer.which for layer in up] == ["fprop", "dgrad", "wgrad"]
     assert [up[0].dims[d] for d in DIMS] == [2, 4, 16, 16, 8, 3, 3, 2, 1, 1, 2]
     assert up[0].flops == 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)
-    assert {s.reason for s in found.skipped} == {"stride differs between the axes: 2 and 1"}
+    assert {s.reason for s in found.skipped} == {
+        "convolutions whose stride differs between the axes are not measured yet"
+    }
     assert {s.what for s in found.skipped} == {f"2-D convolution, {which}" for which in PASSES}
 
 

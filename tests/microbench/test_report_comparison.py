@@ -107,3 +107,16 @@ def test_junit_has_a_suite_a_run_and_fails_on_what_is_asked_for() -> None:
     assert counts == [("10", "1"), ("2", "0")]
     odd = junit({"\x00<&>\ud800.json": SEVERAL["c.json"]}, '"', ["faster"])
     assert len(ElementTree.fromstring(odd)) == 1
+
+
+def test_a_ruined_interval_is_said_below_the_counts_in_every_form() -> None:
+    ruined = replace(row(100, "cannot tell", 5.28), ci95=(1.73, 1330.0))
+    comparison = Comparison([], [row(200, "faster", 1.2), ruined], [], [])
+    for text in (shown(comparison), in_markdown({"b": comparison}, "a")):
+        said = " ".join(text.split())
+        assert "5.28 [1.73, 1330" in said, "the figure stays"
+        assert "No verdict on fp16 100 cublas: too uncertain." in said
+        assert "beyond ±999 %" in said
+        assert "Likely reason" in said
+        assert "Try: repeat" in said
+    assert "No verdict" not in shown(replace(comparison, rows=[row(200, "faster", 1.2)]))

@@ -11,6 +11,7 @@ from samples.measuring import FakeSession, World, empty_run, group_of, keys, res
 
 from kernels.case import Case
 from microbench.conditions import Conditions
+from microbench.estimate import MORE
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result
@@ -160,7 +161,18 @@ def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
 def test_skipped_is_an_answer_that_stays(world: World) -> None:
     group = group_of(64)
     run = empty_run().with_results([Result(case, "skipped", reason="no") for case in group.cases])
+    assert missing([group], run) == missing([group], run, retry_skipped=True) == []
+
+
+def test_a_larger_budget_retries_what_was_skipped_for_want_of_time_alone() -> None:
+    group = group_of(64)
+    hopeless, late = group.cases[0], group.cases[1:]
+    found = [Result(case, "skipped", reason=f"too long ({MORE})") for case in late]
+    run = empty_run().with_results([Result(hopeless, "skipped", reason="no"), *found])
     assert missing([group], run) == []
+    (left,) = missing([group], run, retry_skipped=True)
+    assert {*late} <= {*left.cases}
+    assert missing([Group((hopeless,))], run, retry_skipped=True) == []
 
 
 # ---------------------------------------------------------------- budget

@@ -134,20 +134,41 @@ def lines_of(*rows: Result) -> list[list[float]]:
 
 def test_the_best_is_the_one_that_is_surely_faster() -> None:
     rows = (with_interval(100, 2, 1.9, 2.1), with_interval(200, 3, 2.9, 3.1),
-            with_interval(300, 3.5, 1.1, 9))  # fmt: skip
+            with_interval(300, 3.1, 2.4, 4))  # fmt: skip
     assert lines_of(*rows) == [[2, 100, 3, 200]]
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool) -> None:
+    """Three sentences; without it, or where it is far below the break-even, nothing changes."""
+    known = [with_interval(100, 0.5, 0.49, 0.51), with_interval(200, 2, 1.9, 2.1),
+             with_interval(300, 3, 2.9, 3.1)]  # fmt: skip
+    said = verdict(run_of(*(result(size, "fp32") for size in (100, 200, 300)), *known))
+    assert said[0].startswith("fp16 is faster than fp32 from 200 up")
+    size, ratio = (300, (12.0, 5.0, 64.0)) if largest else (100, (0.5, 0.1, 2.5))
+    rows = [with_interval(size, *ratio) if r.case.dim("m") == size else r for r in known]
+    what, reason, remedy, *more = verdict(
+        run_of(*(result(r.case.dim("m"), "fp32") for r in rows), *rows)
+    )
+    assert what.startswith("No verdict on fp16 against fp32")
+    assert f"±{433 if largest else 400} %" in what
+    assert (reason[:6], remedy[:4], more) == ("Likely", "Try:", [])
+    far = [with_interval(50, 5.0, 1.0, 25.0), *known]
+    below = verdict(run_of(*(result(r.case.dim("m"), "fp32") for r in far), *far))
+    assert below[0] == said[0]
+    assert not any("at 50" in line for line in below)
 
 
 def test_a_difference_as_small_as_noise_is_shown_with_its_interval() -> None:
     close = with_interval(100, 1.25, 1.01, 1.5)
     assert lines_of(close) == [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]
-    slow = with_interval(100, 0.5, 0.4, 0.8)
+    slow = with_interval(100, 0.5, 0.4, 0.6)
     assert lines_of(slow) == [[2, 100], [100, 2]]
 
 
 def test_one_round_at_the_largest_size_leaves_it_open() -> None:
     once = replace(result(200), speedup={"fp32": Ratio(4.0, None)})
-    assert lines_of(with_interval(100, 0.5, 0.4, 0.8), once)[0] == [4, 200]
+    assert lines_of(with_interval(100, 0.5, 0.4, 0.6), once)[0] == [4, 200]
     first = replace(result(100), speedup={"fp32": Ratio(0.8, None)})
     known = lines_of(first, with_interval(200, 0.5, 0.4, 0.6))
     assert known[0] == [1.25, 100]
