@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from math import prod
 
@@ -98,7 +99,7 @@ KNOWN: Mapping[str, Known] = {
         "model and input in memory_format=torch.channels_last",
     ),
     "optimizer": Known(
-        "the optimizer", "an optimizer that updates one tensor at a time",
+        "optimizer", "an optimizer that updates one tensor at a time",
         "fused=True, or foreach=True, in the optimizer",
     ),
     "bf16": Known(
@@ -119,7 +120,7 @@ KNOWN: Mapping[str, Known] = {
         "let autocast reach them, unless they need the precision", False,
     ),
     "tf32": Known(
-        "float32 without TF32", "GEMMs and convolutions in IEEE float32",
+        "IEEE float32", "GEMMs and convolutions in IEEE float32",
         "torch.set_float32_matmul_precision('high') and cudnn.allow_tf32 = True allow TF32; "
         "autocast goes further",
     ),
@@ -180,7 +181,8 @@ class Cause:
     @property
     def short(self) -> str:
         """What the bottleneck is called, if this is the first cause."""
-        return KNOWN[self.cause].short if self.cause in KNOWN else self.title.partition(":")[0]
+        known = KNOWN.get(self.cause)
+        return known.short if known and known.short in self.title else self.title.partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -363,8 +365,9 @@ def _launch(seen: Seen) -> Found:
     ]  # fmt: skip
     launches = seen.a_step(s for s in seen.spans("launch") if LAUNCHES.search(s.name))
     short = seen.a_step(s for s in seen.run.step.spans("work") if s.ns < SHORT_NS)
+    held_ns = min(seen.ns(waits), seen.run.held_up_ns)  # of waits for the device: see _sync
     yield from seen.cause(
-        "launch", waits,
+        "launch", seen.ns(waits) - held_ns,
         f"{launches:,.0f} launches a step, {short:,.0f} of them of kernels under "
         f"{SHORT_NS / 1e3:.0f} us",
         status=LIKELY if seen.run.step_s else POSSIBLE,  # the profiler slows the CPU
@@ -392,7 +395,12 @@ def _sync(seen: Seen) -> Found:
         for name in ("item", "nonzero") if names[name]
     )  # fmt: skip
     lines = lines_of_waits(seen.run.step) or seen.places(waits)
-    yield from seen.cause("sync", waits, "; ".join(text for text in (counted, lines) if text))
+    held = seen.ms(seen.run.held_up_ns)
+    said = f"{held:.3g} ms of it launches that wait behind it" if held >= 0.01 else ""
+    yield from seen.cause(
+        "sync", seen.ns(waits) + seen.run.held_up_ns,
+        "; ".join(text for text in (counted, lines, said) if text),
+    )  # fmt: skip
 
 
 def _casts(seen: Seen) -> Found:
@@ -401,7 +409,7 @@ def _casts(seen: Seen) -> Found:
     casts = [op for op in seen.by_term[TERMS["cast"]] if id(op) not in of_attention]
     count = len({(op.ops[-1].start if op.ops else op.start) for op in casts})
     entered = seen.facts.get("autocasts")
-    often = isinstance(entered, int | float) and entered > 1
+    often = isinstance(entered, int | Decimal) and entered > 1
     known = KNOWN["casts"].remedy
     once = "one autocast around the whole forward, so that weights are cast once"
     yield from seen.cause(
@@ -538,14 +546,17 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
         yield from seen.cause("tf32", ieee, places)
     else:
         yield from seen.cause(
-            "float32", ieee, places, remedy=f"{autocast} (this card has no TF32)",
+            "float32", ieee, f"{places}; this card has no TF32", remedy=autocast,
             left_ns=seen.half_floor_ns(ieee),
         )  # fmt: skip
-    for kind, how in (("tf32", ", as TF32"), ("", "; whether as TF32 the trace does not say")):
+    for kind, how in (
+        ("tf32", "as TF32, where half precision may be faster"),
+        ("", "in float32; whether as TF32 the trace does not say"),
+    ):
         ops = found[kind]
         yield from seen.cause(
             "float32", ops, seen.places(ops, layer_of), status=POSSIBLE,
-            title=f"GEMMs and convolutions in float32{how}", remedy=f"{autocast}; then measure",
+            title=f"GEMMs and convolutions {how}", remedy=f"{autocast}; then measure",
             left_ns=seen.half_floor_ns(ops),
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, WORK, Trace, rea
 from e2e.profile.trials import judged, refuted
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.results import terms
-from e2e.results.terms import IDLE, LAYOUT, LOADER, RESIDUAL, SYNC, TERMS
+from e2e.results.terms import LAYOUT, LOADER, RESIDUAL, SYNC, TERMS
 from kernels.gpus import find_card
 from microbench.errors import UserError
 from microbench.roofline.rates import Rates, known_rates, read_rates
@@ -203,17 +203,13 @@ class _Side:
         found = judged(by_trace, tried, step_ms) if tried else by_trace
         ruined = tuple(_ruined(run))
         found = [] if ruined else found
-        busy = (
-            1.0
-            if run.step.on_cpu
-            else 1 - (run.idle_ns + max(0, run.terms.get(RESIDUAL, 0))) / whole_ns
-        )
+        busy = 1 - run.idle_ns / whole_ns if not run.step.on_cpu else 1.0
         floors = [p.floor_s * p.count for p in self.products if p.floor_s is not None]
         return Traced(
             self.path.name, device, str(self.trace.facts.get("torch", "unknown")), steps, whole_ns,
             run.step_s, max(0.0, min(1.0, busy)), run.step.on_cpu,
             _bottleneck(run, found, ruined),
-            tuple(TermTime(t, ns, t in IDLE, _where(run, t)) for t, ns in run.terms.items()),
+            tuple(TermTime(t, ns, run.is_idle(t), _where(run, t)) for t, ns in run.terms.items()),
             tuple(found),
             () if ruined else tuple(_no_causes(run, by_trace, found, tried)),
             self.products, tuple(missing(run)), tried.gains if tried else (),
@@ -292,15 +288,13 @@ def _where(run: Unprofiled, term: str) -> str:
 
 def _ruined(run: Unprofiled) -> Iterator[str]:
     """Why nothing can be concluded, in three lines; none where something can."""
-    ends, step_s = run.ci95_s, run.step_s
-    off = (ends[1] - ends[0]) / 2 / step_s if ends and step_s else 0.0
-    rest = run.terms.get(RESIDUAL, 0) / run.whole_ns
-    if off > RUINED:
-        yield f"Nothing is concluded: steps differ too much, by ±{100 * off:.0f} % of their mean."
+    if run.uncertain > RUINED:
+        off = f"±{100 * run.uncertain:.0f} %"
+        yield f"Nothing is concluded: steps differ too much, by {off} of their mean."
         yield "Other work on the machine does that, or steps that differ by themselves."
-    elif abs(rest) > UNEXPLAINED:
-        where = "in no recorded step" if rest > 0 else "in the recorded steps alone"
-        yield f"Nothing is concluded: {100 * abs(rest):.0f} % of a step is {where}."
+    elif abs(run.missed) > UNEXPLAINED:
+        where = "in no recorded step" if run.missed > 0 else "in the recorded steps alone"
+        yield f"Nothing is concluded: {100 * abs(run.missed):.0f} % of a step is {where}."
         yield (
             "Something happens every few steps, as a checkpoint or an evaluation, or other work "
             "ran on the machine."

@@ -29,7 +29,9 @@ class Unprofiled:
     """Some steps as they are without the profiler, by term.
 
     `whole_ns` is as many steps as were recorded, and the sum of `terms`. `step_s` is None where no
-    step was timed without the profiler; the terms are as recorded then.
+    step was timed without the profiler; the terms are as recorded then. `uncertain` is half of the
+    interval of a step without its waits for data, over the step. `missed` is the share of a step
+    that no recorded step has; below 0 what they have beyond a step.
     """
 
     step: Step
@@ -37,6 +39,8 @@ class Unprofiled:
     ci95_s: tuple[float, float] | None
     whole_ns: int
     terms: Mapping[str, int]
+    uncertain: float = 0.0
+    missed: float = 0.0
 
     @cached_property
     def factors(self) -> Mapping[str, float]:
@@ -47,7 +51,26 @@ class Unprofiled:
     @property
     def idle_ns(self) -> int:
         """In all steps, nanoseconds in which the device idles."""
-        return sum(ns for term, ns in self.terms.items() if term in IDLE)
+        return sum(ns for term, ns in self.terms.items() if self.is_idle(term))
+
+    def is_idle(self, term: str) -> bool:
+        """Whether the device idles in this term; what no recorded step has is no recorded work."""
+        return term in IDLE or (term == RESIDUAL and not self.step.on_cpu)
+
+    @cached_property
+    def held_up_ns(self) -> float:
+        """Nanoseconds of launches that waits of the CPU for the device hold up.
+
+        Without those the CPU would be ahead by as long as it waits, and the device would wait that
+        much less for launches.
+        """
+        step, trace = self.step, self.step.trace
+        steps, reads = len(trace.seconds("bare_s")), trace.facts.get("reads")
+        waited_ns = float(sum(span.ns for span in step.spans("launch") if idle_term(span) == SYNC))
+        if isinstance(reads, list) and reads and steps:
+            seconds = [float(row[3]) for row in cast(list[list[Any]], reads)]
+            waited_ns = 1e9 * sum(seconds) / steps * step.steps
+        return min(self.terms.get(LAUNCH, 0), max(0.0, waited_ns - self.terms.get(SYNC, 0)))
 
 
 def steps_in(trace: Trace) -> Unprofiled:
@@ -71,7 +94,14 @@ def unprofiled(step: Step) -> Unprofiled:
     own = [max(0.0, time - wait) for time, wait in zip(times, loading, strict=True)]
     usual_ns = scale * median(own)  # of a step without its wait for data
     terms = _divided(step, whole_ns, usual_ns, scale * fmean(loading) if known else None)
-    return Unprofiled(step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns))
+    rest_ns = whole_ns - sum(terms.values())
+    if rest_ns < 0:  # kernels that took longer while they were recorded
+        terms = {term: ns * whole_ns / (whole_ns - rest_ns) for term, ns in terms.items()}
+    ends = mean_interval(own)
+    return Unprofiled(
+        step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns),
+        (ends[1] - ends[0]) / 2 / fmean(times) if ends else 0.0, rest_ns / whole_ns,
+    )  # fmt: skip
 
 
 def _divided(
@@ -94,7 +124,7 @@ def _divided(
     else:
         # Of the script's own code a recording of kernels alone has no more than there is.
         slowed = SLOWED if step.named else (*SLOWED, PYTHON)
-        found = {**fixed, **_with_price(step, _scaled(rest, left_ns, slowed))}
+        found = {**fixed, **_scaled(rest, left_ns, slowed)}
     return found | ({LOADER: waits_ns} if waits_ns else {})
 
 
@@ -108,21 +138,6 @@ def _scaled(terms: Mapping[str, float], whole: float, slowed: Collection[str]) -
     found = {term: ns * cut if term in slowed else ns for term, ns in terms.items()}
     left = sum(found.values())
     return {t: ns * whole / left for t, ns in found.items()} if left > whole else found
-
-
-def _with_price(step: Step, idle: dict[str, float]) -> dict[str, float]:
-    """Idle time with all that waits of the CPU for the device cost.
-
-    Without them the CPU would be ahead by as long as it waits, and the device would wait that much
-    less for launches.
-    """
-    steps, reads = len(step.trace.seconds("bare_s")), step.trace.facts.get("reads")
-    waited_ns = sum(s.ns for s in step.spans("launch") if idle_term(s) == SYNC)
-    if isinstance(reads, list) and reads and steps:
-        seconds = [float(row[3]) for row in cast(list[list[Any]], reads)]
-        waited_ns = 1e9 * sum(seconds) / steps * step.steps
-    late = min(idle.get(LAUNCH, 0.0), max(0.0, waited_ns - idle.get(SYNC, 0.0)))
-    return idle | {LAUNCH: idle.get(LAUNCH, 0.0) - late, SYNC: idle.get(SYNC, 0.0) + late}
 
 
 def _hidden(step: Step) -> float:

@@ -1,0 +1,578 @@
+"""What other people's traces and scripts asked of a diagnosis: the right value of each kind.
+
+Traces are played by hand, so every time in them is known. Scripts run on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples.commands import ROOT, run_here
+from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
+from samples.field_traces import second_recording as second
+from samples.random_traces import traces
+from samples.recording import STEPS, User
+from samples.traces import BACKWARD, US, Made
+
+from e2e.__main__ import main
+from e2e.profile.diagnosis import diagnose
+
+LOADER, LAUNCH, SYNC, BETWEEN = "loader wait", "CPU launch", "synchronisation", "between kernels"
+PRODUCTS, OPTIMIZER = "matrix products", "optimizer"
+CONV, MM = "aten::cudnn_convolution", "aten::mm"
+DATA, OWN = "load|data", r"\bown\b|script|python|outside of operators"
+Step = Callable[[Tape], object]
+approx = pytest.approx
+
+
+def diagnosed(made: Made, folder: Path, name: str = "run.json") -> Any:
+    """The diagnosis of a trace, which keeps to what is true of each."""
+    run = diagnose([made.write(folder / name)]).runs[0]
+    assert sum(term.ns for term in run.terms) == run.window_ns
+    assert all(term.ns >= 0 for term in run.terms)
+    if bare := made.header.get("halfway", {}).get("bare_s"):
+        assert run.window_ns / run.steps == approx(1e9 * sum(bare) / len(bare), abs=1)
+    if run.findings:
+        assert run.bottleneck in run.findings[0].title, "one bottleneck: the first cause"
+    return run
+
+
+@pytest.fixture
+def see(tmp_path: Path) -> Callable[..., Any]:
+    """The diagnosis of a step that is played."""
+    return lambda step, **how: diagnosed(recorded(step, **how), tmp_path)
+
+
+def ms(run: Any) -> Counter[str]:
+    """Milliseconds a step of each term."""
+    found: Counter[str] = Counter()
+    for term in run.terms:
+        found[term.term] += term.ns / run.steps / 1e6
+    return found
+
+
+def has(words: str, text: str) -> bool:
+    return bool(re.search(words, text, re.IGNORECASE))
+
+
+def about(finding: Any, words: str) -> bool:
+    return has(words, f"{finding.cause} {finding.title}")
+
+
+def small_network(tape: Tape) -> None:
+    """20 small kernels, of which the CPU needs 20 us for each, and a product of 2 ms."""
+    with tape.inside("halfway::body"):
+        for _ in range(20):
+            tape.work("aten::relu", 6 * US)
+        tape.product(2 * MS)
+
+
+@pytest.mark.parametrize("bare_ms", [2.3, 2.8, 10.0])
+@pytest.mark.parametrize("twice", [True, False])
+def test_work_takes_what_it_takes_and_the_bare_step_less_it_is_idle(
+    bare_ms: float, twice: bool, see: Any
+) -> None:
+    """The recording with names has a CPU that is five times slower, and longer kernels."""
+    how = {"long": 1.2, "times": recorded(small_network)} if twice else {}
+    run = see(small_network, slow=5, bare_s=[bare_ms / 1e3] * 20, **how)
+    assert (ms(run)[PRODUCTS], ms(run)["activation"]) == approx((2, 0.12), abs=1e-5)
+    idle = sum(term.ns for term in run.terms if term.idle) / run.steps / 1e6
+    assert idle == approx(bare_ms - 2.12, abs=1e-5)
+    assert run.busy == approx(2.12 / bare_ms, rel=1e-3)
+
+
+def fed(tape: Tape) -> None:
+    """A batch that is ready, and 9 ms of work that the CPU queues at once, then waits for."""
+    with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+        tape.now += 50 * US
+    for _ in range(9):
+        tape.product(MS)
+    tape.read()
+
+
+# Of four steps one waits for four workers; the recorded steps found their batches ready.
+BURSTS = [0.01, 0.01, 0.01, 0.37] * 5
+
+
+def test_data_is_waited_for_as_the_bare_steps_did(see: Any) -> None:
+    """F2: 100 ms a step, the mean, of which `__next__` takes 90; less where the GPU works on."""
+    run = see(fed, bare_s=BURSTS, loading_s=[1e-4, 1e-4, 1e-4, 0.3597] * 5)
+    assert (ms(run)[LOADER], ms(run)[PRODUCTS]) == approx((90, 9), rel=0.02)
+    assert about(run.findings[0], DATA)
+    assert run.findings[0].share == approx(0.9, abs=0.03)
+    hidden = see(fed, bare_s=[0.0095] * 20, loading_s=[0.005] * 20)
+    assert ms(hidden)[LOADER] <= 0.5 + 1e-6
+    assert ms(hidden)[PRODUCTS] == approx(9, abs=1e-5)
+
+
+def test_what_the_recorded_steps_did_not_show_is_not_put_on_what_they_showed(see: Any) -> None:
+    """F2: the same bursts, from a source that is no DataLoader: nobody timed it."""
+    run = see(fed, bare_s=BURSTS)
+    assert sum(ms(run)[term] for term in (LAUNCH, SYNC, LOADER, BETWEEN)) < 5
+    assert max(ms(run).values()) == approx(90, rel=0.03), "a line of its own"
+    assert LAUNCH not in run.bottleneck
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize(("reads", "idle_ms"), [(True, 15), (False, 12)])
+def test_a_gap_without_operators_or_calls_is_the_script_s_own_code(
+    reads: bool, idle_ms: float, foreign: bool, see: Any
+) -> None:
+    """F3: 15 ms of Python, then 60 small kernels and 3 ms of work, which it may wait for."""
+
+    def step(tape: Tape) -> None:
+        tape.python(15 * MS, "feed.py:31")
+        for _ in range(60):
+            tape.work("aten::relu", 5 * US)
+        tape.product(3 * MS)
+        if reads:
+            tape.read()
+
+    run = see(step, foreign=foreign)
+    assert ms(run)[LAUNCH] + ms(run)[SYNC] + ms(run)[LOADER] < 2
+    (own,) = (term for term in run.terms if term.idle and term.ns > run.window_ns / 2)
+    assert own.ns / run.steps / 1e6 == approx(idle_ms, rel=0.05)
+    assert has(OWN, own.term)
+    assert about(run.findings[0], f"{OWN}|data")
+    assert not has("graph", run.findings[0].remedy)
+    assert foreign or "feed.py:31" in run.findings[0].where + own.where
+
+
+@pytest.mark.parametrize("name", ["hipFree", "cudaFree", "hipHostMalloc", "cudaMallocAsync"])
+def test_memory_is_allocated_and_freed_by_many_names(name: str, tmp_path: Path) -> None:
+    """F6: the CPU is in that call for 60 ms, while the device has 2 ms to do."""
+
+    def step(tape: Tape) -> None:
+        with tape.operator("aten::convolution"):
+            tape.work("aten::miopen_convolution", 2 * MS)
+            tape.call(name, 60 * MS)
+        for _ in range(8):
+            tape.work("aten::relu", MS)
+        tape.read()
+
+    amd = name.startswith("hip")
+    made = recorded(step, card="AMD Instinct MI300X" if amd else H200, foreign=True)
+    for event in made.events:
+        event["name"] = re.sub("^cuda", "hip" if amd else "cuda", event["name"])
+    run = diagnosed(made, tmp_path)
+    assert ms(run)["memory allocation"] == approx(58, rel=0.02)
+    assert about(run.findings[0], "alloc|memory")
+    assert any(has("rocm|amd", line) for line in run.missing) == amd, "untested, and marked so"
+
+
+@pytest.mark.parametrize("hole_ms", [0, 58])
+def test_a_hole_in_a_cuda_graph_is_not_a_gpu_that_idles(hole_ms: int, see: Any) -> None:
+    """F7: kernels of a replay that the profiler dropped; the CPU waits for the graph's end."""
+
+    def step(tape: Tape) -> None:
+        tape.work("aten::add_", 50 * US)
+        tape.correlation += 1
+        args = {"correlation": tape.correlation}
+        tape.span("cuda_runtime", "cudaGraphLaunch", tape.now, tape.now + 100 * US, **args)
+        at = tape.now = tape.now + 100 * US
+        for node, hole in ((1, 0), (4, hole_ms)):
+            at += hole * MS + US
+            args |= {"stream": 7, "device": 0, "graph id": 1, "graph node id": node}
+            tape.span("kernel", "cutlass_80_tensorop_s1688gemm", at, at + 2 * MS, 7, **args)
+            at += 2 * MS
+        tape.free[7] = at
+        tape.call("cudaDeviceSynchronize", at - tape.now)
+
+    run = see(step, card=A100, foreign=True)
+    texts = [*(term.term for term in run.terms if term.ns > run.window_ns / 2), *run.missing]
+    lost = "(kernel|graph).*(not record|dropped|lost)|not record.*(kernel|graph)"
+    assert any(has(lost, text) for text in texts) == bool(hole_ms)
+    assert ms(run)[BETWEEN] + ms(run)[LAUNCH] + ms(run)[SYNC] < 1
+    assert not any(about(finding, "launch|sync|between") for finding in run.findings[:1])
+
+
+@pytest.mark.parametrize("late_ms", [0, 8])
+def test_communication_is_not_what_a_late_cpu_leaves_alone(late_ms: int, see: Any) -> None:
+    """F8: 10 ms in which only the exchange runs; the next work is launched `late_ms` into them."""
+
+    def step(tape: Tape) -> None:
+        end = tape.product(4 * MS)
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        done = tape.work("c10d::allreduce_", 14 * MS - 25 * US, kernel=name, stream=8, tid=BACKWARD)
+        if late_ms:
+            tape.python(end + late_ms * MS - tape.now)
+        tape.work("aten::_foreach_add_", MS, after=done)
+        tape.read()
+
+    found = ms(see(step))
+    assert found["communication"] == approx(10 - late_ms, abs=0.1)
+    other = sum(found.values()) - found["communication"] - found[PRODUCTS] - 1
+    assert other == approx(late_ms, abs=0.3), "the CPU's, under another name"
+
+
+@pytest.mark.parametrize(
+    ("played", "noted", "updates", "steps"),
+    [(5, 0, True, (4, 5)), (1, 1, True, (1,)), (3, 4, True, (2, 3)), (5, 0, False, (1,))],
+    ids=["the optimizer's notes", "one step", "an empty last step", "inference"],
+)
+def test_a_trace_with_few_notes_of_steps_is_divided_all_the_same(
+    played: int, noted: int, updates: bool, steps: tuple[int, ...], tmp_path: Path
+) -> None:
+    """F4: steps of 10 ms, of which products are 8. A last note may be empty."""
+    tape = Tape(header={"record_shapes": 1})
+    for number in range(played):
+        begin = tape.now
+        for _ in range(4):
+            tape.product(2 * MS)
+        tape.now = begin + 9 * MS
+        if updates:
+            with tape.inside("Optimizer.step#AdamW.step"):
+                tape.work("aten::_foreach_add_", MS // 2)
+        tape.now = begin + 10 * MS
+        if number < noted:
+            tape.note(f"ProfilerStep#{number}", begin, tape.now)
+    if noted > played:
+        tape.note(f"ProfilerStep#{played}", tape.now, tape.now + 3 * US)
+    run = diagnosed(tape, tmp_path)
+    assert run.steps in steps
+    step_ms = 10 if updates else 50
+    assert run.window_ns / run.steps / 1e6 == approx(step_ms, rel=0.08)
+    assert ms(run)[PRODUCTS] / step_ms == approx(0.8, rel=0.08)
+    assert updates or any("step" in line for line in run.missing), "said: it counts as one"
+
+
+def training(tape: Tape, closure: bool) -> None:
+    begin = tape.now
+    with tape.inside("halfway::body"):
+        tape.product(2 * MS, number=5)
+        tape.work("aten::relu", MS, number=6)
+    with tape.node("Relu", 6):
+        tape.work("aten::threshold_backward", 2 * MS, tid=BACKWARD)
+    with tape.node("Mm", 5):
+        tape.product(2 * MS, tid=BACKWARD)
+    tape.now += 10 * US
+    update = tape.now
+    for _ in range(4):
+        tape.work("aten::add_", 50 * US)
+    tape.note("Optimizer.step#SGD.step", begin if closure else update, tape.now)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_forward_and_backward_in_the_optimizer_s_step_are_not_its(foreign: bool, see: Any) -> None:
+    """F9: `optimizer.step(closure)` holds the same as a plain loop, and its note is longer."""
+    closure = see(lambda tape: training(tape, closure=True), foreign=foreign)
+    found = ms(closure)
+    assert found == ms(see(lambda tape: training(tape, closure=False), foreign=foreign))
+    assert (found[PRODUCTS], found["activation"], found[OPTIMIZER]) == approx((4, 3, 0.2), abs=1e-5)
+    assert not any(about(finding, "optimizer") for finding in closure.findings)
+
+
+HEADS, FLAT = [8, 12, 1024, 1024], [96, 1024, 1024]
+QUERIES, KEYS = [96, 1024, 64], [96, 64, 1024]
+LINEAR = {"dims": [[8192, 768], [768, 50304]], "kind": BF16}
+
+
+def cast(tape: Tape, shape: list[int], to: str, of: str) -> None:
+    with tape.operator("aten::_to_copy"):
+        tape.work("aten::copy_", MS, dims=[shape, shape], kind=[to, of])
+
+
+def transformer(tape: Tape) -> None:
+    """26 ms, of which attention written out takes 12."""
+    half = {"kind": BF16}
+    with tape.inside("halfway::blocks.0.attention"):
+        tape.product(3 * MS, number=1, **LINEAR)
+        with tape.operator("aten::matmul"):
+            tape.work("aten::bmm", MS / 2, dims=[QUERIES, KEYS], number=2, **half)
+        tape.work("aten::mul", MS, dims=[HEADS, []], number=3, **half)
+        tape.work("aten::add", MS, dims=[HEADS, [1024, 1024]], number=4, **half)
+        with tape.operator("aten::softmax"):
+            cast(tape, HEADS, FLOAT, BF16)
+            tape.work("aten::_softmax", 2 * MS, dims=[HEADS], number=5)
+        with tape.operator("aten::matmul"):
+            cast(tape, HEADS, BF16, FLOAT)
+            tape.work("aten::bmm", MS / 2, dims=[FLAT, QUERIES], number=6, **half)
+    tape.product(3 * MS, number=7, **LINEAR)
+    for node, number, name, ns, dims in (
+        ("Mm", 7, "mm", 4 * MS, LINEAR["dims"]), ("Bmm", 6, "bmm", MS, [QUERIES, KEYS]),
+        ("Softmax", 5, "_softmax_backward_data", 2 * MS, [HEADS, HEADS]),
+        ("Mul", 3, "mul", MS, [HEADS, []]), ("Bmm", 2, "bmm", MS, [FLAT, QUERIES]),
+        ("Mm", 1, "mm", 4 * MS, LINEAR["dims"]),
+    ):  # fmt: skip
+        with tape.node(node, number):
+            tape.work(f"aten::{name}", ns, tid=BACKWARD, dims=dims, **half)
+
+
+def normalised(tape: Tape) -> None:
+    """4 ms of casts for a normalisation, which autocast leaves in float32."""
+    with tape.inside("halfway::norm"), tape.operator("aten::layer_norm"):
+        for _ in range(4):
+            cast(tape, [8192, 768], FLOAT, BF16)
+        tape.work("aten::native_layer_norm", 2 * MS, dims=[[8192, 768]])
+    tape.product(3 * MS, **LINEAR)
+
+
+def convolved(channels: int, *size: int) -> Step:
+    """A convolution, which changes the layout of a tensor with 64 channels for 4 ms."""
+    dims = [[8, channels, *size], [64, channels, *([3] * len(size))]]
+    kernels = ("nchwToNhwcKernel", "sm90_xmma_fprop", "nhwcToNchwKernel")
+
+    def step(tape: Tape) -> None:
+        with tape.operator(CONV, **{"Input Dims": dims, "Input type": [BF16, BF16]}):
+            for kernel in kernels if channels == 64 else kernels[1:2]:
+                begin = max(tape.now, *tape.free.values(), 0) + 5 * US
+                tape.kernel(f"void {kernel}<bf16>", begin, begin + 2 * MS, tape.now)
+                tape.now = begin + 2 * MS
+        tape.work("aten::relu", MS)
+
+    return step
+
+
+def averaged(tape: Tape) -> None:
+    """A training that keeps an average of 500 weights itself."""
+    training(tape, closure=False)
+    begin = tape.now
+    for _ in range(500):
+        for name in ("aten::mul_", "aten::add_"):
+            tape.work(name, 2 * US, 18 * US)
+            tape.now += 2 * US
+    tape.lines += [(at, "ema.py:11") for at in range(begin, tape.now, 2 * MS)]
+
+
+def float32(operator: str, kernel: str, rate: float) -> Step:
+    """Five convolutions of 237 GFLOP each or products of 137, with so many FLOP a second."""
+    args: dict[str, Any] = {"dims": SQUARE, "kind": FLOAT, "kernel": kernel}
+    if operator == CONV:
+        args["dims"] = [[64, 256, 56, 56], [256, 256, 3, 3], *[[]] * 7]
+        args["kind"] = [FLOAT, FLOAT, *[""] * 7]
+        args["Input Strides"] = [[802816, 1, 14336, 256], [2304, 1, 768, 256], *[[]] * 7]
+        args["Concrete Inputs"] = ["", "", *["[1, 1]"] * 3, "1", "False", "False", "True"]
+    flop = 2 * (4096**3 if operator == MM else 64 * 256 * 256 * 9 * 56 * 56)
+    return lambda tape: [tape.work(operator, 1e9 * flop / rate, **args) for _ in range(5)]
+
+
+CONV_TF32 = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32"
+TENSOROP = "cutlass_80_tensorop_s1688gemm_256x128_16x3_nn_align4"
+SIMT, VOLTA = "cutlass_80_simt_sgemm_256x128_8x4_nn_align1", "volta_sgemm_128x64_nn"
+TF32, HIGH = "tf32|matmul_precision", {"allow_tf32": True, "matmul_precision": "high"}
+FP16, NONE = r"\bfp16|\bfloat16|\bhalf", "tf32|matmul_precision|bf16|bfloat16"  # of a V100
+LAST, EMA = r"channels_last(?!_3d)", r"(?s)(?=.*_foreach)(?=.*ema\.py:11)(?=.*\b1,?000 launches)"
+AGAIN, ONE, V = "one autocast", {"autocasts": 1.0}, {"card": V100}
+CHANGES = {"layout changes": 4}
+# Of each: facts; the first cause, what it says, its least share; what no remedy says; terms; type
+CASES: dict[str, tuple[Step, dict[str, Any], str, str, float, str, dict[str, float], str]] = {
+    # cuDNN's default allows TF32, whatever is said of matrix products
+    "F5 conv": (float32(CONV, CONV_TF32, 250e12), {}, "", "", 0, TF32, {}, "tf32"),
+    "F5 mm": (float32(MM, TENSOROP, 110e12), {"card": A100, **HIGH}, "", "", 0, TF32, {}, "tf32"),
+    "F5 ieee": (float32(MM, SIMT, 45e12), {}, "float32|32", TF32, 0.9, "", {}, "fp32"),
+    "F5 V100": (float32(MM, VOLTA, 12e12), V, "float32|fp32", FP16, 0.9, NONE, {}, "fp32"),
+    "F5 V100 conv": (float32(CONV, "volta_scudnn_128x128_relu_interior_nn_v1", 12e12), V,
+                     "float32|fp32", FP16, 0.9, NONE, {}, "fp32"),
+    "F13": (transformer, ONE, "attention", "scaled_dot_product_attention", 0.23, AGAIN, {}, ""),
+    "F14": (averaged, {}, "", EMA, 0.3, "", {OPTIMIZER: 0.2}, ""),
+    "F15 casts": (normalised, {"autocasts": 9.0}, "cast", AGAIN, 0.3, "", {"casts": 4}, ""),
+    "F15 autocast": (normalised, ONE, "", "", 0, AGAIN, {"casts": 4}, ""),
+    "F15 image": (convolved(64, 56, 56), ONE, "layout", LAST, 0.3, "", CHANGES, ""),
+    "F15 3-D": (convolved(64, 9, 56, 56), ONE, "layout", "", 0.3, LAST, CHANGES, ""),
+    "F15 padding": (convolved(3, 224, 224), ONE, "", "", 0, r"\bpad\b", {}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [(name, foreign) for name in CASES for foreign in (False, True)[: 1 + ("F5" in name)]],
+)
+def test_a_cause_has_the_remedy_that_fits_it_and_no_other(
+    name: str, foreign: bool, see: Any
+) -> None:
+    step, facts, cause, wanted, least, unwanted, terms, precision = CASES[name]
+    run = see(step, foreign=foreign, **facts)
+    assert {term: ms(run)[term] for term in terms} == approx(terms, abs=1e-5)
+    assert {row.precision for row in run.products} == {precision} or not precision
+    assert not has(unwanted or "no such word", " ".join(each.remedy for each in run.findings))
+    if least:
+        first = run.findings[0]
+        assert about(first, cause)
+        assert has(wanted, f"{first.title} {first.where} {first.remedy}")
+        assert least <= first.share <= 1
+    if precision == "tf32":
+        assert not any(has("ieee|in float32", finding.title) for finding in run.findings)
+
+
+def waits_for_data(tape: Tape) -> None:
+    """70 ms for the data, then 8 ms of launches, and 2 ms of work."""
+    with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+        tape.now += 70 * MS
+    for _ in range(400):
+        tape.work("aten::relu", 2 * US)
+    tape.product(2 * MS)
+    tape.read()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
+    resident: bool, tmp_path: Path
+) -> None:
+    """F16, F17: with one batch again and again, data loading is gone from both kinds of blocks."""
+
+    def tried(name: str, as_is: float, changed: float, resident: bool) -> dict[str, Any]:
+        blocks = {"as_is_s": as_is, "changed_s": changed}
+        times = {name: [[s * by] * 3 for by in (1, 1.01, 0.99) * 2] for name, s in blocks.items()}
+        return {"name": name, "change": f"change of {name}", "resident": resident, **times}
+
+    step_s = (0.0109, 0.0029) if resident else (0.0804, 0.0724)
+    some = [tried("launch", *step_s, resident), tried("loader", 0.0804, 0.0104, False)]
+    proofs = {"steps": 120, "tried": some, "not_tried": {}}
+    (tmp_path / "run.proofs.json").write_text(json.dumps(proofs))
+    run = diagnosed(recorded(waits_for_data), tmp_path, "run.json.gz")
+    assert (ms(run)[LOADER], ms(run)[LAUNCH]) == approx((70, 8), rel=0.1)
+    assert about(run.findings[0], DATA)
+    assert any(about(finding, "launch") for finding in run.findings[1:])
+    screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz").stdout
+    assert ("after that" in screen) == resident
+
+
+def step_ends(made: Made) -> list[int]:
+    return [e["ts"] + e["dur"] for e in made.events if str(e["name"]).startswith("ProfilerStep")]
+
+
+@settings(max_examples=20)
+@given(made=traces(), idle=st.floats(0.01, 3), bare=st.integers(1, 7), shorter=st.integers(1, 4))
+def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_saw(
+    made: Made, idle: float, bare: int, shorter: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    diagnosed(made, folder)
+    light = Made(events=[dict(event) for event in made.events])
+    work = [event for event in light.events if event["cat"] in WORK]
+    for event in work:  # it begins later, and is over at the same time
+        cut = event["dur"] - event["dur"] // shorter
+        event["ts"], event["dur"] = event["ts"] + cut, event["dur"] - cut
+    first, *_ = ends = step_ends(made)
+    calls = (event for event in made.events if event["cat"] == "cuda_runtime")
+    lead_in = {call["args"].get("correlation") for call in calls if call["ts"] < first}
+    at = max(e["ts"] + e["dur"] for e in work if e["args"]["correlation"] in lead_in)
+    busy = 0
+    for start, end in sorted((event["ts"], event["ts"] + event["dur"]) for event in work):
+        busy, at = busy + max(0, end - max(start, at)), max(at, end)
+    step_s = (1 + idle) * busy / 2e9
+    bare_s = [step_s * weight / bare for weight in range(1, 2 * bare, 2)]
+    facts = {"version": 2, "device": H200, "lead_in": 1, "traced": 2, "bare_s": bare_s}
+    made.header["halfway"] = facts | {"times": second(light, ends)}
+    run = diagnosed(made, folder, "both.json")
+    assert run.steps == 2
+    assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
+
+
+@settings(max_examples=20)
+@given(made=traces(), seed=st.integers())
+def test_threads_that_launch_nothing_and_the_order_of_events_change_nothing(
+    made: Made, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, chance = tmp_path_factory.mktemp("threads"), random.Random(seed)
+    alone = diagnosed(made, folder, "alone.json")
+    for thread in chance.sample(range(500, 900), 3):
+        for start in chance.sample(range(step_ends(made)[-1]), 10):
+            made.op("aten::copy_", start, start + 3 * US, thread)
+    chance.shuffle(made.events)
+    beside = diagnosed(made, folder, "beside.json")
+    assert ms(beside) == ms(alone)
+    assert [each.title for each in beside.findings] == [each.title for each in alone.findings]
+
+
+START = """
+import queue, subprocess, sys, threading, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def loss(batch=torch.ones(32, 64)):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+"""
+IN_BACKWARD = """
+def update(p):
+    own[p].step(); own[p].zero_grad()
+own = {p: torch.optim.Adam([p]) for p in model.parameters()}
+for p in own:
+    p.register_post_accumulate_grad_hook(update)
+for _ in range(40):
+    model(torch.ones(8, 64)).square().mean().backward()
+print("the end")
+"""
+WORKERS = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index): time.sleep(0.08); return torch.ones(8, 64)
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2):
+    loss(batch); optimizer.step()
+"""
+THREAD = """
+def produce():
+    while True:
+        time.sleep(0.02); ready.put(torch.ones(8, 64))
+ready = queue.Queue(2)
+threading.Thread(target=produce, daemon=True).start()
+for _ in range(60):
+    batch = ready.get()
+    loss(batch); optimizer.step()
+"""
+LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
+CLOSURE = """
+batch = torch.ones(4096, 64)
+for _ in range(30):
+    optimizer.step(lambda: loss(batch))
+"""
+INFERENCE = """
+with torch.inference_mode():
+    for _ in range(60):
+        model(torch.ones(32, 64))
+"""
+IN_A_CHILD = """
+if "child" not in sys.argv:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+else:
+    for _ in range(20):
+        loss(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "code", "said", "cause", "least", "step_ms"),
+    [
+        (IN_BACKWARD, ("--whole",), 0, ["the end"], "", {}, 0),
+        # two workers give a batch each 40 ms
+        (WORKERS, ("--after", "4", "--bare", "8"), 0, [], DATA, {LOADER: 0.5}, 30),
+        (THREAD, (), 0, [f"train.py:{LINE}"], f"{OWN}|data", {}, 10),
+        (CLOSURE, (), 0, [], "", {PRODUCTS: 0.3}, 0),
+        (INFERENCE, (), 0, ["call of the model"], "", {PRODUCTS: 0.01}, 0),
+        (IN_A_CHILD, (), 1, ["optimizer", "w.step()", "torchrun", "-m"], "", {}, 0),
+    ],
+    ids=["F1", "F2", "F3", "F9", "F10 inference", "F10 child"],
+)
+def test_a_script_on_the_cpu_is_diagnosed(
+    script: str, words: tuple[str, ...], code: int, said: list[str], cause: str,
+    least: dict[str, float], step_ms: float, tmp_path: Path, quick_python: str,
+) -> None:  # fmt: skip
+    """Or it is said what to do. No training is ended by it."""
+    (tmp_path / "train.py").write_text(START + script)
+    options = (*STEPS, *words, "--json", "found.json", "train.py")
+    done = User(tmp_path, quick_python).run(
+        "-m", "e2e", "diagnose", *options, code=code, COLUMNS="100", PYTHONPATH=str(ROOT)
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    text = "" if code else (tmp_path / "found.json").read_text()
+    for word in said:
+        assert word in done.stdout + done.stderr + text
+    for run in json.loads(text)["runs"] if text else []:
+        share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
+        assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
+        assert run["window_ns"] / run["steps"] >= step_ms * MS
+        assert has(cause, run["bottleneck"])
+        assert all(share[term] > part for term, part in least.items())
+        assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
+        for first in run["findings"][:1]:
+            assert run["bottleneck"] in first["title"]
