@@ -95,20 +95,8 @@ OPTIONS = {
         "verify", "budget", "processes", "gpus", "strong", "compress",
         *OUTPUT,
     ),
-    "predict": (*ARMS, "gpus", "exchange", *OUTPUT, "allow_run"),
-    "validate": (
-        said(
-            "recipe",
-            help="Recipes for every network  [default: fp32,tf32,amp,amp-bf16; held out: tf32,amp]",
-        ),
-        said("batch", help="Batch sizes for every network  [default: depends on the network]"),
-        "layout",
-        said("graph", help="Capture the steps as CUDA graphs"),
-        said("search", default="full", help="cuDNN's search for algorithms: short or full"),
-        said("verify", help="Also measure the proposed fixes"),
-        "cpus", "device",
-        said("budget", help="Seconds of timing per comparison  [default: 10 per variant]"),
-        "processes", *OUTPUT,
+    "predict": (
+        *(one for one in ARMS if one not in ("ladder", "compile", "graph")), *OUTPUT,
     ),
     "stalls": (
         *LOADING,
@@ -165,8 +153,7 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
 
-    # The network runs anyway, so it may also run to be recorded.
-    done = run_training(request_of(network, options, allow_run=True))
+    done = run_training(request_of(network, options))
     done.report()
     check_known(done)
 
@@ -175,7 +162,7 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("predict")
 def predict(network: str, **options: Any) -> None:
-    """Predict the step time and memory of NETWORK.
+    """Predict the GPU time and memory of a training step of NETWORK.
 
     It traces one step with fake tensors, benchmarks each operation in isolation, and sums them.
     The network itself does not run. NETWORK is as for `train`.
@@ -186,27 +173,6 @@ def predict(network: str, **options: Any) -> None:
     done = run_training(request_of(network, options, train=False))
     done.report()
     check_known(done)
-
-
-@app.command()
-@click.option(
-    "--networks",
-    help="Networks, comma-separated  [default: twelve of different kinds; held out: sixteen]",
-)
-@click.option(
-    "--held-out",
-    type=FILE,
-    metavar="FILE",
-    help="Networks that nothing was fitted to, into this run file; goes on with one that exists",
-)
-@_options("validate")
-def validate(
-    networks: str | None, batch: str | None, held_out: Path | None, **options: Any
-) -> None:
-    """Compare predicted and measured steps of many networks."""
-    from e2e.commands.validation import run_validation
-
-    run_validation(networks, batch, options, held_out).report()
 
 
 @app.command()

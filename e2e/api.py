@@ -50,7 +50,7 @@ def train(network: Network | None = None, **options: Any) -> Run:
     with _asked("train", network, options, but=["explain"]) as words:
         if words["network"] is None:
             raise UserError("no network given; `halfway list` has all")
-        return _run(words, allow_run=True)
+        return _run(words)
 
 
 def predict(

@@ -356,7 +356,6 @@ class TrainSettings:
     on_worker_death: str = choice(
         "stop", "When a loader process dies: stop or restart", check=check_death
     )
-    allow_run: bool = choice(False, "Run real steps where an operation cannot be timed alone")
     case: TrainCase = TrainCase("", "", 1, "")
 
 
@@ -386,10 +385,6 @@ class TrainRequest:
         kept=True,
     )  # fmt: skip
     verify: bool = choice(False, "Also measure options that the causes of slow steps propose")
-    exchange: Path | None = field(
-        default=None,
-        metadata=option("With --gpus: a run of train --gpus, for the times of its all-reduce"),
-    )
     budget: float | None = choice(
         None,
         "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",

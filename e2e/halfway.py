@@ -15,7 +15,7 @@ from microbench.command_line import Program, run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")
-# Sections of --help and their commands. Two commands are called `validate`: here each says of what.
+# Sections of --help and their commands; `validate` says here of what.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "peak", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
@@ -23,7 +23,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (
-        "ceilings", "doctor", "fleet", "selftest", "validate-method", "validate-predictions",
+        "ceilings", "doctor", "fleet", "selftest", "validate-method",
     ),
     "Set up": ("completion",),
 }  # fmt: skip
@@ -67,9 +67,9 @@ def completion(shell: str) -> None:
 
 
 def _collect() -> None:
-    for group, word in ((kernels_line.app, "method"), (training_line.app, "predictions")):
+    for group in (kernels_line.app, training_line.app):
         for name, command in group.commands.items():
-            app.add_command(command, f"{name}-{word}" if name == "validate" else name)
+            app.add_command(command, "validate-method" if name == "validate" else name)
 
 
 _collect()

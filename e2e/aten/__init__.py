@@ -1,7 +1,7 @@
 """Any recorded ATen call as a case: what it is, what it costs at least, and how to run it alone.
 
-A training step is a list of such calls: `describe` turns one into plain data, `kind_of`, `flops` and
-`min_bytes` say what it does, and `materialise` makes arguments that are valid and of realistic
+A training step is a list of such calls: `describe` turns one into plain data, `kind_of`, `flops`
+and `min_bytes` say what it does, and `materialise` makes arguments that are valid and of realistic
 content, so that it can be launched and timed by itself.
 """
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,16 +46,11 @@ class Area:
 class Cold:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
     `results` leave it before they are freed. `cache_bytes` is the size of the cache in bytes.
-
-    `small` are further arguments, for which a launch waits only until their first bytes come. They
-    are measured with the same call, but in a step each launch has its own (see `apart` of
-    `materialise`).
     """
 
     arguments: tuple[int, ...] = ()
     results: bool = False
     cache_bytes: int = 0
-    small: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.arguments or self.results)
@@ -99,7 +95,7 @@ class Pool:
     largest needs in each area. Values that are read are the same for all, and never change; what
     one call writes, the next one finds: `Replay.restore` before a block of launches makes it fresh.
     Areas grow when a call needs more; earlier replays then keep the smaller ones alive, unless
-    `e2e.aten.reserve` has made room for all of them first.
+    `reserve` has made room for all of them first.
     """
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
@@ -132,10 +128,6 @@ class Pool:
             fill(fresh, self.generator(area.device))
             self._flats[area] = fresh
 
-    def read_only(self) -> list[Tensor]:
-        """The flat buffers that no call writes."""
-        return [flat for area, flat in self._flats.items() if area.use == READ]
-
     def beginning(self, area: Area, elements: int) -> Tensor:
         """The first `elements` of an area, flat. KeyError for an area that has not grown yet."""
         return self._flats[area][:elements]
@@ -144,26 +136,15 @@ class Pool:
         """A tensor in an area's memory, `offset` elements from its beginning, which autograd does
         not treat as a view. KeyError for an area that has not grown yet.
         """
-        return _laid_out(self._flats[area], offset, spec)
-
-    def apart(self, area: Area, spec: TensorSpec) -> Tensor:
-        """A tensor as in an area, in new memory of its own, filled with random values.
-        torch.OutOfMemoryError where it does not fit.
-        """
-        flat = torch.empty(spec.span, dtype=area.dtype, device=area.device)
-        fill(flat, self.generator(area.device))
-        return _laid_out(flat, 0, spec)
+        flat = self._flats[area]
+        empty = torch.empty(0, dtype=flat.dtype, device=flat.device)
+        return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
     def generator(self, device: torch.device) -> torch.Generator:
         """The source of random numbers for tensors on a device, seeded by the pool's seed."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
-
-
-def _laid_out(flat: Tensor, offset: int, spec: TensorSpec) -> Tensor:
-    empty = torch.empty(0, dtype=flat.dtype, device=flat.device)
-    return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
 
 def fill(tensor: Tensor, rng: torch.Generator) -> None:
@@ -181,7 +162,8 @@ def fill_normal(tensor: Tensor, rng: torch.Generator) -> None:
     if tensor.itemsize > 1:
         tensor.normal_(generator=rng)
         return
-    for piece in tensor.view(-1).split(_CHUNK):  # torch does not draw 8-bit values
+    flat: Any = tensor.view(-1)
+    for piece in flat.split(_CHUNK):  # torch does not draw 8-bit values
         drawn = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
         piece.copy_(drawn.normal_(generator=rng))
 

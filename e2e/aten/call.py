@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Named:
     name: str
 
 
-Argument = None | bool | int | float | complex | str | TensorSpec | Named | tuple["Argument", ...]
+Argument = None | bool | int | float | str | TensorSpec | Named | tuple["Argument", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +151,6 @@ def _to_json(value: Argument) -> Any:
         return {value.kind: value.name}
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
-    if isinstance(value, complex):
-        return {"complex": [_to_json(value.real), _to_json(value.imag)]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value
@@ -165,15 +163,12 @@ def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """The plain data of a call, from the arguments of `__torch_dispatch__`; tensors may be fake.
 
     CannotReplay for what is no operator overload, and for arguments that are no plain data: sparse
-    or nested tensors, streams, objects. A random generator, a storage that a view is set to, and a
-    profiler's object become None.
+    or nested tensors, generators, objects.
     """
     if not isinstance(func, OpOverload):
         raise CannotReplay(f"{func} is not an ATen operator")
-    name = str(func)
+    name = str(cast(object, func))
     try:
-        if func.namespace == "profiler":  # it marks a range with an object of its own
-            args = [value if isinstance(value, str) else None for value in args]
         named = tuple((key, _plain(value)) for key, value in sorted(kwargs.items()))
         return Call(name, tuple(_plain(value) for value in args), named)
     except CannotReplay as error:
@@ -189,8 +184,8 @@ def spec_of(tensor: Tensor) -> TensorSpec:
     if tensor.device.type not in ("cuda", "cpu"):
         raise CannotReplay(f"takes a tensor on {tensor.device.type}")
     return TensorSpec(
-        tuple(_whole(n) for n in tensor.shape),
-        tuple(_whole(n) for n in tensor.stride()),
+        tuple(tensor.shape),
+        tensor.stride(),
         _bare(tensor.dtype),
         tensor.device.type,
     )
@@ -200,44 +195,25 @@ def tensors_among(*values: Any) -> list[Tensor]:
     """Tensors in an operator's arguments or results, in the order of `Call.tensors`."""
     found: list[Any] = []
     for value in values:
-        items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
-        found += tree_leaves(items)
+        if isinstance(value, dict):
+            value = [one for _, one in sorted(cast("dict[str, Any]", value).items())]
+        found += tree_leaves(value)
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def _plain(value: Any) -> Argument:
-    if value is None or isinstance(value, bool | int | float | complex | str):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
         return spec_of(value)
     if isinstance(value, list | tuple):
-        return tuple(_plain(item) for item in value)
-    return _plain_object(value)
-
-
-def _plain_object(value: Any) -> Argument:
-    if isinstance(value, torch.Generator | torch.UntypedStorage):
-        return None
+        return tuple(_plain(item) for item in cast("Sequence[Any]", value))
     if isinstance(value, torch.device):
         return Named("device", value.type)
     for kind, of_torch in NAMED_TYPES.items():
         if isinstance(value, of_torch):
             return Named(kind, _bare(value))
-    if isinstance(value, torch.SymInt):
-        return _whole(value)
-    if isinstance(value, torch.SymBool):
-        return bool(value)
-    if isinstance(value, torch.SymFloat):
-        return float(value)
     raise CannotReplay(f"takes a {type(value).__name__}, which cannot be recorded")
-
-
-def _whole(number: Any) -> int:
-    """A size; it may be symbolic, and then not be known."""
-    try:
-        return int(number)
-    except RuntimeError:
-        raise CannotReplay("has a size that depends on data") from None
 
 
 def _bare(constant: object) -> str:
@@ -267,7 +243,12 @@ def resolve(name: str) -> OpOverload:
             found = getattr(found, part, None)
     if not isinstance(found, OpOverload):
         raise CannotReplay(f"{name}: this torch has no such operator, or its library is not loaded")
-    return found
+    return cast(OpOverload, found)
+
+
+def schema_of(func: OpOverload) -> Any:
+    """The operator's schema: its arguments and returns."""
+    return func._schema  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -287,7 +268,7 @@ def named_arguments(call: Call, func: OpOverload | None = None) -> dict[str, Arg
 
     CannotReplay if this torch has no such operator, or it does not take them.
     """
-    schema = (func or resolve(call.name))._schema
+    schema = schema_of(func or resolve(call.name))
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     if len(call.args) > len(names):
         raise CannotReplay(f"{call.name}: this torch's operator takes fewer arguments")
@@ -310,7 +291,7 @@ def slots_of(call: Call) -> list[Slot]:
 
 
 def _written(call: Call, func: OpOverload, arguments: Mapping[str, Argument]) -> set[str]:
-    schema: Any = func._schema
+    schema = schema_of(func)
     marked = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     if arguments.get("training", True):
         marked.update(_SILENTLY_WRITTEN.get(call.operator, ()))

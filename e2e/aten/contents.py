@@ -124,33 +124,13 @@ def _classes(site: Site) -> int:
 
 def _along_dim(site: Site) -> int:
     shape = site.spec("self").shape
-    return shape[site.number("dim")] if shape else 1
+    dim: int = site.number("dim")
+    return shape[dim] if shape else 1
 
 
 def _in_dim_of_place(site: Site) -> int:
     assert site.position is not None
     return site.spec("self").shape[site.position]
-
-
-def _evenly_up_to(name: str) -> Fill:
-    """Where equally long pieces of dimension 0 of another argument begin, and its end."""
-
-    def cumulate(tensor: Tensor, site: Site) -> None:
-        pieces = max(tensor.numel() - 1, 1)
-        ends = torch.arange(tensor.numel(), device=tensor.device) * site.spec(name).shape[0]
-        tensor.copy_(ends // pieces)
-
-    return cumulate
-
-
-def _bag_starts(tensor: Tensor, site: Site) -> None:
-    many = site.spec("indices").numel
-    tensor.copy_(torch.arange(tensor.numel(), device=tensor.device) * many // tensor.numel())
-
-
-def _whole_length(tensor: Tensor, site: Site) -> None:
-    shape = site.spec("input").shape
-    tensor.fill_(shape[1] if site.number("batch_first") else shape[0])
 
 
 def _count_of_targets(tensor: Tensor, site: Site) -> None:
@@ -166,18 +146,13 @@ _NAMES: tuple[tuple[Fill, str], ...] = (
         nll_loss_forward.target nll_loss_backward.target nll_loss2d_forward.target
         nll_loss2d_backward.target"""),
     (_count_of_targets, "nll_loss_backward.total_weight nll_loss2d_backward.total_weight"),
-    (_below(lambda site: site.spec("weight").shape[0]), """
-        embedding.indices _embedding_bag.indices _embedding_bag_forward_only.indices"""),
+    (_below(lambda site: site.spec("weight").shape[0]), "embedding.indices"),
     (_below(lambda site: site.number("num_weights")), "embedding_dense_backward.indices"),
-    (_bag_starts, "_embedding_bag.offsets _embedding_bag_forward_only.offsets"),
     (_below(_along_dim), "index"),
     (_below(lambda site: site.spec("self").numel), "take.index put.index"),
     (_below(_in_dim_of_place), """
         index.indices index_put.indices _index_put_impl.indices _unsafe_index.indices
         _unsafe_index_put.indices"""),
-    (_evenly_up_to("query"), "cum_seq_q cu_seqlens_q"),
-    (_evenly_up_to("key"), "cum_seq_k cu_seqlens_k"),
-    (_whole_length, "_pack_padded_sequence.lengths"),
     # dropout, probabilities, outputs of activations
     (_kept, "native_dropout_backward.mask _masked_scale.mask"),
     (_unit, """
@@ -234,12 +209,21 @@ def _by_type(tensor: Tensor, site: Site) -> None:
 
 # ------------------------------------------------------------ what cannot be made
 
+_UNSAVED = "what its forward pass saved cannot be made"
 REFUSED: dict[str, str] = {
-    "_embedding_bag_backward": "the sorted data of its forward pass is not available",
-    "_embedding_bag_dense_backward": "the sorted data of its forward pass is not available",
+    "_embedding_bag": "its offsets and indices are of no use at random",
+    "_embedding_bag_forward_only": "its offsets and indices are of no use at random",
+    "_embedding_bag_backward": _UNSAVED,
+    "_embedding_bag_dense_backward": _UNSAVED,
+    "_flash_attention_forward": "its sequences may be of several lengths",
+    "_flash_attention_backward": _UNSAVED,
+    "_efficient_attention_forward": "its sequences may be of several lengths",
+    "_efficient_attention_backward": _UNSAVED,
+    "_pack_padded_sequence": "its lengths are of no use at random",
     "_ctc_loss": "matching lengths and targets cannot be generated",
     "_ctc_loss_backward": "matching lengths and targets cannot be generated",
-    "mkldnn_rnn_layer_backward": "only its forward pass knows its workspace",
+    "mkldnn_rnn_layer_backward": _UNSAVED,
+    "_cudnn_rnn_backward": _UNSAVED,
     "miopen_batch_norm_backward": "it is for GPUs of another vendor",
 }
 
@@ -290,15 +274,6 @@ SAVED: dict[str, Saved] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": Saved(
         "_scaled_dot_product_flash_attention_for_cpu", {"out": 0, "logsumexp": 1}, {}
     ),
-    "_flash_attention_backward": Saved(
-        "_flash_attention_forward",
-        {"out": 0, "logsumexp": 1, "rng_state": 2, "unused": 3},
-        {"return_debug_mask": _constant(False)},
-    ),
-    "_efficient_attention_backward": Saved(
-        "_efficient_attention_forward",
-        {"out": 0, "logsumexp": 1, "philox_seed": 2, "philox_offset": 3}, _WITH_LOGSUMEXP,
-    ),
     # Its reserved space is opaque, and under fake tensors recorded as empty.
     "cudnn_batch_norm_backward": Saved(
         "cudnn_batch_norm",
@@ -311,7 +286,6 @@ SAVED: dict[str, Saved] = {
             "exponential_average_factor": _constant(0.0),
         },
     ),
-    "_cudnn_rnn_backward": Saved("_cudnn_rnn", {"output": 0, "reserve": 3}, {}),
 }  # fmt: skip
 
 
@@ -325,7 +299,8 @@ def run_forward(
     """
     forward = getattr(torch.ops.aten, saved.forward).default
     schema: Any = forward._schema
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for argument in schema.arguments:
         if argument.name in saved.given:
             value = saved.given[argument.name](values)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from e2e.aten.call import Call, CannotReplay, Named, TensorSpec, resolve
+from e2e.aten.call import Call, CannotReplay, resolve, schema_of
 
 # "view" launches no kernel; "other" is what no rule knows.
 KINDS = (
@@ -84,24 +84,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(_?adaptive_|fractional_)?(max|avg)_pool|_?upsample_|grid_sampler"), "pooling"),
 )
 _MOVES = ("_to_copy", "copy", "copy_", "clone", "contiguous", "_foreach_copy_")
-_BATCH_DIMS = 2  # N and C stand before the spatial dimensions
-_CHANNELS_LAST = ("channels_last", "channels_last_3d")
 
 
-def kind_of(call: Call, outputs: tuple[TensorSpec, ...] | None = None) -> str:
-    """One of KINDS; "product" is a matrix multiplication, a convolution or attention. With
-    `outputs`, a change of layout is also found where the arguments alone do not show it.
-    """
-    if call.name.startswith(("profiler.", "prim.")):
-        return "view"
-    if call.operator in _MOVES:
-        return _kind_of_move(call, outputs)
-    for pattern, kind in _PATTERNS:
-        if pattern.match(call.operator):
-            return kind
+def kind_of(call: Call) -> str:
+    """One of KINDS; "product" is a matrix multiplication, a convolution or attention."""
     if _returns_a_view(call):
         return "view"
-    return _KIND_OF_STEM.get(_stem(call.operator)) or _kind_by_tag(call)
+    return kind_of_name(call.operator, [tensor.dtype for tensor in call.tensors]) or "other"
 
 
 def kind_of_name(operator: str, dtypes: Sequence[str] = ()) -> str | None:
@@ -125,7 +114,7 @@ def _kind_by_packet(name: str) -> str | None:
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
     if packet is None:
         return None
-    kinds = {_kind_by_tag_of(getattr(packet, overload).tags) for overload in packet.overloads()}
+    kinds = {_kind_by_tag(getattr(packet, overload).tags) for overload in packet.overloads()}
     return next((kind for kind in ("elementwise", "reduce") if kind in kinds), None)
 
 
@@ -145,90 +134,14 @@ def _returns_a_view(call: Call) -> bool:
         return False
     if torch.Tag.inplace_view in func.tags:
         return True
-    schema = func._schema
+    schema = schema_of(func)
     aliases = [a.alias_info for a in (*schema.arguments, *schema.returns)]
     returned = any(r.alias_info is not None for r in schema.returns)
     return returned and not any(alias is not None and alias.is_write for alias in aliases)
 
 
-def _kind_by_tag(call: Call) -> str:
-    try:
-        tags = resolve(call.name).tags
-    except CannotReplay:
-        return "other"
-    return _kind_by_tag_of(tags)
-
-
-def _kind_by_tag_of(tags: Collection[torch.Tag]) -> str:
+def _kind_by_tag(tags: Collection[torch.Tag]) -> str:
     if torch.Tag.pointwise in tags:
         return "elementwise"
     reduction = getattr(torch.Tag, "reduction", None)  # since torch 2.12
     return "reduce" if reduction is not None and reduction in tags else "other"
-
-
-# ------------------------------------------------------------ copies
-
-
-def _kind_of_move(call: Call, outputs: tuple[TensorSpec, ...] | None) -> str:
-    """What a copy changes: "cast" the type, "layout" the order of strides, "copy" neither."""
-    lists = call.operator == "_foreach_copy_"
-    source, target = _ends(call, outputs)
-    if source is None:
-        return "optimizer" if lists else "copy"
-    named = _constants(call)
-    dtype = target.dtype if target else named.get("dtype", source.dtype)
-    if dtype != source.dtype:
-        return "cast"
-    if lists:
-        return "optimizer"
-    if target is not None:
-        return "layout" if _reordered(source, target) else "copy"
-    unset = "contiguous_format" if call.operator == "contiguous" else "preserve_format"
-    return "layout" if _reformats(source, named.get("memory_format", unset)) else "copy"
-
-
-def _ends(
-    call: Call, outputs: tuple[TensorSpec, ...] | None
-) -> tuple[TensorSpec | None, TensorSpec | None]:
-    """(what is read, what is written) by a copy; None where unknown."""
-    if call.operator == "_foreach_copy_":
-        into, source = call.args[:2]
-        if isinstance(into, tuple) and isinstance(source, tuple) and into and source:
-            return _tensor(source[0]), _tensor(into[0])
-        return None, None
-    if call.operator in ("copy", "copy_"):
-        return _tensor(call.args[1]), _tensor(call.args[0])
-    return _tensor(call.args[0]), outputs[0] if outputs else None
-
-
-def _tensor(value: object) -> TensorSpec | None:
-    return value if isinstance(value, TensorSpec) else None
-
-
-def _constants(call: Call) -> dict[str, str]:
-    """Names of the torch constants among the arguments, by kind."""
-    values = (*call.args, *(value for _, value in call.kwargs))
-    return {value.kind: value.name for value in values if isinstance(value, Named)}
-
-
-def _reordered(source: TensorSpec, target: TensorSpec) -> bool:
-    """Whether dimensions lie in another order; those of size 1 or stride 0 lie nowhere."""
-    if source.shape != target.shape:
-        return False  # the source is broadcast
-    steps = zip(source.shape, source.stride, target.stride, strict=True)
-    pairs = [(a, b) for size, a, b in steps if size > 1 and a and b]
-    return any((a - x) * (b - y) < 0 for a, b in pairs for x, y in pairs)
-
-
-def _reformats(source: TensorSpec, memory_format: str) -> bool:
-    """Whether a copy of `source` into a memory format has its dimensions in another order."""
-    dims = list(range(len(source.shape)))
-    if memory_format in _CHANNELS_LAST:
-        dims = [0, *dims[_BATCH_DIMS:], 1]
-    elif memory_format != "contiguous_format":
-        return False
-    stride, step = [0] * len(dims), 1
-    for dim in reversed(dims):
-        stride[dim] = step
-        step *= max(source.shape[dim], 1)
-    return _reordered(source, TensorSpec(source.shape, tuple(stride), source.dtype, source.device))

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from e2e.aten.arena import READ, WARM, WRITTEN, Area, Cold, Pool, fill, in_turns, writable
-from e2e.aten.bindings import matching, quickest
 from e2e.aten.call import (
     Argument,
     Call,
@@ -31,18 +30,16 @@ from e2e.aten.contents import REFUSED, SAVED, Fill, Site, fill_of, run_forward
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
 _MASKS = ("bool", "uint8")
 _OWN_NAMESPACES = ("aten", "prims")
-MOST_SPAN = 4  # times what an argument fills, for which it has memory of its own
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded call ready to run: `launch` does nothing but call the operator, as a step would.
+    """A recorded call ready to run: `launch` calls the operator, with arguments and results that
+    the cache does not hold, where there are any.
 
     Where arguments are written (`mutated`), `restore` gives them fresh content: call it before each
     block of launches, since calls share the memory, and repeated additions in place would grow to
-    infinity. It launches a few kernels, and does not wait for them. `launch_cold` is `launch` with
-    arguments and results that the cache does not hold, where there are any. `matching` does only
-    the Python part of a launch; None where it cannot be separated.
+    infinity. It launches a few kernels, and does not wait for them.
     """
 
     launch: Callable[[], object]
@@ -50,18 +47,10 @@ class Replay:
     restore: Callable[[], None]
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
-    launch_cold: Callable[[], object] = field(repr=False)
-    matching: Callable[[], object] | None = field(default=None, repr=False)
 
 
-def materialise(
-    call: Call, device: torch.device, pool: Pool, cold: Cold = WARM,
-    *, apart: Sequence[Sequence[int]] = (),
-) -> Replay:  # fmt: skip
+def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM) -> Replay:
     """Arguments with the recorded shapes, strides and dtypes on `device`, and a launch with them.
-
-    `apart` lists, for each launch of a step in order, the small arguments (as in `Cold.small`) that
-    `launch_cold` finds in memory of their own; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) belongs
     to the replay and is freed with it. Raises CannotReplay, with the reason, for calls whose output
@@ -86,22 +75,19 @@ def materialise(
     if any(place.saved for place in places):
         values.update(run_forward(SAVED[call.operator], call, arguments, values))
     args, kwargs = _passed(call, arguments, values)
-    bind = quickest(func, args, kwargs)
-    launch = bind(args, kwargs)
-    moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
-    own = [_own(places, small, pool) for small in apart]
-    if any(own):
-        moved = [each | there for each, there in zip(own, itertools.cycle(moved), strict=False)]
-    elsewhere = [values | _moved(there, made, arguments, pool) for there in moved]
-    launches = [bind(*_passed(call, arguments, there)) for there in elsewhere]
+    launches = [partial(func, *args, **kwargs)]
+    for turn in turns:
+        there = made | {place.at: _tensor(place, pool) for place in turn}
+        names = {place.slot.name for place in turn}
+        moved = {name: _value(name, arguments[name], there, device) for name in names}
+        its_args, its_kwargs = _passed(call, arguments, values | moved)
+        launches.append(partial(func, *its_args, **its_kwargs))
     return Replay(
-        launch,
+        in_turns(launches, cold, pool.held) if cold else launches[0],
         mutated=any(place.slot.written for place in places),
         restore=restore,
         args=args,
         kwargs=kwargs,
-        launch_cold=in_turns(launches, cold, pool.held) if cold or any(own) else launch,
-        matching=matching(func, args, kwargs) if launch.func is func else None,
     )
 
 
@@ -139,8 +125,6 @@ def _refuse_or_resolve(call: Call) -> OpOverload:
 
 
 def _refusal(call: Call, func: OpOverload) -> str | None:
-    if func.namespace == "profiler":
-        return "it only marks a range for the profiler"
     if call.operator in REFUSED:
         return REFUSED[call.operator]
     if func.namespace not in _OWN_NAMESPACES and any(
@@ -221,20 +205,6 @@ def _turns(places: Sequence[_Place], cold: Cold) -> list[list[_Place]]:
     return turns
 
 
-def _own(places: Sequence[_Place], small: Sequence[int], pool: Pool) -> dict[_At, Tensor]:
-    """Memory of its own for each of these arguments. Values that have rules stay in place, and so
-    do tensors whose span in memory is over MOST_SPAN times what they fill.
-    """
-    return {
-        place.at: pool.apart(place.area, place.slot.spec)
-        for i, place in enumerate(places)
-        if i in small
-        and place.area is not None
-        and place.fill is None
-        and place.slot.spec.span <= MOST_SPAN * place.slot.spec.distinct
-    }
-
-
 def movable(call: Call) -> tuple[int, ...]:
     """Arguments that can be measured as cold, by their places in `Call.tensors`.
 
@@ -310,16 +280,6 @@ def _constant(named: Named, device: torch.device) -> Any:
     if named.kind == "device":
         return device if named.name == "cuda" else torch.device(named.name)
     return getattr(torch, named.name)
-
-
-def _moved(
-    moved: Mapping[_At, Tensor], made: Mapping[_At, Tensor],
-    arguments: Mapping[str, Argument], pool: Pool,
-) -> dict[str, Any]:  # fmt: skip
-    """The arguments, by name, of which some lie elsewhere in a turn."""
-    there = {**made, **moved}
-    names = {name for name, _ in moved}
-    return {name: _value(name, arguments[name], there, pool.device) for name in names}
 
 
 def _passed(

@@ -16,9 +16,9 @@ from e2e.aten.kinds import kind_of
 def flops(call: Call) -> int | None:
     """FLOPs of a GEMM or convolution, a multiply-add as two; None for other calls, or if unknown.
 
-    Attention counts masked elements too, and its backward pass the scores computed again, as
-    torch.utils.flop_counter does. Its formulas are used except for convolutions, where it ignores
-    groups in the weights' gradients, and attention, which older versions count only in part.
+    Attention counts masked elements too; in its backward pass the four products of the algorithm,
+    not the scores that a kernel computes again. Else the formulas are torch.utils.flop_counter's
+    but for convolutions, where it ignores groups in the weights' gradients.
     """
     own = _FORMULAS.get(call.operator)
     if call.operator.startswith("_scaled_dot_product_"):
@@ -80,9 +80,9 @@ def _attention(args: Sequence[Argument]) -> int:
 
 
 def _attention_backward(args: Sequence[Argument]) -> int:
-    """The scores again; gradients of scores and value (value's width), of query and key (key's)."""
+    """Gradients of scores and value (value's width), of query and key (key's)."""
     query, key, value = map(_tensor, args[1:4])
-    return _scores(query, key) * (3 * key.shape[-1] + 2 * value.shape[-1])
+    return 2 * _scores(query, key) * (key.shape[-1] + value.shape[-1])
 
 
 def _scores(query: TensorSpec, key: TensorSpec) -> int:

@@ -125,9 +125,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
             while True:
                 kind, *rest = pipe.recv()
                 if kind == "predict":
-                    predictor = predictor or _make_predictor(
-                        task, info, settings.allow_run, settings.case.memory_limit
-                    )
+                    predictor = predictor or _make_predictor(task, info)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 elif kind == "others":
                     pipe.send(("ok", others_now(devices.gpu_state(info))))
@@ -146,21 +144,18 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
 
 
 def _host_speed(timer: Any) -> Any:
-    from e2e.prediction.host_speed import host_speed_of
+    from e2e.training.host_speed import SmallStepSpeed
 
-    return host_speed_of(timer.device)
+    return SmallStepSpeed(timer.device)
 
 
-def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool, limit: int) -> Any:
-    from e2e.prediction.op_timer.store import Store
+def _make_predictor(task: Any, info: DeviceInfo) -> Any:
     from e2e.prediction.predictor import Predictor
+    from e2e.prediction.store import Store
     from microbench.device.device import software
 
     store = Store(info.as_dict(), software())
-    return Predictor(
-        task.network, info.target(), task.data.classes, store, allow_run=allow_run,
-        memory_bytes=limit or info.memory_bytes,
-    )  # fmt: skip
+    return Predictor(task.network, info.target(), task.data.classes, store, info.memory_bytes)
 
 
 def _answer(
@@ -201,8 +196,8 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
 
     RuntimeError after a fault that the device does not survive.
     """
-    from e2e.profile.in_place import traced_step
-    from e2e.profile.partition import NothingSeen
+    from e2e.profile.step import NothingSeen
+    from e2e.profile.training_steps import traced_step
 
     announce(key, "recording steps")
     trainer = timer.held[key].trainer
@@ -215,8 +210,8 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
                 timer.step_alone(key), trainer.module,
                 TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
                 # Hooks of modules would be compiled with them.
-                named=not trainer.case.compile, channels_last=trainer.case.layout == "nhwc",
-            )  # fmt: skip
+                named=not trainer.case.compile,
+            )
         except Exception as error:
             timer.raise_if_dead(error)
             why, again = one_line(error), isinstance(error, NothingSeen)

@@ -23,16 +23,11 @@ from e2e.case import (
     TrainSettings,
 )
 from e2e.case_checks import parse_memory
-from e2e.results.baselines import links_of
-from e2e.results.exchange import Links
-from e2e.results.types import Training
 from e2e.schedule import CONSTANT
 from e2e.training.distributed.place import place_of
 from kernels.files import read_json_file
-from microbench import fmt
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
-from microbench.results.runfile import read_run
 from microbench.run_output import check_outputs
 from microbench.sweep import parse_names, parse_numbers
 
@@ -68,7 +63,6 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     )  # fmt: skip
     arms = filled(ArmOptions, asked, base=base)
     _check_gpus(arms)
-    _check_exchange(asked, arms)
     return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
 
 
@@ -119,33 +113,6 @@ def _check_gpus(options: ArmOptions) -> None:
         parse_names(options.compress, COMPRESSIONS, "--compress")
         if not several:
             raise UserError("--compress needs several GPUs: --gpus 2, or torchrun")
-
-
-def _check_exchange(asked: Mapping[str, Any], options: ArmOptions) -> None:
-    """UserError where predictions lack all-reduce times, and for what is of one GPU only."""
-    several = max(gpus_of(options)) > 1
-    if asked["exchange"] is None:
-        if several and not asked.get("train", True):
-            raise UserError(
-                "--gpus needs --exchange FILE: a run of train --gpus, for its all-reduce times"
-            )
-        return
-    if not several:
-        raise UserError("--exchange needs several GPUs, such as --gpus 1,2")
-    links_in(Path(asked["exchange"]), options)
-
-
-def links_in(path: Path, options: ArmOptions) -> dict[int, Links]:
-    """What an exchange takes by number of GPUs, of the run in a file. UserError where it lacks
-    some.
-    """
-    links = links_of(read_run(path).of(Training))
-    several = [gpus for gpus in gpus_of(options) if gpus > 1]
-    for gpus in several:
-        if gpus not in links:
-            known = f"only those of {fmt.listed(list(map(str, links)))}" if links else "none"
-            raise UserError(f"--exchange {path}: no all-reduce times of {gpus} GPUs, {known}")
-    return links
 
 
 def _search_of(path: Path | None) -> str:

@@ -69,7 +69,7 @@ def _counts(workers: str | None, request: TrainRequest) -> list[int]:
 
 def _request(network: str, words: dict[str, Any]) -> TrainRequest:
     """What is asked, but for the workers, which vary: what is held out is loaded without."""
-    return request_of(network, words, workers=0, record=False, allow_run=True)
+    return request_of(network, words, workers=0, record=False)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from microbench.errors import UserError
 from microbench.worker import HANG_S, Child, OnStage
 
 if TYPE_CHECKING:
-    from e2e.prediction.prediction import Prediction
+    from e2e.prediction.predictor import Prediction
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
 

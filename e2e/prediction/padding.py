@@ -1,18 +1,15 @@
 """GEMMs and convolutions whose sizes miss the fast Tensor Core kernels, and the same calls padded.
 
-Pure functions of calls and costs.
+Pure functions of calls.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from e2e.aten import Argument, Call, TensorSpec
-from e2e.case import TrainCase
-from e2e.prediction.queue_model import OpCost
 
 # Rows of whole 16-byte words: channels and features are a multiple of 8 in 16-bit types, of 4 in
 # TF32. Images may do with 4 channels where the stride is 2:
@@ -32,21 +29,6 @@ MATRICES = {
 NOUNS = {**dict.fromkeys(CONVOLUTIONS, "channels"), "mm": "features", "addmm": "features"}
 # Where this argument is; strides are three before it, groups two after.
 TRANSPOSED = {"convolution": 6, "convolution_backward": 7}
-
-
-@dataclass(frozen=True)
-class PaddedCase(TrainCase):
-    """A case whose network has channels and features rounded up where that is faster.
-
-    It is predicted, never trained: the network itself would have to change.
-    """
-
-    padded: bool = True
-
-    @property
-    def plain(self) -> TrainCase:
-        """The case of the network without padding."""
-        return TrainCase(**{field.name: getattr(self, field.name) for field in fields(TrainCase)})
 
 
 @dataclass(frozen=True)
@@ -182,61 +164,3 @@ def _dense(shape: Sequence[int], like: TensorSpec) -> tuple[int, ...]:
             stride[dim] = step
             step *= shape[dim]
     return tuple(stride)
-
-
-# ------------------------------------------------------------ a step
-
-# Sizes of channels (dimension 1) and of features (the last one), and what they become.
-Sizes = dict[tuple[int, int], int]
-
-
-def padded_step(
-    ops: Sequence[OpCost],
-    calls: Sequence[Call],
-    tried: Mapping[int, tuple[OpCost, Padding]],
-) -> tuple[OpCost, ...] | None:
-    """The step with those layers padded that gain by it; None where none does.
-
-    `tried` has the cost and the padding of each padded call, by its place in `ops`. Other ops
-    between padded ones take longer in proportion to their larger tensors.
-    """
-    gains_s: dict[str, float] = defaultdict(float)
-    for i, (cost, _) in tried.items():
-        gains_s[ops[i].layer] += ops[i].device_s - cost.device_s
-    chosen = {i: each for i, each in tried.items() if gains_s[ops[i].layer] > 0}
-    if not chosen:
-        return None
-    sizes: Sizes = {}
-    for i, (_, found) in chosen.items():
-        where = 1 if calls[i].operator in CONVOLUTIONS else -1
-        sizes |= {(where, size): padded for size, padded in found.sizes.items()}
-    return tuple(
-        replace(chosen[i][0], padded=chosen[i][1].change)
-        if i in chosen
-        else _grown(op, call, sizes)
-        for i, (op, call) in enumerate(zip(ops, calls, strict=True))
-    )
-
-
-def _grown(op: OpCost, call: Call, sizes: Sizes) -> OpCost:
-    if op.kind == "product" or not op.device_s:
-        return op
-    before = sum(tensor.bytes for tensor in call.tensors)
-    after = sum(tensor.bytes * _growth(tensor, sizes) for tensor in call.tensors)
-    factor = after / before if before else 1.0
-    return replace(
-        op,
-        gpu_s=op.gpu_s * factor,
-        conversion_s=op.conversion_s * factor,
-        busy_s=None if op.busy_s is None else op.busy_s * factor,
-    )
-
-
-def _growth(tensor: TensorSpec, sizes: Sizes) -> float:
-    """How much larger a tensor is when its channels or features are padded."""
-    factor = 1.0
-    for where in (1, -1):
-        if len(tensor.shape) > 1 or (where < 0 and tensor.shape):
-            size = tensor.shape[where]
-            factor *= sizes.get((where, size), size) / max(size, 1)
-    return factor

@@ -1,221 +1,221 @@
-"""Predicts steps that were never run: trace, measure the calls one by one, simulate the queue."""
+"""Predicts steps that were never run: trace one, time its distinct calls alone, add them up."""
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median, quantiles
 
 import torch
 
-from e2e.case import TrainCase
+from e2e.aten import kind_of, why_not
+from e2e.case import FULL, TrainCase
 from e2e.networks import Network
-from e2e.prediction.calibration import calibrated
-from e2e.prediction.framework_overhead import FrameworkOverhead
-from e2e.prediction.host_speed import RecordedSpeed, host_speed_of
-from e2e.prediction.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
-from e2e.prediction.op_timer.op_costs import CallTimer, key_of, step_key
-from e2e.prediction.op_timer.op_timer import OpTime
-from e2e.prediction.op_timer.store import Store
-from e2e.prediction.padding import PaddedCase, padded_step, padding
-from e2e.prediction.prediction import Prediction
-from e2e.prediction.queue_model import GraphCosts, OpCost
-from e2e.prediction.step_profile import (
-    Announce,
-    DoesNotFit,
-    Stages,
-    StepProfile,
-    StepProfiler,
-    free_memory,
-)
-from e2e.prediction.trace.fake_trace import CannotTrace, Trace
-from e2e.prediction.trace.recorder import TracedOp, kind
-from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
+from e2e.prediction.padding import CONVOLUTIONS
+from e2e.prediction.store import Store
+from e2e.prediction.timer import CallTime, PlacedCall, time_calls
+from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace
+from e2e.prediction.trace.recorder import BACKWARD, TracedOp
+from e2e.recipes import algorithms_timed, cannot_run, recipe_of, switch_process
 from e2e.results.types import Predicted
-from e2e.training.speed_readings import HostSpeed, SpeedReading, slowdown_range
+from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
 from kernels.case import Target
 from kernels.error_words import one_line
 
-SECONDS, RECENT_S = 3, 10.0  # that readings of the host speed cover; their age
-COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
+GPU_ERROR = 0.05  # of the GPU's time: the most that tests/validation allows
+MEMORY_ERROR = 0.05  # of a peak: the same
+# Quartiles of a call's rounds further apart than this share of the median: not kept on disk.
+MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
+# What a CPU-bound step launches while the small step of `host_speed` takes REFERENCE_S: the median
+# of 106 published steps at the CPU speed that each had, 138 to 199 in nine of ten of them.
+REFERENCE_LAUNCHES = 167
+NO_KERNELS = "a compiled or captured step is not predicted: a trace shows the kernels of neither"
 FLOAT8 = "steps with FP8 are not predicted: their products are not measured alone"
-NO_GAIN = "no layer gets faster when it is padded"
+
+Announce = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted step of a case, or why there is none.
+
+    `broke`: predicting failed; else the case cannot run, or cannot be predicted.
+    """
+
+    predicted: Predicted | None = None
+    reason: str | None = None
+    broke: bool = False
 
 
 class Predictor:
-    """Predicts cases of one network on one device; each call is measured once.
+    """Predicts cases of one network on one device; each distinct call is measured once.
 
-    `allow_run` and `memory_bytes` are as for StepProfiler. `host_speed` measures the host's launch
-    speed; None: this process's for the device.
+    `memory_bytes`: a step that needs more by over MEMORY_ERROR is not measured; None: any is.
     """
 
     def __init__(
-        self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool,
-        memory_bytes: int | None = None, host_speed: HostSpeed | None = None,
+        self, network: Network, target: Target, classes: int, store: Store,
+        memory_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        self.network = network
-        self.target, self.device = target, torch.device(target.torch_device)
-        self.cuda = target.kind == "cuda"
-        self.host_speed = host_speed or host_speed_of(self.device)
-        self._recorded_speed = RecordedSpeed(self.host_speed)
-        self._readings: tuple[SpeedReading, ...] = ()
-        self._store, self._calls = store, CallTimer(target, store, self._recorded_speed)
-        self._profiler = StepProfiler(
-            network, classes, self._calls, self._recorded_speed,
-            allow_run=allow_run, memory_bytes=memory_bytes,
-        )  # fmt: skip
-        self._graphs = dict(store.captured)
-        self._stages = Stages()
+        self._network, self._target, self._classes = network, target, classes
+        self._store, self._memory_bytes = store, memory_bytes
+        self._device = torch.device(target.torch_device)
+        self._fresh: dict[str, CallTime] = {}  # measured by this process, the unsteady ones too
 
     def predict(self, case: TrainCase, announce: Announce) -> Prediction:
-        """The predicted step of a case, or the reason why there is none.
+        """The predicted step of a case, which does not run, or the reason why there is none.
 
-        Nothing of the network runs, except what `allow_run` permits. The prediction is for the host
-        speed read during measurement or, if nothing had to be measured, the last reading.
-        CaptureFailed when a capture broke off; the process cannot be used any more.
+        Raises what a fault raises that the device does not survive.
         """
-        reason = self._cannot(case)
+        recipe = recipe_of(case)
+        reason = cannot_run(recipe, self._target.kind, self._target.capability)
+        if case.compile or case.graph:
+            reason = NO_KERNELS
+        elif recipe.float8:
+            reason = FLOAT8
         if reason:
-            return Prediction(case, reason=reason)
-        self._stages = Stages()
+            return Prediction(reason=reason)
         try:
-            found = self._prediction(case, announce)
-        except CaptureFailed:
-            raise  # this process can predict nothing more
+            return self._predicted(case, announce)
         except CannotTrace as problem:
-            found = Prediction(case, reason=f"the step cannot be traced: {problem}")
-        except DoesNotFit as problem:
-            found = Prediction(case, reason=str(problem), runs=False)
+            return Prediction(reason=f"the step cannot be traced: {problem}; train it instead")
         except Exception as error:
-            if self.cuda:
-                torch.cuda.synchronize(self.device)  # raises where the device is of no more use
-            found = Prediction(case, reason=one_line(error), broke=True)
-        if self.cuda:
-            self.host_speed.forget()
-            free_memory(self.device)  # leave the memory as it was
-        return found
+            if self._target.kind == "cuda":
+                torch.cuda.synchronize(self._device)  # raises where the device is of no more use
+            return Prediction(reason=one_line(error), broke=True)
+        finally:
+            gc.collect()
+            if self._target.kind == "cuda":
+                torch.cuda.empty_cache()  # leave the memory as it was
 
-    def _prediction(self, case: TrainCase, announce: Announce) -> Prediction:
-        plain = case.plain if isinstance(case, PaddedCase) else case
-        profile = self._profiler.of(plain, self._stages, announce)
-        alone = tuple(self._cost(plain, op, profile.times) for op in profile.traced.ops)
-        ops = alone
-        if isinstance(case, PaddedCase):
-            announce(case.key, "measuring its operations padded")
-            with self._stages.timed("operations"):
-                padded = self._padded(profile.traced, alone)
-            if padded is None:
-                return Prediction(case, reason=NO_GAIN)
-            ops = padded
-        gradients = profile.traced.gradients
-        at_1 = Prediction(plain, ops=ops, notes=profile.notes, gradients=gradients)
-        if plain.graph:
-            captured = self._captured(case, profile, announce)
-            costs = zip(profile.traced.ops, alone, strict=True)
-            of_graph = [cost for op, cost in costs if key_of(plain, op) not in profile.in_situ]
-            at_1 = replace(at_1, ops=captured.ops(of_graph, ops), framework_s=captured.host_s(ops))
-        else:
-            framework = self._framework(case, announce)
-            at_1 = replace(
-                at_1, framework_s=framework.of(profile.traced), host_error=framework.error
-            )
-        at_1 = replace(at_1, speed_readings=self._recent_readings(case, announce))
-        return replace(self._on_this_host(profile, at_1), case=case)
+    def _predicted(self, case: TrainCase, announce: Announce) -> Prediction:
+        began_s = time.perf_counter()
+        announce(case.key, "tracing")
+        traced = trace(self._network, case, self._device, self._classes)
+        traced_s = time.perf_counter() - began_s
+        needed, has = traced.peak_bytes(), self._memory_bytes
+        if has and needed > (1 + MEMORY_ERROR) * has:
+            return Prediction(reason=f"it would need {needed / 1e9:,.1f} GB of the device's "
+                                     f"{has / 1e9:,.1f}")  # fmt: skip
+        times, problems = self._times(traced, partial(announce, case.key))
+        found = predicted_of(traced, times, problems)
+        if self._target.kind == "cuda":
+            announce(case.key, "timing how fast the CPU launches")
+            found = replace(found, gpu_s=found.step_s, host_s=self._host_s(found.launches or 0))
+        else:  # neither the error of its time is known, nor what torch keeps of memory
+            found = replace(found, interval_s=None, memory_bytes=None)
+        timed_s = time.perf_counter() - began_s - traced_s
+        took_s = {"tracing": round(traced_s, 3), "operations": round(timed_s, 3)}
+        return Prediction(replace(found, took_s=took_s))
 
-    def _recent_readings(self, case: TrainCase, announce: Announce) -> tuple[SpeedReading, ...]:
-        """Readings of the host speed since the last prediction. Takes more if they cover fewer than
-        SECONDS seconds and the last ones are older than RECENT_S.
-        """
-        speed_readings = self._recorded_speed.take()
-        before_s = self._readings[-1][0] if self._readings else -math.inf
-        seconds = {int(at_s) for at_s, _ in speed_readings}
-        if len(seconds) < SECONDS and time.perf_counter() > before_s + RECENT_S:
-            announce(case.key, "measuring how fast the host launches")
-            with self._stages.timed("host"):
-                self._recorded_speed.look()
-            speed_readings += self._recorded_speed.take()
-        self._readings = speed_readings or self._readings
-        return self._readings
+    def _times(
+        self, traced: Trace, doing: Callable[[str], object]
+    ) -> tuple[dict[str, CallTime], dict[str, str]]:
+        """Times of distinct calls by key, known or measured now, and why others have none."""
+        case, kind = traced.case, self._target.kind
+        switch_process(recipe_of(case), self._device.type, case.search)
+        times: dict[str, CallTime] = {}
+        problems: dict[str, str] = {}
+        missing: dict[str, PlacedCall] = {}
+        counts = Counter(key_of(case, op) for op in traced.launched)
+        for op in traced.launched:
+            key = key_of(case, op)
+            if key in times or key in problems or key in missing:
+                continue
+            known = self._fresh.get(key) or self._store.get(key)
+            why = why_not(op.call)
+            if known is not None:
+                times[key] = known
+            elif why is not None:
+                problems[key] = why.removeprefix(f"{op.call.name}: ")
+            else:
+                missing[key] = PlacedCall(op.call, counts[key], op.phase == BACKWARD, op.cold)
+        measured = time_calls(self._target, list(missing.values()), doing) if missing else []
+        for key, found in zip(missing, measured, strict=True):
+            if isinstance(found, str):
+                problems[key] = found
+            else:
+                times[key] = self._fresh[key] = found
+        self._store.add({
+            key: times[key]
+            for key in missing
+            if key in times and _is_steady(times[key], kind)
+        })  # fmt: skip
+        return times, problems
 
-    def _captured(self, case: TrainCase, profile: StepProfile, announce: Announce) -> GraphCosts:
-        """The costs of a graph of these calls."""
-        check_capturable(profile.traced, profile.times)
-        key = step_key(profile.traced, profile.alone)
-        if key not in self._graphs:
-            announce(case.key, "measuring its operations captured together")
-            with self._stages.timed("operations"):
-                captured, steady = measure_graph(
-                    self._calls, profile.traced, profile.alone, self._recorded_speed
-                )
-            self._graphs[key] = captured
-            if steady:
-                self._store.keep_captured(key, captured)
-        return self._graphs[key]
+    def _host_s(self, launches: int) -> float | None:
+        """About the CPU's seconds to launch so many kernels, at its speed now; None if unknown."""
+        speed = SmallStepSpeed(self._device)
+        try:
+            return launches / REFERENCE_LAUNCHES * speed.slowdown() * REFERENCE_S
+        except RuntimeError:  # the device has no memory for the small step
+            return None
+        finally:
+            speed.forget()
 
-    def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
-        """The framework overhead of this machine."""
-        framework = self._store.framework
-        if framework is None:
-            announce(case.key, "measuring what the host does around operations")
-            with self._stages.timed("host"):
-                framework = calibrated(self._calls, self._recorded_speed)
-            self._store.keep(framework)
-        return framework
 
-    def _cannot(self, case: TrainCase) -> str | None:
-        if case.compile:
-            return COMPILED
-        if case.graph and not self.cuda:
-            return NO_GRAPHS
-        if recipe_of(case).float8:
-            return FLOAT8
-        return cannot_run(recipe_of(case), self.target.kind, self.target.capability)
+def predicted_of(
+    traced: Trace, times: Mapping[str, CallTime], problems: Mapping[str, str]
+) -> Predicted:
+    """The sum of a step's calls, of which `times` and `problems` have each by key: seconds, bytes.
 
-    # ------------------------------------------------------------ the step
+    The interval is from the least to the largest round, and GPU_ERROR more; None where calls have
+    no time.
+    """
+    keys = [key_of(traced.case, op) for op in traced.launched]
+    known = [times[key] for key in keys if key in times]
+    middle_s = math.fsum(median(one.times_s) for one in known)
+    rounds_s = [
+        math.fsum(one.times_s[number % len(one.times_s)] for one in known)
+        for number in range(max((len(one.times_s) for one in known), default=1))
+    ]
+    ends = ((1 - GPU_ERROR) * min(rounds_s), (1 + GPU_ERROR) * max(rounds_s))
+    launched = zip(traced.launched, keys, strict=True)
+    scratch = {op.call.key: times[key].scratch_bytes for op, key in launched if key in times}
+    return Predicted(
+        middle_s,
+        None if problems else ends,
+        limit=None,
+        speedup={},
+        memory_bytes=traced.peak_bytes(scratch),
+        uncovered=_uncovered(traced, problems),
+        launches=round(sum(one.kernels for one in known)),
+    )
 
-    def _on_this_host(self, profile: StepProfile, at_1: Prediction) -> Prediction:
-        slowdowns = slowdown_range(at_1.speed_readings)
-        predicted = Predicted(
-            0.0, None,  # which depend on the host's speed
-            "gpu" if self.cuda else None,
-            {},
-            profile.memory_bytes if self.cuda else None,
-            profile.uncovered,
-            took_s=self._stages.took_s,
-            from_step=profile.from_step(at_1.at(slowdowns.middle).ops),
-        )  # fmt: skip
-        return replace(at_1, predicted=predicted).predicted_for(slowdowns)
 
-    def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
-        """The ops with those layers padded that gain by it; None where none does."""
-        case = traced.case
-        paddings = {
-            i: found
-            for i, op in enumerate(traced.ops)
-            if (found := padding(op.call, recipe_of(case).tf32)) is not None
-        }
-        larger = {i: replace(traced.ops[i], call=each.call) for i, each in paddings.items()}
-        step = tuple(larger.get(i, op) for i, op in enumerate(traced.ops))
-        times = self._calls.times(replace(traced, ops=step), larger).known
-        tried = {
-            i: (self._cost(case, op, times), paddings[i])
-            for i, op in larger.items()
-            if key_of(case, op) in times
-        }
-        return padded_step(ops, [op.call for op in traced.ops], tried)
+def _uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
+    """The calls without a time, a line per name and reason, for the reader."""
+    missing = Counter(
+        (op.call.name, problems[key])
+        for op in traced.launched
+        if (key := key_of(traced.case, op)) in problems
+    )
+    many = len(traced.launched)
+    return tuple(
+        f"{count} x {name}: {why} ({count} of {many} calls)"
+        for (name, why), count in missing.items()
+    )
 
-    def _cost(self, case: TrainCase, op: TracedOp, times: Mapping[str, OpTime]) -> OpCost:
-        time = times.get(key_of(case, op), OpTime(0.0, 0.0))
-        tensors = op.call.tensors
-        odd = padding(op.call, recipe_of(case).tf32) if self.cuda else None  # of Tensor Cores
-        return OpCost(
-            kind(op), op.phase, op.layer, time.gpu_s, time.host_s,
-            waits=op.waits or time.waits or not self.cuda,  # a CPU's host is its device
-            conversion_s=time.conversion_s,
-            busy_s=time.busy_s,
-            name=op.call.name,
-            dtype=tensors[0].dtype if tensors else "",
-            misaligned=odd.misaligned if odd else "",
-            kernels=time.kernels,
-        )  # fmt: skip
+
+def key_of(case: TrainCase, op: TracedOp) -> str:
+    """The key of a call's time: the call, what the cache does not hold of it, TF32 if on, and the
+    search for a convolution's algorithm unless it is the full one.
+    """
+    recipe = recipe_of(case)
+    tf32 = recipe.tf32 and kind_of(op.call) == "product"
+    search = ""
+    if case.search != FULL and op.call.operator in CONVOLUTIONS:
+        search = "short search" if algorithms_timed(recipe, case.search) else "no search"
+    return " ".join(filter(None, ("tf32" * tf32, search, op.cold.key, op.call.key)))
+
+
+def _is_steady(time: CallTime, kind: str) -> bool:
+    if len(time.times_s) < 2:
+        return False
+    low, middle, high = quantiles(time.times_s, n=4)
+    return high - low <= MAX_SPREAD[kind] * middle

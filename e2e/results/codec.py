@@ -130,8 +130,9 @@ def _predicted_to_json(predicted: Predicted) -> Json:
     data = {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
     if not predicted.terms_ms:
         del data["terms_ms"]
-    if predicted.exchange_s is None:
-        del data["exchange_s"]
+    for name in ("exchange_s", "launches"):
+        if data[name] is None:
+            del data[name]
     return data
 
 
@@ -293,7 +294,7 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit not in (None, *LIMITS, BORDER):
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
-    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes", "exchange_s"):
+    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes", "exchange_s", "launches"):
         if (getattr(predicted, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is {getattr(predicted, name)}")
     for name, ratio in predicted.speedup.items():

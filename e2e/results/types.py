@@ -36,7 +36,7 @@ class StepTimes(Sampled):
     needs to launch a step on an idle GPU, `launches` the step's kernels and copies. Of cases that
     are `fed`: `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
     `loaded_per_s` the images per second of a loader whose batches were discarded meanwhile.
-    `host_pace` is the host's slowdown in between, a ratio (see `e2e.prediction.host_speed`), on a
+    `host_pace` is the host's slowdown in between, a ratio (see `e2e.training.host_speed`), on a
     GPU (in older files where steps were predicted).
 
     Of several `processes` the blocks stand one after another, `median_s` is the geometric mean of
@@ -156,6 +156,10 @@ class Predicted:
     step, if known; its error is not the host speed's. `terms_ms` are the operations' milliseconds
     alone by term of the ledger; {} where they are unknown. `exchange_s` is the part of the step
     that the exchange of gradients adds over several GPUs; None for one GPU.
+
+    Predictions with `launches`, the kernels of a step (0 on a CPU), are the sum of its operations:
+    `step_s` is the GPU's time, there is no `limit`, and `host_s` is about what the CPU needs to
+    launch them.
     """
 
     step_s: float
@@ -172,6 +176,12 @@ class Predicted:
     host_s: float | None = None
     terms_ms: Mapping[str, float] = field(default_factory=dict[str, float])
     exchange_s: float | None = None
+    launches: int | None = None
+
+    @property
+    def of_operations(self) -> bool:
+        """Whether it is the sum of operations: the GPU's time, less than that of a step."""
+        return self.launches is not None
 
     @property
     def efficiency(self) -> float | None:
@@ -179,7 +189,12 @@ class Predicted:
         return None if self.exchange_s is None else 1 - self.exchange_s / self.step_s
 
     def beside(self, step_s: float | None) -> Predicted:
-        """The same with its error (%) against a measured step in seconds; None: not measured."""
+        """The same with its error (%) against a measured step in seconds; None: not measured.
+
+        The GPU's time alone is no step, and has none.
+        """
+        if self.of_operations:
+            return self
         return replace(self, error_pct=100 * (self.step_s / step_s - 1) if step_s else None)
 
 
@@ -368,7 +383,10 @@ class Training:
     @property
     def predicted_per_s(self) -> float | None:
         """Throughput in `unit` per second at the predicted step; None if not predicted."""
-        return self.step_units / self.predicted.step_s if self.predicted else None
+        predicted = self.predicted
+        if predicted is None or predicted.of_operations:
+            return None
+        return self.step_units / predicted.step_s
 
     @property
     def wall_per_s(self) -> float | None:

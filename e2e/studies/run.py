@@ -131,11 +131,11 @@ def _run(task: Task, path: Path, *, quiet: bool) -> None:
     if "zero-gradients" in task.measure:
         words["count_gradients"] = COUNT_EVERY
     if task.kind == "train":
-        instead: dict[str, Any] = {"record": "ledger" in task.measure, "allow_run": True}
+        instead: dict[str, Any] = {"record": "ledger" in task.measure}
     else:
         words.pop("workers", None)
         words.setdefault("loader", "torchvision")
-        instead = {"workers": 0, "record": False, "allow_run": True}
+        instead = {"workers": 0, "record": False}
     requests = [request_of(task.network, words, **instead)]
     if "predict" in task.measure:
         requests.insert(0, request_of(task.network, words, **instead, train=False))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class CallRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._entered = [_Entered("", None)]
         self._modules: dict[int, str] = {}  # by number of the node
         self._thread = threading.get_ident()
@@ -67,14 +68,15 @@ class CallRecorder(TorchDispatchMode):
         """Run a call, record what is needed of it, and return its result."""
 
     @contextmanager
-    def following(self, module: nn.Module) -> Iterator[None]:
+    def following(self, module: nn.Module) -> Generator[None]:
         """Within this context, know which submodule of `module` runs, by forward hooks."""
         handles: list[Any] = []
-        for path, child in module.named_modules():
+        whole: Any = module
+        for path, child in whole.named_modules():
             if path:
                 handles += [
-                    child.register_forward_pre_hook(lambda *_, path=path: self.enter(path)),
-                    child.register_forward_hook(lambda *_: self.leave(), always_call=True),
+                    child.register_forward_pre_hook(partial(self._enter, path)),
+                    child.register_forward_hook(self._leave, always_call=True),
                 ]
         try:
             yield
@@ -82,11 +84,11 @@ class CallRecorder(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
-    def enter(self, path: str) -> None:
+    def _enter(self, path: str, *_: object) -> None:
         """Called before the submodule of this path runs."""
         self._entered.append(_Entered(path, _running_node()))
 
-    def leave(self) -> None:
+    def _leave(self, *_: object) -> None:
         """Called when the submodule entered last has run, or raised."""
         self._entered.pop()
 

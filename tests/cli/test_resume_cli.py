@@ -81,12 +81,6 @@ def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> Non
     assert (found["epochs"], found["iterations"]) == (None, 5)
 
 
-def test_the_two_validates_are_one(tmp_path: Path) -> None:
-    for name in ("validate", "validate-predictions"):
-        file = run_file(tmp_path / f"{name}.json", "halfway", name, "--networks", "gpt")
-        assert training("validate", "--resume", file)["networks"] == "gpt"
-
-
 def test_every_command_with_resume_is_known() -> None:
     """And `ceilings`, whose run file must not be taken for that of a network of this name."""
     found = {
@@ -95,7 +89,7 @@ def test_every_command_with_resume_is_known() -> None:
         for name, command in app.commands.items()
         if any(param.name == "resume" for param in command.params)
     }
-    assert found | {"validate-predictions", "ceilings"} == set(COMMANDS)
+    assert found | {"ceilings"} == set(COMMANDS)
 
 
 def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples.calibration import shallow_models
 from samples.commands import warm_children
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +20,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with warm_children(), shallow_models():
+    with warm_children():
         yield
 
 

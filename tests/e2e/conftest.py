@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
-from e2e.prediction.op_timer.store import Store
+from e2e.prediction.store import Store
 
 
 @pytest.fixture
@@ -19,9 +18,7 @@ def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Of all tests of a file: calls are measured once, and nothing is calibrated."""
+    """Of all tests of a file: calls are measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        store = Store({"name": "a CPU"}, {})
-        store.keep(FrameworkOverhead((1e-5,) * len(COUNTED), 0.0))
-        return store
+        return Store({"name": "a CPU"}, {})

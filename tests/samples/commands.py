@@ -35,7 +35,6 @@ PRELOADED = [
 SMALLER: dict[tuple[str, str], object] = {
     ("e2e.data.sources.generated", "TRAIN"): 1600,
     ("e2e.data.sources.generated", "HELD_OUT"): 400,
-    ("e2e.prediction.calibration", "CALIBRATING_S"): 0.5,
     ("kernels.ceilings.traffic", "COPY_BYTES"): {"cuda": 1 << 30, "cpu": 1 << 22},
     ("microbench.roofline.ceilings", "CALIBRATED_SIZE"): {"cuda": 4096, "cpu": 512},
     ("microbench.roofline.ceilings", "FLOOR_BUDGET_S"): 0.02,
@@ -176,11 +175,8 @@ class _Warm(BaseContext):
 
 
 def _in_environment(environment: dict[str, str], target: Any, args: tuple[Any, ...]) -> None:
-    from samples.calibration import shallow_models
-
     os.environ.clear()
     os.environ.update(environment)
     for (module, name), value in SMALLER.items():
         setattr(import_module(module), name, value)
-    with shallow_models():
-        target(*args)
+    target(*args)

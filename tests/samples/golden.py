@@ -252,7 +252,7 @@ def op_lists(networks: Sequence[str]) -> Iterator[Item]:
                 optimizer=network.optimizer,
             )  # fmt: skip
             found = trace(network, case, torch.device("cpu"), network.classes or 1000)
-            lines = [f"{found.held_bytes} {found.batch_bytes} {found.module_calls}\n"]
+            lines = [f"{found.held_bytes}\n"]
             lines += [f"{op}\n" for op in found.ops]
             yield f"{ops_of(name)} {recipe}", "".join(lines)
 

@@ -48,8 +48,6 @@ COMMANDS = {
               "--workers 1,2 --measure all --budget 0.2",
     "loader": "loader --backend torchvision,gpu-decode --data generated --workers 1 --batch 4 "
               "--budget 0.2",
-    "validate": "validate-predictions --networks cnn-cifar --recipe fp32,amp-bf16 --batch 2,4 "
-                "--budget 0.2",
 }  # fmt: skip
 
 

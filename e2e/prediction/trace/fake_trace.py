@@ -1,7 +1,6 @@
 """The ATen calls of one training step, recorded without running it: under fake tensors.
 
-Nothing is allocated, so a batch larger than the memory can be traced. A network that fake tensors
-cannot follow is recorded from a real step, if the user allows one.
+Nothing is allocated, so a batch larger than the memory can be traced.
 
 Known difference from a real step: a view that is changed in place, as by an in-place dropout after
 a flatten. In the backward pass autograd fills zeros and copies into them (`as_strided`) for a real
@@ -12,23 +11,23 @@ launches.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from e2e.aten import CannotReplay
+from e2e.aten import CannotReplay, kind_of
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.prediction.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
+from e2e.prediction.trace.recorder import Recorder, TracedOp, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
-from e2e.results.exchange import Gradient
 from e2e.training.trainer import Trainer, memory_format, storage
 from kernels.error_words import one_line
 from microbench.network.networks import BuildMode, silent
@@ -38,33 +37,38 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Trace:
-    """One step: its calls in order of launch, and what surrounds them.
+    """One step: its calls in order of launch.
 
-    `held_bytes` are allocated before the step (weights, optimizer state, the batch, gradients of
-    the last step); inputs and targets of a batch are `batch_bytes`. The host's own work grows with
-    `module_calls` and with `weights`, the number of tensors that are updated. `fake`: nothing was
-    run. `gradients` are in the order of the weights.
+    `held_bytes` are allocated before the step: weights, optimizer state, the batch, gradients of
+    the last step.
     """
 
     case: TrainCase
     ops: tuple[TracedOp, ...]
     held_bytes: int
-    batch_bytes: int
-    module_calls: int
-    weights: int
-    fake: bool
-    gradients: tuple[Gradient, ...] = ()
+
+    @cached_property
+    def launched(self) -> tuple[TracedOp, ...]:
+        """The calls that launch something: no views."""
+        return tuple(op for op in self.ops if kind_of(op.call) != "view")
+
+    def peak_bytes(self, scratch: Mapping[str, int] | None = None) -> int:
+        """The most that is allocated at once, in bytes.
+
+        `scratch` has what calls allocate beside their results (workspaces), by key: it is measured,
+        because the trace cannot know it.
+        """
+        scratch = scratch or {}
+        alive = peak = self.held_bytes
+        for op in self.ops:
+            alive -= op.freed
+            peak = max(peak, alive + op.allocated + scratch.get(op.call.key, 0))
+            alive += op.allocated
+        return peak
 
 
 class CannotTrace(Exception):
-    """Fake tensors cannot follow the network; the message is the reason shown to the user.
-
-    `real`: a real step may be recorded instead.
-    """
-
-    def __init__(self, reason: str, *, real: bool = True) -> None:
-        super().__init__(reason)
-        self.real = real
+    """Fake tensors cannot follow the network; the message is the reason shown to the user."""
 
 
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
@@ -84,10 +88,9 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
                 return _recorded(network, case, device, classes, module)
         except CannotTrace:
             raise
-        except CannotReplay as error:
-            raise CannotTrace(str(error), real=False) from error
         except Exception as error:
-            raise CannotTrace(one_line(error)) from error
+            told = isinstance(error, CannotReplay)
+            raise CannotTrace(str(error) if told else one_line(error)) from error
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
@@ -116,21 +119,12 @@ def _recorded(
     weights = list(trainer.module.parameters())
     recorder.hold((*weights, *trainer.module.buffers(), *trainer.optimizer.tensors()))
     recorder.hold(feed.place(None))
-    with _without_cycles(), recorder.following(trainer.module), recorder:
+    with _without_cycles(), recorder:
         trainer.step(feed, recorder.mark)
         held_bytes = recorder.begin()
         trainer.step(feed, recorder.mark)
         ops = recorder.end()
-    trained = tuple(
-        Gradient(name.rpartition(".")[0], weight.numel() * weight.element_size(), str(weight.dtype))
-        for name, weight in trainer.module.named_parameters()
-        if weight.requires_grad
-    )
-    batch_bytes = sum(block_bytes(tensor) for tensor in feed.place(None))
-    return Trace(
-        case, ops, held_bytes, batch_bytes, recorder.module_calls, len(trained),
-        fake=module is not None, gradients=trained,
-    )  # fmt: skip
+    return Trace(case, ops, held_bytes)
 
 
 def fixed_feed(

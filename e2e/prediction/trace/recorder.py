@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.aten import (
@@ -34,7 +35,6 @@ from e2e.aten import (
 )
 from e2e.prediction.trace.fake_tensor_strides import as_when_real
 from kernels.gpus import architecture
-from microbench.network.call_recorder import CallRecorder, Origin
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
 BACKWARD = "backward"
@@ -43,8 +43,8 @@ FINITE, STEPS_DONE = 0.0, 2.0
 FUSED = "aten._fused_"
 # They look at memory, or make a state that torch keeps for the whole process.
 UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
-READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
-COPIES = ("aten._to_copy.", "aten.copy_.")
+READS = "aten._local_scalar_dense.default"  # a value that Python reads
+NOTES = ("prim.", "profiler.")  # questions and marks of ranges: no arithmetic, no launch
 LEAST_COLD = 2**20  # bytes: smaller tensors outside the cache cost latency only
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
@@ -54,8 +54,6 @@ BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 class TracedOp:
     """One ATen call of a step, in order of launch.
 
-    `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
-    `waits`: the host waits for the device here. `saved_for_backward`: autograd makes a node for it.
     `allocated` are the bytes of new storages that it returns, `freed` those released since the call
     before. `cold` is what the device's cache does not hold of it.
     """
@@ -63,22 +61,9 @@ class TracedOp:
     call: Call
     outputs: tuple[TensorSpec, ...]
     phase: str
-    layer: str
-    waits: bool
-    saved_for_backward: bool
     allocated: int
     freed: int
     cold: Cold = WARM
-
-
-def kind(op: TracedOp) -> str:
-    """The kind of work of an op, by `e2e.aten.kind_of`: "product", "view" and others."""
-    return kind_of(op.call, op.outputs)
-
-
-def is_view(op: TracedOp) -> bool:
-    """Whether the op launches no kernel."""
-    return kind(op) == "view"
 
 
 def block_bytes(tensor: Tensor) -> int:
@@ -178,7 +163,7 @@ class Storages:
         return freed
 
 
-class Recorder(CallRecorder):
+class Recorder(TorchDispatchMode):
     """Records each call below autograd. `mark(phase)` ends a phase, called by `Trainer.step`.
 
     `scaled`: a loss scaler reads the gradients before an unfused optimizer is called. `cache_bytes`
@@ -186,18 +171,17 @@ class Recorder(CallRecorder):
     """
 
     def __init__(self, device_type: str, *, scaled: bool = False, cache_bytes: int = 0) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.ops: list[TracedOp] = []
         self._cache = Cache(cache_bytes)
         self.storages = Storages(self._cache)
-        self.module_calls = 0
         self._device_type = device_type
         self._pending: list[TracedOp] = []
         self._last_mark, self._reads, self._scaled = "", 0, scaled
 
     def begin(self) -> int:
         """Start a step; returns the bytes alive before it."""
-        self.ops, self._pending, self.module_calls = [], [], 0
+        self.ops, self._pending = [], []
         self.storages.take_freed()
         self._cache.begin()
         return self.storages.total
@@ -206,11 +190,6 @@ class Recorder(CallRecorder):
         """Note tensors that exist before the first step."""
         for tensor in tensors:
             self.storages.see(tensor, self._device_type)
-
-    def enter(self, path: str) -> None:
-        """A submodule begins to run; counted in `module_calls`."""
-        super().enter(path)
-        self.module_calls += 1
 
     def mark(self, phase: str) -> None:
         """Assign the calls since the last mark to this phase."""
@@ -228,11 +207,17 @@ class Recorder(CallRecorder):
             for i, op in enumerate(self.ops)
         )
 
-    def on_call(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one call and record it. CannotReplay for tensors that cannot be described."""
-        name = str(func)
+        name, kwargs = str(func), kwargs or {}
+        if name.startswith(NOTES):
+            return func(*args, **kwargs)
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
         taken = tensors_among(args, kwargs)
@@ -245,26 +230,22 @@ class Recorder(CallRecorder):
                 call,
                 outputs,
                 phase="",  # set by the next mark
-                layer=origin.module,
-                waits=self._waits(name, args, kwargs, made),
-                saved_for_backward=origin.new_node,
                 allocated=sum(new),
                 freed=freed,
-                cold=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
+                cold=self._touched(call, taken, list(zip(made, new, strict=True))),
             )
         )
         return out
 
     def _touched(
-        self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
-        made: Sequence[tuple[Tensor, int]],
-    ) -> Cold:  # fmt: skip
+        self, call: Call, taken: Sequence[Tensor], made: Sequence[tuple[Tensor, int]]
+    ) -> Cold:
         """The arguments that the cache does not hold; afterwards it holds what the call touched.
 
         A call that touches much more than the cache holds leaves nothing for its next launch.
         """
         cache, number = self._cache, len(self.ops) + len(self._pending)
-        if not cache.size or kind_of(call, outputs) == "view":
+        if not cache.size or kind_of(call) == "view":
             return WARM
         touched: dict[int, int] = {}  # bytes by storage; an argument may be passed twice
         for tensor in (*taken, *(tensor for tensor, _ in made)):
@@ -272,18 +253,19 @@ class Recorder(CallRecorder):
                 most, before = tensor.untyped_storage().nbytes(), touched.get(_storage(tensor), 0)
                 touched[_storage(tensor)] = min(most, before + _touched_bytes(tensor))
         narrow = sum(touched.values()) <= WIDE * cache.size
-        gone = {
-            i: _touched_bytes(tensor) >= LEAST_COLD
+        gone = [
+            i
             for i, tensor in enumerate(taken)
-            if narrow and _storage(tensor) in touched and not cache.holds(_storage(tensor))
-        }
+            if narrow
+            and _touched_bytes(tensor) >= LEAST_COLD
+            and _storage(tensor) in touched
+            and not cache.holds(_storage(tensor))
+        ]
         new = {_storage(tensor) for tensor, size in made if size >= LEAST_COLD} if narrow else ()
         for storage, size in touched.items():
             cache.touch(storage, size, new_of=number if storage in new else None)
-        large, small = (tuple(i for i in gone if gone[i] is size) for size in (True, False))
-        moving = tuple(i for i in movable(call) if i in large) if large else ()
-        found = Cold(moving, cache_bytes=cache.size, small=small)
-        return found if moving or small else WARM
+        moving = tuple(i for i in movable(call) if i in gone) if gone else ()
+        return Cold(moving, cache_bytes=cache.size) if moving else WARM
 
     def _run(
         self, name: str, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -297,18 +279,6 @@ class Recorder(CallRecorder):
             self._reads += 1
             return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
         return as_when_real(func, args, func(*args, **kwargs))
-
-    def _waits(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]
-    ) -> bool:
-        if self._device_type == "cpu":
-            return False
-        if name == READS:
-            return args[0].device.type != "cpu"
-        if not name.startswith(COPIES) or kwargs.get("non_blocking"):
-            return False
-        sources = [arg for arg in args if isinstance(arg, Tensor)]
-        return len({tensor.device.type for tensor in (*sources, *made)}) > 1
 
 
 def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:

@@ -1,1 +1,0 @@
-"""How long each recorded operation takes on the device."""

@@ -1,0 +1,94 @@
+"""Times of calls on disk, so that a second network re-uses what the first one needed.
+
+One file for a device and the versions of the software: a time belongs to the library that was fast
+or slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from e2e.prediction.timer import CallTime
+from kernels.error_words import first_line
+from kernels.files import read_json_file, write_atomically
+from kernels.tuned import slug
+from kernels.user_folders import cache_folder, warn
+from microbench.device.host import cpu_name
+from microbench.results.fields import decode
+
+VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
+FORMAT = 13  # raised when times are taken in another way
+MOST_S = 86_400.0  # no call takes a day
+LOST = "the next run measures again what this one did"
+
+
+class Store:
+    """Times by a call's key. Read once, written when something was added.
+
+    `path` is None where no cache folder is known. Two processes that write at once may lose times,
+    which are measured again.
+    """
+
+    def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
+        made_by = {name: software.get(name) for name in VERSIONS}
+        card = {name: device.get(name) for name in ("power_limit_w", "driver")}
+        on_cpu = device.get("kind") == "cpu"
+        host = (cpu_name(), torch.get_num_threads()) if on_cpu else None
+        facts = json.dumps([FORMAT, card, host, made_by], sort_keys=True)
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        folder = cache_folder("calls")
+        self.path = folder and folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
+        self._times = _read(self.path)
+
+    def get(self, key: str) -> CallTime | None:
+        """The stored time of a call, or None."""
+        return self._times.get(key)
+
+    def add(self, times: Mapping[str, CallTime]) -> None:
+        """Store times of calls. A disk that cannot be written only costs the next run its time."""
+        if not times:
+            return
+        self._times = _read(self.path) | self._times | dict(times)
+        if self.path is None:
+            warn(f"no home folder is known: {LOST}")
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = {key: asdict(time) for key, time in self._times.items()}
+            write_atomically(self.path, json.dumps({"calls": content}))
+        except OSError as error:
+            warn(f"{self.path} cannot be written ({error.strerror}): {LOST}")
+
+
+def _read(path: Path | None) -> dict[str, CallTime]:
+    """The contents of the file; what cannot be read is measured again, and a warning says so."""
+    found: dict[str, CallTime] = {}
+    faults: list[str] = []
+    try:
+        content: Any = read_json_file(path) if path else {"calls": {}}
+        for key, entry in cast("dict[str, object]", content["calls"]).items():
+            try:
+                time: CallTime = decode(CallTime, entry, key)
+                if not time.times_s or not all(0 < each_s <= MOST_S for each_s in time.times_s):
+                    raise ValueError(f"{key}.times_s is {time.times_s}")
+                if min(time.kernels, time.scratch_bytes) < 0:
+                    raise ValueError(f"{key} has fewer than 0 kernels or bytes")
+                found[key] = time
+            except (ValueError, OverflowError) as error:
+                faults.append(first_line(error))
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # nothing has been kept
+    except OSError as error:
+        faults.append(error.strerror or str(error))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        faults.append(first_line(error))
+    if faults:
+        warn(f"{path} has entries that cannot be read ({faults[0]}): they are measured again")
+    return found

@@ -1,0 +1,271 @@
+"""Times calls one by one: on a GPU by the profiler, on a CPU by the clock.
+
+What a step's kernels take depends on what runs beside them. So a round launches every call as often
+as the step does, in which the GPU draws the step's power; arguments that the step would not find in
+the cache are not there; calls of the backward pass are launched by autograd's thread, for which
+cuDNN has searched its algorithms. The profiler's times have no gaps between kernels in them, as the
+busy time of a training (`StepTimes.busy_s`) has none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from e2e.aten import WARM, Call, CannotReplay, Cold, Pool, Replay, materialise, reserve
+from e2e.training.step_timer import union_s
+from kernels.case import Target
+from kernels.error_words import first_line, one_line
+from microbench.device.profiler import KernelTime, record
+
+ROUNDS = 5
+SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
+SETTLING_ROUNDS = 2  # at least
+LEAST, LEAST_LONG = 5, 2  # launches of a call in a round; of a long one
+LONG_S = 1e-3
+CPU_LAUNCHES = 5
+MARK = "empty"  # the kernel of `microbench.timing.instruments` that is launched before a call
+TOO_LARGE = "it alone needs more memory than there is"
+
+
+@dataclass(frozen=True)
+class PlacedCall:
+    """A call, and how a step launches it: how often, whether in its backward pass, what is cold."""
+
+    call: Call
+    count: float = 1
+    backward: bool = False
+    cold: Cold = WARM
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """Device seconds of one launch, one a round; a CPU has no `kernels` (with copies).
+
+    `scratch_bytes` are allocated during the call, beside its results.
+    """
+
+    times_s: tuple[float, ...]
+    kernels: float = 0.0
+    scratch_bytes: int = 0
+
+
+def time_calls(
+    target: Target, calls: Sequence[PlacedCall], doing: Callable[[str], object] = len
+) -> list[CallTime | str]:
+    """The time of each call or, in one line, why it has none. Calls alternate in ROUNDS rounds.
+
+    `doing` is called with the name of each part as it begins. Raises what a fault raises that the
+    device does not survive.
+    """
+    found: list[CallTime | str] = [TOO_LARGE] * len(calls)
+    device = torch.device(target.torch_device)
+    pool, fit = _pool(device, calls)
+    doing("launching its operations for the first time")
+    ready: list[_Ready] = []
+    for place in fit:
+        try:
+            one = _Ready(place, calls[place], materialise(calls[place].call, device, pool,
+                                                          calls[place].cold))  # fmt: skip
+            _in_thread(one.placed.backward, device, partial(_meet, one, device))
+            ready.append(one)
+        except torch.OutOfMemoryError:
+            pass
+        except CannotReplay as problem:
+            found[place] = first_line(problem).removeprefix(f"{calls[place].call.name}: ")
+        except Exception as error:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # raises where it is of no more use
+            found[place] = one_line(error)
+    doing("timing its operations")
+    timed = _on_gpu(target, device, ready) if device.type == "cuda" else _on_cpu(ready)
+    for one in ready:
+        found[one.place] = timed.get(one.place, "the profiler saw no kernel of it")
+    return found
+
+
+@dataclass
+class _Ready:
+    """A call that was launched once; `launches` of it make a block."""
+
+    place: int
+    placed: PlacedCall
+    replay: Replay
+    scratch_bytes: int = 0
+    launches: int = 1
+
+
+def _pool(device: torch.device, calls: Sequence[PlacedCall]) -> tuple[Pool, list[int]]:
+    """Memory for the largest call, and the places of the calls that the device can hold."""
+    fit = list(range(len(calls)))
+    while True:
+        pool = Pool(device)
+        try:
+            reserve([(calls[place].call, calls[place].cold) for place in fit], pool)
+            return pool, fit
+        except torch.OutOfMemoryError:
+            fit.remove(max(fit, key=lambda place: sum(t.bytes for t in calls[place].call.tensors)))
+
+
+def _meet(one: _Ready, device: torch.device) -> None:
+    """The first launches: they search algorithms, then show memory and, roughly, time."""
+    one.replay.launch()
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    began_s = time.perf_counter()
+    kept = one.replay.launch()
+    torch.cuda.synchronize(device)
+    took_s = time.perf_counter() - began_s
+    after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    del kept
+    one.scratch_bytes = peak - max(before, after)
+    one.launches = max(round(one.placed.count), LEAST_LONG if took_s > LONG_S else LEAST)
+    one.replay.restore()
+
+
+# ---------------------------------------------------------------- by the clock
+
+
+def _on_cpu(ready: Sequence[_Ready]) -> dict[int, CallTime]:
+    """A CPU runs a call before it returns: all of the time is the device's."""
+    rounds = [[_clocked(one) for one in ready] for _ in range(CPU_LAUNCHES)]
+    return {
+        one.place: CallTime(times)
+        for one, times in zip(ready, zip(*rounds, strict=True), strict=True)
+    }
+
+
+def _clocked(one: _Ready) -> float:
+    """Seconds of a launch on fresh content."""
+    one.replay.restore()
+    began_s = time.perf_counter()
+    one.replay.launch()
+    return time.perf_counter() - began_s
+
+
+# ---------------------------------------------------------------- by the profiler
+
+
+def _on_gpu(target: Target, device: torch.device, ready: Sequence[_Ready]) -> dict[int, CallTime]:
+    from microbench.timing.instruments import Instruments
+
+    if not ready:
+        return {}
+    empty = Instruments(target.index, 16, target.sm_count).launch_empty  # nothing is flushed
+    owners: list[int | None] = []  # of marks
+
+    def mark(owner: int | None) -> None:
+        owners.append(owner)
+        empty()
+
+    def launch_all() -> None:
+        for backward in (False, True):
+            some = [one for one in ready if one.placed.backward is backward]
+            if some:
+                _in_thread(backward, device, partial(_blocks, some, mark))
+
+    began_s = time.perf_counter()
+    settling = 0
+    while settling < SETTLING_ROUNDS or time.perf_counter() - began_s < SETTLE_S:
+        launch_all()
+        torch.cuda.synchronize(device)
+        settling += 1
+    owners.clear()
+    kernels = record(lambda: [launch_all() for _ in range(ROUNDS)])
+    by_place = kernels_of(kernels, owners)
+    return {
+        one.place: CallTime(
+            tuple(launch_s(row, one.launches) for row in by_place[one.place]),
+            fmean(len(row) for row in by_place[one.place]) / one.launches,
+            one.scratch_bytes,
+        )
+        for one in ready
+        if by_place.get(one.place)
+    }
+
+
+def _blocks(ready: Sequence[_Ready], mark: Callable[[int | None], None]) -> None:
+    """A block of launches of each call, after a mark."""
+    for one in ready:
+        mark(one.place)
+        for _ in range(one.launches):
+            one.replay.launch()
+    mark(None)
+    for one in ready:
+        one.replay.restore()
+
+
+def kernels_of(
+    seen: Sequence[KernelTime], owners: Sequence[int | None]
+) -> Mapping[int, list[list[KernelTime]]]:
+    """The kernels between each mark and the next, in order, by the owner of the mark.
+
+    `owners` has one entry per launched mark: the call that follows, None for kernels of no call. If
+    the profile begins late, the first owners are dropped: CUPTI loses the first kernels after a
+    rest. Empty if the profile has more marks than owners.
+    """
+    rows: list[list[KernelTime]] = []
+    for kernel in seen:
+        if kernel.name == MARK:
+            rows.append([])
+        elif rows:
+            rows[-1].append(kernel)
+    found: dict[int, list[list[KernelTime]]] = {}
+    if len(rows) > len(owners):
+        return found
+    for owner, row in zip(owners[len(owners) - len(rows) :], rows, strict=True):
+        if owner is not None and row:
+            found.setdefault(owner, []).append(row)
+    return found
+
+
+def launch_s(kernels: Sequence[KernelTime], launches: int) -> float:
+    """Seconds in which a kernel runs, of one of a block's launches.
+
+    The first launch finds the cache as another call left it, so it does not count, if there are
+    others and each has as many kernels.
+    """
+    each, rest = divmod(len(kernels), launches)
+    if rest or launches == 1:
+        return union_s(kernels) / launches
+    return fmean(union_s(kernels[i : i + each]) for i in range(each, len(kernels), each))
+
+
+# ---------------------------------------------------------------- threads
+
+
+def _in_thread(backward: bool, device: torch.device, work: Callable[[], object]) -> None:
+    """Run the work here, or in autograd's thread for the device; raises what it raises.
+
+    cuDNN searches algorithms once per thread of a process: a training that follows finds them.
+    """
+    if not backward:
+        work()
+        return
+    with torch.enable_grad():
+        root = torch.zeros((), device=device, requires_grad=True)
+        output = _Backward.apply(root, work)
+    torch.autograd.backward(output, torch.ones((), device=device))
+
+
+class _Backward(torch.autograd.Function):
+    """An autograd function whose backward pass only runs the given work."""
+
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
+        ctx.work = work
+        return root.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.work()
+        return None, None
