@@ -30,7 +30,6 @@ from e2e.report.plot_waterfall import waterfall_panels
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.chart import FEWEST_SIZES
 from microbench.report.drawing_style import INK, library, panel_title, styled
 from microbench.results.types import Json, Run
 
@@ -66,6 +65,7 @@ def training_chart(run: Run) -> Any:
 
 
 MOST_ROWS = 60
+FEWEST_SIZES = 3  # batch sizes of a curve
 TEXT_ROOM = 1.5  # times the longest bar, for the text after it
 LOST = "not converged"
 

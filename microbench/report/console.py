@@ -11,12 +11,11 @@ from kernels import OPS
 from microbench import fmt
 from microbench.report import notes
 from microbench.report.arms import arms_of, groups_of, states_of
-from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.peak_table import is_peak, peak_table, peak_verdict
 from microbench.report.run_table import run_table, wide_table
-from microbench.report.screen import WIDTH, prose_width
+from microbench.report.screen import prose_width
 from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table
 from microbench.report.table import screen
 from microbench.results.kinds import reports
@@ -36,7 +35,7 @@ MOST_SENTENCES = 13  # of a summary's verdict: its table says the rest
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
-    """Print header, table, chart, verdict and warnings; kernels before trainings.
+    """Print header, table, verdict and warnings; kernels before trainings.
 
     `details` adds the reason for every result.
     """
@@ -67,8 +66,6 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
     if not brief:
         of = "each case" if details else fmt.listed([*map(fmt.clean, arms_of(run).asked)])
         _section(console, notes.whys(run, details), f"What limits {of}")
-    if not run.network:
-        _section(console, chart(run, min(width, WIDTH)))
     if run.network:
         _section(console, layers_summary(run, run.network), "In short")
     else:

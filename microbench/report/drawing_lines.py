@@ -12,7 +12,6 @@ from kernels import OPS
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.arms import limits_of, rate_unit
-from microbench.report.canvas import log_ticks
 from microbench.report.drawing_style import (
     COLOURS,
     FAINT,
@@ -72,13 +71,21 @@ def _panel(alt: Any, panel: Panel, lines: Lines) -> Any:
         "rate:Q",
         title=lines.unit,
         scale=alt.Scale(type="log", domain=list(lines.y_range), nice=False),
-        axis=alt.Axis(values=log_ticks(*lines.y_range), format="~g"),
+        axis=alt.Axis(values=_ticks(*lines.y_range), format="~g"),
     )
     x = _sizes(alt, lines)
     width, height = lines.size
     return alt.layer(
         *_rules(alt, y, lines), *_curves(alt, x, y, panel, lines), *_texts(alt, panel, lines)
     ).properties(width=width, height=height, title=panel_title(alt, panel.title))
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, 20, ... within the limits; only powers of ten over more than four decades."""
+    digits = (1, 2, 5) if high / low < 10**4 else (1,)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = (digit * 10.0**exponent for exponent in exponents for digit in digits)
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _sizes(alt: Any, lines: Lines) -> Any:
