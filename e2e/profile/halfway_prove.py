@@ -1,27 +1,24 @@
 """Try what may be slow in a training step, one change at a time, in the training that runs.
 
-halfway_watch.py uses this file for --prove, and both are copied together. Like it, this file needs
+halfway_watch.py loads this file for --prove, and both are copied together. Like it, this file needs
 the standard library and torch alone (Python 3.9 or newer, torch 2.0 or newer).
 
 Steps as they are (A) and steps with one change (B) run in blocks, in the order A B B A. Only times
-are written; what they mean is said by `halfway diagnose`, in another process. Where the training
-goes on afterwards, its weights, optimizers, loss scaler, random numbers and batches are those that
-it would have had.
+are written; `halfway diagnose` says what they mean, in another process. The script ends afterwards:
+its weights and its batches are not those that it would have had.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
-import gzip
 import json
 import os
-import random
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,18 +30,16 @@ torch: Any = installed  # any version from 2.0 on: their names differ
 pytree: Any = _pytree
 loaders: Any = dataloader
 
-KEY = "halfway_proved"  # of the results in the trace
-SCOUTED = 3  # steps in which is seen what there is to change
+COUNTED = 2  # steps that are inspected, after one that shows the model
 ROUNDS, LEAST_ROUNDS = 6, 3  # pairs of blocks, one as it is and one changed
 DISCARDED = 2  # steps at the start of a block
 BLOCK_S, LEAST_STEPS, MOST_STEPS = 0.5, 3, 10  # of a block: its time, and its steps at least, most
 MOST_S = 20.0  # of one change: then no further round begins
-LITTLE = 0.01  # of a step: data loading below it is not worth trying
-MOST_KEPT_BYTES = 4 << 30  # of batches that are kept for the training that goes on
 SAME_STEP = 4  # times as many batches as in other steps: it is no longer a training step
 ENDED = "the script ended first"
 COMPILED = "the model is compiled"
-GOES_ON = "it might break a training that goes on"
+READS = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")  # each waits for the device
+ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # as torch.backends.cuda names back ends
 
 Steps = Generator[None, None, Any]  # goes on at the end of each step
 Function = Callable[..., Any]
@@ -54,133 +49,115 @@ class Prover:
     """Runs the changes as `step` is called at the end of each step, until `done`.
 
     `mark` and `seconds` are a clock: a mark, and the seconds between two. `bare_s` is about a
-    step's time. `goes_on`: the training is to continue as if nothing had been tried. `keep` is
-    called with the results, as plain data.
+    step's time. `keep` is called with the results after each change, as plain data. `only` names
+    the changes to try, and then in few steps. `compiled`: torch.compile has compiled the model.
     """
 
     def __init__(
-        self, mark: Function, seconds: Function, bare_s: float, goes_on: bool, keep: Function
-    ) -> None:
+        self, mark: Function, seconds: Function, bare_s: float, keep: Function,
+        only: tuple[str, ...] | None = None, *, compiled: bool,
+    ) -> None:  # fmt: skip
         self._mark, self._seconds, self._keep = mark, seconds, keep
-        self._steps = min(MOST_STEPS, max(LEAST_STEPS, round(BLOCK_S / max(bare_s, 1e-9))))
-        self._bare_s, self._goes_on = bare_s, goes_on
-        self._state = State() if goes_on else None
-        self._schedules = _stopped_schedules()
-        self._feed = Feed(goes_on)
-        self._found: list[dict[str, Any]] = []
-        self._failed: dict[str, str] = {}
-        self._now: Trial | None = None
+        self._rounds, self._steps = LEAST_ROUNDS, LEAST_STEPS
+        if only is None:
+            in_time = round(BLOCK_S / max(bare_s, 1e-9))
+            self._rounds, self._steps = ROUNDS, min(MOST_STEPS, max(LEAST_STEPS, in_time))
+        self._tried: list[dict[str, Any]] = []
+        self._not_tried = {name: ENDED for name in TRIALS if only is None or name in only}
+        self._now = ""  # what is being tried
         self.done = False
         self.steps = 0  # that have been used
-        self._plan = self._run()
+        self._plan = self._run(Scene(compiled))
         next(self._plan)
 
     def step(self) -> None:
         """Call it at the end of each step."""
         self.steps += 1
-        self._feed.step()
         try:
             next(self._plan)
         except StopIteration:
             self.end()
 
     def end(self, why: str = ENDED) -> None:
-        """Put everything back, and hand over what was found. `why` no more can be tried."""
+        """Put everything back, and hand over what was found. `why` the change of now ended."""
         if self.done:
             return
         self.done = True
-        if self._now is not None:
-            self._failed[self._now.name] = why
+        if self._now:
+            self._not_tried[self._now] = why
         self._plan.close()
-        self._feed.end()
-        for patch in self._schedules:
-            patch.remove()
-        if self._state is not None:
-            self._state.restore()
         self._hand_over()
 
     def _hand_over(self) -> None:
-        self._keep({"steps": self.steps, "tried": self._found, "not_tried": self._failed})
+        self._keep({"steps": self.steps, "tried": self._tried, "not_tried": self._not_tried})
 
-    # ------------------------------------------------------------ the plan
+    def _run(self, scene: Scene) -> Steps:
+        loading = _patched(loaders._BaseDataLoaderIter, "__next__", scene.feed.next)
+        hook: Any = torch.nn.modules.module.register_module_forward_pre_hook
+        with _schedules_stopped(), loading:
+            with nullcontext() if scene.compiled else hook(scene.choose_model):
+                yield from scene.steps(1)
+            with nullcontext() if scene.compiled else scene.counting():
+                yield from scene.steps(COUNTED)
+            scene.feed.choose(1 + COUNTED)
+            for name in list(self._not_tried):
+                self._now = name
+                yield from self._try(name, TRIALS[name], scene)
+                self._now = ""
+                self._hand_over()
 
-    def _run(self) -> Steps:
-        scene = Scene(self._feed, self._bare_s)
+    def _try(self, name: str, trial: Trial, scene: Scene) -> Steps:
+        """The rounds of one change. An exception of the change itself is why it was not tried."""
+        times_s: dict[bool, list[list[float]]] = {False: [], True: []}  # as it is, changed
+        change = trial.words.format(scene)
         try:
-            for _ in range(SCOUTED):
-                yield
-                scene.step()
-        finally:
-            scene.leave()
-        self._feed.choose(SCOUTED)
-        for kind in TRIALS:
-            trial = kind(scene)
-            why = COMPILED if trial.eager and scene.compiled else None
-            why = why or (GOES_ON if trial.risky and self._goes_on else trial.why_not())
-            if why:
-                self._failed[trial.name] = why
-            if why is None:
-                if trial.risky:
-                    self._hand_over()  # it may be the last one
-                self._now = trial
-                yield from self._try(trial)
-                self._now = None
-
-    def _try(self, trial: Trial) -> Steps:
-        """The turns of one change, and what they took."""
-        as_is: list[list[float]] = []
-        changed: list[list[float]] = []
-        began_s = time.perf_counter()
-        try:
-            for number in range(ROUNDS):
+            why = COMPILED if trial.eager and scene.compiled else trial.when(scene)
+            if why is None and trial.may_break:
+                self._hand_over()  # a crash must not take what was found before
+                why = scene.rehearse(trial)
+            if why is not None:
+                self._not_tried[name] = why
+                return
+            began_s = time.perf_counter()
+            for number in range(self._rounds):
                 if number >= LEAST_ROUNDS and time.perf_counter() - began_s > MOST_S:
                     break
                 for turn in (False, True) if number % 2 == 0 else (True, False):
-                    times = yield from self._block(trial, turn)
-                    (changed if turn else as_is).append(times)
-        except Exception as error:  # of the change itself: the script's do not come by here
-            self._failed[trial.name] = _first_line(error)
+                    scene.feed.resident = trial.resident
+                    with trial.change(scene) if turn else nullcontext():
+                        times_s[turn].append((yield from self._block(scene)))
+        except Exception as error:  # the script's do not come by here
+            self._not_tried[name] = _one_line(error)
         finally:
-            rounds = min(len(as_is), len(changed))
-            if self._feed.dry and not trial.resident:
-                self._failed[trial.name] = self._feed.dry
-            elif rounds >= LEAST_ROUNDS:
-                self._found.append({
-                    "name": trial.name, "change": trial.change,
-                    "as_is_s": as_is[:rounds], "changed_s": changed[:rounds],
+            rounds = min(map(len, times_s.values()))
+            if rounds >= LEAST_ROUNDS:
+                resident = trial.resident and scene.feed.main is not None
+                self._tried.append({
+                    "name": name, "change": change, "resident": resident,
+                    "as_is_s": times_s[False][:rounds], "changed_s": times_s[True][:rounds],
                 })  # fmt: skip
-                self._failed.pop(trial.name, None)
+            if rounds >= LEAST_ROUNDS or not self._not_tried[name]:
+                del self._not_tried[name]
 
-    def _block(self, trial: Trial, turn: bool) -> Steps:
-        self._feed.resident = trial.resident
-        with trial.working() if turn else nullcontext():
-            for _ in range(DISCARDED):
-                yield
-                trial.step()
-            marks = [self._mark()]
-            for _ in range(self._steps):
-                yield
-                trial.step()
-                marks.append(self._mark())
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        ends = iter(marks[1:])
-        return [self._seconds(begin, end) for begin, end in zip(marks, ends)]  # noqa: B905
+    def _block(self, scene: Scene) -> Steps:
+        """Seconds of each step."""
+        yield from scene.steps(DISCARDED)
+        marks = [self._mark()]
+        for _ in range(self._steps):
+            yield from scene.steps(1)
+            marks.append(self._mark())
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return [self._seconds(*pair) for pair in zip(marks, marks[1:])]  # noqa: B905, RUF007
 
 
-def add_to(path: str, found: dict[str, Any]) -> None:
-    """Put results into a trace file, at its head. OSError where it cannot be written."""
-    packed = path.endswith(".gz")
+def write_beside(trace: str, found: dict[str, Any]) -> None:
+    """Write results beside a trace: run.json.gz -> run.proofs.json. OSError where that fails."""
+    path = trace.removesuffix(".gz").removesuffix(".json") + ".proofs.json"
     partial = f"{path}.{os.getpid()}.part"
-    with (gzip.open if packed else open)(path, "rb") as source:
-        text = source.read()
-    head, _, tail = text.partition(b"{")
-    if tail.startswith(f'"{KEY}":'.encode()):  # what was found before has a line of its own
-        tail = tail.partition(b"\n")[2]
-    line = json.dumps({KEY: found}, separators=(",", ":")).encode()
     try:
-        with (gzip.open if packed else open)(partial, "wb") as target:
-            target.write(head + line[:-1] + b",\n" + tail)
+        with open(partial, "w", encoding="utf-8") as file:
+            json.dump(found, file, separators=(",", ":"))
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -191,817 +168,271 @@ def add_to(path: str, found: dict[str, Any]) -> None:
 
 
 class Scene:
-    """What some steps do: the model and its inputs, autocast, reads of the device, optimizers."""
+    """The step inspector: the model and its inputs, autocast, reads of the device, optimizers.
 
-    def __init__(self, feed: Feed, bare_s: float) -> None:
-        self.feed, self.bare_s = feed, bare_s
+    `at_end` is called at the end of each step. Compiled code is not inspected: who looks on would
+    have it compiled again.
+    """
+
+    def __init__(self, compiled: bool) -> None:
+        self.compiled = compiled
+        self.other_benchmark = not torch.backends.cudnn.benchmark
+        self.feed = Feed()
+        self.at_end: list[Callable[[], None]] = []
+        # By the type: asking an object for its class may run code of proxies.
+        optimizer: Any = torch.optim.Optimizer
+        self.optimizers: list[Any] = [
+            found for found in gc.get_objects() if issubclass(type(found), optimizer)
+        ]
+        self.awaited = "cuda"  # a read waits for tensors there
         self.model: Any = None
         self.inputs: tuple[Any, ...] = ()
         self.named_inputs: dict[str, Any] = {}
-        self.calls = 0  # of the model
-        self.autocast: tuple[str, Any] | None = None  # around it: the device's kind, the type
-        self.entered = 0  # outermost enabled autocasts
-        self.compiled = _is_compiled()
-        self.optimizers = _alive(torch.optim.Optimizer)
-        self._depth = self._inside = 0
-        self._largest, self._noting = -1, False
-        self._handles: list[Any] = []
-        if self.compiled:
-            return  # who looks on would have it compiled again
-        self.reads = Reads(replay=False)
-        hooks = torch.nn.modules.module
-        self._handles = [
-            self.reads,
-            hooks.register_module_forward_pre_hook(self._enter),
-            _always(hooks.register_module_forward_hook, self._leave),
-            Patch(torch.autocast, "__enter__", self._entered),
-            Patch(torch.autocast, "__exit__", self._exited),
-        ]
+        self.autocast_dtype: Any = None  # around the model; None without autocast
+        # In the counted steps: calls of the model, outermost autocasts, reads, calls of attention.
+        self.calls = self.autocasts = self.reads = self.attentions = 0
+        self.graphed: Function | None = None
+        self._largest = (False, -1)
 
     @property
-    def cuda(self) -> bool:
-        """Whether the model is on a GPU."""
-        return self.device.type == "cuda"
+    def device(self) -> str:
+        """Where the model's first parameter is; a GPU in use where no model is known."""
+        for parameter in self.model.parameters() if self.model is not None else ():
+            return parameter.device.type
+        return "cuda" if torch.cuda.is_initialized() else "cpu"
 
-    @property
-    def device(self) -> Any:
-        """Of the model's first parameter; a GPU that is in use where no model is known."""
-        found = next(self.model.parameters(), None) if self.model is not None else None
-        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
-        return found.device if found is not None else torch.device(kind)
+    def steps(self, count: int) -> Steps:
+        """Let the training make them."""
+        for _ in range(count):
+            yield
+            self.feed.taken = 0
+            for call in self.at_end:
+                call()
 
-    def step(self) -> None:
-        """The end of a step; from now on the model's inputs are looked at."""
-        self._depth = 0
-        if self.model is not None and not self._noting:
-            self._noting = True
-            note = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
-            self._handles.append(note)
+    def choose_model(self, module: Any, _inputs: Any) -> None:
+        """Take the largest module that is called for the model, with gradients if there are any."""
+        size = torch.is_grad_enabled(), sum(p.numel() for p in module.parameters())
+        if size > self._largest:
+            self._largest, self.model = size, module
 
-    def leave(self) -> None:
-        """Take everything away that looks on."""
-        for handle in self._handles:
-            handle.remove()
+    @contextmanager
+    def counting(self) -> Generator[None]:
+        """Count what happens in the steps, and keep the model's last inputs."""
+        with ExitStack() as back:
+            for name in READS:
+                back.enter_context(_patched(torch.Tensor, name, self._read))
+            back.enter_context(_patched(torch.autocast, "__enter__", self._entered))
+            functional, attention = torch.nn.functional, "scaled_dot_product_attention"
+            back.enter_context(_patched(functional, attention, self._attention))
+            if self.model is not None:
+                back.enter_context(_patched(self.model, "forward", self._called))
+            yield
 
-    def forward(self) -> Any:
-        """Forward and backward once, to see whether the model takes a change. Raises what it does.
-
-        Gradients are those of before.
-        """
+    def rehearse(self, trial: Trial) -> str | None:
+        """Why the model does not run with a change; None where it does. Gradients stay."""
         grads = [(p, p.grad) for p in self.model.parameters()]
-        for parameter, _ in grads:
-            parameter.grad = None
         try:
-            with self.as_called():
+            for parameter, _ in grads:
+                parameter.grad = None
+            with trial.change(self), self.as_called(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 found = self.model(*_detached(self.inputs), **_detached(self.named_inputs))
-            outputs = [t for t in _tensors(found) if t.requires_grad]
-            if outputs:
-                torch.autograd.backward([t.float().mean() for t in outputs])
+                outputs = [t for t in _tensors(found) if t.requires_grad]
+                if outputs:
+                    torch.autograd.backward([t.float().mean() for t in outputs])
+        except Exception as error:
+            return f"the model does not run with it: {_one_line(error)}"
         finally:
             for parameter, grad in grads:
                 parameter.grad = grad
+        return None
 
     def as_called(self, **options: Any) -> Any:
         """The autocast that was around the model."""
-        if self.autocast is None:
+        if self.autocast_dtype is None:
             return nullcontext()
-        kind, dtype = self.autocast
-        return torch.autocast(kind, dtype, **options)
+        return torch.autocast(self.device, self.autocast_dtype, **options)
 
-    def _enter(self, module: Any, _inputs: Any) -> None:
-        self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled():
-            return
-        count = sum(p.numel() for p in module.parameters())
-        if count > self._largest and not self._noting:
-            self._largest, self.model = count, module
-
-    def _leave(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-
-    def _note(self, _module: Any, inputs: Any, named: Any) -> None:
-        self.inputs, self.named_inputs = inputs, named
+    def _called(self, original: Function, *given: Any, **named: Any) -> Any:
+        self.inputs, self.named_inputs = given, named
         self.calls += 1
-        kind = self.device.type
-        self.autocast = (kind, _autocast_dtype(kind)) if _autocast_is_on(kind) else None
+        self.autocast_dtype = _autocast_dtype(self.device)
+        return original(*given, **named)
+
+    def _read(self, original: Function, tensor: Any, *rest: Any, **named: Any) -> Any:
+        self.reads += tensor.device.type == self.awaited
+        return original(tensor, *rest, **named)
+
+    def _attention(self, original: Function, *given: Any, **named: Any) -> Any:
+        self.attentions += 1
+        return original(*given, **named)
 
     def _entered(self, original: Function, autocast: Any) -> Any:
-        if autocast._enabled:
-            self.entered += self._inside == 0
-            self._inside += 1
+        self.autocasts += autocast._enabled and _autocast_dtype(autocast.device) is None
         return original(autocast)
-
-    def _exited(self, original: Function, autocast: Any, *rest: Any) -> Any:
-        if autocast._enabled:
-            self._inside = max(0, self._inside - 1)
-        return original(autocast, *rest)
 
 
 class Feed:
-    """Stands between DataLoaders and the loop: hands out one batch again and again, if `resident`.
+    """Stands between DataLoaders and the loop: if `resident`, one batch comes again and again."""
 
-    Where the training goes on, batches that were used meanwhile are handed out again later. A
-    loader in the training's own process loads them again, so that random numbers agree too.
-    """
-
-    def __init__(self, goes_on: bool) -> None:
+    def __init__(self) -> None:
         self.resident = False
-        self.dry = ""  # why batches did not suffice
-        self.wait_s = 0.0  # in a step
         self.main: int | None = None  # the source of training batches
-        self._goes_on, self._proving = goes_on, True
-        self._counts: dict[int, int] = {}
-        self._waits_s: dict[int, float] = {}
-        self._batches: dict[int, Any] = {}
-        self._kept: dict[int, tuple[Any, deque[Any]]] = {}
-        self._kept_bytes = 0
-        self._this_step, self._a_step = 0, 1.0
-        self._patch = Patch(loaders._BaseDataLoaderIter, "__next__", self._next)
-
-    def step(self) -> None:
-        """The end of a step."""
-        self._this_step = 0
+        self.taken, self._most = 0, 0.0  # how often the batch was handed out in this step
+        self._counts: Counter[int] = Counter()
+        self._batch: tuple[Any, ...] = ()
+        self._ahead = True  # the loader's workers went on while nothing was taken
 
     def choose(self, steps: int) -> None:
-        """Take the source with the most batches in these steps for that of the training."""
-        if self._counts:
-            self.main = max(self._counts, key=lambda source: self._counts[source])
-            self._a_step = max(1.0, self._counts[self.main] / steps)
-            self.wait_s = self._waits_s[self.main] / steps
-            if self._counts[self.main] < steps:  # not one a step
-                self.main = None
+        """Take the source with the most batches in these steps, at least one a step."""
+        for source, count in self._counts.most_common(1):
+            if count >= steps:
+                self.main, self._most = source, SAME_STEP * count / steps
 
-    def end(self) -> None:
-        """Hand out what a loader has next, and before that what it gave meanwhile."""
-        self._proving = self.resident = False
-        self._batches.clear()
-        if not any(kept for _, kept in self._kept.values()):
-            self._patch.remove()
-
-    def _next(self, original: Function, iterator: Any) -> Any:
+    def next(self, original: Function, iterator: Any) -> Any:
+        """The next batch of a loader's iterator, or the one of before."""
         source = id(getattr(iterator, "_index_sampler", None))
-        if not self._proving:
-            return self._again(original, iterator)
-        self._this_step += 1
-        in_step = self._this_step <= SAME_STEP * self._a_step
-        is_main = source == self.main and source in self._batches
-        if is_main and in_step and (self.resident or self.dry):
-            return self._batches[source]
-        began_s = time.perf_counter()
-        try:
-            batch = self._loaded(original, iterator)
-        except StopIteration:
-            if not (is_main and in_step and self._goes_on):
-                raise
-            self.dry = "the loader has too few batches left"
-            return self._batches[source]
-        self._waits_s[source] = self._waits_s.get(source, 0.0) + time.perf_counter() - began_s
-        self._counts[source] = self._counts.get(source, 0) + 1
-        self._batches[source] = batch
-        return batch
-
-    def _loaded(self, original: Function, iterator: Any) -> Any:
-        if not self._goes_on:
-            return original(iterator)
-        _, kept = self._kept.setdefault(id(iterator), (iterator, deque()))
-        if iterator._num_workers == 0 and iterator._dataset_kind == 0:  # samples by their numbers
-            if "_next_index" not in vars(iterator):
-                iterator._next_index = self._indices(iterator._next_index, kept)
-            return original(iterator)
-        batch = original(iterator)
-        kept.append(batch)
-        self._kept_bytes += sum(t.numel() * t.element_size() for t in _tensors(batch))
-        if self._kept_bytes > MOST_KEPT_BYTES:
-            self.dry = "its batches are too large to be kept for the training that goes on"
-        return batch
-
-    def _indices(self, real: Function, kept: deque[Any]) -> Function:
-        def next_index() -> Any:
-            if self._proving:
-                kept.append(real())
-                return kept[-1]
-            return kept.popleft() if kept else real()
-
-        return next_index
-
-    def _again(self, original: Function, iterator: Any) -> Any:
-        _, kept = self._kept.get(id(iterator), (None, None))
-        if kept and "_next_index" not in vars(iterator):
-            return kept.popleft()
+        self._counts[source] += 1
+        if source == self.main and self.resident and self.taken < self._most:
+            self.taken, self._ahead = self.taken + 1, True
+            self._batch = self._batch or (original(iterator),)
+            return self._batch[0]
+        if source == self.main and self._ahead:  # else their queue would hide that steps wait
+            self._ahead = False
+            for _ in range(iterator._num_workers * getattr(iterator, "_prefetch_factor", 0)):
+                original(iterator)
         return original(iterator)
-
-
-class Reads:
-    """Reads of tensors on a device: each waits for it. Counted, or, with `replay`, repeated.
-
-    Repeated: the first step reads, later ones get what the same call in the same place got then.
-    So a loop that depends on what it reads takes the same course. `on` says which tensors count.
-    """
-
-    NAMES = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__")
-
-    def __init__(self, replay: bool, on: Callable[[Any], bool] | None = None) -> None:
-        self.count = 0  # that did read
-        self._replay, self._first = replay, True
-        self._on = on or _on_gpu
-        self._known: dict[Any, Any] = {}
-        self._times: dict[Any, int] = {}
-        self._patches = [Patch(torch.Tensor, name, self._reader(name)) for name in self.NAMES]
-
-    def step(self) -> None:
-        """The end of a step."""
-        self._times.clear()
-        self._first = False
-
-    def remove(self) -> None:
-        """Read as before."""
-        for patch in self._patches:
-            patch.remove()
-
-    def _reader(self, name: str) -> Function:
-        def read(original: Function, tensor: Any, *rest: Any, **named: Any) -> Any:
-            if not self._on(tensor):
-                return original(tensor, *rest, **named)
-            caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-            place = (caller.f_code, caller.f_lasti, name)
-            self._times[place] = number = self._times.get(place, 0) + 1
-            if self._replay and not self._first and (place, number) in self._known:
-                return self._known[place, number]
-            self.count += 1
-            found = original(tensor, *rest, **named)
-            if self._replay:
-                self._known[place, number] = found
-            return found
-
-        return read
 
 
 # ---------------------------------------------------------------- changes
 
 
 class Trial:
-    """One change; `change` says in words what is done.
+    """One change: a context in which it is made, and what it is in words.
 
-    `resident`: all its blocks have the same batch. `risky`: a script may not bear it. `eager`: it
-    does nothing to compiled code, or has it compiled again.
+    `when` says None where it can be tried, "" where there is nothing to change, or a reason.
+    `resident`: all its blocks have one batch, so that no data is loaded. `may_break`: the model
+    must run with it once before the script does. `eager`: it is not for compiled code.
     """
 
-    name = change = ""
-    resident, risky, eager, at_work = True, False, False, False
-
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-        self._switches: list[Function] = []  # that put back what was switched
-
-    def why_not(self) -> str | None:
-        """None where it can be tried, "" where there is nothing to change, or a reason."""
-        return None
-
-    def enter(self) -> None:
-        """Make the change."""
-
-    def leave(self) -> None:
-        """Take it back; also where `enter` has failed."""
-        while self._switches:
-            self._switches.pop()()
-
-    def step(self) -> None:
-        """The end of a step, changed or not."""
-
-    @contextmanager
-    def working(self) -> Generator[None, None, None]:
-        """The change at work."""
-        self.at_work = True
-        try:
-            self.enter()
-            yield
-        finally:
-            self.at_work = False
-            self.leave()
-
-    def switch(self, holder: Any, name: str, value: Any) -> None:
-        """Set an attribute until `leave`."""
-        self._switches.append(partial(setattr, holder, name, getattr(holder, name)))
-        setattr(holder, name, value)
-
-    def switch_item(self, holder: dict[str, Any], name: str, value: Any) -> None:
-        """Set an item until `leave`."""
-        self._switches.append(partial(holder.__setitem__, name, holder[name]))
-        holder[name] = value
-
-    def until_left(self, thing: Any) -> None:
-        """Call the thing's `remove` in `leave`."""
-        self._switches.append(thing.remove)
+    def __init__(
+        self, change: Callable[[Scene], AbstractContextManager[None]], words: str,
+        when: Callable[[Scene], str | None], *,
+        resident: bool = True, may_break: bool = False, eager: bool = False,
+    ) -> None:  # fmt: skip
+        self.change, self.words, self.when = change, words, when
+        self.resident, self.may_break, self.eager = resident, may_break, eager
 
 
-class SameBatch(Trial):
+def _if(there: object) -> str | None:
+    return None if there else ""
+
+
+def loader(scene: Scene) -> AbstractContextManager[None]:
     """No data loading."""
-
-    name, change, resident = "loader", "the same batch again and again", False
-
-    def why_not(self) -> str | None:
-        """Without a DataLoader, and where its wait is short, there is nothing to try."""
-        feed = self.scene.feed
-        waits = feed.main is not None and feed.wait_s > LITTLE * self.scene.bare_s
-        return None if waits else ""
-
-    def enter(self) -> None:
-        """From now on the batch is resident."""
-        self.switch(self.scene.feed, "resident", True)
-
-
-class RepeatedReads(Trial):
-    """No synchronisation by reading."""
-
-    name, change = "sync", "reads of the device repeat what they gave first, without waiting"
-    eager = True
-    _reads: Reads | None = None
-
-    def why_not(self) -> str | None:
-        """Without reads there is nothing to repeat."""
-        return None if self.scene.reads.count else ""
-
-    def enter(self) -> None:
-        """The first step of the block reads."""
-        self._reads = Reads(replay=True)
-        self.until_left(self._reads)
-
-    def step(self) -> None:
-        """As of Reads."""
-        if self._reads is not None:
-            self._reads.step()
-
-
-class Tf32(Trial):
-    """TF32 in GEMMs and convolutions."""
-
-    name, change = "tf32", "TF32 allowed"
-
-    def why_not(self) -> str | None:
-        """A card with TF32 that is not allowed."""
-        if not self.scene.cuda or torch.cuda.get_device_capability()[0] < 8:
-            return ""
-        try:
-            return "" if torch.backends.cuda.matmul.allow_tf32 else None
-        except RuntimeError:  # the script has used the newer names
-            return "" if torch.backends.cuda.matmul.fp32_precision == "tf32" else None
-
-    def enter(self) -> None:
-        """By the names that the script uses: torch refuses a mixture."""
-        try:
-            self.switch(torch.backends.cuda.matmul, "allow_tf32", True)
-            self.switch(torch.backends.cudnn, "allow_tf32", True)
-        except RuntimeError:
-            self.switch(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-
-
-class Search(Trial):
-    """cuDNN's search for the fastest algorithm."""
-
-    name, resident = "benchmark", False
-
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
-        is_on = torch.backends.cudnn.benchmark
-        self.change = f"torch.backends.cudnn.benchmark = {not is_on}"
-
-    def why_not(self) -> str | None:
-        """Only convolutions on a GPU are searched for."""
-        return None if self.scene.cuda and _convolutions(self.scene.model) else ""
-
-    def enter(self) -> None:
-        """The other way round."""
-        self.switch(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark)
-
-
-class CastOnce(Trial):
-    """Weights are cast once a step, however often autocast is entered."""
-
-    name, change, eager = "casts", "casts of weights kept until the optimizer's step", True
-
-    def why_not(self) -> str | None:
-        """With one autocast around it all they are cast once already."""
-        return None if self.scene.entered > SCOUTED else ""
-
-    def enter(self) -> None:
-        """As if one more autocast were around the step."""
-        torch.autocast_increment_nesting()
-
-    def leave(self) -> None:
-        """Balanced, since `enter` cannot fail."""
-        torch.autocast_decrement_nesting()
-        torch.clear_autocast_cache()
-
-    def step(self) -> None:
-        """The weights are new."""
-        if self.at_work:
-            torch.clear_autocast_cache()
-
-
-class Together(Trial):
-    """Updates of all parameters together."""
-
-    name, change = "optimizer", "fused or foreach updates"
-
-    def why_not(self) -> str | None:
-        """Only where one tensor is updated at a time, and torch's optimizer knows better."""
-        return None if list(self._single()) else ""
-
-    def _single(self) -> Iterable[tuple[Any, dict[str, Any]]]:
-        for optimizer in self.scene.optimizers:
-            for group in optimizer.param_groups:
-                on_gpu = any(p.is_cuda for p in group["params"])
-                by_default = group.get("foreach") is None and not on_gpu
-                is_single = group.get("foreach") is False or by_default
-                if "foreach" in group and not group.get("fused") and is_single and group["params"]:
-                    yield optimizer, group
-
-    def enter(self) -> None:
-        """Fused where this torch can, else foreach."""
-        for optimizer, group in self._single():
-            fused = "fused" in group and _fuses(type(optimizer), group["params"][0])
-            self.switch_item(group, "foreach", not fused)
-            if fused:
-                self.switch_item(group, "fused", True)
-                for parameter in group["params"]:
-                    state = optimizer.state.get(parameter, {})
-                    if torch.is_tensor(state.get("step")):  # a fused kernel counts on the device
-                        self.switch_item(state, "step", state["step"].to(parameter.device))
-                        self._count_back(state)
-
-    def _count_back(self, state: dict[str, Any]) -> None:
-        """What was counted on the device is the count afterwards."""
-        put_back = self._switches.pop()
-
-        def counted() -> None:
-            now = state["step"]
-            put_back()
-            state["step"].copy_(now)
-
-        self._switches.append(counted)
-
-
-class NoAutocast(Trial):
-    """Autocast that does nothing: what low precision brings, or costs."""
-
-    name, change, eager = "amp", "autocast switched off", True
-
-    def why_not(self) -> str | None:
-        """Without autocast there is none to switch off."""
-        return None if self.scene.entered else ""
-
-    def enter(self) -> None:
-        """Whoever asks for it."""
-        self.until_left(Patch(torch.autocast, "__enter__", self._disabled))
-
-    def _disabled(self, original: Function, autocast: Any) -> Any:
-        asked = autocast._enabled
-        autocast._enabled = False
-        try:
-            return original(autocast)
-        finally:
-            autocast._enabled = asked
-
-
-class ChannelsLast(Trial):
-    """Model and inputs in channels_last; what the model returns is as it was."""
-
-    name, change = "layout", "model and inputs in channels_last"
-    risky = eager = True
-
-    def why_not(self) -> str | None:
-        """Images in the default layout and a model with convolutions."""
-        inputs = [t for t in _tensors((self.scene.inputs, self.scene.named_inputs)) if _image(t)]
-        weights = _convolutions(self.scene.model)
-        if not inputs or not weights or _is_last(inputs[0]) or _is_last(weights[-1]):
-            return ""
-        try:
-            with self.working():
-                self.scene.forward()
-        except Exception as error:
-            return f"the model does not run in channels_last: {_first_line(error)}"
-        return None
-
-    def enter(self) -> None:
-        """Weights, what the optimizer keeps of them, and inputs."""
-        self._switches.append(lambda: self._to(torch.contiguous_format))
-        self._to(torch.channels_last)
-        model = self.scene.model
-        self.until_left(model.register_forward_pre_hook(self._inputs, with_kwargs=True))
-        self.until_left(model.register_forward_hook(self._outputs))
-
-    def _to(self, layout: Any) -> None:
-        self.scene.model.to(memory_format=layout)
-        for optimizer in self.scene.optimizers:
-            for state in optimizer.state.values():
-                for name, value in state.items():
-                    if torch.is_tensor(value) and _image(value):
-                        state[name] = value.contiguous(memory_format=layout)
-
-    def _inputs(self, _module: Any, inputs: Any, named: Any) -> Any:
-        return _mapped(_last, inputs), _mapped(_last, named)
-
-    def _outputs(self, _module: Any, _inputs: Any, output: Any) -> Any:
-        return _mapped(_plain, output)
-
-
-class WithAutocast(Trial):
-    """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
-
-    name, change = "float32", "autocast with BF16 around the model"
-    risky = eager = True
-
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(scene)
-        self._open: list[Any] = []
-
-    def why_not(self) -> str | None:
-        """A card with BF16 and a model of float32 without autocast."""
-        scene = self.scene
-        if not scene.cuda or not scene.calls or scene.entered or not torch.cuda.is_bf16_supported():
-            return ""
-        if any(p.dtype != torch.float32 for p in scene.model.parameters()):
-            return ""
-        try:
-            with self.working():
-                scene.forward()
-        except Exception as error:
-            return f"the model does not run under autocast: {_first_line(error)}"
-        return None
-
-    def enter(self) -> None:
-        """Around each call of the model."""
-        self._switches.append(self._close)
-        self.until_left(self.scene.model.register_forward_pre_hook(self._before))
-        self.until_left(self.scene.model.register_forward_hook(self._after))
-
-    def _before(self, _module: Any, _inputs: Any) -> None:
-        self._open.append(torch.autocast("cuda", torch.bfloat16))
-        self._open[-1].__enter__()
-
-    def _after(self, _module: Any, _inputs: Any, output: Any) -> Any:
-        self._close()
-        return _mapped(_single, output)
-
-    def _close(self) -> None:
-        while self._open:
-            self._open.pop().__exit__(None, None, None)
-
-
-class Graph(Trial):
-    """The model's forward and backward as CUDA graphs; loss and optimizer as they are."""
-
-    name, change = "launch", "the model's forward and backward as CUDA graphs"
-    risky = eager = True
-    _graphed: Function | None = None
-
-    def why_not(self) -> str | None:
-        """Torch captures modules that take tensors, once a step."""
-        scene = self.scene
-        if not scene.cuda or not scene.calls:
-            return ""
-        if scene.named_inputs or not all(map(torch.is_tensor, scene.inputs)):
-            return "the model takes more than tensors in their places"
-        if scene.calls > SCOUTED - 1:  # they are counted from the second step on
-            return "the model is called several times in a step"
-        try:
-            self._graphed = self._captured()
-        except Exception as error:
-            return f"the model cannot be captured: {_first_line(error)}"
-        return None
-
-    def _captured(self) -> Function:
-        model, inputs = self.scene.model, _detached(self.scene.inputs)
-        own = _own(model, "forward")
-        eager = model.forward
-        try:
-            with self.scene.as_called(cache_enabled=False), _fresh_parameters(model):
-                torch.cuda.make_graphed_callables(model, inputs, allow_unused_input=True)
-            graphed = model.forward
-        finally:
-            _put(model, "forward", own)
-        wanted = [_likeness(t) for t in inputs]
-
-        def forward(*given: Any, **named: Any) -> Any:
-            fits = not named and [_likeness(t) for t in given] == wanted
-            return graphed(*given) if fits else eager(*given, **named)
-
-        return forward
-
-    def enter(self) -> None:
-        """Other shapes run as before."""
-        model = self.scene.model
-        own = _own(model, "forward")
-        model.forward = self._graphed
-        self._switches.append(lambda: _put(model, "forward", own))
+    return _set(scene.feed, "resident", True)
 
 
 @contextmanager
-def _fresh_parameters(model: Any) -> Generator[None]:
-    """The model with new parameters of the same memory, whose gradients go to the old ones.
+def sync(scene: Scene) -> Generator[None]:
+    """No synchronisation: the first step reads, later ones get what the same call gave then.
 
-    A loss that the script keeps holds autograd's nodes of the old ones, and these belong to the
-    usual stream: nothing that meets them can be captured.
+    So a loop that depends on what it reads takes the same course.
     """
-    old: list[tuple[Any, str, Any]] = []
-    fresh: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                old.append((module, name, parameter))
-                if id(parameter) not in fresh:
-                    fresh[id(parameter)] = _handing_on(parameter)
+    known: dict[Any, Any] = {}
+    times: Counter[Any] = Counter()
+
+    def read(name: str, original: Function, tensor: Any, *rest: Any, **named: Any) -> Any:
+        if tensor.device.type != scene.awaited:
+            return original(tensor, *rest, **named)
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        place = caller.f_code, caller.f_lasti, name
+        times[place] += 1
+        call = place, times[place]
+        if call not in known:
+            known[call] = original(tensor, *rest, **named)
+        return known[call]
+
+    with ExitStack() as back:
+        for name in READS:
+            back.enter_context(_patched(torch.Tensor, name, partial(read, name)))
+        scene.at_end.append(times.clear)
+        back.callback(scene.at_end.remove, times.clear)
+        yield
+
+
+@contextmanager
+def tf32(_scene: Scene) -> Generator[None]:
+    """TF32 in GEMMs and convolutions, by the names that the script uses: torch takes no mixture."""
+    with ExitStack() as back:
+        try:
+            back.enter_context(_set(torch.backends.cuda.matmul, "allow_tf32", True))
+            back.enter_context(_set(torch.backends.cudnn, "allow_tf32", True))
+        except RuntimeError:
+            back.enter_context(_set(torch.backends.cuda.matmul, "fp32_precision", "tf32"))
+        yield
+
+
+def _tf32_is_off(scene: Scene) -> str | None:
+    if scene.device != "cuda" or torch.cuda.get_device_capability()[0] < 8:
+        return ""
     try:
-        for module, name, parameter in old:
-            module._parameters[name] = fresh[id(parameter)]
+        return _if(not torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # the script has used the newer names
+        return _if(torch.backends.cuda.matmul.fp32_precision != "tf32")
+
+
+def benchmark(scene: Scene) -> AbstractContextManager[None]:
+    """cuDNN's search for the fastest algorithm, the other way round."""
+    return _set(torch.backends.cudnn, "benchmark", scene.other_benchmark)
+
+
+@contextmanager
+def casts(scene: Scene) -> Generator[None]:
+    """Weights are cast once a step, as if one more autocast were around it."""
+    torch.autocast_increment_nesting()
+    scene.at_end.append(torch.clear_autocast_cache)
+    try:
         yield
     finally:
-        for module, name, parameter in old:
-            module._parameters[name] = parameter
+        scene.at_end.remove(torch.clear_autocast_cache)
+        torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()
 
 
-def _handing_on(parameter: Any) -> Any:
-    """A parameter of the same memory. RuntimeError before torch 2.1, which has no such hook."""
-    fresh = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
-    if not parameter.requires_grad:
-        return fresh
-    if not hasattr(fresh, "register_post_accumulate_grad_hook"):
-        raise RuntimeError("this needs torch 2.1")
-
-    def hand_on(one: Any) -> None:
-        if parameter.grad is None:
-            parameter.grad = one.grad
-        else:
-            parameter.grad.add_(one.grad)
-        one.grad = None
-
-    fresh.register_post_accumulate_grad_hook(hand_on)
-    return fresh
-
-
-# In order: those that a script may not bear come last.
-TRIALS = (
-    SameBatch, RepeatedReads, Tf32, Search, CastOnce, Together, NoAutocast, WithAutocast,
-    ChannelsLast, Graph,
-)  # fmt: skip
-
-
-# ---------------------------------------------------------------- state
-
-
-class State:
-    """Copies, in the CPU's memory, of what a training changes; `restore` puts them back."""
-
-    def __init__(self) -> None:
-        optimizers = _alive(torch.optim.Optimizer)
-        tensors: dict[int, Any] = {}
-        for module in _alive(torch.nn.Module):
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if torch.is_tensor(tensor):
-                    tensors[id(tensor)] = tensor
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                tensors.update((id(p), p) for p in group["params"])
-        self._tensors = [(t, _copy(t.detach())) for t in tensors.values()]
-        self._optimizers = [(o, _groups(o), _states(o)) for o in optimizers]
-        scalers = _alive(torch.cuda.amp.GradScaler, getattr(torch.amp, "GradScaler", None))
-        self._scalers = [(scaler, scaler.state_dict()) for scaler in scalers]
-        self._random = random.getstate(), torch.get_rng_state()
-        self._cuda: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        numpy = sys.modules.get("numpy")
-        self._numpy = (numpy.random, numpy.random.get_state()) if numpy is not None else None
-
-    def restore(self) -> None:
-        """Everything as it was."""
-        with torch.no_grad():
-            for tensor, old in self._tensors:
-                tensor.detach().copy_(old)
-        for optimizer, groups, states in self._optimizers:
-            for group, old in zip(optimizer.param_groups, groups):  # noqa: B905
-                group.update(old)
-            for parameter in list(optimizer.state):
-                _restore(optimizer.state[parameter], states.get(parameter, {}))
-        for scaler, old in self._scalers:
-            scaler.load_state_dict(old)
-        random.setstate(self._random[0])
-        torch.set_rng_state(self._random[1])
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        if self._numpy is not None:
-            self._numpy[0].set_state(self._numpy[1])
-
-
-def _stopped_schedules() -> list[Patch]:
-    """Learning rates stay as they are: a schedule has an end, and these steps are none of its."""
-    kinds = _kinds_of(torch.optim.lr_scheduler.LRScheduler)
-    return [Patch(kind, "step", _nothing) for kind in kinds if "step" in vars(kind)]
-
-
-def _nothing(*_arguments: Any, **_named: Any) -> None:
-    pass
-
-
-def _groups(optimizer: Any) -> list[dict[str, Any]]:
-    return [
-        {name: _copy(value) for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def _states(optimizer: Any) -> dict[Any, dict[str, Any]]:
-    return {
-        parameter: {name: _copy(value) for name, value in state.items()}
-        for parameter, state in optimizer.state.items()
-    }
-
-
-def _restore(state: dict[str, Any], old: dict[str, Any]) -> None:
-    for name in set(state) - set(old):
-        del state[name]
-    for name, value in old.items():
-        if torch.is_tensor(value) and torch.is_tensor(state.get(name)):
-            state[name].detach().copy_(value)
-        else:
-            state[name] = value
-
-
-def _copy(value: Any) -> Any:
-    if torch.is_tensor(value):
-        return value.detach().clone() if value.device.type == "cpu" else value.detach().cpu()
-    return copy.copy(value)
-
-
-# ---------------------------------------------------------------- parts
-
-
-class Patch:
-    """A method of a class that another function stands for; that one gets the method first."""
-
-    def __init__(self, owner: Any, name: str, function: Function) -> None:
-        self._owner, self._name = owner, name
-        self._own = _own(owner, name)
-        original = getattr(owner, name)
-
-        def instead(*arguments: Any, **named: Any) -> Any:
-            return function(original, *arguments, **named)
-
-        setattr(owner, name, instead)
-
-    def remove(self) -> None:
-        """The method as it was."""
-        _put(self._owner, self._name, self._own)
-
-
-def _own(owner: Any, name: str) -> Any:
-    """What an object has under this name, and not its class or its bases; None for nothing."""
-    return owner.__dict__.get(name)
-
-
-def _put(owner: Any, name: str, own: Any) -> None:
-    """Set what an object had of its own under this name; None for nothing."""
-    if own is not None:
-        setattr(owner, name, own)
-    elif name in vars(owner):
-        delattr(owner, name)
-
-
-def _alive(*kinds: Any) -> list[Any]:
-    wanted = tuple(kind for kind in kinds if kind is not None)
-    # By the type: asking an object for its class may run code of proxies.
-    return [found for found in gc.get_objects() if issubclass(type(found), wanted)]
-
-
-def _kinds_of(kind: Any) -> list[Any]:
-    return [kind, *(below for one in kind.__subclasses__() for below in _kinds_of(one))]
-
-
-def _is_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo")
-    wrapper = getattr(getattr(dynamo, "eval_frame", None), "OptimizedModule", None)
-    utils = sys.modules.get("torch._dynamo.utils")
-    counters: Any = getattr(utils, "counters", None)
-    frames: Any = counters["frames"] if counters else {}
-    return bool(frames.get("ok")) or (wrapper is not None and bool(_alive(wrapper)))
-
-
-def _always(register: Function, hook: Function) -> Any:
-    try:  # also where a forward raises
-        return register(hook, always_call=True)
-    except TypeError:  # torch 2.0
-        return register(hook)
-
-
-def _autocast_is_on(kind: str) -> bool:
+@contextmanager
+def optimizer(scene: Scene) -> Generator[None]:
+    """Updates of all parameters together: fused where this torch can, else foreach."""
+    groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    counts: list[tuple[dict[str, Any], Any]] = []
     try:
-        return torch.is_autocast_enabled(kind)
-    except TypeError:  # before torch 2.4
-        return torch.is_autocast_enabled() if kind == "cuda" else torch.is_autocast_cpu_enabled()
+        for kind, group, states in _one_at_a_time(scene):
+            fused = "fused" in group and _fuses(kind, group["params"][0])
+            changed = {"foreach": not fused, **({"fused": True} if fused else {})}
+            groups.append((group, {name: group[name] for name in changed}))
+            group.update(changed)
+            for parameter in group["params"] if fused else ():
+                state = states.get(parameter, {})
+                if torch.is_tensor(state.get("step")):  # a fused kernel counts on the device
+                    counts.append((state, state["step"]))
+                    state["step"] = state["step"].to(parameter.device)
+        yield
+    finally:
+        for group, old in groups:
+            group.update(old)
+        for state, count in counts:  # what was counted on the device
+            state["step"] = count.copy_(state["step"])
 
 
-def _autocast_dtype(kind: str) -> Any:
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.get_autocast_dtype(kind)
-    return torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
+def _one_at_a_time(scene: Scene) -> Iterator[tuple[Any, dict[str, Any], Any]]:
+    """Groups of parameters that torch updates one at a time, though it could all together."""
+    for one in scene.optimizers:
+        for group in one.param_groups:
+            on_gpu = any(p.is_cuda for p in group["params"])
+            by_default = group.get("foreach") is None and not on_gpu
+            is_single = group.get("foreach") is False or by_default
+            if "foreach" in group and not group.get("fused") and is_single and group["params"]:
+                yield type(one), group, one.state
 
 
 def _fuses(kind: Any, like: Any) -> bool:
@@ -1015,59 +446,271 @@ def _fuses(kind: Any, like: Any) -> bool:
     return True
 
 
+@contextmanager
+def amp(scene: Scene) -> Generator[None]:
+    """Autocast that does nothing, also one around the whole loop: what it brings, or costs."""
+
+    def entered(original: Function, autocast: Any) -> Any:
+        asked, autocast._enabled = autocast._enabled, False
+        try:
+            return original(autocast)
+        finally:
+            autocast._enabled = asked
+
+    around = nullcontext() if scene.autocasts else torch.autocast(scene.device, enabled=False)
+    with _patched(torch.autocast, "__enter__", entered), around:
+        yield
+
+
+@contextmanager
+def float32(scene: Scene) -> Generator[None]:
+    """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
+
+    def forward(original: Function, *given: Any, **named: Any) -> Any:
+        with torch.autocast(scene.device, torch.bfloat16):
+            found = original(*given, **named)
+        return _mapped(lambda t: t.float() if t.is_floating_point() else t, found)
+
+    with _patched(scene.model, "forward", forward):
+        yield
+
+
+def _float32_alone(scene: Scene) -> str | None:
+    mixed = scene.autocasts or scene.autocast_dtype is not None
+    if scene.device != "cuda" or not scene.calls or mixed or not torch.cuda.is_bf16_supported():
+        return ""
+    return _if(all(p.dtype == torch.float32 for p in scene.model.parameters()))
+
+
+@contextmanager
+def layout(scene: Scene) -> Generator[None]:
+    """Weights, what optimizers keep of them, and inputs; what the model returns is as it was."""
+
+    def laid_out(value: Any, layout: Any) -> Any:
+        return _mapped(lambda t: t.contiguous(memory_format=layout) if _is_image(t) else t, value)
+
+    def lay_out_weights(layout: Any) -> None:
+        scene.model.to(memory_format=layout)
+        for one in scene.optimizers:
+            for state in one.state.values():
+                state.update(laid_out(dict(state), layout))
+
+    def forward(original: Function, *given: Any, **named: Any) -> Any:
+        given, named = laid_out((given, named), torch.channels_last)
+        return laid_out(original(*given, **named), torch.contiguous_format)
+
+    try:
+        lay_out_weights(torch.channels_last)
+        with _patched(scene.model, "forward", forward):
+            yield
+    finally:
+        lay_out_weights(torch.contiguous_format)
+
+
+def _layout_is_default(scene: Scene) -> str | None:
+    """Images in the default layout and a model with convolutions."""
+    images = [t for t in _tensors((scene.inputs, scene.named_inputs)) if _is_image(t)]
+    weights = _convolutions(scene.model)
+    return _if(images and weights and not _is_last(images[0]) and not _is_last(weights[-1]))
+
+
+@contextmanager
+def attention(_scene: Scene, wanted: str) -> Generator[None]:
+    """One back end of scaled_dot_product_attention alone."""
+    cuda = torch.backends.cuda
+    here = [name for name in ATTENTION if hasattr(cuda, f"{name}_sdp_enabled")]
+    old = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in here}
+    try:
+        for name in old:
+            getattr(cuda, f"enable_{name}_sdp")(name == wanted)
+        yield
+    finally:
+        for name, enabled in old.items():
+            getattr(cuda, f"enable_{name}_sdp")(enabled)
+
+
+def _attention(wanted: str) -> Trial:
+    """Where the model calls it, on a GPU, and this torch has the back end."""
+
+    def when(scene: Scene) -> str | None:
+        known = hasattr(torch.backends.cuda, f"enable_{wanted}_sdp")
+        return _if(known and scene.device == "cuda" and scene.calls and scene.attentions)
+
+    words = f"scaled_dot_product_attention by its back end {wanted} alone"
+    return Trial(partial(attention, wanted=wanted), words, when, may_break=True, eager=True)
+
+
+@contextmanager
+def launch(scene: Scene) -> Generator[None]:
+    """The model's forward and backward as graphs. Other shapes, and evaluation, run as before."""
+
+    def likeness(given: Any) -> Any:
+        known = [(t.shape, t.dtype, t.device, t.requires_grad) for t in _tensors(given)]
+        return known, scene.model.training, torch.is_grad_enabled()
+
+    def forward(original: Function, *given: Any, **named: Any) -> Any:
+        fits = not named and likeness(given) == wanted
+        return graphed(*given) if fits else original(*given, **named)
+
+    scene.graphed = graphed = scene.graphed or _graphed(scene)
+    wanted = likeness(scene.inputs)
+    with _patched(scene.model, "forward", forward):
+        yield
+
+
+def _can_be_graphed(scene: Scene) -> str | None:
+    """Torch captures modules that take tensors, once a step."""
+    if scene.device != "cuda" or not scene.calls:
+        return ""
+    if scene.named_inputs or not all(map(torch.is_tensor, scene.inputs)):
+        return "the model takes more than tensors in their places"
+    if any(isinstance(m, torch.nn.RNNBase) for m in scene.model.modules()):
+        return "recurrent layers hold their weights twice"
+    return "the model is called several times in a step" if scene.calls > COUNTED else None
+
+
+def _graphed(scene: Scene) -> Function:
+    """The model with its parameters as inputs: in the same memory, and without nodes of autograd.
+
+    A loss that the script keeps holds nodes of the model's own parameters. These belong to the
+    usual stream, and nothing that meets them can be captured.
+    """
+    names, parameters = zip(*scene.model.named_parameters())  # noqa: B905
+    count = len(scene.inputs)
+
+    def forward(*given: Any) -> Any:
+        own = dict(zip(names, given[count:]))  # noqa: B905
+        return torch.func.functional_call(scene.model, own, given[:count])
+
+    with scene.as_called(cache_enabled=False):
+        graphed = torch.cuda.make_graphed_callables(
+            forward, _detached((*scene.inputs, *parameters)), allow_unused_input=True
+        )
+    return lambda *given: graphed(*given, *parameters)
+
+
+# In order: those that a script may not bear come last.
+TRIALS: dict[str, Trial] = {
+    "loader": Trial(
+        loader, "the same batch again and again",
+        lambda scene: _if(scene.feed.main is not None), resident=False,
+    ),
+    "sync": Trial(
+        sync, "reads of the device repeat what they gave first, without waiting",
+        lambda scene: _if(scene.reads), eager=True,
+    ),
+    "tf32": Trial(tf32, "TF32 allowed", _tf32_is_off),
+    "benchmark": Trial(
+        benchmark, "torch.backends.cudnn.benchmark = {0.other_benchmark}",
+        lambda scene: _if(scene.device == "cuda" and _convolutions(scene.model)), resident=False,
+    ),
+    "casts": Trial(
+        casts, "casts of weights kept until the optimizer's step",
+        lambda scene: _if(scene.autocasts > COUNTED), eager=True,
+    ),
+    "optimizer": Trial(
+        optimizer, "fused or foreach updates", lambda scene: _if(list(_one_at_a_time(scene))),
+    ),
+    "amp": Trial(
+        amp, "autocast switched off",
+        lambda scene: _if(scene.autocasts or scene.autocast_dtype is not None), eager=True,
+    ),
+    "float32": Trial(
+        float32, "autocast with BF16 around the model", _float32_alone, may_break=True, eager=True,
+    ),
+    "layout": Trial(
+        layout, "model and inputs in channels_last", _layout_is_default, may_break=True, eager=True,
+    ),
+    "sdpa_flash": _attention("flash"),
+    "sdpa_efficient": _attention("mem_efficient"),
+    "sdpa_cudnn": _attention("cudnn"),
+    "launch": Trial(
+        launch, "the model's forward and backward as CUDA graphs", _can_be_graphed,
+        may_break=True, eager=True,
+    ),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- parts
+
+
+@contextmanager
+def _patched(owner: Any, name: str, function: Function) -> Generator[None]:
+    """A function in place of one that a class, module or object has; it gets that one first."""
+    own: Any = owner.__dict__.get(name)
+    original = getattr(owner, name)
+
+    def instead(*arguments: Any, **named: Any) -> Any:
+        return function(original, *arguments, **named)
+
+    setattr(owner, name, instead)
+    try:
+        yield
+    finally:
+        if own is not None:
+            setattr(owner, name, own)
+        elif name in vars(owner):  # it is its class's or a base's
+            delattr(owner, name)
+
+
+@contextmanager
+def _set(holder: Any, name: str, value: Any) -> Generator[None]:
+    old = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, old)
+
+
+@contextmanager
+def _schedules_stopped() -> Generator[None]:
+    """Learning rates stay as they are: a schedule has an end, and these steps are none of its."""
+    kinds = [torch.optim.lr_scheduler.LRScheduler]
+    with ExitStack() as back:
+        for kind in kinds:
+            kinds.extend(kind.__subclasses__())
+            if "step" in vars(kind):
+                back.enter_context(_patched(kind, "step", lambda *_, **__: None))
+        yield
+
+
+def _autocast_dtype(kind: str) -> Any:
+    """Of the autocast around; None without."""
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cuda":
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+
+
 def _convolutions(model: Any) -> list[Any]:
     """The weights of convolutions over images."""
     modules = model.modules() if model is not None else ()
     return [m.weight for m in modules if isinstance(m, torch.nn.Conv2d)]
 
 
-def _image(tensor: Any) -> bool:
+def _is_image(tensor: Any) -> bool:
     return tensor.dim() == 4 and tensor.is_floating_point()
-
-
-def _last(tensor: Any) -> Any:
-    return tensor.contiguous(memory_format=torch.channels_last) if _image(tensor) else tensor
-
-
-def _plain(tensor: Any) -> Any:
-    return tensor.contiguous() if _image(tensor) else tensor
-
-
-def _single(tensor: Any) -> Any:
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-def _on_gpu(tensor: Any) -> bool:
-    return tensor.is_cuda
 
 
 def _is_last(tensor: Any) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
-def _likeness(value: Any) -> Any:
-    if not torch.is_tensor(value):
-        return None
-    return value.shape, value.dtype, value.device, value.requires_grad
-
-
 def _detached(value: Any) -> Any:
-    def one(tensor: Any) -> Any:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    return _mapped(one, value)
+    return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
 def _tensors(value: Any) -> list[Any]:
     return [t for t in pytree.tree_flatten(value)[0] if torch.is_tensor(t)]
 
 
-def _mapped(change: Function, value: Any) -> Any:
-    def one(leaf: Any) -> Any:
-        return change(leaf) if torch.is_tensor(leaf) else leaf
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """A nest of tuples, lists and dictionaries with its tensors changed."""
+    leaves, nest = pytree.tree_flatten(value)
+    return pytree.tree_unflatten([change(x) if torch.is_tensor(x) else x for x in leaves], nest)
 
-    return pytree.tree_map(one, value)
 
-
-def _first_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

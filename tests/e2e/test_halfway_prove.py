@@ -1,39 +1,41 @@
-"""Changes that are tried in a training: what is proven, and that the training goes on unchanged."""
+"""Changes that are tried in a training: what is written of them, and that each is taken back."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from samples.recording import NEEDED, PROOFS, RECORDER, STEPS, User, source
+from samples.recording import NEEDED, PROOFS, RECORDER, User, source
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-from e2e.profile import halfway_prove
+from e2e.profile import halfway_prove as prove
+from e2e.profile.halfway_prove import COUNTED, ENDED, LEAST_ROUNDS, ROUNDS, TRIALS, Scene, Trial
 
-SLEEP_S = 0.002  # for a sample of a slow loader
-SAMPLES = 4  # in a batch
+BLOCK = prove.DISCARDED + prove.LEAST_STEPS  # steps
+BATCH = 4
+ON_A_GPU = ("sdpa_efficient", "sdpa_cudnn", "launch")
 
 TRAINING = """
-import random
 import sys
-import numpy
 import torch
 from torch import nn
 
-torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
+torch.manual_seed(0)
 
 
 class Drawn(torch.utils.data.Dataset):
     def __len__(self):
-        return 4 * int(sys.argv[2])
+        return 100 if "--short" not in sys.argv else 4 * int(sys.argv[-1])
 
     def __getitem__(self, number):
-        noise = torch.rand(1).item() + random.random() + numpy.random.rand()
-        return torch.full((3, 6, 6), noise + number), number % 4
+        return torch.full((3, 6, 6), float(number)), number % 4
 
 
 class Model(nn.Module):
@@ -47,56 +49,18 @@ class Model(nn.Module):
 
 
 model = Model()
-average = torch.optim.swa_utils.AveragedModel(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=2 * int(sys.argv[2]))
-for epoch in range(2):
-    loader = torch.utils.data.DataLoader(
-        Drawn(), batch_size=4, shuffle=True, num_workers=int(sys.argv[1])
-    )
-    for images, labels in loader:
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=25)
+for epoch in range(1 if "--short" in sys.argv else 1000):
+    for images, labels in torch.utils.data.DataLoader(Drawn(), batch_size=4, shuffle=True,
+                                                      num_workers=int(sys.argv[1])):
         with torch.autocast("cpu", torch.bfloat16):
             loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        average.update_parameters(model)
-        print(repr(loss.item()), repr(optimizer.param_groups[0]["lr"]), flush=True)
-rest = (p.double().sum().item() for m in (model, average) for p in m.state_dict().values())
-print(random.random(), numpy.random.rand(), torch.rand(1).item(), *rest)
-"""
-
-SLOW = f"""
-import sys
-import time
-import torch
-from torch import nn
-
-
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 10_000
-
-    def __getitem__(self, number):
-        time.sleep({SLEEP_S})
-        return torch.ones(16), number % 4
-
-
-def batches():
-    if "--fixed" not in sys.argv:
-        yield from torch.utils.data.DataLoader(Slow(), batch_size={SAMPLES})
-    for _ in range(2000):
-        yield torch.ones({SAMPLES}, 16), torch.arange({SAMPLES}) % 4
-
-
-model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
-for x, y in batches():
-    loss = nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+print("END")
 """
 
 
@@ -109,45 +73,43 @@ def user(tmp_path: Path, quick_python: str) -> User:
 
 
 def tried(user: User) -> dict[str, Any]:
-    return json.loads(gzip.decompress((user.folder / "a.json.gz").read_bytes()))[halfway_prove.KEY]
+    return json.loads((user.folder / "a.proofs.json").read_text())
 
 
-def test_a_training_goes_on_bit_for_bit_after_changes_were_tried(user: User) -> None:
-    """With a loader's workers, autocast, dropout and batch statistics."""
+def names(found: dict[str, Any]) -> list[str]:
+    return [row["name"] for row in found["tried"]]
+
+
+def test_a_training_is_tried_with_all_that_it_has_and_ends(user: User) -> None:
+    """With a loader's workers, autocast, a schedule that ends before, dropout, batch statistics."""
     (user.folder / "train.py").write_text(TRAINING)
-    alone = user.run("train.py", "2", "100").stdout.splitlines()
-    watched = user.record("--prove", "train.py", "2", "100").stdout.splitlines()
+    done = user.record("--prove", "train.py", "1")
+    assert "END" not in done.stdout
     found = tried(user)
-    assert {row["name"] for row in found["tried"]} == {"loader", "optimizer", "amp"}
-    assert found["not_tried"]["layout"] == halfway_prove.GOES_ON
-    # The last line before is printed after the optimizer's step, when changes are tried already.
-    begin = NEEDED - 1
-    assert watched[:begin] == alone[:begin]
-    assert len(watched) == len(alone) + found["steps"]
-    assert watched[begin + 1 + found["steps"] :] == alone[begin + 1 :]
+    assert {row["name"]: row["resident"] for row in found["tried"]} == {
+        "loader": False, "optimizer": True, "amp": True, "layout": True,
+    }  # fmt: skip
+    assert found["not_tried"] == {}
+    for row in found["tried"]:
+        blocks = row["as_is_s"] + row["changed_s"]
+        assert LEAST_ROUNDS <= len(row["as_is_s"]) == len(row["changed_s"]) <= ROUNDS
+        assert all(len(block) >= prove.LEAST_STEPS and min(block) > 0 for block in blocks)
+    assert found["steps"] > len(found["tried"]) * 2 * LEAST_ROUNDS * BLOCK
+    assert user.left == ["a.json.gz", "a.proofs.json"]
 
 
-def proven(user: User, *options: str) -> dict[str, Any]:
-    """What `diagnose --prove` finds in the slow script."""
-    (user.folder / "slow.py").write_text(SLOW)
-    words = ("-m", "e2e", "diagnose", "slow.py", "--prove", "--json", "found.json", *STEPS)
-    user.run(*words, *options, PYTHONPATH=str(Path(__file__).parents[2]))
-    (traced,) = json.loads((user.folder / "found.json").read_text())["runs"]
-    return traced
-
-
-def test_a_slow_loader_is_proven_and_its_gain_is_what_it_took(user: User) -> None:
-    first = proven(user)["findings"][0]
-    assert (first["cause"], first["status"]) == ("loader", "proven")
-    gain = first["gain"]
-    assert 0 < gain["low_ms"] <= gain["ms"] <= gain["high_ms"]
-    assert gain["step_ms"] > 1e3 * SLEEP_S * SAMPLES
-
-
-def test_without_a_cause_nothing_is_proven(user: User) -> None:
-    traced = proven(user, "--", "--fixed")
-    assert traced["tried_steps"] > 0
-    assert not [one for one in traced["findings"] if one["status"] == "proven"]
+def test_a_script_that_ends_first_keeps_what_was_found_and_says_why(user: User) -> None:
+    (user.folder / "train.py").write_text(TRAINING)
+    one = (
+        1 + COUNTED + 2 * ROUNDS * (prove.DISCARDED + prove.MOST_STEPS)
+    )  # steps at most, with the loader's trial
+    done = user.record("--prove", "train.py", "0", "--short", str(NEEDED + one + 3))
+    # With the batch that comes again and again its loop has no end.
+    assert "END" not in done.stdout
+    done = user.record("--prove", "train.py", "0", "--short", str(NEEDED + 1 + COUNTED + 3))
+    assert "END" in done.stdout
+    assert tried(user)["tried"] == []
+    assert set(tried(user)["not_tried"].values()) == {ENDED}
 
 
 FRAGILE = """
@@ -155,61 +117,458 @@ import torch
 from torch import nn
 
 model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 for _ in range(2000):
     optimizer.zero_grad()
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
     assert model[0].weight.is_contiguous(), "not made for that"
     optimizer.step()
-print("the end")
+print("END")
 """
 
 
 def test_a_change_that_the_script_does_not_bear_is_no_failure_of_the_script(user: User) -> None:
     (user.folder / "train.py").write_text(FRAGILE)
-    user.record("--prove", "--then-exit", "train.py")
+    done = user.record("--prove", "train.py")
+    assert "END" not in done.stdout
+    assert names(tried(user)) == ["optimizer"]
     assert tried(user)["not_tried"]["layout"] == "not made for that"
 
 
-def test_a_script_that_ends_first_keeps_its_trace_and_says_why(user: User) -> None:
-    short = FRAGILE.replace("2000", str(NEEDED + 5)).replace("foreach=True", "foreach=False")
-    (user.folder / "train.py").write_text(short)
-    user.record("--prove", "train.py")
-    assert (tried(user)["tried"], tried(user)["not_tried"]) == (
-        [], {"optimizer": halfway_prove.ENDED}
-    )  # fmt: skip
-    done = user.record("--prove", "train.py", RANK="0", WORLD_SIZE="2")
-    assert "--prove is for one process" in done.stderr
+# ---------------------------------------------------------------- the plan
 
 
-FUNCTION = """
-import sys
-import torch
-import halfway_watch
+class Steps:
+    """Drives a Prover, one empty step after the other."""
 
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 4))
-optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    def __init__(self, only: tuple[str, ...] | None = None, compiled: bool = False) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self.prover = prove.Prover(
+            time.perf_counter, lambda begin, end: end - begin, 10.0,
+            lambda found: self.kept.append(json.loads(json.dumps(found))),
+            only, compiled=compiled,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[int]:
+        while not self.prover.done:
+            yield self.prover.steps
+            self.prover.step()
+
+    def run(self, step: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        for _ in self:
+            step()
+        return self.kept[-1]
 
 
-@halfway_watch.watched(out="a.json.gz", after=2, bare=3, traced=2, prove="--prove" in sys.argv)
-def step(batch):
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-    optimizer.step()
+class Switch:
+    """A change that is on or off, and may fail."""
+
+    def __init__(self, fails: str = "", at: str = "") -> None:
+        self.on, self.fails, self.at, self.entered = False, fails, at, 0
+
+    @contextmanager
+    def change(self, _scene: Scene) -> Iterator[None]:
+        self.entered += 1
+        self.on = True
+        try:
+            if self.at == "enter":
+                raise RuntimeError(self.fails)
+            yield
+        finally:
+            self.on = False
+        if self.at == "leave":
+            raise RuntimeError(self.fails)
+
+    def trial(self, why: str | None = None, **flags: bool) -> Trial:
+        return Trial(self.change, "a switch is on", lambda _: why, **flags)
 
 
-for _ in range(20):
-    step(torch.randn(8, 4))
-print([p.tolist() for p in model.parameters()], torch.rand(1).item())
-"""
+def test_turns_are_a_b_b_a_and_a_change_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = Switch()
+    monkeypatch.setattr(prove, "TRIALS", {"switch": switch.trial()})
+    steps = Steps()
+    course = [switch.on for _ in steps][1 + COUNTED :]
+    turns = [set(course[i : i + BLOCK]) for i in range(0, len(course), BLOCK)]
+    assert turns == [{False}, {True}, {True}, {False}] * (ROUNDS // 2)
+    assert not switch.on
+    (row,) = steps.kept[-1]["tried"]
+    assert (row["name"], row["change"]) == ("switch", "a switch is on")
+    assert not row["resident"], "there is no loader whose batch could come again"
+    assert [len(row[side]) for side in ("as_is_s", "changed_s")] == [ROUNDS] * 2
+    assert steps.kept[-1]["steps"] == len(course) + 1 + COUNTED
 
 
-def test_a_step_that_is_a_function_is_called_again_and_the_loop_is_as_long(user: User) -> None:
-    (user.folder / "function.py").write_text(FUNCTION)
-    alone = user.run("function.py").stdout
-    assert user.run("function.py", "--prove").stdout == alone
-    assert [row["name"] for row in tried(user)["tried"]] == ["optimizer"]
+def test_a_few_changes_by_name_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = Switch()
+    monkeypatch.setattr(prove, "TRIALS", {"amp": switch.trial(), "other": Switch().trial()})
+    steps = Steps(only=("amp", "absent"))
+    course = [switch.on for _ in steps]
+    assert course.count(True) == LEAST_ROUNDS * BLOCK
+    assert (names(steps.kept[-1]), steps.kept[-1]["not_tried"]) == (["amp"], {})
+
+
+def test_a_change_that_fails_is_taken_back_and_the_next_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enters, leaves = Switch("no\nsuch thing", "enter"), Switch("cannot go back", "leave")
+    idle, refused, last = Switch(), Switch(), Switch()
+    monkeypatch.setattr(prove, "TRIALS", {
+        "enters": enters.trial(), "leaves": leaves.trial(), "idle": idle.trial(""),
+        "refused": refused.trial("a reason"), "last": last.trial(),
+    })  # fmt: skip
+    found = Steps().run()
+    assert names(found) == ["last"]
+    assert found["not_tried"] == {
+        "enters": "no", "leaves": "cannot go back", "refused": "a reason",
+    }  # fmt: skip
+    assert not any(switch.on for switch in (enters, leaves, last))
+    assert (idle.entered, refused.entered) == (0, 0)
+
+
+def test_what_was_found_is_handed_over_after_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the first step of a change that may end the process."""
+    monkeypatch.setattr(prove, "TRIALS", {
+        name: Switch().trial() for name in ("first", "second", "third")
+    })  # fmt: skip
+    steps = Steps()
+    steps.run()
+    assert [(names(found), list(found["not_tried"])) for found in steps.kept[:3]] == [
+        (["first"], ["second", "third"]), (["first", "second"], ["third"]),
+        (["first", "second", "third"], []),
+    ]  # fmt: skip
+    assert set(steps.kept[0]["not_tried"].values()) == {ENDED}
+
+
+@pytest.mark.parametrize("when", [1, 1 + COUNTED + BLOCK + 1, 1 + COUNTED + 8 * BLOCK])
+def test_it_can_end_at_any_time(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = Switch()
+    monkeypatch.setattr(prove, "TRIALS", {"one": switch.trial(), "two": Switch().trial()})
+    steps = Steps()
+    for number in steps:
+        if number == when:
+            steps.prover.end("the reason")
+            break
+    found = steps.kept[-1]
+    if when == 1:  # nothing was tried yet
+        assert found["not_tried"] == {"one": ENDED, "two": ENDED}
+    elif when < 6 * BLOCK:
+        assert found["not_tried"] == {"one": "the reason", "two": ENDED}
+    else:  # three pairs of blocks are enough
+        assert (names(found), found["not_tried"]) == (["one"], {"two": ENDED})
+    assert not switch.on
+    steps.prover.end("again")
+    assert steps.kept[-1] is found
+
+
+def test_compiled_code_is_neither_inspected_nor_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, always = Switch(), Switch()
+    monkeypatch.setattr(
+        prove, "TRIALS", {"eager": eager.trial(eager=True), "always": always.trial()}
+    )
+    training = Training()
+    before = state_of(training)["torch"][:3], state_of(training)["reads"]
+    steps = Steps(compiled=True)
+    for _ in steps:
+        assert (state_of(training)["torch"][:3], state_of(training)["reads"]) == before
+    assert names(steps.kept[-1]) == ["always"]
+    assert steps.kept[-1]["not_tried"] == {"eager": prove.COMPILED}
+
+
+def test_results_lie_beside_the_trace_and_are_whole(tmp_path: Path) -> None:
+    for name in ("run.json.gz", "run.json", "run"):
+        prove.write_beside(str(tmp_path / name), {"name": name})
+        assert json.loads((tmp_path / "run.proofs.json").read_text()) == {"name": name}
+    with pytest.raises(TypeError):
+        prove.write_beside(str(tmp_path / "run.json"), {"name": object()})
+    assert json.loads((tmp_path / "run.proofs.json").read_text()) == {"name": "run"}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.proofs.json"]
+    with pytest.raises(OSError, match="absent"):
+        prove.write_beside(str(tmp_path / "absent" / "run.json"), {})
+
+
+# ---------------------------------------------------------------- a training
+
+
+class Net(nn.Module):
+    """Convolution, attention and a head; it notes what its parts get and give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+        self.seen: dict[str, Any] = {}
+
+    def forward(self, images: torch.Tensor, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        found = self.conv(images)
+        self.seen |= {"input": images, "conv": found, "weight": self.conv.weight}
+        tokens = found.flatten(2).transpose(1, 2).contiguous()[:, None]
+        mixed = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+        return {"scores": scale * self.head(mixed.mean((1, 2)))}
+
+
+class Training:
+    """A little training; `entries` of autocast in a step."""
+
+    def __init__(self, entries: int = 0, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.entries = entries
+        self.net, self.other = Net(), nn.Linear(2, 2)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3, **options)
+        self.images = torch.randn(BATCH, 3, 8, 8)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.no_grad():  # a larger one, but without gradients
+            nn.Linear(100, 100)(torch.ones(1, 100))
+        for _ in range(max(1, self.entries)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.entries > 0):
+                scores = self.net(self.images, scale=2.0)["scores"]
+            scores.float().square().mean().backward()
+        if self.other(torch.ones(1, 2)).sum().item() > 1e9:
+            raise AssertionError
+        self.optimizer.step()
+
+    def inspected(self) -> Scene:
+        """What a Prover sees of it, without a change."""
+        kept: list[Scene] = []
+
+        def when(scene: Scene) -> str:
+            kept.append(scene)
+            return ""
+
+        trials, prove.TRIALS = TRIALS, {"none": Trial(Switch().change, "", when)}
+        try:
+            Steps().run(self.step)
+        finally:
+            prove.TRIALS = trials
+        return kept[0]
+
+
+def enabled_back_ends() -> dict[str, bool]:
+    cuda = torch.backends.cuda
+    return {name: getattr(cuda, f"{name}_sdp_enabled")() for name in prove.ATTENTION}
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    """What a change may touch, of torch, the model and the optimizer."""
+    cuda = torch.backends.cuda
+    return {
+        "forward": vars(training.net).get("forward"),
+        "hooks": (len(training.net._forward_hooks), len(training.net._forward_pre_hooks)),
+        "strides": [p.stride() for p in training.net.parameters()],
+        "ids": [id(p) for p in training.net.parameters()],
+        "groups": [
+            {k: v for k, v in group.items() if k != "params"}
+            for group in training.optimizer.param_groups
+        ],
+        "state": [
+            (k, v.stride(), v.dtype, v.device)
+            for state in training.optimizer.state.values() for k, v in state.items()
+        ],
+        "reads": [vars(torch.Tensor).get(name) for name in prove.READS],
+        "torch": (
+            torch.autocast.__enter__, torch.autocast.__exit__, nn.Module.__call__,
+            nn.functional.scaled_dot_product_attention, torch.optim.lr_scheduler.StepLR.step,
+            torch.optim.lr_scheduler.LRScheduler.step,
+            dataloader._BaseDataLoaderIter.__next__,
+        ),
+        "flags": (
+            torch.backends.cudnn.benchmark, cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
+            *enabled_back_ends().values(),
+            torch.is_autocast_enabled("cpu"), torch.autocast_increment_nesting(),
+            torch.autocast_decrement_nesting(),
+        ),
+    }  # fmt: skip
+
+
+def test_a_training_is_inspected_and_nothing_of_that_stays() -> None:
+    training = Training(entries=3)
+    training.step()
+    before = state_of(training)
+    scene = training.inspected()
+    assert scene.model is training.net
+    assert scene.optimizers.count(training.optimizer) == 1
+    assert (scene.calls, scene.attentions, scene.autocasts) == (3 * COUNTED,) * 3
+    assert scene.autocast_dtype == torch.bfloat16
+    assert (scene.inputs[0] is training.images, scene.named_inputs) == (True, {"scale": 2.0})
+    assert scene.reads == 0, "nothing waits for a CPU"
+    assert scene.feed.main is None
+    assert state_of(training) == before
+
+
+@pytest.mark.parametrize("name", [name for name in TRIALS if name not in ON_A_GPU])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool) -> None:
+    """Also where the script raises in the middle of it."""
+    training = Training(entries=2 if name in ("casts", "amp") else 0, foreach=False)
+    scene = training.inspected()
+    before = state_of(training)
+    try:
+        with TRIALS[name].change(scene):
+            training.step()
+            for call in scene.at_end:
+                call()
+            if broken:
+                raise KeyError
+            training.step()
+    except KeyError:
+        assert broken
+    assert state_of(training) == before
+    assert not scene.at_end
+    assert not scene.feed.resident
+    training.step()
+    steps = {int(state["step"]) for state in training.optimizer.state.values()}
+    assert steps == {1 + COUNTED + (2 if broken else 3)}, "counted also by a fused optimizer"
+
+
+@contextmanager
+def changed(name: str, entries: int = 0, **options: Any) -> Iterator[Training]:
+    """A training with a change at work, after a step with it."""
+    training = Training(entries, **options)
+    scene = training.inspected()
+    assert TRIALS[name].when(scene) is None or name not in ("amp", "casts", "optimizer", "layout")
+    with TRIALS[name].change(scene):
+        training.step()
+        yield training
+
+
+def test_the_changes_are_what_their_words_say() -> None:
+    with changed("layout") as training:
+        for tensor in (training.net.seen["input"], training.net.seen["weight"]):
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+        state = training.optimizer.state[training.net.conv.weight]["exp_avg"]
+        assert state.is_contiguous(memory_format=torch.channels_last)
+    with changed("amp", entries=1) as training:
+        assert training.net.seen["conv"].dtype == torch.float32
+    with changed("float32") as training:
+        assert training.net.seen["conv"].dtype == torch.bfloat16
+        assert training.net(training.images)["scores"].dtype == torch.float32
+    with changed("optimizer", foreach=False) as training:
+        (group,) = training.optimizer.param_groups
+        assert group["fused"] or group["foreach"]
+    scene, before = Training().inspected(), enabled_back_ends()
+    for name, backend in (("flash",) * 2, ("efficient", "mem_efficient"), ("cudnn",) * 2):
+        trial = TRIALS[f"sdpa_{name}"]
+        with trial.change(scene):
+            assert [one for one, is_on in enabled_back_ends().items() if is_on] == [backend]
+        assert enabled_back_ends() == before
+        assert trial.when(scene) == "", "not on a CPU"
+    with TRIALS["benchmark"].change(scene):
+        assert torch.backends.cudnn.benchmark
+
+
+def test_autocast_around_the_whole_loop_is_seen_and_can_be_switched_off() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        training = Training()
+
+        def plain() -> None:
+            training.net(training.images)["scores"].float().square().mean().backward()
+            training.optimizer.step()
+
+        training.step = plain  # type: ignore[method-assign]
+        scene = training.inspected()
+        assert (scene.autocasts, scene.autocast_dtype) == (0, torch.bfloat16)
+        assert TRIALS["amp"].when(scene) is None
+        with TRIALS["amp"].change(scene):
+            plain()
+            assert training.net.seen["conv"].dtype == torch.float32
+        plain()
+        assert training.net.seen["conv"].dtype == torch.bfloat16
+
+
+def test_weights_are_cast_once_a_step_only_where_autocast_is_entered_more_often() -> None:
+    assert TRIALS["casts"].when(Training(entries=1).inspected()) == ""
+    assert TRIALS["casts"].when(Training(entries=0).inspected()) == ""
+    scene = Training(entries=2).inspected()
+    assert TRIALS["casts"].when(scene) is None
+
+    weight, ones = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
+
+    def cast() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            node: Any = nn.functional.linear(ones, weight).grad_fn
+        while "ToCopy" not in node.name():
+            node = next(before for before, _ in node.next_functions if before is not None)
+        return node
+
+    with TRIALS["casts"].change(scene):
+        first, again = cast(), cast()
+        assert first is again
+        for call in scene.at_end:
+            call()
+        assert cast() is not again, "the weights are new"
+    assert cast() is not cast()
+
+
+def test_a_model_that_does_not_run_with_a_change_is_not_tried_with_it() -> None:
+    training = Training()
+    forward = training.net.conv.forward
+
+    def picky(images: torch.Tensor) -> torch.Tensor:
+        if images.is_contiguous(memory_format=torch.channels_last):
+            raise RuntimeError("not in this layout\n(a long story)")
+        return forward(images)
+
+    training.net.conv.forward = picky  # type: ignore[method-assign]
+    training.optimizer.zero_grad()
+    steps = Steps(only=("layout",))
+    found = steps.run(training.step)
+    assert found["tried"] == []
+    assert found["not_tried"] == {"layout": "the model does not run with it: not in this layout"}
+    assert all(p.is_contiguous() for p in training.net.parameters())
+
+
+def test_a_model_as_graphs_gives_its_own_parameters_their_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is captured is a function of inputs and parameters; here it is called as it is."""
+    training, captured = Training(), list[int]()
+
+    def capture(function: Callable[..., Any], arguments: Any, **_options: Any) -> Any:
+        captured.append(len(arguments))
+        function(*arguments)
+
+        def graphed(*given: Any) -> Any:
+            captured.append(len(given))
+            instead = vars(training.net).pop("forward")  # a graph calls no Python
+            found = function(*given)
+            training.net.forward = instead
+            return found
+
+        return graphed
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    scene = training.inspected()
+    scene.named_inputs = {}
+    images, few = torch.randn(BATCH, 3, 8, 8), torch.randn(1, 3, 8, 8)
+
+    def gradients(given: torch.Tensor) -> list[torch.Tensor | None]:
+        training.net.zero_grad()
+        training.net(given)["scores"].square().mean().backward()
+        return [parameter.grad for parameter in training.net.parameters()]
+
+    plain, count = gradients(images), 1 + len(list(training.net.parameters()))
+    for _ in range(2):  # captured once
+        with TRIALS["launch"].change(scene):
+            for mine, theirs in zip(gradients(images), plain, strict=True):
+                assert mine is not None
+                torch.testing.assert_close(mine, theirs)
+            gradients(few)
+            training.net.eval()
+            gradients(images)
+            training.net.train()
+    assert captured == [count] * 3
+    training.net.recurrent = nn.LSTM(2, 2)  # its forward has the weights in another list too
+    monkeypatch.setattr(Scene, "device", "cuda")
+    assert "recurrent" in str(TRIALS["launch"].when(scene))
+
+
+def test_a_rehearsal_leaves_gradients_as_they_are() -> None:
+    training = Training()
+    scene = training.inspected()
+    before = [p.grad for p in training.net.parameters()]
+    assert scene.rehearse(TRIALS["layout"]) is None
+    assert all(p.grad is old for p, old in zip(training.net.parameters(), before, strict=True))
+    assert all(old is not None for old in before)
 
 
 def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> None:
@@ -221,47 +580,87 @@ def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> N
                 break
         return seen
 
-    reads = halfway_prove.Reads(replay=True, on=lambda tensor: True)
-    try:
+    scene = Training().inspected()
+    scene.awaited = "cpu"
+    with TRIALS["sync"].change(scene):
         first = course([1.0, 2.0, 3.0, 4.0])
-        reads.step()
-        count = reads.count
+        for call in scene.at_end:
+            call()
         assert course([7.0, 8.0, 9.0, 10.0]) == first == [1.0, 2.0, 3.0]
-        assert reads.count == count, "nothing was read"
         # What the first step has not read is read.
         assert torch.tensor(5.0).item() == 5.0
-        assert reads.count == count + 1
-    finally:
-        reads.remove()
-    assert torch.tensor(5.0).item() == 5.0
-    assert "item" not in vars(torch.Tensor)
+    assert course([7.0, 8.0]) == [7.0]
 
 
-def test_turns_are_a_b_b_a_and_a_change_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[dict[str, Any]] = []
+# ---------------------------------------------------------------- data
 
-    class Toggle(halfway_prove.Trial):
-        name, change = "toggle", "a toggle is on"
-        on = False
 
-        def why_not(self) -> str | None:
-            return None
+def batches_of(loader: DataLoader[Any]) -> Iterator[int]:
+    while True:
+        yield from (int(batch[0][0]) for batch in loader)
 
-        def enter(self) -> None:
-            self.switch(Toggle, "on", True)
 
-    monkeypatch.setattr(halfway_prove, "TRIALS", (Toggle,))
-    prover = halfway_prove.Prover(
-        time.perf_counter, lambda begin, end: end - begin, 10.0, False, found.append
-    )
-    course: list[bool] = []
-    while not prover.done:
-        course.append(Toggle.on)
-        prover.step()
-    block = halfway_prove.DISCARDED + halfway_prove.LEAST_STEPS
-    tried = course[halfway_prove.SCOUTED :]
-    turns = [set(tried[i : i + block]) for i in range(0, len(tried), block)]
-    assert turns == [{False}, {True}, {True}, {False}] * (halfway_prove.ROUNDS // 2)
-    assert not Toggle.on
-    (row,) = found[-1]["tried"]
-    assert [len(row[side]) for side in ("as_is_s", "changed_s")] == [halfway_prove.ROUNDS] * 2
+def data(workers: int, count: int = 1000) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(count)), batch_size=1, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_batch_comes_again_and_again_but_in_blocks_of_loading(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the queue that workers have filled meanwhile is not taken for a loader that is fast."""
+    rest = Switch()
+    monkeypatch.setattr(prove, "TRIALS", {"loader": TRIALS["loader"], "rest": rest.trial()})
+    batches = batches_of(data(workers))
+    course = [next(batches) for _ in Steps(only=("loader", "rest"))][1 + COUNTED :]
+    blocks = [course[i : i + BLOCK] for i in range(0, len(course), BLOCK)]
+    queued = 2 * workers  # batches are loaded ahead by each of them
+    last = COUNTED
+    for number, block in enumerate(blocks[: 2 * LEAST_ROUNDS]):
+        if number in (0, 3, 4):
+            skipped = queued + (number != 0)  # the batch of the blocks before was taken too
+            begin = last + skipped * (number in (0, 3)) + 1
+            assert block == list(range(begin, begin + BLOCK)), number
+            last = block[-1]
+        else:
+            assert len(set(block)) == 1, number
+    assert len({batch for block in blocks[2 * LEAST_ROUNDS :] for batch in block}) == 1
+
+
+def test_an_evaluation_ends_and_gets_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "TRIALS", {"rest": Switch().trial()})
+    train, held_out = data(0, 50), data(0, 5)
+    batches = batches_of(train)
+    taken: list[int] = []
+
+    def step() -> None:
+        taken.append(next(batches))
+        if len(taken) == 20:
+            assert [int(batch[0][0]) for batch in held_out] == [0, 1, 2, 3, 4]
+            assert len([batch for batch in train]) < 100, "also of the training data"
+
+    Steps().run(step)
+    assert len(set(taken[1 + COUNTED :])) == 1
+
+
+def test_schedules_stand_still_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "TRIALS", {"rest": Switch().trial()})
+    training = Training()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 1.0, total_steps=5)
+    rates: set[float] = set()
+
+    def step() -> None:
+        training.step()
+        schedule.step()
+        rates.add(training.optimizer.param_groups[0]["lr"])
+
+    Steps().run(step)
+    assert len(rates) == 1
+    schedule.step()
+    assert training.optimizer.param_groups[0]["lr"] not in rates
+
+
+def test_only_loading_and_shapes_need_real_batches_and_what_may_break_comes_last() -> None:
+    assert {name for name, trial in TRIALS.items() if not trial.resident} == {"loader", "benchmark"}
+    risky = [trial.may_break for trial in TRIALS.values()]
+    assert risky == sorted(risky)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from e2e.__main__ import main
-from e2e.profile.halfway_prove import GOES_ON
+from e2e.profile import halfway_prove
+from e2e.profile.halfway_prove import TRIALS, Prover, Scene, Trial
 
 PLAIN = """
 import torch
@@ -52,13 +56,30 @@ for number in range(3000):
     losses.append(loss.item())
 """
 
+ATTENTION = """
+import torch
+from torch import nn
 
-def diagnosed(folder: Path, text: str, *words: str) -> dict[str, Any]:
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+model = nn.TransformerEncoder(layer, 2).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+tokens = torch.randn(16, 256, 256, device="cuda")
+for _ in range(5000):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(tokens).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def diagnosed(folder: Path, text: str) -> dict[str, Any]:
     """The last run's data of a script with --prove."""
     script, written = folder / "train.py", folder / "found.json"
     script.write_text(text)
-    given = ["--prove", "--json", str(written), "--after", "5", "--bare", "5", *words]
-    assert main(["diagnose", str(script), *given]) == 0
+    words = ["--prove", "--json", str(written), "--after", "5", "--bare", "5"]
+    assert main(["diagnose", str(script), *words]) == 0
     return json.loads(written.read_text())["runs"][-1]
 
 
@@ -67,11 +88,12 @@ def names(run: dict[str, Any]) -> set[str]:
 
 
 def test_a_float32_network_is_tried_in_tf32_bf16_channels_last_and_as_graphs(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = diagnosed(tmp_path, PLAIN)
     assert {"tf32", "benchmark", "float32", "layout", "launch", "sync"} <= names(run)
     assert all(gain["rounds"] >= 3 and gain["step_ms"] > 0 for gain in run["gains"])
+    assert "END" not in capfd.readouterr().out, "the script is ended"
 
 
 def test_casts_reads_and_the_optimizer_are_tried_and_calls_replayed(tmp_path: Path) -> None:
@@ -79,13 +101,107 @@ def test_casts_reads_and_the_optimizer_are_tried_and_calls_replayed(tmp_path: Pa
     assert {"sync", "casts", "optimizer", "amp", "half", "misaligned"} <= names(run)
 
 
-def test_a_training_that_goes_on_is_not_put_at_risk(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_each_back_end_of_attention_is_tried(tmp_path: Path) -> None:
+    run = diagnosed(tmp_path, ATTENTION)
+    assert {"amp", "sdpa_flash", "sdpa_efficient"} <= names(run)
+
+
+# ---------------------------------------------------------------- in this process
+
+
+class Training:
+    """A little training on the GPU, whose model takes part in all changes."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 8)
+        ).cuda()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, foreach=False)
+        self.images = torch.randn(4, 8, 8, 8, device="cuda")
+        self.loss = torch.zeros(())
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss = self.model(self.images).square().mean()  # kept: with its nodes of autograd
+        self.loss.backward()
+        self.optimizer.step()
+
+    def inspected(self, monkeypatch: pytest.MonkeyPatch) -> Scene:
+        """What a Prover sees of it, without a change."""
+        kept: list[Scene] = []
+
+        def when(scene: Scene) -> str:
+            kept.append(scene)
+            return ""
+
+        with monkeypatch.context() as patch:
+            patch.setattr(halfway_prove, "TRIALS", {"none": Trial(TRIALS["tf32"].change, "", when)})
+            prover = Prover(
+                time.perf_counter, lambda begin, end: end - begin, 1.0, lambda found: None,
+                compiled=False,
+            )  # fmt: skip
+            while not prover.done:
+                self.step()
+                prover.step()
+        return kept[0]
+
+    def gradients(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Of a loss, in the model's parameters; the output comes first."""
+        self.model.zero_grad()
+        found = self.model(images)
+        found.square().mean().backward()
+        return [found.detach().clone(), *(p.grad.clone() for p in self.model.parameters())]  # type: ignore[union-attr]
+
+
+def close(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Within 1 % of the largest value: sums in another order, in TF32 and over a batch."""
+    return all(
+        (one - other).abs().max() <= 0.01 * other.abs().max() + 1e-6
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["layout", "launch"])
+def test_a_model_gives_the_same_gradients_with_a_change(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = diagnosed(tmp_path, PLAIN, "--whole")
-    assert "END" in capfd.readouterr().out
-    assert {"tf32", "benchmark"} <= names(run)
-    assert not {"float32", "layout", "launch"} & names(run)
-    for one in run["findings"]:
-        if one["cause"] in ("layout", "launch"):
-            assert one["unproven"] == GOES_ON
+    """Also for inputs that come later, and after the weights have changed."""
+    training = Training()
+    scene = training.inspected(monkeypatch)
+    assert TRIALS[name].when(scene) is None
+    assert scene.rehearse(TRIALS[name]) is None
+    other, smaller = torch.randn(4, 8, 8, 8, device="cuda"), torch.randn(2, 8, 8, 8, device="cuda")
+    training.step()
+    plain = [training.gradients(images) for images in (training.images, other, smaller)]
+    with TRIALS[name].change(scene):
+        again = [training.gradients(images) for images in (training.images, other, smaller)]
+    for mine, theirs in zip(again, plain, strict=True):
+        assert close(mine, theirs)
+    assert not close(plain[0], plain[1]), "of another input they are others"
+    assert "forward" not in vars(training.model)
+
+
+@pytest.mark.parametrize("name", list(TRIALS))
+def test_a_change_is_taken_back_and_the_training_goes_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training()
+    scene = training.inspected(monkeypatch)
+    cuda = torch.backends.cuda
+
+    def state() -> list[Any]:
+        flags = [torch.backends.cudnn.benchmark, cuda.matmul.allow_tf32, cuda.flash_sdp_enabled()]
+        groups = [(g["foreach"], g["fused"]) for g in training.optimizer.param_groups]
+        kept = [(k, v.device, v.stride()) for one in training.optimizer.state.values()
+                for k, v in one.items()]  # fmt: skip
+        return [*flags, groups, kept, [p.stride() for p in training.model.parameters()],
+                dict(vars(torch.Tensor)), torch.autocast.__enter__]  # fmt: skip
+
+    before = state()
+    with TRIALS[name].change(scene):
+        training.step()
+    assert state() == before
+    training.step()
+    steps = {int(one["step"]) for one in training.optimizer.state.values()}
+    assert steps == {1 + halfway_prove.COUNTED + 2}, "counted also by a fused optimizer"
