@@ -68,14 +68,14 @@ def _samples(step: Step) -> Iterator[tuple[int, str]]:
 
 def lines_of_waits(step: Step) -> str:
     """The lines that wait for the GPU: "train.py:88 0.31 ms, …"; "" where nothing tells."""
-    found = _timed_reads(step) or _from_stack(step.with_names)
+    found = timed_reads(step) or _from_stack(step.with_names)
     if not found:
         return lines_of_samples(step, SYNC)
     most = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     return ", ".join(f"{line} {ms:.3g} ms" for line, ms in most)
 
 
-def _timed_reads(step: Step) -> Mapping[str, float]:
+def timed_reads(step: Step) -> Mapping[str, float]:
     """Milliseconds a step by line of the reads that halfway_watch timed without the profiler."""
     rows: object = step.trace.facts.get("reads")
     steps = len(step.trace.seconds("bare_s"))

@@ -6,6 +6,7 @@ be exact. Nothing is needed of torch or of a GPU.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -37,7 +38,7 @@ NOTES = (STEP, LOADING, OPTIMIZER, MODULE)  # which older profilers put among th
 KEPT = (
     "Input Dims", "Input Strides", "Input type", "Concrete Inputs", "Sequence number",
     "Fwd thread id", "CallFrom", "dtype", "In msg nelems", "Group size", "Collective name",
-    "Process Group Name",
+    "Process Group Name", "name",
 )  # fmt: skip
 LAUNCHES = re.compile(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
@@ -131,9 +132,7 @@ def read_trace(path: Path) -> Trace:
         return None  # an event is needed as a span alone
 
     try:
-        with os.fdopen(open_regular(path, MAX_BYTES), "rb") as file:
-            data = file.read()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+        text = _content(path).decode()
         header: Any = json.loads(text, object_hook=keep, parse_float=Decimal, parse_int=bounded_int)
     except FileNotFoundError:
         raise UserError(f"no such trace file: {path}") from None
@@ -156,6 +155,16 @@ def read_trace(path: Path) -> Trace:
     return Trace(spans, told, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
 
 
+def _content(path: Path) -> bytes:
+    """The text of a trace. OSError for a file that cannot be read, or holds too much."""
+    with os.fdopen(open_regular(path, MAX_BYTES), "rb") as file:
+        packed = file.peek(2)[:2] == b"\x1f\x8b"
+        data = (gzip.GzipFile(fileobj=file) if packed else file).read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return data
+
+
 def _span(event: dict[str, Any]) -> Span | None:
     """The event as a span; None for what lasts no time of its own, or is of no kind of ours."""
     kind = KIND_OF_CATEGORY.get(str(event.get("cat"))) if event["ph"] == "X" else None
@@ -175,6 +184,8 @@ def _span(event: dict[str, Any]) -> Span | None:
     kept = {name: args[name] for name in KEPT if name in args}
     if "Input dims" in args:  # of older profilers
         kept["Input Dims"] = args["Input dims"]
+    if not isinstance(kept.get("Sequence number"), int):
+        kept.pop("Sequence number", None)
     correlation = args.get("correlation", 0)
     number = correlation if isinstance(correlation, int) else 0
     return Span(kind, name, start, start + max(0, _ns(event.get("dur", 0))), lane, number, kept)

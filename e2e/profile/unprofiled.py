@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
-from typing import Any, cast
 
+from e2e.profile.lines import timed_reads
 from e2e.profile.step import Step, idle_term, step_of, timed_by
 from e2e.profile.trace import Trace, kernels_alone
 from e2e.results.terms import IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
@@ -64,12 +64,9 @@ class Unprofiled:
         Without those the CPU would be ahead by as long as it waits, and the device would wait that
         much less for launches.
         """
-        step, trace = self.step, self.step.trace
-        steps, reads = len(trace.seconds("bare_s")), trace.facts.get("reads")
-        waited_ns = float(sum(span.ns for span in step.spans("launch") if idle_term(span) == SYNC))
-        if isinstance(reads, list) and reads and steps:
-            seconds = [float(row[3]) for row in cast(list[list[Any]], reads)]
-            waited_ns = 1e9 * sum(seconds) / steps * step.steps
+        step = self.step
+        timed_ns = 1e6 * step.steps * sum(timed_reads(step).values())
+        waited_ns = timed_ns or sum(s.ns for s in step.spans("launch") if idle_term(s) == SYNC)
         return min(self.terms.get(LAUNCH, 0), max(0.0, waited_ns - self.terms.get(SYNC, 0)))
 
 

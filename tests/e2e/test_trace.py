@@ -1,0 +1,213 @@
+"""Traces of torch's profiler are read exactly, or refused in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples.field_traces import Tape, recorded
+from samples.traces import MS, Made
+
+from e2e.profile.diagnosis import diagnose
+from e2e.profile.products import products
+from e2e.profile.step import step_of
+from e2e.profile.trace import LAUNCH, NOTE, OP, WORK, kernels_alone, read_trace
+from microbench.errors import UserError
+
+BASE_NS = 4_612_345_678_901_123  # a time of day in us has sixteen digits: a float loses some
+
+
+def small() -> Made:
+    made = Made(header={"schemaVersion": 1, "deviceProperties": [{"name": "NVIDIA H200"}]})
+    made.steps(1_000_000, 2_000_000)
+    made.op("aten::mm", 10_000, 90_000, **{"Input Dims": [[2, 3], [3, 4]]})
+    made.kernel("gemm", 50_000, 450_001, 20_000)
+    return made
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "packed"])
+def test_times_are_whole_nanoseconds_whatever_the_file_is_called(tmp_path: Path, name: str) -> None:
+    found = read_trace(small().write(tmp_path / name, BASE_NS))
+    (work,) = found.spans[WORK]
+    assert (work.start, work.end) == (BASE_NS + 50_000, BASE_NS + 450_001)
+    assert [span.name for span in found.spans[OP]] == ["aten::mm"]
+    assert [span.ns for span in found.spans[NOTE]] == [1_000_000, 1_000_000]
+    assert (found.device, found.lost) == ("NVIDIA H200", 0)
+
+
+def test_a_trace_of_an_older_profiler_is_divided(tmp_path: Path) -> None:
+    """As torch 1.8 to 1.13 wrote it: whole microseconds, no External id, notes among operators."""
+    made = Made(header={"schemaVersion": 1})
+    for number, (start, end) in enumerate([(0, 9 * MS), (9 * MS, 18 * MS)]):
+        made.span("Operator", f"ProfilerStep#{number}", start, end)
+    shapes = {"Input dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    for number, launch in enumerate((8 * MS, 12 * MS)):
+        made.span("Operator", "aten::mm", launch, launch + 50_000, **shapes)
+        made.span("Runtime", "cudaLaunchKernel", launch + 9_000, launch + 10_000,
+                  correlation=5 + number)  # fmt: skip
+        made.span("Kernel", "volta_sgemm_128x64_nn", launch + MS, launch + 2 * MS, 7,
+                  correlation=5 + number, stream=7, device=0)  # fmt: skip
+    made.span("Memcpy", "Memcpy HtoD", 16 * MS, 17 * MS, 7, correlation=9, stream=7, device=0)
+    found = read_trace(made.write(tmp_path / "old.json"))
+    assert [len(found.spans[kind]) for kind in (OP, LAUNCH, WORK)] == [2, 2, 3]
+    step = step_of(found)
+    assert step.recorded["matrix products"] == MS
+    assert (step.start, step.end, step.steps) == (10 * MS, 14 * MS, 1)
+    (product,) = products(step, None)
+    assert (product.flops, product.count) == (2 * 64 * 32 * 16, 1)
+
+
+def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:
+    made = small()
+    for number, name in enumerate(("LaunchKernel", "StreamSynchronize", "MemsetAsync")):
+        # A fill of 0 bytes launches nothing.
+        made.span("cuda_runtime", f"cuda{name}", 30_000, 31_000, correlation=99 + number)
+    assert read_trace(made.write(tmp_path / "a.json")).lost == 1
+
+
+DAMAGED = {
+    "empty": "",
+    "no JSON": "import torch\n",
+    "cut off": small().text()[:-40],
+    "no events": '{"schemaVersion": 1}',
+    "a time that is no number": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":"x","dur":1}]}',
+    "an endless time": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":1e999,"dur":1}]}',
+    "NaN": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":NaN,"dur":1}]}',
+    "a power of no universe": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":1e99999999999}]}',
+    "a number without end": '{"bare": 1' + 400 * "0" + ', "traceEvents": []}',
+    "args that are a list": '{"traceEvents": [{"ph":"X","cat":"cpu_op","ts":1,"args":[1]}]}',
+    "deep": '{"traceEvents": [' + 100_000 * "[",
+    "a number": "1",
+    "events that are none": '{"traceEvents": {"ph": "X"}}',
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_trace(path)
+    assert "bad.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_refused_unread(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "odd.json")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trace(tmp_path / "odd.json")
+
+
+@given(at=st.integers(10, 400), byte=st.integers(0, 255))
+def test_a_damaged_archive_is_refused_or_read(at: int, byte: int, tmp_path_factory) -> None:
+    path = small().write(tmp_path_factory.mktemp("t") / "a.json.gz")
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] = byte
+    path.write_bytes(content)
+    with contextlib.suppress(UserError):
+        read_trace(path)
+
+
+def test_a_cut_archive_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    path = small().write(tmp_path / "a.json.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    for wrong in (path, tmp_path / "none.json"):
+        with pytest.raises(UserError):
+            read_trace(wrong)
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small()
+    made.header["padding"] = (1 << 20) * " "
+    path = made.write(tmp_path / "bomb.json.gz")
+    assert path.stat().st_size < 1 << 16
+    monkeypatch.setattr("e2e.profile.trace.MAX_BYTES", 1 << 18)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trace(path)
+
+
+def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1}]))
+    assert [op.name for op in read_trace(path).spans[OP]] == ["aten::mm"]
+
+
+# ---------------------------------------------------------------- what the recorder wrote
+
+
+def played(tape: Tape) -> None:
+    tape.product(MS)
+    tape.read()
+
+
+def twice_recorded() -> Tape:
+    return recorded(played, times=recorded(played), rank=0)
+
+
+def test_the_recording_of_kernels_alone_has_the_same_kernels_and_steps(tmp_path: Path) -> None:
+    both = read_trace(twice_recorded().write(tmp_path / "t.json"))
+    alone = kernels_alone(both)
+    assert alone is not None
+    for kind in (WORK, LAUNCH):
+        named = [(span.name, span.ns, span.lane, span.correlation) for span in both.spans[kind]]
+        assert [(s.name, s.ns, s.lane, s.correlation) for s in alone.spans[kind]] == named
+    assert (step_of(alone).steps, alone.spans[OP]) == (2, [])
+
+
+JUNK = (
+    None,
+    True,
+    -3,
+    1e400,
+    "text",
+    [],
+    [[]],
+    [["a", "b", "c", "d", "e", "f"]],
+    [[1, 2]],
+    {"a": 1},
+)
+
+
+@pytest.mark.parametrize("name", sorted(twice_recorded().header["halfway"]))
+def test_damage_in_what_the_recorder_wrote_is_passed_over_or_refused(
+    name: str, tmp_path: Path
+) -> None:
+    good = twice_recorded().header["halfway"]
+    rows = good["times"]
+    values: list[Any] = [*JUNK]
+    if name == "times":
+        values += [rows | {key: junk} for key in rows for junk in JUNK]
+        values += [rows | {"work": [[*row[:2], junk, *row[3:]] for row in rows["work"]]}
+                   for junk in JUNK]  # fmt: skip
+    for value in values:
+        made = twice_recorded()
+        made.header["halfway"] = good | {name: value}
+        with contextlib.suppress(UserError):
+            (run,) = diagnose([made.write(tmp_path / "t.json")]).runs
+            assert sum(term.ns for term in run.terms) == run.window_ns
+
+
+@pytest.mark.parametrize(
+    "name", ["Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number",
+             "Fwd thread id", "correlation", "stream", "device"],
+)  # fmt: skip
+def test_arguments_of_another_kind_tell_nothing(name: str, tmp_path: Path) -> None:
+    for value in JUNK:
+        made = twice_recorded()
+        for event in made.events:
+            event["args"][name] = value
+        with contextlib.suppress(UserError):
+            (run,) = diagnose([made.write(tmp_path / "t.json")]).runs
+            assert sum(term.ns for term in run.terms) == run.window_ns
