@@ -16,7 +16,7 @@ from e2e.profile.causes import LEAST_SHARE, Cause, Seen, causes_of
 from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
 from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
-from e2e.profile.products import Product, products
+from e2e.profile.products import Fused, Product, fused_kernels, products
 from e2e.profile.ranks import Ranks, ranks_of
 from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, WORK, Trace, read_trace
 from e2e.profile.trials import judged, refuted
@@ -89,6 +89,7 @@ class Traced:
     recorded_step_s: Slowed = Slowed()
     of_card: float | None = None
     ruined: tuple[str, ...] = ()
+    fused: tuple[Fused, ...] = ()
 
     @property
     def step_ms(self) -> float:
@@ -217,6 +218,8 @@ class _Side:
             self.rates.source if self.rates and any(p.measured for p in self.products) else "",
             run.ci95_s, str(self.trace.facts.get("unit", "optimizer step")), _slowed(run),
             min(1.0, 1e9 * sum(floors) / whole_ns) if floors else None, ruined,
+            fused_kernels(run.step),
+            fused_kernels(run.step),
         )  # fmt: skip
 
     def _tried(self, replay: Replay | None) -> Tried | None:

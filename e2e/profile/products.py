@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+from e2e.profile.compiled import fused_words
 from e2e.profile.operators import (
     HALF,
     arithmetic,
+    dtype_of,
     is_product,
     misaligned,
     product,
@@ -24,7 +27,7 @@ from e2e.profile.operators import (
 from e2e.profile.step import Op, Step
 from e2e.profile.trace import WORK, Span
 from kernels.gpu_cards import Card
-from kernels.precision import PRECISIONS, Precision
+from kernels.precision import DTYPE_BYTES, PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations
 from microbench.roofline.rates import Rates
 
@@ -149,6 +152,53 @@ def _on_tensor_cores(
     if flop_per_s is None or name not in card.simt_flop_per_s or fewer_operations(kernels):
         return None
     return True if flop_per_s > factor * card.simt_flop_per_s[name] else None
+
+
+# ---------------------------------------------------------------- fused kernels
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Calls of one kernel that torch.compile made: `count` of `ns` in all steps.
+
+    `bytes` are of one call, each argument once; None where the trace has no shapes.
+    """
+
+    module: str
+    fuses: str
+    count: int
+    ns: int
+    bytes: int | None
+
+    @property
+    def byte_per_s(self) -> float | None:
+        """How fast it moves them at least."""
+        return self.count * self.bytes * 1e9 / self.ns if self.bytes and self.ns else None
+
+
+def fused_kernels(step: Step) -> tuple[Fused, ...]:
+    """Each fused kernel of the steps, the longest first; none on a CPU."""
+    found: dict[tuple[str, str], list[Op]] = {}
+    for op in step.ops if not step.on_cpu else ():
+        if fused_words(op.kernel):
+            found.setdefault((op.module, op.kernel), []).append(op)
+    made = [
+        Fused(
+            module, fused_words(kernel), len({op.number for op in ops}), sum(op.ns for op in ops),
+            next((size for op in ops for span in op.ops[-1:] if (size := _bytes(span))), None),
+        )
+        for (module, kernel), ops in found.items()
+    ]  # fmt: skip
+    return tuple(sorted(made, key=lambda one: (-one.ns, one.module, one.fuses)))
+
+
+def _bytes(span: Span) -> int:
+    """Of all tensors that are an operator's arguments."""
+    sizes = zip(span.noted("Input Dims"), span.noted("Input type"), strict=False)
+    return sum(
+        DTYPE_BYTES.get(dtype_of(kind), 0) * prod(dims) for dims, kind in sizes
+        if dims and all(isinstance(size, int) for size in dims)
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- in sum

@@ -399,7 +399,11 @@ def _on_device(number: int, span: Span, by: Op) -> Op:
         term = terms.LAYOUT
     elif (term := _term(by)) == OTHER:
         term = term_of_kernel(name) or OTHER
-    return replace(by, start=span.start, end=span.end, term=term, kernel=name, number=number)
+    # Of a kernel in a CUDA graph torch 2.14 notes what it was captured for.
+    module = by.module or str(span.args.get("name", ""))
+    return replace(
+        by, start=span.start, end=span.end, term=term, module=module, kernel=name, number=number
+    )
 
 
 def _on_cpu(trace: Trace, callers: Mapping[int, Op]) -> Iterator[Op]:

@@ -11,7 +11,7 @@ from e2e.profile.causes import AFTER, Cause
 from e2e.profile.compare import Aligned, Change, LayerTime
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
 from e2e.profile.gains import Gain
-from e2e.profile.products import Product, reach
+from e2e.profile.products import Fused, Product, reach
 from e2e.profile.ranks import Ranks, RankTime
 from e2e.profile.trials import SAID_APART
 from e2e.report.ledger import TERM_WORDS
@@ -306,6 +306,24 @@ def _product_parts(run: Traced) -> Iterator[Part]:
         title = f"GEMMs, convolutions and attention in {fmt.clean(run.name)}, each a step"
         rows = [Row(product) for product in run.products]
         yield Part(title, Table(_product_columns(run.steps), [*rows]))
+    if run.fused:
+        title = f"Kernels that torch.compile made in {fmt.clean(run.name)}, each a step"
+        yield Part(title, Table(_fused_columns(run.steps), [Row(one) for one in run.fused]))
+
+
+def _fused_columns(steps: int) -> list[Column[Fused]]:
+    def ms(one: Fused) -> float:
+        return one.ns / steps / 1e6
+
+    return [
+        Column("module", lambda f: fmt.clean(f.module) or "-", csv={"module": lambda f: f.module}),
+        Column("fuses", lambda f: fmt.clean(f.fuses), csv={"fuses": lambda f: f.fuses}),
+        Column("calls", lambda f: f"{f.count / steps:.3g}", True,
+               csv={"calls": lambda f: f.count / steps}),
+        Column("ms", lambda f: f"{ms(f):.3f}", True, csv={"ms": ms}),
+        Column("GB/s, at least", lambda f: f"{f.byte_per_s / 1e9:,.0f}" if f.byte_per_s else "",
+               True, csv={"byte_per_s": lambda f: f.byte_per_s, "bytes": lambda f: f.bytes}),
+    ]  # fmt: skip
 
 
 def _products_sentence(run: Traced) -> Iterator[str]:
