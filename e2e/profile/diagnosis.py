@@ -219,7 +219,6 @@ class _Side:
             run.ci95_s, str(self.trace.facts.get("unit", "optimizer step")), _slowed(run),
             min(1.0, 1e9 * sum(floors) / whole_ns) if floors else None, ruined,
             fused_kernels(run.step),
-            fused_kernels(run.step),
         )  # fmt: skip
 
     def _tried(self, replay: Replay | None) -> Tried | None:
