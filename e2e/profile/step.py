@@ -389,8 +389,8 @@ def _on_device(number: int, span: Span, by: Op) -> Op:
     name = span.name
     if is_communication(name):
         term = terms.COMMUNICATION
-    elif (fused := fused_term(name)) and by.phase != UPDATE:
-        term = fused
+    elif fused := fused_term(name):
+        term = TERMS["optimizer"] if by.phase == UPDATE else fused
     elif name.startswith("Memcpy"):
         term = TERMS["copy"] if "DtoD" in name else terms.COPIES
     elif name.startswith("Memset"):
