@@ -56,6 +56,12 @@ class Group:
         return self.arms[0].case
 
     @property
+    def ruined_pct(self) -> float:
+        """Half of its widest interval in per cent, where that is too wide for a verdict; else 0."""
+        ratios = [ratio for arm in self.arms for ratio in arm.speedup.values()]
+        return max([arm.ruined_pct for arm in self.arms] + [ratio.ruined_pct for ratio in ratios])
+
+    @property
     def is_ladder(self) -> bool:
         """Whether each arm adds something to the one before."""
         return any(arm.rung is not None for arm in self.arms)

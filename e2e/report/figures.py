@@ -59,7 +59,7 @@ def bottleneck_of(training: Training) -> str:
 
 def ratio(value: Ratio) -> str:
     """As `fmt.ratio`, "~1 ±0.02" when no difference was measured; else as `interval`."""
-    if value.ci95 is not None and not excludes_one(value.ci95):
+    if value.ruined_pct or (value.ci95 is not None and not excludes_one(value.ci95)):
         return fmt.ratio(value)
     return interval(value)
 

@@ -1,30 +1,31 @@
-"""The ledger of a training: what a recipe changes in a step, term by term, in ms and words.
-
-Drawn by `waterfall` (characters) and `plot_waterfall` (a chart).
-"""
+"""The ledger of a training: what a recipe changes in a step, term by term, in ms and words."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from rich.text import Text
 
 from e2e.report.arms import Group, View, arms_of
-from e2e.report.figures import bottleneck_of
-from e2e.results.terms import PRODUCT_TERMS, RESIDUAL
+from e2e.results.terms import RESIDUAL
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
+from microbench.report.table import DIM, Column, Part, Row, Table, Value, screen
 
-SMALL_SHARE = 0.005  # of the first step: terms under it are shown in one line
-NOTHING_SHARE = 1e-6  # of it: terms up to it are said to change nothing
+SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
+NOTHING_SHARE = 0.001  # of it: changes up to it are not named
 OTHERS = "other small terms"
-GAP = "missing from the ledger"
-DIGITS = 4  # of the longer step, in the numbers shown
-_SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
 MOST_RESIDUAL = 0.05  # of a step: the largest residual without a remark
+RUINED_RESIDUAL = 0.20  # of a step: a ledger with more is not shown
 MOST_SENTENCES = 4
-PRODUCTS = "GEMMs and convolutions"
-
+MOST_SHOWN = 4  # ledgers on the screen without --verbose
+DIGITS = 4  # of the longer step, in the numbers shown
+MOST_DECIMALS, WIDEST = 9, 16
+FROM_TO = re.compile(r"(-?[\d.e+-]+) to (-?[\d.e+-]+) ms(?:; (.*))?")
+RESIDUALS = re.compile(r"base ([+-][\d.]+), other ([+-][\d.]+)")
 
 # Terms of a run file that reports call otherwise.
 TERM_WORDS = {
@@ -41,57 +42,25 @@ def term_words(term: str) -> str:
     return TERM_WORDS.get(term, fmt.clean(term)) or "-"
 
 
-def is_residual(line: LedgerLine | Bar) -> bool:
-    """Whether the term is the unexplained rest."""
-    return line.term in (RESIDUAL, TERM_WORDS[RESIDUAL])
-
-
 @dataclass(frozen=True)
-class Bar:
-    """One line of a waterfall: from `start_ms` to `end_ms`; a whole step starts at 0.
+class Change:
+    """A row of a ledger, in ms: a term in both steps, where known, and what it changes.
 
-    `text` is `ms` as digits, signed for a change.
+    `where` names the layers that changed most; `whole` is the row of the steps themselves.
     """
 
     term: str
+    base_ms: float | None
+    other_ms: float | None
     ms: float
-    start_ms: float
-    end_ms: float
-    text: str
-    source: str
-    detail: str = ""
+    where: str = ""
+    source: str = ""
     whole: bool = False
-
-
-@dataclass(frozen=True)
-class Waterfall:
-    """A ledger ready to draw; `small` are the terms that the line OTHERS sums up."""
-
-    base: str
-    bars: tuple[Bar, ...]
-    small: tuple[LedgerLine, ...]
-
-    @property
-    def range_ms(self) -> tuple[float, float]:
-        """(lowest, highest) level in ms; the lowest is at most 0."""
-        ends = [end for bar in self.bars for end in (bar.start_ms, bar.end_ms)]
-        return min(0.0, *ends), max(0.0, *ends)
-
-    @property
-    def unit(self) -> str:
-        """The longest whole step with its unit, for the end of an axis."""
-        return f"{_plain(self.range_ms[1])} ms"
 
 
 def has_ledger(arm: Training) -> bool:
     """Whether the arm has a ledger of finite times."""
     return len(arm.ledger) > 1 and all(math.isfinite(line.ms) for line in arm.ledger)
-
-
-def ledger_title(view: View, arm: Training) -> str:
-    """ "From fp32 to amp (batch 256): what changes in a step, in ms"."""
-    name = view.full_label(arm)
-    return f"From {base_name(arm)} to {name}: what changes in a step, in ms"
 
 
 def base_name(arm: Training) -> str:
@@ -100,201 +69,198 @@ def base_name(arm: Training) -> str:
     return fmt.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
 
 
-def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
-    """The arm's ledger, rounded so that its digits add up.
+def ledger_title(view: View, arm: Training) -> str:
+    """ "From fp32 to amp (batch 256): where the time of a step goes, in ms"."""
+    return f"From {base_name(arm)} to {view.full_label(arm)}: where the time of a step goes, in ms"
 
-    `fold`: small terms share a line; else all terms have lines and one more digit.
-    """
+
+def changes(arm: Training, *, fold: bool) -> list[Change]:
+    """The rows of the arm's ledger, the whole steps last; `fold`: small terms share one."""
     first, *between, last = arm.ledger
-    between, small = _folded(first.ms, between) if fold else (between, [])
-    missing = last.ms - math.fsum(line.ms for line in arm.ledger[:-1])
-    changes = [line.ms for line in between]
-    texts, visible = _digits(first.ms, changes, last.ms, missing, DIGITS + (not fold))
-    if visible:
-        between.append(LedgerLine(GAP, missing, ""))
-    bars = [_bar(first, 0.0, texts[0], whole=True)]
-    for line, text in zip(between, texts[1:-1], strict=True):
-        bars.append(_bar(line, bars[-1].end_ms, text))
-    bars.append(_bar(last, 0.0, texts[-1], whole=True))
-    return Waterfall(base_name(arm), tuple(bars), tuple(small))
+    rows = [_change(line) for line in between]
+    if fold:
+        least_ms = SMALL_SHARE * first.ms
+        small = [
+            row
+            for row in rows
+            if row.term != RESIDUAL
+            and all(abs(ms or 0.0) < least_ms for ms in (row.base_ms, row.other_ms, row.ms))
+        ]
+        if len(small) > 1:
+            sums = [
+                math.fsum(ms) if None not in (ms := [getattr(row, name) for row in small]) else None
+                for name in ("base_ms", "other_ms", "ms")
+            ]
+            place = next((i for i, row in enumerate(rows) if row.term == RESIDUAL), len(rows))
+            rows.insert(place, Change(OTHERS, *sums))  # pyright: ignore[reportArgumentType]
+            rows = [row for row in rows if row not in small]
+    whole = Change("step", first.ms, last.ms, last.ms - first.ms, whole=True, source=last.source)
+    return [*rows, whole]
 
 
-def _bar(line: LedgerLine, start_ms: float, text: str, whole: bool = False) -> Bar:
-    return Bar(
-        term_words(line.term), line.ms, start_ms, start_ms + line.ms, text,
-        fmt.clean(line.source), fmt.clean(line.detail), whole,
-    )  # fmt: skip
+def _change(line: LedgerLine) -> Change:
+    """A line with the two times that its detail begins with."""
+    plain = Change(line.term, None, None, line.ms, source=line.source)
+    found = (RESIDUALS.search if line.term == RESIDUAL else FROM_TO.match)(line.detail)
+    if found is None:
+        return plain
+    try:
+        base_ms, other_ms = float(found[1]), float(found[2])
+    except ValueError:
+        return plain
+    where = "" if line.term == RESIDUAL else found[3] or ""
+    return replace(plain, base_ms=base_ms, other_ms=other_ms, where=fmt.clean(where))
 
 
-def _folded(
-    first_ms: float, between: Sequence[LedgerLine]
-) -> tuple[list[LedgerLine], list[LedgerLine]]:
-    """The lines to show, and those that one of them stands for; it stands before the residual."""
-    small = [
-        line for line in between if abs(line.ms) < SMALL_SHARE * first_ms and not is_residual(line)
+def unexplained(arm: Training) -> float:
+    """The largest share of either step that its ledger does not explain."""
+    rows = changes(arm, fold=False)
+    shares = [
+        abs(ms) / step_ms
+        for row in rows
+        if row.term == RESIDUAL
+        for ms, step_ms in (
+            (row.base_ms, rows[-1].base_ms), (row.other_ms, rows[-1].other_ms),
+            (row.ms, rows[-1].other_ms),
+        )
+        if ms is not None and step_ms
+    ]  # fmt: skip
+    return max(shares, default=0.0)
+
+
+def is_sound(view: View, arm: Training) -> bool:
+    """Whether what was measured is good enough to say where its time goes."""
+    known = not has_ledger(arm) or unexplained(arm) <= RUINED_RESIDUAL
+    return known and not view.group_of(arm).ruined_pct
+
+
+# ---------------------------------------------------------------- the table
+
+
+def ledger_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
+    """Each training's ledger as a table, those that say nothing as three lines why."""
+    found: list[tuple[Training, Part]] = []
+    for arm in filter(has_ledger, view.arms):
+        if view.group_of(arm).ruined_pct:
+            continue  # the verdict says so
+        title, share = f"{ledger_title(view, arm)}:", unexplained(arm)
+        if share > RUINED_RESIDUAL:
+            found.append((arm, Part(title, None, [
+                f"Not known: {100 * share:.0f} % of a step is unexplained (at most "
+                f"{100 * RUINED_RESIDUAL:.0f} % is good enough).",
+                "The steps that were recorded are not like those that were timed: another program "
+                "ran, or the CPU's speed changed.",
+                "Measure again on an idle machine; the terms are in the run file.",
+            ])))  # fmt: skip
+        else:
+            table = ledger_table(arm, view.label(arm), fold=not details)
+            found.append((arm, Part(title, table, account(arm, view.label(arm)))))
+    return found
+
+
+def ledger_lines(view: View, width: int, *, details: bool) -> list[tuple[Training, list[Text]]]:
+    """The ledgers for the screen, without their titles; MOST_SHOWN unless `details`."""
+    parts = ledger_parts(view, details=details)
+    shown = parts if details else parts[:MOST_SHOWN]
+    found = [
+        (arm, [*(screen(part.table, width).lines if part.table else ()), *map(Text, part.below)])
+        for arm, part in shown
     ]
-    if len(small) < 2:
-        return list(between), []
-    kept = [line for line in between if line not in small]
-    sources = dict.fromkeys(line.source for line in small)
-    source = sources.popitem()[0] if len(sources) == 1 else "mixed"
-    others = LedgerLine(OTHERS, math.fsum(line.ms for line in small), source)
-    end = next((i for i, line in enumerate(kept) if is_residual(line)), len(kept))
-    return [*kept[:end], others, *kept[end:]], small
+    if len(parts) > len(shown):
+        more = fmt.count(len(parts) - len(shown), "more ledger")
+        found[-1][1].append(Text(f"and {more} (--verbose shows all)", DIM))
+    return found
 
 
-# ---------------------------------------------------------------- digits
+def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:
+    """One row per term: its time in both steps and the change, in ms."""
+    rows = changes(arm, fold=fold)
+    longest = max(abs(rows[-1].base_ms or 0), abs(rows[-1].other_ms or 0))
+    digits = DIGITS + (not fold)
+    decimals = digits - 1 - math.floor(math.log10(longest)) if longest > 0 else 0
+    decimals = min(max(decimals, 0), MOST_DECIMALS)
+
+    def ms(value: float | None, sign: str = "") -> str:
+        if value is None:
+            return ""
+        text = f"{value:{sign}.{decimals}f}"
+        if len(text) > WIDEST:
+            return f"{value:{sign}.4g}"
+        return text if float(text) else f"{0:.{decimals}f}"
+
+    columns: list[Column[Change]] = [
+        Column("term", lambda row: term_words(row.term), key=True),
+        Column(base_name(arm), lambda row: ms(row.base_ms), right=True, drop=1),
+        Column(label, lambda row: ms(row.other_ms), right=True, drop=2),
+        Column("change", lambda row: ms(row.ms, "+"), right=True),
+        Column("most in layers", lambda row: row.where, drop=4),
+        Column("source", markdown=lambda row: fmt.clean(row.source)),
+    ]
+    return Table(columns, [Row(row, style="bold" if row.whole else "") for row in rows])
 
 
-def _digits(
-    first_ms: float, between_ms: Sequence[float], last_ms: float, missing_ms: float,
-    digits: int,
-) -> tuple[list[str], bool]:  # fmt: skip
-    """The numbers in digits that add up as they are read, and whether `missing_ms` is one of them.
+def raw_columns() -> list[Column[Training]]:
+    """The ledger in CSV: its baseline, Amdahl's bound (a ratio), and each term with its ms."""
 
-    Each is rounded up or down, by the method of the largest remainder.
-    """
-    largest = max(first_ms, last_ms)
-    longest = max(largest, *map(abs, between_ms), abs(missing_ms))
-    if largest < _SHORTEST_MS or not longest < _LONGEST_MS:
-        return _rough(first_ms, between_ms, last_ms, missing_ms)
-    decimals = digits - 1 - math.floor(math.log10(largest))
-    unit = 10.0**decimals
-    ends = round(first_ms * unit), round(last_ms * unit)
-    # A gap that cannot be seen at these digits is spread like the rounding.
-    visible = abs(missing_ms) * unit >= 1
-    exact = [ms * unit for ms in (*between_ms, *([missing_ms] if visible else []))]
-    whole = [math.floor(value) for value in exact]
-    left = ends[1] - ends[0] - sum(whole)
-    by_remainder = sorted(range(len(whole)), key=lambda i: whole[i] - exact[i])
-    for i in (by_remainder * 2)[:left] if left > 0 else by_remainder[::-1][:-left]:
-        whole[i] += 1 if left > 0 else -1
-    shown = max(0, decimals)
-    changes = [f"{value / unit:+.{shown}f}" if value else f"{0:.{shown}f}" for value in whole]
-    return [f"{ends[0] / unit:.{shown}f}", *changes, f"{ends[1] / unit:.{shown}f}"], visible
+    def listed(arm: Training) -> Value:
+        return "; ".join(f"{line.term}: {line.ms:.9g}" for line in arm.ledger)
 
-
-def _rough(
-    first_ms: float, between_ms: Sequence[float], last_ms: float, missing_ms: float
-) -> tuple[list[str], bool]:
-    """Times beyond any step's, each rounded for itself."""
-    visible = missing_ms != 0
-    changes = [*between_ms, *([missing_ms] if visible else [])]
-    texts = [f"{'+' * (ms > 0)}{fmt.number(ms)}" for ms in changes]
-    return [fmt.number(first_ms), *texts, fmt.number(last_ms)], visible
-
-
-def _plain(ms: float) -> str:
-    return f"{ms:.0f}" if 99.5 <= ms < _LONGEST_MS else fmt.number(ms)
+    return [Column(csv={
+        "ledger_base": lambda arm: arm.ledger_base,
+        "ledger_bound": lambda arm: arm.bound,
+        "ledger_ms": listed,
+    })]  # fmt: skip
 
 
 # ---------------------------------------------------------------- sentences
 
 
 def account(arm: Training, label: str) -> list[str]:
-    """Notes below a waterfall: Amdahl's bound, and how much of the GEMMs' gain reaches the step."""
-    base = base_name(arm)
-    found = [_bound(arm, base, label), _products(arm)]
-    if any(map(is_residual, arm.ledger)):
-        share = 100 * _residual_share(arm)
-        found.append(f"Unexplained: {share:.1f} % of the {label} step.")
-    return [sentence for sentence in found if sentence]
-
-
-def _residual_share(arm: Training) -> float:
-    """Of the arm's own step."""
-    residual_ms = math.fsum(line.ms for line in arm.ledger[1:-1] if is_residual(line))
-    return abs(residual_ms) / arm.ledger[-1].ms
-
-
-def _bound(arm: Training, base: str, label: str) -> str:
-    if not arm.bound or not math.isfinite(arm.bound):
-        return ""
-    seen = arm.ledger[0].ms / arm.ledger[-1].ms
-    also = ", because other terms got shorter too" if seen > arm.bound else ""
-    return (
-        f"Amdahl's bound: if GEMMs, convolutions and attention took no time in {base}, the step "
-        f"would be {fmt.number(arm.bound)} times faster; {label} is {_times_faster(seen)}{also}."
-    )
-
-
-def _times_faster(ratio: float) -> str:
-    factor, what = (ratio, "faster") if ratio >= 1 else (1 / ratio, "slower")
-    return f"{fmt.number(factor)} times {what}"
-
-
-def _products(arm: Training) -> str:
-    """How much of what GEMMs and convolutions save is saved in the step."""
-    products = [line.ms for line in arm.ledger[1:-1] if line.term in PRODUCT_TERMS]
-    if not products:
-        return ""
-    saved, arrived = -math.fsum(products), arm.ledger[0].ms - arm.ledger[-1].ms
-    if saved <= 0:
-        return (
-            f"{PRODUCTS} save nothing"
-            f"{f': they take {fmt.hundredths(-saved)} ms more' * (saved < 0)}."
+    """Below a ledger: Amdahl's bound, and a remark where much is unexplained."""
+    found: list[str] = []
+    if arm.bound and math.isfinite(arm.bound):
+        seen = arm.ledger[0].ms / arm.ledger[-1].ms
+        also = ", because other terms got shorter too" if seen > arm.bound else ""
+        is_now = f"{fmt.number(max(seen, 1 / seen))} times {'faster' if seen >= 1 else 'slower'}"
+        found.append(
+            f"Amdahl's bound: if GEMMs, convolutions and attention took no time in "
+            f"{base_name(arm)}, the step would be {fmt.number(arm.bound)} times faster; {label} is "
+            f"{is_now}{also}."
         )
-    text = f"{PRODUCTS} save {fmt.hundredths(saved)} ms"
-    if arrived <= 0:
-        longer = f", which takes {fmt.hundredths(-arrived)} ms more" * (arrived < 0)
-        return f"{text}; other terms cancel all of it in the step{longer}."
-    if arrived >= saved:
-        more = fmt.hundredths(arrived - saved)
-        return f"{text}; the other terms together save {more} ms more."
-    if saved - arrived < SMALL_SHARE * saved:
-        return f"{text}; the other terms together change almost nothing."
-    return (
-        f"{text}; the other terms together add {fmt.hundredths(saved - arrived)} ms, so the step "
-        f"gets {fmt.hundredths(arrived)} ms shorter ({100 * arrived / saved:.0f} %)."
-    )
+    share = unexplained(arm)
+    if share > MOST_RESIDUAL:
+        found.append(
+            f"{100 * share:.0f} % of a step is unexplained: do not trust single terms (a good "
+            f"ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
+        )
+    return found
 
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """For the end of the screen: each ledger of the family in a sentence or two."""
-    found = list(filter(has_ledger, arms_of(family)))
-    lines: list[str] = []
-    for arm in found[:MOST_SENTENCES]:
-        label = view.label_among(arm, family)
-        lines += [_in_short(arm, label), *_unexplained(arm, label)]
+    """For the end of the screen: each ledger of the family in a sentence."""
+    found = [arm for arm in arms_of(family) if has_ledger(arm) and is_sound(view, arm)]
+    lines = [_in_short(arm, view.label_among(arm, family)) for arm in found[:MOST_SENTENCES]]
     if len(found) > MOST_SENTENCES:
-        lines.append(f"  And {fmt.count(len(found) - MOST_SENTENCES, 'more ledger')}, drawn above.")
+        lines.append(f"  And {fmt.count(len(found) - MOST_SENTENCES, 'more ledger')}, above.")
     return lines
 
 
 def _in_short(arm: Training, label: str) -> str:
-    """What was saved or added, which term saved and which took most, and what limits the rest."""
+    """What was saved or added, and which term saved and which took most."""
     first, *between, last = arm.ledger
-    saved_ms = first.ms - last.ms
-    least_ms = NOTHING_SHARE * first.ms
-    saving = _largest([line for line in between if line.ms < -least_ms])
-    taking = _largest([line for line in between if line.ms > least_ms])
     whole = f"{fmt.hundredths(first.ms)} ms of a step in {base_name(arm)}"
-    limit = bottleneck_of(arm)
-    rest = f"{fmt.hundredths(last.ms)} ms remain{f' (bottleneck: {limit})' * bool(limit)}"
+    saved_ms = first.ms - last.ms
     if saved_ms > 0:
-        text = f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"
-        text += f", most in {saving}" * bool(saving)
-        back = f"most is added in {taking}" if taking else "no term adds time"
+        parts = [f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"]
     else:
-        more = f"{fmt.hundredths(-saved_ms)} ms more than" if saved_ms else "exactly"
-        text = f"{label} takes {more} the {whole}"
-        text += f", most in {taking}" * bool(taking)
-        back = f"most is saved in {saving}" if saving else "no term saves time"
-    return f"{text}; {back}; {rest}."
+        parts = [f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"]
+    for what, sign in (("saved", -1), ("added", 1)):
+        most = max(between, key=lambda line: sign * line.ms, default=first)
+        if sign * most.ms > NOTHING_SHARE * first.ms and most is not first:
+            parts.append(f"most is {what} in {_named(most)}")
+    return "; ".join(parts) + "."
 
 
-def _largest(lines: Sequence[LedgerLine]) -> str:
-    """ "casts (0.94 ms)"; "" for none."""
-    if not lines:
-        return ""
-    line = max(lines, key=lambda line: abs(line.ms))
-    name = "the unexplained part" if is_residual(line) else term_words(line.term)
+def _named(line: LedgerLine) -> str:
+    name = "the unexplained part" if line.term == RESIDUAL else term_words(line.term)
     return f"{name} ({fmt.hundredths(abs(line.ms))} ms)"
-
-
-def _unexplained(arm: Training, label: str) -> list[str]:
-    share = _residual_share(arm)
-    if share <= MOST_RESIDUAL:
-        return []
-    return [f"  {100 * share:.0f} % of the {label} step are unexplained: do not trust single terms "
-            f"(a good ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."]  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from typing import Any
 
 from e2e.report.arms import View
-from e2e.report.ledger import Bar, Waterfall, has_ledger, is_residual, ledger_title, waterfall
+from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
 from e2e.report.plot_style import BARS_WIDTH, NEUTRAL
+from e2e.results.terms import RESIDUAL
+from e2e.results.types import Training
 from microbench.report.drawing_style import INK, library, panel_title
 from microbench.results.types import Json
 
@@ -20,47 +23,38 @@ ROOM = 0.16  # of the range, right of the bars, for the numbers
 
 def waterfall_panels(view: View) -> list[Any]:
     """One panel per ledger, MOST_PANELS at most. Without ledgers, Altair is not needed."""
-    found = list(filter(has_ledger, view.arms))
+    found = [arm for arm in view.arms if has_ledger(arm) and is_sound(view, arm)]
     shown = found[:MOST_PANELS]
     titles = [ledger_title(view, arm) for arm in shown]
     if len(found) > MOST_PANELS:
         titles[-1] += f" (and {len(found) - MOST_PANELS} more in the run)"
-    falls = zip(titles, map(waterfall, shown), strict=True)
-    return [_waterfall_panel(library(), title, fall) for title, fall in falls]
+    rows = [waterfall_rows(arm, view.label(arm)) for arm in shown]
+    return [_panel(library(), *one) for one in zip(titles, rows, strict=True)]
 
 
-def waterfall_rows(fall: Waterfall) -> list[Json]:
-    """One row per line of the ledger, in ms, small terms folded as on the screen."""
+def waterfall_rows(arm: Training, label: str) -> list[Json]:
+    """One row per line of the ledger, in ms, small terms folded; whole steps begin at 0."""
+    *terms, whole = changes(arm, fold=True)
+    first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
+    ends = list(accumulate((one.ms for one in terms), initial=first_ms))
+    bars = [(f"{base_name(arm)} step", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
+    for one, start, end in zip(terms, ends, ends[1:], strict=False):
+        colour = SAVED if one.ms < 0 else ADDED if one.ms > 0 else NEUTRAL
+        colour = REST if one.term == RESIDUAL else colour
+        bars.append((term_words(one.term), start, end, f"{one.ms:+.3g}", colour))
+    bars.append((f"{label} step", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
     return [
         {
-            "place": place,
-            "term": bar.term,
-            "low": min(bar.start_ms, bar.end_ms),
-            "high": max(bar.start_ms, bar.end_ms),
-            "end": bar.end_ms,
-            "next": place + 1,
-            "text": bar.text + " ms" * bar.whole,
-            "colour": _colour(bar),
+            "place": place, "term": term, "low": min(start, end), "high": max(start, end),
+            "end": end, "next": place + 1, "text": text, "colour": colour,
         }
-        for place, bar in enumerate(fall.bars)
-    ]
+        for place, (term, start, end, text, colour) in enumerate(bars)
+    ]  # fmt: skip
 
 
-def _colour(bar: Bar) -> str:
-    if bar.whole:
-        return WHOLE
-    if is_residual(bar):
-        return REST
-    if float(bar.text) == 0:
-        return NEUTRAL
-    return SAVED if bar.ms < 0 else ADDED
-
-
-def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
-    rows = waterfall_rows(fall)
-    low, high = fall.range_ms
-    margin = (high - low) * ROOM
-    scale = alt.Scale(domain=[low, high + margin], nice=False)
+def _panel(alt: Any, title: str, rows: list[Json]) -> Any:
+    low, high = min(0.0, *(row["low"] for row in rows)), max(row["high"] for row in rows)
+    scale = alt.Scale(domain=[low, high + (high - low) * ROOM], nice=False)
     # Places, not terms, on the axis: two lines may have one name.
     terms = json.dumps([row["term"] for row in rows])
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")

@@ -16,20 +16,16 @@ from e2e.input_stalls import joints
 from e2e.report import (
     causes,
     costs,
-    errors,
-    in_place,
+    gpu_time,
     learning,
+    ledger,
     predictions,
     ranks,
     table,
-    waterfall,
 )
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
-from e2e.report.chart import train_chart
 from e2e.report.figures import interval
 from e2e.report.joint import joint_lines, joint_sentences, joint_table, joint_title, joint_warnings
-from e2e.report.ledger import account, has_ledger, ledger_title
-from e2e.report.ledger import waterfall as waterfall_of
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
 from e2e.report.verdict import verdict
 from e2e.results import loader_types
@@ -83,18 +79,15 @@ def ratio(op: str, value: Ratio) -> str:
 
 
 def chart(run: Run) -> Any:
-    """The Altair chart of loaders, of a validation's errors, or of trainings.
+    """The Altair chart of loaders or of trainings.
 
     UserError when nothing can be drawn, or when Altair is not installed.
     """
     from e2e.report.plot_loading import loading_chart
-    from e2e.report.plot_prediction import prediction_chart
     from e2e.report.plot_training import training_chart
 
     if joints(run) or (run.of(Loading) and not run.of(Training)):
         return loading_chart(run)
-    if errors.is_validation(run):
-        return prediction_chart(run)
     return training_chart(run)
 
 
@@ -137,40 +130,24 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
 def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
     """(title, lines) of each section of the screen; sections without content have no lines.
 
-    `details` adds the state of the device and why each step takes as long as it does. Without it, a
-    validation is a summary.
+    `details` adds the state of the device and why each step takes as long as it does.
     """
     view = view_of(run)
-    if errors.is_validation(run) and not details:
-        return _validation_sections(run, view, width)
     (_, lines), reasons = _speed(view, width, "")
     return [
         ("", [*lines, *costs.setups(view), *costs.float8_layers(view)] if lines else []),
         reasons,
-        (predictions.ALONE_TITLE, predictions.alone_lines(view, width, details=details)),
+        (gpu_time.TITLE, gpu_time.gpu_time_lines(view, width, details=details)),
         (learning.learning_title(run), learning.learning_lines(view, width)),
         (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
         (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
-        (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
+        (predictions.TITLE, predictions.step_lines(view, width, details=details)),
         (ranks.SCALING_TITLE, ranks.scaling_lines(view, width)),
         (ranks.EXCHANGE_TITLE, ranks.exchange_lines(view, width)),
-        ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", notes.sentences(verdict(run))),
-        (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
-        (in_place.IN_PLACE_TITLE, in_place.in_place_lines(run.of(Training), width)),
-        _warnings(run, view),
-    ]
-
-
-def _validation_sections(run: Run, view: View, width: int) -> list[Section]:
-    """The errors of a validation, and its worst predictions."""
-    return [
-        (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
-        (errors.WORST_TITLE, errors.worst_lines(run, width)),
-        (in_place.IN_PLACE_TITLE, in_place.in_place_lines(run.of(Training), width)),
         _warnings(run, view),
     ]
 
@@ -184,13 +161,16 @@ def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
 
 
 def _accounts(view: View, width: int, details: bool) -> list[Section]:
-    """Training by training: its ledger, its fixes, its findings."""
+    """Training by training: its ledger, its causes."""
     parts = [
-        *waterfall.waterfall_sections(view, width, details=details),
-        *causes.cause_sections(view, width, details=details),
-    ]
+        *((arm, ledger.ledger_title(view, arm), lines)
+          for arm, lines in ledger.ledger_lines(view, width, details=details)),
+        *((arm, causes.causes_title(view, arm), lines)
+          for arm, lines in causes.cause_lines(view, width, details=details)),
+    ]  # fmt: skip
     place = {id(arm): i for i, arm in enumerate(view.arms)}
-    return [section for _, section in sorted(parts, key=lambda part: place[id(part[0])])]
+    parts.sort(key=lambda part: place[id(part[0])])
+    return [(title, lines) for _, title, lines in parts]
 
 
 def _warnings(run: Run, view: View) -> Section:
@@ -239,8 +219,8 @@ def warnings(run: Run) -> list[Text]:
 def training_parts(run: Run) -> list[Part]:
     """One row per arm or rung, in the order measured; the reason where there are no times.
 
-    The caption has the settings that all arms share. Phases, predictions, ledgers, fixes and
-    findings follow in tables of their own.
+    The caption has the settings that all arms share. Phases, predictions, ledgers and causes
+    follow in tables of their own.
     """
     view = view_of(run)
     return [
@@ -248,36 +228,17 @@ def training_parts(run: Run) -> list[Part]:
         Part(f"{costs.phases_title(view)}:", costs.phases_table(view)),
         Part(f"{ranks.SCALING_TITLE}:", ranks.scaling_table(view)),
         Part(f"{ranks.EXCHANGE_TITLE}:", ranks.exchange_table(view)),
-        Part(f"{predictions.BESIDE_TITLE}; two values: predicted / measured:",
-             predictions.beside_table(view), _calls(view.only(predictions.is_beside))),
-        Part(f"{predictions.ALONE_TITLE}:",
-             predictions.alone_table(view), _calls(view.only(predictions.is_alone))),
-        Part(f"{errors.ERRORS_TITLE}:", errors.errors_table(run),
-             errors.error_sentences(run)),
-        Part(f"{in_place.IN_PLACE_TITLE}:", in_place.in_place_table(run.of(Training))),
-        *(_ledger(view, arm) for arm in view.arms if has_ledger(arm)),
-        *(part for arm in view.arms for part in _causes(view, arm)),
+        Part(f"{predictions.TITLE}:",
+             predictions.step_table(view), _calls(view.only(predictions.has_step))),
+        Part(f"{gpu_time.TITLE}:", gpu_time.gpu_time_table(view),
+             _calls(view.only(gpu_time.is_predicted))),
+        *(part for _, part in ledger.ledger_parts(view)),
+        *(causes.causes_part(view, arm) for arm in view.arms),
     ]  # fmt: skip
 
 
 def _calls(view: View) -> list[str]:
     return [f"{note}." for note in predictions.calls_named(view, details=True)]
-
-
-def _ledger(view: View, arm: Training) -> Part:
-    """With all of its terms."""
-    found = waterfall.ledger_table(waterfall_of(arm, fold=False))
-    return Part(f"{ledger_title(view, arm)}:", found, account(arm, view.label(arm)))
-
-
-def _causes(view: View, arm: Training) -> list[Part]:
-    """The fixes, ranked, and the findings."""
-    verified = causes.verified(arm)
-    return [
-        Part(causes.fixes_title(view, arm), causes.fixes_table(arm),
-             [f"{verified}."] * bool(verified)),
-        Part(causes.findings_title(view, arm), causes.findings_table(arm)),
-    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- CSV
@@ -288,7 +249,7 @@ def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
     view = view_of(run)
     columns = [
         *table.raw_columns(), *table.speed_columns(view), *costs.phase_columns(view),
-        *learning.learning_columns(view), *predictions.raw_columns(), *waterfall.raw_columns(),
+        *learning.learning_columns(view), *predictions.raw_columns(), *ledger.raw_columns(),
         *causes.raw_columns(), *ranks.exchange_columns(),
     ]  # fmt: skip
     trainings = records(Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER))

@@ -112,6 +112,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
         Column("CPU\nms", _step_ms("host_s"), right=True, drop=22, csv=raw("steps", "host_s")),
         Column("data\nwait ms", _step_ms("wait_s") if any(a.case.fed for a in view.arms) else None,
                right=True, drop=14, csv=raw("steps", "wait_s")),
+        Column("of the\ncard", lambda arm: fmt.per_cent(of_card_pct(arm)), right=True, drop=13),
         Column("bottleneck", lambda arm: bottleneck(arm.limit), drop=18,
                csv=raw("", "limit")),
     ]  # fmt: skip
@@ -230,6 +231,12 @@ def busy_pct(arm: Training) -> float | None:
     return 100 * min(1.0, steps.busy_s / steps.median_s)
 
 
+def of_card_pct(arm: Training) -> float | None:
+    """What its work takes at the card's rates, in per cent of the step; None if not known."""
+    share = arm.traced.of_card if arm.traced else None
+    return None if share is None else 100 * share
+
+
 # ---------------------------------------------------------------- below the table
 
 
@@ -251,6 +258,11 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
         ("GPU busy", ": share of the step in which a kernel runs", _has(timed, "busy_s")),
         ("CPU ms", ": to launch one step on an idle GPU", _has(timed, "host_s")),
         ("data wait ms", ": per step, on the CPU", any(arm.case.fed for arm in arms)),
+        (
+            "of the card",
+            ": share of the step that its work takes at the card's rates",
+            any(of_card_pct(arm) is not None for arm in timed),
+        ),
     ]
     lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
     skipped = [f"{ran.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]

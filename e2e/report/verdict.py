@@ -21,17 +21,19 @@ from e2e.report.arms import (
     view_of,
     was_run,
 )
-from e2e.report.causes import cause_sentences
+from e2e.report.causes import cause_sentences, has_causes
 from e2e.report.figures import bottleneck, faster, noun, times
+from e2e.report.gpu_time import gpu_time_sentences, is_predicted
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
-from e2e.report.predictions import is_alone, prediction_sentences
+from e2e.report.predictions import is_alone
 from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.notes import load_warnings
 from microbench.results.types import Run
+from microbench.verdict import uncertain
 
 WIDEST = 1.5  # high over low of an interval that holds 1: beyond, nothing is known
 BUSY = (
@@ -47,21 +49,30 @@ def verdict(run: Run) -> list[str]:
     """Sentences for the end of the screen; details are indented."""
     view = view_of(run)
     lines: list[str] = []
-    for family in view.families:
+    doubt: dict[str, float] = {}
+    for whole in view.families:
+        doubt |= {_title(view, group): group.ruined_pct for group in whole if group.ruined_pct}
+        family = [group for group in whole if not group.ruined_pct]
         if any(group.is_ladder for group in family):
             lines += [line for group in family for line in _ladder(view, group)]
         else:
             lines += _gains(view, family)
-        lines += [*_missing(view, family), *_accuracies(view, family)]
+        lines += [*_missing(view, whole), *_accuracies(view, whole)]
         if run.device.get("kind") == "cuda":
             lines += [*_waiting(view, family), *_slowed(view, family)]
-        for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
+        for sentences in (gpu_time_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
-    lines += exchange_sentences(view.arms)
-    alone = any(is_alone(arm) for group in view.groups for arm in group.arms)
+    lines += [*exchange_sentences(view.arms), *uncertain(doubt)]
+    alone = any(is_alone(arm) or is_predicted(arm) for arm in view.arms)
     if alone and run.device.get("kind") == "cpu" and load_warnings(run.settings):
         lines.append(BUSY)
     return lines
+
+
+def _title(view: View, group: Group) -> str:
+    """ "fp32 and amp (resnet50, batch 16)"."""
+    names = [view.label(arm) for arm in group.arms if arm.steps]
+    return f"{fmt.listed(names, MOST_NAMED)} ({place(group.arms[0])})"
 
 
 # ---------------------------------------------------------------- recipes
@@ -245,7 +256,10 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
     found = grouped(
         ((arm.limit, _remedy(arm)), arm)
         for arm in arms_of(family)
-        if arm.limit in ("host", "data") and arm.steps and not _only_slowed(arm)
+        if arm.limit in ("host", "data")
+        and arm.steps
+        and not _only_slowed(arm)
+        and not has_causes(view, arm)
     )
     lines: list[str] = []
     for (limit, remedy), arms in found.items():

@@ -101,14 +101,14 @@ def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
     for term in dict.fromkeys((*ORDER, *first, *last)):
         if term in first or term in last:
             taken = first.get(term, 0.0), last.get(term, 0.0)
-            detail = f"{taken[0]:.2f} to {taken[1]:.2f} ms"
+            detail = f"{taken[0]:.4f} to {taken[1]:.4f} ms"
             if term in PRODUCT_TERMS:
                 detail += _top_layers(base, other, term)
             source = "traced"
             if term == RESIDUAL:
                 detail = (
                     "measured minus recorded (the profiler, another CPU speed): "
-                    f"base {taken[0]:+.2f}, other {taken[1]:+.2f}"
+                    f"base {taken[0]:+.4f}, other {taken[1]:+.4f}"
                 )
                 source = "measured"
             changes.append(LedgerLine(term, taken[1] - taken[0], source, detail))

@@ -147,7 +147,7 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
     assert nothing is unseen, "no steps of it were recorded"
     assert (first.ledger, first.causes) == ((), ()), "of full precision"
     lines = {line.term: line for line in found.ledger}
-    assert lines[CONVOLUTIONS].detail == "60.00 to 20.00 ms; body -40.00"
+    assert lines[CONVOLUTIONS].detail == "60.0000 to 20.0000 ms; body -40.00"
     assert lines[LAYOUT].ms == pytest.approx(1)
     assert found.ledger_base == "fp32"
     assert found.bound == pytest.approx(100 / 30)

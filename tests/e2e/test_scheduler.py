@@ -21,8 +21,7 @@ from e2e.commands.scheduler import Job, with_what_was
 from e2e.commands.train import compare_recipes
 from e2e.commands.verify import as_options
 from e2e.networks import find
-from e2e.prediction.prediction import Prediction
-from e2e.prediction.queue_model import OpCost, simulate
+from e2e.prediction.predictor import Prediction
 from e2e.report.costs import STAGES, stages_lines
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
@@ -59,9 +58,8 @@ class Child:
     def predict(self, case: TrainCase, on_stage: object) -> Prediction:
         self.asked.append(case.key)
         if not self.predicts:
-            return Prediction(case, reason="cannot be traced: planted")
-        ops = (OpCost("product", "forward", "", 1.0, 1.0),)
-        return Prediction(case, Predicted(1.0, (1.0, 1.0), "gpu", {}), simulate(ops), ops)
+            return Prediction(reason="cannot be traced: planted")
+        return Prediction(Predicted(1.0, (1.0, 1.0), None, {}, launches=3))
 
 
 @pytest.fixture
@@ -98,17 +96,6 @@ def test_a_prediction_takes_the_place_of_no_measurement(
     added = found.of(Training)[-1]
     assert (added.case, added.status) == (new, PREDICTED)
     assert read_run(tmp_path / "run.json").of(Training)[:-1] == run.of(Training)
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_what_was_skipped_is_tried_again_where_more_is_allowed(
-    run: Run, tmp_path: Path, allowed: bool
-) -> None:
-    worker = Child()
-    job = job_with(worker, tmp_path / "run.json", train=False, allow_run=allowed)
-    skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
-    compare_recipes(job, run.with_other(skipped), [Comparison((Planned(skipped.case),))])
-    assert bool(worker.asked) is allowed
 
 
 def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
