@@ -89,7 +89,7 @@ def busy(made: Made, start: int, end: int, tid: int = MAIN) -> None:
 def test_time_without_work_is_the_cpu_s_until_it_launches_and_the_device_s_after(
     in_a_module: bool, tmp_path: Path
 ) -> None:
-    """Launched at 17.01 ms and begun at 19: it was under way. A stream's wait is none of the CPU."""
+    """Launched at 17.01 ms, begun at 19: it was under way. A stream that waits delays no CPU."""
     made = two_steps()
     made.span("cuda_runtime", "cudaStreamWaitEvent", 10 * MS, 10 * MS + 10 * US)
     if in_a_module:

@@ -1,0 +1,207 @@
+"""Products of a step: FLOP, bytes, arithmetic, Tensor Cores by rate, and alignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples.traces import MS, US, begun
+
+from e2e.profile.operators import WITHOUT_TF32, arithmetic, misaligned, precision_of, work_of
+from e2e.profile.products import Product, products
+from e2e.profile.step import step_of
+from e2e.profile.trace import OP, Span, read_trace
+from kernels.gpus import find_card
+from kernels.precision import PRECISIONS
+
+H200, V100 = find_card("NVIDIA H200"), find_card("Tesla V100-SXM2-32GB")
+BF16, FP8 = "c10::BFloat16", "c10::Float8_e4m3fn"
+
+
+def op(name: str, dims: list[Any], types: list[str], plain: list[str] | None = None,
+       strides: list[Any] | None = None) -> Span:  # fmt: skip
+    args = {"Input Dims": dims, "Input type": types, "Concrete Inputs": plain or [""] * len(dims)}
+    args |= {"Input Strides": strides} if strides else {}
+    return Span(OP, f"aten::{name}", 0, 1, "1/1", args=args)
+
+
+LISTS = ["ScalarList"] * 4 + ["Scalar", "ScalarList", "Scalar", "ScalarList"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "flops", "num_bytes"),
+    [
+        (op("mm", [[64, 32], [32, 16]], [BF16, BF16]),
+         2 * 64 * 32 * 16, 2 * (64 * 32 + 32 * 16 + 64 * 16)),
+        # beta and alpha are arguments by name, whatever their place in a trace
+        (op("addmm", [[16], [64, 32], [32, 16], [], []],
+            [BF16, BF16, BF16, "Scalar", "Scalar"], ["", "", "", "1", "1"]),
+         2 * 64 * 32 * 16, 2 * (16 + 64 * 32 + 32 * 16 + 64 * 16)),
+        (op("bmm", [[4, 8, 16], [4, 16, 8]], ["float", "float"]),
+         2 * 4 * 8 * 16 * 8, 4 * (2 * 4 * 8 * 16 + 4 * 8 * 8)),
+        # stride 2, padding 1: 8x8 becomes 4x4; two groups of four channels
+        (op("_convolution", [[2, 8, 8, 8], [16, 4, 3, 3], *[[]] * 11],
+            ["float", "float", "", *LISTS[:3], "Scalar", "ScalarList", *["Scalar"] * 5],
+            ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "2", "False", "False",
+             "True", "True"]),
+         2 * 2 * 4 * 4 * 16 * 4 * 9, 4 * (2 * 8 * 64 + 16 * 4 * 9 + 2 * 16 * 16)),
+        # the second factor of float8 lies in columns; both have scales
+        (op("_scaled_mm", [[64, 32], [32, 16], *[[]] * 6],
+            [FP8, FP8, "float", "float", "", "", "", "Scalar"],
+            [*[""] * 6, "15", "True"], [[32, 1], [1, 32], *[[]] * 6]),
+         2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 2 * 4 + 2 * 64 * 16),
+        (op("_int_mm", [[64, 32], [32, 16]], ["signed char"] * 2),
+         2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 4 * 64 * 16),
+    ],
+)  # fmt: skip
+def test_work_follows_from_the_shapes(operator: Span, flops: int, num_bytes: int) -> None:
+    work = work_of(operator)
+    assert (work.flops, work.bytes) == (flops, num_bytes)
+
+
+@pytest.mark.parametrize("mask", ["[True, True, True]", "[False, True, True]"])
+def test_a_convolution_s_backward_counts_the_gradients_that_are_asked_for(mask: str) -> None:
+    found = work_of(
+        op("convolution_backward",
+           [[2, 16, 8, 8], [2, 8, 8, 8], [16, 8, 3, 3], *[[]] * 8], [BF16, BF16, BF16, *LISTS],
+           ["", "", "", "[16]", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", mask])
+    )  # fmt: skip
+    assert found.flops == (1 + mask.startswith("[T")) * 2 * 2 * 64 * 16 * 8 * 9
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        op("mm", [[64, 32]], [BF16]), op("mm", [[64, 32], [31, 16]], [BF16, BF16]),
+        op("mm", [], []), op("mm", [[-4, 32], [32, 16]], [BF16, BF16]),
+        op("no_such_operator", [[4]], [BF16]),
+        op("_convolution", [[2, 8, 8, 8], [16, 4, 3, 3]], ["float"] * 2, ["", "__import__"]),
+    ],
+)  # fmt: skip
+def test_arguments_that_fit_no_operator_are_work_unknown(damaged: Span) -> None:
+    assert work_of(damaged).floor(PRECISIONS["bf16"], H200, None) is None
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize(
+    ("kernel", "share", "card", "allowed", "found"),
+    [
+        ("k", 0.5, H200, True, "tf32"), ("k", 0.5, H200, False, "fp32"), ("k", 0.5, H200, None, ""),
+        ("sm90_xmma_gemm_f32f32_tf32f32", 0.5, H200, False, "tf32"),
+        ("cutlass_80_tensorop_s1688gemm", 0.5, H200, None, "tf32"),
+        ("cutlass_80_simt_sgemm", 0.5, H200, True, "fp32"),
+        # no card computes that fast without Tensor Cores
+        ("k", 1.01 * WITHOUT_TF32, H200, False, "tf32"),
+        ("k", 0.99 * WITHOUT_TF32, H200, False, "fp32"),
+        ("k", 9.0, V100, True, "fp32"), ("k", 0.5, V100, None, "fp32"),  # it has no TF32
+        ("k", 0.5, None, True, "tf32"),
+    ],
+)  # fmt: skip
+def test_float32_runs_as_kernel_rate_card_and_settings_say(
+    kernel: str, share: float, card: Any, allowed: bool | None, found: str
+) -> None:
+    """In this order; the setting of convolutions is another one."""
+    rate = share * 67e12
+    for name, key in (("mm", "allow_tf32"), ("cudnn_convolution", "cudnn_allow_tf32")):
+        facts = {} if allowed is None else {key: allowed}
+        kind = arithmetic(op(name, [], []), "float32", [kernel], rate, card, facts)
+        assert (kind.name if kind else "") == found
+    assert precision_of("bfloat16") is PRECISIONS["bf16"]
+
+
+def made_product(operator: Span, ns: float, folder: Path, card: Any = H200, kernel: str = "k",
+                 **facts: Any) -> Product:  # fmt: skip
+    """The product in a step of which it takes so long, in two calls behind another stream's."""
+    made = begun(9 * MS, 18 * MS, **facts)
+    for begin in (12 * MS, 13 * MS):
+        made.op(operator.name, begin, begin + 50 * US, **operator.args)
+        made.kernel(kernel, begin + 20 * US, begin + 20 * US + round(ns), begin + 10 * US)
+    made.op("aten::relu", 15 * MS, 15 * MS + 50 * US)
+    made.kernel("relu", 12 * MS + 20 * US + round(ns) // 2, 20 * MS, 15 * MS, stream=8)
+    (found,) = products(step_of(read_trace(made.write(folder / "t.json"))), card)
+    assert found.count == 2
+    assert found.kernel_ns == 2 * round(ns) > found.ns > 0
+    assert found.flop_per_s == pytest.approx(2 * 4096**3 / ns * 1e9, rel=1e-3)
+    return found
+
+
+SQUARE = [[4096, 4096]] * 2
+
+
+@pytest.mark.parametrize(
+    ("operator", "precision", "without"),
+    [
+        (op("mm", SQUARE, [BF16] * 2), "bf16", 133.8e12),
+        (op("mm", SQUARE, ["float"] * 2), "tf32", 67e12),  # held against float32
+        (op("_int_mm", SQUARE, ["signed char"] * 2), "int8", 4 * 67e12),
+        (op("_scaled_mm", [*SQUARE, *[[]] * 6],
+            [FP8, FP8, "float", "float", "", "", "", "Scalar"],
+            [*[""] * 6, "15", "True"], [[4096, 1], [1, 4096], *[[]] * 6]), "fp8-e4m3", 133.8e12),
+    ],
+)  # fmt: skip
+def test_only_a_rate_that_the_sms_cannot_reach_proves_tensor_cores(
+    operator: Span, precision: str, without: float, tmp_path: Path
+) -> None:
+    def made(share: float, card: Any = H200, kernel: str = "k", allowed: bool = True) -> Product:
+        ns = 2e9 * 4096**3 / without / share
+        return made_product(operator, ns, tmp_path, card, kernel, allow_tf32=allowed)
+
+    assert (made(1.01).precision, made(1.01).tensor_cores) == (precision, True)
+    assert made(0.99).tensor_cores is None
+    assert made(1.01, None).tensor_cores is None
+    assert made(1.01, kernel="winograd_fprop").tensor_cores is None
+    if precision == "tf32":
+        assert made(0.99, allowed=False).tensor_cores is False
+
+
+# ---------------------------------------------------------------- alignment
+
+
+def laid(name: str, *dims: list[int], transposed: tuple[int, ...] = ()) -> Span:
+    """An operator on tensors whose rows lie one after the other, or whose columns do."""
+    strides: list[list[int]] = []
+    for place, shape in enumerate(dims):
+        row = [1] * len(shape)
+        for at in range(len(shape) - 2, -1, -1):
+            row[at] = row[at + 1] * shape[at + 1]
+        if place in transposed:
+            row[-2:] = [1, shape[-2]]
+        strides.append(row)
+    return op(name, list(dims), [BF16] * len(dims), strides=strides)
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (laid("mm", [64, 768], [768, 50257]), "768x50257"),
+        (laid("mm", [64, 768], [768, 50304]), ""),
+        # a head's forward pass, and the two of its backward pass
+        (laid("addmm", [50257], [64, 768], [768, 50257], transposed=(2,)), "768x50257"),
+        (laid("mm", [64, 50257], [50257, 768]), "64x50257"),
+        (laid("mm", [50257, 64], [64, 768], transposed=(0,)), "50257x64"),
+        # an odd batch is no misalignment: neither forward nor for the weight's gradient
+        (laid("addmm", [512], [101, 768], [768, 512], transposed=(2,)), ""),
+        (laid("mm", [512, 101], [101, 768], transposed=(0,)), ""),
+        (laid("addmm", [64, 511], [64, 512], [512, 512]), ""),  # the sum is no factor
+        (laid("bmm", [4, 64, 64], [4, 64, 65]), "4x64x65"),
+        (laid("bmm", [4, 64, 63], [4, 63, 64]), "4x64x63"),
+        (laid("convolution", [32, 3, 8, 8], [64, 3, 3, 3]), ""),  # an image
+        (laid("convolution", [32, 3, 8, 8], [63, 3, 3, 3]), "63x3x3x3"),
+        (laid("convolution", [32, 5, 8, 8], [64, 5, 3, 3]), "32x5x8x8"),
+        (laid("convolution", [32, 64, 7, 7], [64, 64, 3, 3]), ""),
+        (laid("convolution", [32, 64, 8, 8], [63, 64, 3, 3]), "63x64x3x3"),
+        (laid("convolution", [32, 64, 8, 8], [64, 1, 3, 3]), ""),  # depthwise
+        (laid("convolution_backward", [32, 63, 8, 8], [32, 64, 8, 8], [63, 64, 3, 3]), "63x64x3x3"),
+        (laid("_scaled_dot_product_flash_attention", [2, 7, 101, 64], [2, 7, 101, 64]), ""),
+        (laid("_scaled_dot_product_flash_attention", [2, 8, 64, 60], [2, 8, 64, 60]), "2x8x64x60"),
+        (laid("linear", [64, 768], [1021, 768]), "1021x768"),
+        (laid("mv", [768, 512], [512]), ""), (laid("convolution", [32, 3]), ""),
+        # without strides rows lie one after the other
+        (op("mm", [[64, 771], [771, 64]], [BF16] * 2), "64x771"),
+    ],
+)  # fmt: skip
+def test_only_what_lies_odd_in_memory_is_misaligned(operator: Span, said: str) -> None:
+    assert misaligned([operator]) == said

@@ -1,0 +1,142 @@
+"""The step without the profiler: what its terms add up to, and when nothing is concluded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples.field_traces import Tape, recorded
+from samples.traces import MS, US, Made
+
+from e2e.profile.diagnosis import Traced, diagnose
+from e2e.profile.trace import read_trace
+from e2e.profile.unprofiled import Unprofiled, mean_interval, steps_in
+from e2e.results.terms import IDLE, LAUNCH, LOADER, MATRIX_PRODUCTS, PYTHON, RESIDUAL, SYNC
+
+approx = pytest.approx
+
+
+def played(tape: Tape) -> None:
+    """The next batch, 40 launches in 0.8 ms, 2 ms of work, a read and 1 ms of Python."""
+    with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+        tape.now += 500 * US
+    for _ in range(40):
+        tape.work("aten::relu", US)
+    tape.product(2 * MS)
+    tape.read()
+    tape.python(MS)
+
+
+def seen(made: Made, folder: Path) -> Unprofiled:
+    return steps_in(read_trace(made.write(folder / "t.json")))
+
+
+def said(folder: Path, **facts: Any) -> Traced:
+    return diagnose([recorded(played, **facts).write(folder / "t.json")]).runs[0]
+
+
+@settings(max_examples=40)
+@given(
+    bare_s=st.lists(st.floats(1e-4, 0.1), min_size=1, max_size=12),
+    waits=st.floats(0, 1.5), twice=st.booleans(),
+)  # fmt: skip
+def test_terms_are_the_mean_step_work_as_recorded_and_idle_time_what_is_left(
+    bare_s: list[float], waits: float, twice: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    facts = {"bare_s": bare_s, "loading_s": [waits * time for time in bare_s]}
+    times = {"times": recorded(played)} if twice else {}
+    run = seen(recorded(played, slow=2, **times, **facts), tmp_path_factory.mktemp("t"))
+    mean_ns = 1e9 * sum(bare_s) / len(bare_s)
+    assert sum(run.terms.values()) == run.whole_ns == approx(2 * mean_ns, abs=1)
+    assert all(ns > 0 for ns in run.terms.values())
+    works = 2 * (2 * MS + 40 * US)
+    assert run.whole_ns - run.idle_ns == approx(min(works, run.whole_ns), abs=4)
+    for term, ns in run.terms.items():  # none is longer than it was recorded, but for these
+        assert term in (LOADER, RESIDUAL) or ns <= run.step.recorded[term] + 1
+    assert run.terms.get(LOADER, 0) <= 2 * waits * mean_ns + 1
+
+
+def test_without_steps_that_were_timed_terms_are_as_recorded(tmp_path: Path) -> None:
+    run = seen(recorded(played, foreign=True), tmp_path)
+    assert (run.step_s, run.ci95_s) == (None, None)
+    assert run.terms == run.step.recorded
+    assert sum(run.terms.values()) == run.step.end - run.step.start
+
+
+@pytest.mark.parametrize(
+    ("bare_ms", "own_ms", "launch_ms"), [(3.84, 1, 0.3), (3.54, 1, 0), (3.04, 0.5, 0)]
+)
+def test_the_profiler_s_time_is_cut_from_what_it_slows(
+    bare_ms: float, own_ms: float, launch_ms: float, tmp_path: Path
+) -> None:
+    """Of two recordings launches and waits alone are slowed, until nothing is left of them."""
+    times = recorded(played, slow=3)
+    run = seen(recorded(played, slow=9, times=times, bare_s=[bare_ms / 1e3] * 4,
+                        loading_s=[5e-4] * 4), tmp_path)  # fmt: skip
+    assert run.step.named is not None
+    ms = {term: ns / 2e6 for term, ns in run.terms.items()}
+    assert ms[LOADER] == approx(0.5, abs=0.01)
+    assert ms.get(PYTHON, 0) == approx(own_ms, abs=0.05)
+    assert ms.get(LAUNCH, 0) + ms.get(SYNC, 0) == approx(launch_ms, abs=0.05)
+
+
+def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
+    def other(tape: Tape) -> None:
+        played(tape)
+        tape.product(MS, kernel="another")
+
+    run = seen(recorded(played, times=recorded(other)), tmp_path)
+    assert run.step.named is None
+    both = seen(recorded(played, times=recorded(played)), tmp_path)
+    assert (both.step.matched, both.step.recorded[MATRIX_PRODUCTS]) == (1, 4 * MS)
+
+
+def test_on_a_cpu_shares_stay_as_recorded(tmp_path: Path) -> None:
+    made = Made(header={"halfway": {"lead_in": 1, "traced": 1, "bare_s": [0.004] * 4}})
+    made.steps(10 * MS, 20 * MS)
+    made.op("aten::mm", 12 * MS, 18 * MS)
+    assert seen(made, tmp_path).terms == {MATRIX_PRODUCTS: 2_400_000, PYTHON: 1_600_000}
+
+
+def test_launches_that_wait_behind_a_read_are_its_cost(tmp_path: Path) -> None:
+    """At most as long as the CPU waits: by the bare steps where they were timed."""
+    for wait_s, held_ms in ((0.0001, 0.1), (0.5, 0.78)):
+        reads = [["train.py:12", "item", 20, 20 * wait_s]]
+        run = seen(recorded(played, reads=reads), tmp_path)
+        lost = run.terms.get(SYNC, 0) / 2e6
+        assert run.held_up_ns / 2e6 == approx(max(0, held_ms - lost), abs=0.03)
+    costs = {one.cause: one.ms for one in said(tmp_path, reads=reads).findings}
+    assert costs["sync"] == approx(0.78, abs=0.03)
+    assert "launch" not in costs
+
+
+@pytest.mark.parametrize(
+    ("bare_s", "loading_s", "words"),
+    [
+        ([0.001, 0.012] * 3, [], ["steps differ too much"]),
+        ([0.0045, 0.0045, 0.009] * 8, [], ["in no recorded step"]),
+        ([0.001] * 6, [], ["in the recorded steps alone"]),
+        ([0.005, 0.04] * 9, [0.0005, 0.0355] * 9, []),  # waits that come in bursts are known
+    ],
+)
+def test_nothing_is_concluded_of_steps_that_differ_or_were_not_recorded(
+    bare_s: list[float], loading_s: list[float], words: list[str], tmp_path: Path
+) -> None:
+    run = said(tmp_path, bare_s=bare_s, loading_s=loading_s)
+    assert all(word in run.ruined[0] for word in words)
+    assert len(run.ruined) == 3 * len(words)
+    assert (run.bottleneck == "unknown", run.findings == ()) == (bool(words),) * 2
+    assert sum(term.ns for term in run.terms) == run.window_ns
+
+
+def test_the_interval_of_a_mean_knows_that_steps_depend_on_one_another() -> None:
+    assert mean_interval([1.0, 2.0, 3.0]) is None
+    assert mean_interval([2.0] * 9) == (2, 2)
+    # By hand: variance 1.25, with half the covariance of neighbours twice 1.5625; t(3) = 3.182.
+    assert mean_interval([1.0, 2.0, 3.0, 4.0]) == approx((2.5 - 2.2966, 2.5 + 2.2966), abs=1e-3)
+    low, high = mean_interval([1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0] * 3) or (0, 0)
+    alone, other = mean_interval([1.0, 9.0] * 12) or (0, 0)
+    assert high - low > 2 * (other - alone)
