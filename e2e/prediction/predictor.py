@@ -32,7 +32,7 @@ MEMORY_ERROR = 0.05  # of a peak: the same
 # Quartiles of a call's rounds further apart than this share of the median: not kept on disk.
 MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 # What a CPU-bound step launches while the small step of `host_speed` takes REFERENCE_S: the median
-# of 106 published steps at the CPU speed that each had, 138 to 199 in nine of ten of them.
+# of 106 published steps at the CPU speed that each had, 138 to 213 in nine of ten of them.
 REFERENCE_LAUNCHES = 167
 NO_KERNELS = "a compiled or captured step is not predicted: a trace shows the kernels of neither"
 FLOAT8 = "steps with FP8 are not predicted: their products are not measured alone"

@@ -24,8 +24,8 @@ from microbench import fmt
 from microbench.report.table import Column, Table
 
 TITLE = "Predicted GPU time of a step (operations alone)"
-# A CPU that needs this share of the GPU's time to launch may limit the step: the estimate is
-# 17 % off in nine of ten steps, and a shared CPU's speed changes by half.
+# A CPU that needs this share of the GPU's time to launch may limit the step: in nine of ten steps
+# the estimate is at most a quarter off, and a shared CPU's speed changes by half.
 MAY_LIMIT = 0.6
 ROUGH = (
     "On a CPU this is rough: operations alone, without what Python does between them. Steps of "
@@ -116,6 +116,10 @@ def _sentence(view: View, arm: Training) -> str:
     if ends := interval(predicted):
         parts.append(f", {ends}")
     parts.append(f" ({place(arm)})")
+    parts += [
+        f"; {view.title(name)} takes {plain_ratio(ratio)} times as long"
+        for name, ratio in predicted.speedup.items()
+    ]
     if predicted.memory_bytes:
         parts.append(f", {fmt.gigabytes(predicted.memory_bytes)} GB")
     if predicted.launches:

@@ -2,157 +2,90 @@
 
 from __future__ import annotations
 
-import math
-from statistics import median
+import json
+from statistics import median, quantiles
 
-from samples.pages import Row, run, says, shows, table, trainings
-from samples.prediction_errors import error_table, in_step_over_alone, is_within, limits_named
+from samples.pages import ROOT, says, table, trainings
+from samples.prediction_errors import error_table, in_step_over_alone, limits_named
 
-from e2e.results.types import Predicted, Training
-from microbench.results.types import METHOD_VERSION
+from e2e.prediction.predictor import GPU_ERROR, MEMORY_ERROR, REFERENCE_LAUNCHES
+from e2e.report.gpu_time import MAY_LIMIT
+from e2e.results.types import Training
+from e2e.training.host_speed import REFERENCE_S
+from microbench.errors import UserError
+from microbench.results.runfile import read_run
+from tests.validation.predict import MEDIAN_PCT, NETWORKS, WORST_PCT
 
 PREDICT, ERRORS = "docs/predict", "docs/notes/prediction-errors"
-MODEL, METHOD = "docs/notes/prediction-model", "docs/notes/method"
+METHOD = "docs/notes/method"
 VALIDATED, OUTSIDE = trainings("predict-validation"), trainings("predict-outside")
-ROWS = {  # of the short table of errors, by that of the report
-    "step time, bottleneck GPU": "step, bottleneck GPU",
-    "step time, predicted bottleneck GPU": "step, bottleneck predicted as GPU",
-    "step time, captured: the graph timed, not predicted": "step, timed as a captured graph",
-    "step time, bottleneck CPU launch": "step, bottleneck CPU launch",
-    "the same, corrected for CPU speed": "the same, corrected for the CPU's speed",
-    "AMP speed-up over TF32, bottleneck GPU": "AMP's speed-up over tf32, bottleneck GPU",
-    "AMP speed-up over TF32, bottleneck CPU launch": (
-        "AMP's speed-up over tf32, bottleneck CPU launch"
-    ),
-    "peak memory": "peak memory",
-}
-
-
-def predicted(training: Training) -> Predicted:
-    assert training.predicted
-    return training.predicted
-
-
-def error(training: Training) -> float:
-    """Per cent that the predicted step is too long."""
-    return predicted(training).error_pct or 0.0
 
 
 def held_out() -> list[Training]:
     numbers = ("", *(f"-{number}" for number in range(2, 8)))
-    return [t for number in numbers for t in trainings(f"predict-held-out{number}")]
+    found = [t for number in numbers for t in trainings(f"predict-held-out{number}")]
+    return list({t.case.key: t for t in reversed(found)}.values())
 
 
-def first_of_each(ran: list[Training]) -> list[Training]:
-    return list({training.case.key: training for training in reversed(ran)}.values())
+def published() -> list[Training]:
+    """Of all run files of the H200."""
+    found: list[Training] = []
+    for file in sorted((ROOT / "results/nvidia-h200").glob("*.json")) + sorted(
+        (ROOT / "results/nvidia-h200/timm").glob("*.json")
+    ):
+        try:
+            found += read_run(file).of(Training)
+        except (UserError, json.JSONDecodeError):
+            continue
+    return found
 
 
-def test_the_short_table_of_errors() -> None:
-    lines = [error_table(found) for found in (VALIDATED, OUTSIDE)]
-    rows: list[Row] = []
-    for row, what in ROWS.items():
-        found = [one.get(what) for one in lines]
-        rows.append([row, *(
-            cell for line in found for cell in
-            ([f"{line.count}", f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}"] if line
-             else ["", "", ""])
-        )])  # fmt: skip
-    shows(PREDICT, rows)
+def test_what_a_cpu_bound_step_launches_in_the_time_of_the_small_step() -> None:
+    launches = [
+        t.steps.launches * t.steps.host_pace * REFERENCE_S / t.steps.median_s
+        for t in published()
+        if t.limit == "host" and t.steps and t.steps.host_pace and t.steps.launches
+        and not (t.case.graph or t.case.compile or t.case.fed)
+    ]  # fmt: skip
+    assert round(median(launches)) == REFERENCE_LAUNCHES
+    twentieths = quantiles(launches, n=20)
+    says(PREDICT, "A small training step is timed", REFERENCE_LAUNCHES, len(launches),
+         round(twentieths[0]), round(twentieths[-1]))  # fmt: skip
 
 
-def test_bottlenecks_and_intervals() -> None:
-    inside, outside = limits_named(VALIDATED), limits_named(OUTSIDE)
-    counts = inside[0], inside[2], outside[0], outside[2]
-    wrong = [abs(error(t)) for t in VALIDATED if t.limit != predicted(t).limit]
-    worst = round(min(wrong)), max(wrong)
-    says(PREDICT, "was classified correctly", *counts, *worst)
-    assert len(wrong) == 5
-    says(ERRORS, "was classified correctly", *counts[:2])
-    says(ERRORS, "was classified correctly", *counts[2:])
-    assert all(is_within(t) for t in OUTSIDE)
-    known = [kept for t in VALIDATED if t.limit == "host" and (kept := is_within(t)) is not None]
-    ends = [predicted(t).interval_s or (1, 1) for t in VALIDATED if t.limit == "host"]
-    wide = median(high / low for low, high in ends)
-    says(PREDICT, "Use the interval where", sum(known), len(known), wide)
-    says(ERRORS, "Intervals are wide", sum(known), len(known), wide)
-    eager = [t for t in VALIDATED if not t.case.graph]
-    agreed = sorted(abs(error(t)) for t in eager if t.limit == "gpu" == predicted(t).limit)
-    but_one, within = (math.ceil(10 * one) / 10 for one in agreed[-2:])
-    slower = sorted(
-        round(-error(t)) for t in eager if (t.limit, predicted(t).limit) == ("host", "gpu")
-    )
-    says(PREDICT, "Trust a predicted GPU", len(agreed), within, but_one, *slower)
-    says(ERRORS, "measured and predicted to be the bottleneck", len(agreed), within, but_one)
+def test_what_is_allowed_and_said() -> None:
+    says(PREDICT, "twelve networks that nothing was tuned on", MEDIAN_PCT, WORST_PCT)
+    assert len(NETWORKS) == 12
+    assert not NETWORKS.keys() & {t.case.network for t in published()}, "no file has one"
+    says(PREDICT, "GPU time is the sum", 100 * GPU_ERROR)
+    says(PREDICT, "Peak memory. A step that needs", 100 * MEMORY_ERROR)
+    says(PREDICT, "may be the limit", 100 * MAY_LIMIT)
 
 
-def test_what_was_validated() -> None:
-    eager = [t for t in VALIDATED if not t.case.graph]
-    networks = {t.case.network for t in eager}
-    assert len(networks) == 12
-    counts = len(eager), len(VALIDATED) - len(eager)
-    says(PREDICT, "twelve networks, four recipes", *counts, len(OUTSIDE))
-    says(ERRORS, "the whole matrix", *counts)
-    assert not {t.case.network for t in OUTSIDE} & networks
-    for name in ("predict-validation", "predict-outside"):
-        assert run(name).method_version == 1 < METHOD_VERSION
-    says(PREDICT, "Older than this code", 1)
-    captured = error_table(VALIDATED)["step, timed as a captured graph"]
-    assert captured.worst == "resnet50 tf32 nhwc batch 8 graph"
-    says(ERRORS, "The worst error is that of ResNet-50", captured.largest_pct)
+def test_older_versions() -> None:
+    lines = error_table(held_out())
+    sure, cpu = lines["step, bottleneck predicted as GPU"], lines["step, bottleneck CPU launch"]
+    memory = error_table(VALIDATED)["peak memory"]
+    says("README", "Predictions are of", sure.count, sure.median_pct, sure.largest_pct)
+    says(PREDICT, "Older versions predicted whole steps", sure.count, sure.median_pct,
+         sure.largest_pct, memory.count, memory.median_pct, memory.largest_pct,
+         round(cpu.median_pct), round(cpu.largest_pct))  # fmt: skip
 
 
-def test_the_last_of_all_validations_is_this_one() -> None:
-    lines = error_table(VALIDATED)
-    found = [lines[ROWS[name]] for name in (
-        "step time, bottleneck GPU", "step time, bottleneck CPU launch",
-        "the same, corrected for CPU speed",
-    )]  # fmt: skip
-    cells = [f"{line.median_pct:.1f} / {line.largest_pct:.1f}" for line in found]
+def test_the_notes_of_older_versions() -> None:
     right, _, count = limits_named(VALIDATED)
+    says(ERRORS, "was classified correctly", right, count)
+    outside = limits_named(OUTSIDE)
+    says(ERRORS, "was classified correctly", outside[0], outside[2])
+    lines = error_table(VALIDATED)
+    found = [lines[name] for name in (
+        "step, bottleneck GPU", "step, bottleneck CPU launch",
+        "the same, corrected for the CPU's speed",
+    )]  # fmt: skip
     last = table(METHOD, "since", "GPU bottleneck")[-1]
-    assert last[1:4] == cells
+    assert last[1:4] == [f"{line.median_pct:.1f} / {line.largest_pct:.1f}" for line in found]
     assert last[-1] == f"{right} of {count}"
-
-
-def test_what_predicting_took() -> None:
-    stages: dict[str, float] = {}
-    for found in (t.predicted for t in trainings("verify-resnet50") if t.predicted):
-        for stage, seconds in found.took_s.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
-    whole = sum(stages.values()) - stages["host"]
-    says(MODEL, "How long it takes.", whole, stages["operations"], stages["host"])
-    fp32 = trainings("verify-resnet50")[0]
-    says(MODEL, "take most of the time", predicted(fp32).took_s["operations"],
-         round(stages["tracing"]))  # fmt: skip
-    longest_s = max(t.setup_s or 0 for t in VALIDATED)
-    says(MODEL, "Threads.", fp32.setup_s or 0, math.ceil(10 * longest_s) / 10)
-
-
-def test_held_out_networks() -> None:
-    again = held_out()
-    ran = first_of_each(again)
-    assert len(again) - len(ran) == 4
-    says(PREDICT, "of four steps that ran twice the first counts")
-    batches = {t.case.network: set[int]() for t in ran}
-    for training in ran:
-        batches[training.case.network].add(training.case.batch)
-    whole = sum(len(found) == 3 for found in batches.values())
-    assert not batches.keys() & {t.case.network for t in (*VALIDATED, *OUTSIDE)}
-    says(PREDICT, "predicts and measures sixteen", len(ran), 96, len(batches), whole)
-    lines = error_table(ran)
-    sure, gpu, cpu, paced = (lines[ROWS[name]] for name in (
-        "step time, predicted bottleneck GPU", "step time, bottleneck GPU",
-        "step time, bottleneck CPU launch", "the same, corrected for CPU speed",
-    ))  # fmt: skip
-    says(PREDICT, "Predicted as GPU-bound", sure.count, sure.median_pct, sure.largest_pct,
-         gpu.count, gpu.median_pct, gpu.largest_pct)  # fmt: skip
-    says(PREDICT, "CPU-bound: ", cpu.count, cpu.median_pct, cpu.largest_pct,
-         paced.median_pct, paced.largest_pct)  # fmt: skip
-    right, border, count = limits_named(ran)
-    says(PREDICT, "Bottleneck: ", right, border, 100 * border / count, count - right - border)
-    inside = sum(is_within(t) is True for t in ran)
-    says(PREDICT, "Interval: it held", inside, len(ran), 100 * inside / len(ran))
-    ratios = in_step_over_alone(ran)
+    ratios = in_step_over_alone(held_out())
     less, most, more = (
         round(100 * abs(one - 1)) for one in (median(ratios), min(ratios), max(ratios))
     )

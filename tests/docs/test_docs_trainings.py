@@ -6,7 +6,6 @@ from statistics import fmean, median
 
 import pytest
 from samples.pages import Row, document, rows_in, run, says, shows, table, text, trainings
-from samples.prediction_errors import error_table
 
 from e2e.commands.list import cells
 from e2e.data.datasets import KINDS
@@ -167,15 +166,6 @@ def test_eager_and_captured_steps() -> None:
         says(AMP, words, *(1e3 * (t.step_s or 0) for t in pair), bottleneck(pair[0].limit))
     says(AMP, "Eager, AMP gains nothing",
          (steps[True, "tf32"].step_s or 0) / (steps[True, "amp"].step_s or 1))  # fmt: skip
-
-
-def test_prediction_errors_in_the_tutorial_and_readme() -> None:
-    found = trainings("predict-outside")
-    lines = error_table(found)
-    both = [lines[f"step, bottleneck {name}"] for name in ("GPU", "CPU launch")]
-    errors = [error for line in both for error in (line.median_pct, line.largest_pct)]
-    says(AMP, "that nothing was tuned on", len(found), *errors)
-    says(README, "Predictions.", len(found), *errors)
 
 
 def test_a_decoding_gpu() -> None:

@@ -1,0 +1,106 @@
+"""python -m tests.validation.predict FILE: predicted against measured GPU time of twelve networks.
+
+Nothing was tuned on them: no published file has one. Each is predicted and then trained, under two
+recipes, once; FILE is the run file, and the same command goes on with an unfinished one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from statistics import median
+
+from e2e.commands.requests import request_of
+from e2e.commands.train import run_requests
+from e2e.report.gpu_time import MAY_LIMIT, gpu_error_pct
+from e2e.results.types import Training
+from microbench.errors import UserError
+from microbench.results.runfile import read_run
+
+RECIPES, BUDGET_S = "tf32,amp", 6.0  # seconds of timing both
+MEDIAN_PCT, WORST_PCT = 1.0, 5.0  # of the GPU's time, allowed
+# By kind, and with a small batch where CPU launch is to be the limit.
+NETWORKS = {
+    "alexnet": 256,  # few large layers, no normalisation
+    "vgg13_bn": 64,  # plain convolutions
+    "resnet34": 8,  # residual blocks; small
+    "googlenet": 64,  # branches, joined
+    "mnasnet1_0": 128,  # depthwise
+    "efficientnet_v2_s": 32,  # fused and depthwise blocks with squeeze and excitation
+    "regnet_x_400mf": 8,  # groups; small
+    "regnet_y_1_6gf": 64,  # groups, squeeze and excitation
+    "convnext_small": 32,  # large depthwise kernels, layer-norm
+    "vit_l_32": 32,  # attention, large matrix multiplications
+    "swin_v2_t": 32,  # attention in windows, cosine
+    "maxvit_t": 16,  # convolutions and attention in windows and grids
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Predict and measure, and print the errors. 1 where they are larger than allowed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.validation.predict", description=__doc__)
+    parser.add_argument("file", type=Path, help="the run file, new or to go on with")
+    parser.add_argument("--networks", help="NAME:BATCH,...  [default: the twelve]")
+    parser.add_argument("--recipe", default=RECIPES)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(arguments)
+    pairs = [one.split(":") for one in given.networks.split(",")] if given.networks else None
+    networks = {name: int(batch) for name, batch in pairs} if pairs else NETWORKS
+    words = {
+        "device": given.device, "recipe": given.recipe, "budget": BUDGET_S,
+        "resume" if given.file.exists() else "json": given.file,
+    }  # fmt: skip
+    requests = [
+        request_of(name, words | {"batch": str(batch)}, workers=0, record=False, train=train)
+        for name, batch in networks.items()
+        for train in (False, True)
+    ]
+    try:
+        run_requests(requests, "predict-gpu-time")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    lines, met = table(read_run(given.file).of(Training))
+    print("\n".join(lines))
+    return 0 if met else 1
+
+
+def table(trainings: list[Training]) -> tuple[list[str], bool]:
+    """A line a step, and errors; whether these are as small as they must be."""
+    lines = ["| step | predicted ms | measured ms | error % | limit | may be | memory, % |",
+             "| --- | ---: | ---: | ---: | --- | --- | ---: |"]  # fmt: skip
+    errors: list[float] = []
+    memory: list[float] = []
+    for training in trainings:
+        case, found, steps = training.case, training.predicted, training.steps
+        error = gpu_error_pct(training)
+        if found is None or steps is None or error is None:
+            lines.append(f"| {case.network} {case.recipe} | | | {training.reason or ''} | | | |")
+            continue
+        errors.append(abs(error))
+        off = ""
+        if found.memory_bytes and training.memory_peak_bytes:
+            memory.append(abs(100 * (found.memory_bytes / training.memory_peak_bytes - 1)))
+            off = f"{memory[-1]:.1f}"
+        may = "CPU" if (found.host_s or 0) > MAY_LIMIT * found.step_s else ""
+        lines.append(
+            f"| {case.network} {case.recipe} batch {case.batch} | {1e3 * found.step_s:.2f} | "
+            f"{1e3 * (steps.busy_s or 0):.2f} | {error:+.1f} | {training.limit} | {may} | {off} |"
+        )
+    if not errors:
+        return [*lines, "", "Nothing was both predicted and measured."], False
+    met = median(errors) <= MEDIAN_PCT and max(errors) <= WORST_PCT
+    lines += ["", f"GPU time of {len(errors)} steps: {_said(errors)}; allowed {MEDIAN_PCT:g} and "
+                  f"{WORST_PCT:g} %: {'met' if met else 'missed'}."]  # fmt: skip
+    if memory:
+        lines.append(f"Peak memory: {_said(memory)}.")
+    return lines, met
+
+
+def _said(errors: list[float]) -> str:
+    return f"median {median(errors):.1f} %, worst {max(errors):.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
