@@ -1,7 +1,6 @@
 """Training loops as a profiler would record them, made by hand: a tape on which a step is played.
 
-A step is a function that calls `Tape.work` and its like. `recorded` plays it several times, and
-adds what halfway's recorder says of the run. All times are whole nanoseconds.
+`recorded` plays a step several times, and adds what halfway's recorder says. Times are in ns.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 @dataclass
 class Tape(Made):
-    """A trace, and where the CPU and the streams of the device are in it.
+    """A trace, where the CPU and the device's streams are in it, and what a profiler adds.
 
-    `slow` is how many times longer an operator takes the CPU, `long` the same of kernels and the
-    device: what a profiler adds.
+    An operator takes the CPU `slow` times as long, a kernel `long` times.
     """
 
     slow: float = 1
@@ -35,7 +33,6 @@ class Tape(Made):
     now: int = 0
     free: dict[int, int] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)  # when the CPU was through with each step
-    done: list[int] = field(default_factory=list)  # when the device was
     lines: list[tuple[int, str]] = field(default_factory=list)
 
     def work(
@@ -43,10 +40,7 @@ class Tape(Made):
         tid: int = MAIN, dims: Any = ([64, 64],), kind: Any = FLOAT, stream: int = 7,
         after: int = 0, number: int = 0, **args: Any,
     ) -> int:  # fmt: skip
-        """An operator that launches one kernel, which begins `after` or later; when that ends.
-
-        `number` is that of its node in the backward pass.
-        """
+        """An operator, `number` of a node, with a kernel that begins `after` or later; its end."""
         start, self.now = self.now, self.now + round(self.slow * cpu_ns)
         launched = (start + self.now) // 2
         begin = max(self.free.get(stream, 0), launched + 3 * US, after)
@@ -102,16 +96,13 @@ def recorded(
     step: Callable[[Tape], object], *, traced: int = 2, card: str = H200, foreign: bool = False,
     slow: float = 1, long: float = 1, times: Tape | None = None, **facts: Any,
 ) -> Tape:  # fmt: skip
-    """`traced` steps and the one before them. A foreign trace has nothing of our recorder's.
-
-    Unless `facts` say otherwise, a step is as long without the profiler as in this recording.
-    """
-    tape = Tape(slow=slow, long=long)
+    """`traced` steps and the one before them; as long as without a profiler, or as `facts` say."""
+    tape, done = Tape(slow=slow, long=long), []
     for number in range(traced + 1):
         with tape.inside(f"ProfilerStep#{number}"):
             step(tape)
         tape.ended.append(tape.now)
-        tape.done.append(max(tape.free.values()))
+        done.append(max(tape.free.values()))
     major, processors = CARDS.get(card, (9, 0))
     properties = {"name": card, "computeMajor": major, "computeMinor": 0, "numSms": processors}
     tape.header = {
@@ -119,7 +110,7 @@ def recorded(
         "baseTimeNanoseconds": BASE,
         "deviceProperties": [properties],
     }
-    step_s = (tape.done[-1] - tape.done[0]) / traced / 1e9
+    step_s = (done[-1] - done[0]) / traced / 1e9
     ours = {
         "version": 2, "torch": "2.11.0+cu130", "device": card, "capability": [major, 0],
         "bare_s": [step_s] * 20, "loading_s": [], "lead_in": 1, "traced": traced,
