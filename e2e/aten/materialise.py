@@ -35,7 +35,7 @@ _OWN_NAMESPACES = ("aten", "prims")
 @dataclass(frozen=True)
 class Replay:
     """A recorded call ready to run: `launch` calls the operator, with arguments and results that
-    the cache does not hold, where there are any.
+    the cache does not hold, where there are any; `plain` without that, and returns its result.
 
     Where arguments are written (`mutated`), `restore` gives them fresh content: call it before each
     block of launches, since calls share the memory, and repeated additions in place would grow to
@@ -43,6 +43,7 @@ class Replay:
     """
 
     launch: Callable[[], object]
+    plain: Callable[[], object]
     mutated: bool
     restore: Callable[[], None]
     args: tuple[Any, ...] = field(repr=False)
@@ -84,6 +85,7 @@ def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM)
         launches.append(partial(func, *its_args, **its_kwargs))
     return Replay(
         in_turns(launches, cold, pool.held) if cold else launches[0],
+        launches[0],
         mutated=any(place.slot.written for place in places),
         restore=restore,
         args=args,

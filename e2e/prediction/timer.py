@@ -25,6 +25,7 @@ from kernels.error_words import first_line, one_line
 from microbench.device.profiler import KernelTime, record
 
 ROUNDS = 5
+LEAD_ROUNDS = 1  # that are profiled before, of which CUPTI may lose the first kernels
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 SETTLING_ROUNDS = 2  # at least
 LEAST, LEAST_LONG = 5, 2  # launches of a call in a round; of a long one
@@ -115,14 +116,14 @@ def _pool(device: torch.device, calls: Sequence[PlacedCall]) -> tuple[Pool, list
 
 def _meet(one: _Ready, device: torch.device) -> None:
     """The first launches: they search algorithms, then show memory and, roughly, time."""
-    one.replay.launch()
+    one.replay.plain()
     if device.type != "cuda":
         return
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     began_s = time.perf_counter()
-    kept = one.replay.launch()
+    kept = one.replay.plain()
     torch.cuda.synchronize(device)
     took_s = time.perf_counter() - began_s
     after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
@@ -180,17 +181,16 @@ def _on_gpu(target: Target, device: torch.device, ready: Sequence[_Ready]) -> di
         torch.cuda.synchronize(device)
         settling += 1
     owners.clear()
-    kernels = record(lambda: [launch_all() for _ in range(ROUNDS)])
+    kernels = record(lambda: [launch_all() for _ in range(LEAD_ROUNDS + ROUNDS)])
     by_place = kernels_of(kernels, owners)
-    return {
-        one.place: CallTime(
-            tuple(launch_s(row, one.launches) for row in by_place[one.place]),
-            fmean(len(row) for row in by_place[one.place]) / one.launches,
-            one.scratch_bytes,
-        )
-        for one in ready
-        if by_place.get(one.place)
-    }
+    found: dict[int, CallTime] = {}
+    for one in ready:
+        rows = by_place.get(one.place, [])[-ROUNDS:]
+        if rows:
+            times_s = tuple(launch_s(row, one.launches) for row in rows)
+            each = fmean(map(len, rows)) / one.launches
+            found[one.place] = CallTime(times_s, each, one.scratch_bytes)
+    return found
 
 
 def _blocks(ready: Sequence[_Ready], mark: Callable[[int | None], None]) -> None:
