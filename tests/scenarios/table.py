@@ -60,8 +60,8 @@ def _kind(
 
 
 _SLOWER = "slower in half precision"
-_LOADING, _OWN = "data loading", "script|Python|own code"
-_LOOP, _OPTIMIZER = "outside of|loop|small operations", "an optimizer"
+_LOADING, _OWN = "data loading", "script's own code"
+_LOOP, _OPTIMIZER = "small operations outside", "an optimizer"
 _BURSTS = Steps(8, 40, 3)
 SCENARIOS = {
     planted.name: planted
@@ -92,8 +92,8 @@ SCENARIOS = {
         _kind("loader-and-launches", "loaders", _LOADING, steps=_BURSTS),
         _kind("own-numpy", "loaders", _OWN, f"CPU launch|{_LOADING}"),
         _kind("own-sleep", "loaders", _OWN, f"CPU launch|{_LOADING}"),
-        _kind("float32-gemms", "float32", "IEEE float32|TF32"),
-        _kind("float32-convolutions", "float32", "", "IEEE float32|TF32"),
+        _kind("float32-gemms", "float32", "IEEE float32"),
+        _kind("float32-convolutions", "float32", "", "IEEE float32"),
         _kind("loop-closure", "loops", "", f"{_OPTIMIZER}|CPU launch"),
         _kind("loop-closure-optimizer", "loops", "updates one tensor at a time"),
         _kind("attention-written", "attention", "attention", "casts|no multiple of 8"),
@@ -103,10 +103,10 @@ SCENARIOS = {
         _kind("loop-clip", "loops", _LOOP, _OPTIMIZER),
         _kind("loop-finite", "loops", "synchronisation", _OPTIMIZER),
         # It falls between the recorded steps, or takes most of them.
-        _kind("loop-save", "loops", f"some steps|recorded|every|copies|{_OWN}",
+        _kind("loop-save", "loops", f"copies|{_OWN}",
               f"CPU launch|{_LOADING}", may_refuse=True, steps=_BURSTS),
         _kind("loop-in-backward", "loops", _OPTIMIZER, may_refuse=True),
-        _kind("inference-float32", "inference", "float32|TF32", _OPTIMIZER),
+        _kind("inference-float32", "inference", "IEEE float32", _OPTIMIZER),
         _kind("inference-launches", "inference", "CPU launch", _OPTIMIZER),
     )
 }  # fmt: skip
