@@ -338,7 +338,10 @@ def _own(seen: Seen) -> Found:
 
 def _launch(seen: Seen) -> Found:
     """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
-    ours = [op for op in seen.run.step.ops if op.phase == UPDATE]
+    ours = [
+        op for op in seen.run.step.ops
+        if op.phase == UPDATE and (op.term not in IDLE or op.term in (LAUNCH, terms.BETWEEN))
+    ]  # fmt: skip
     count = sum(op.term == TERMS["optimizer"] for op in ours) / seen.run.step.steps
     names = {op.name for one in ours for op in one.ops}
     together = any("_foreach_" in name or "_fused_" in name for name in names)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from e2e.profile.operators import shape_words, shapes_of
-from e2e.profile.step import Op, Step, idle_term
+from e2e.profile.step import CARRIED, Op, Step, idle_term
 from e2e.profile.trace import LAUNCH, LAUNCHES, OP, Span
 from e2e.results.terms import IDLE, SYNC
 
@@ -39,7 +39,10 @@ def searches(step: Step) -> Searches:
     shapes = dict.fromkeys(shape_words(shapes_of(op)[0]) for op in inside if shapes_of(op))
     within = [(op.start, op.end, id(op)) for op in inside]
     ids = {key for *_, key in within}
-    found = [op for op in step.ops if any(id(one) in ids for one in op.ops)]
+    found = [
+        op for op in step.ops
+        if op.term not in CARRIED and any(id(one) in ids for one in op.ops)
+    ]  # fmt: skip
     if step is named:  # waits of any kind inside such a call
         found += [
             op for op in step.ops

@@ -14,7 +14,7 @@ from samples.traces import MS, US, Made
 from e2e.profile.diagnosis import Traced, diagnose
 from e2e.profile.trace import read_trace
 from e2e.profile.unprofiled import Unprofiled, mean_interval, steps_in
-from e2e.results.terms import IDLE, LAUNCH, LOADER, MATRIX_PRODUCTS, PYTHON, RESIDUAL, SYNC
+from e2e.results.terms import LAUNCH, LOADER, MATRIX_PRODUCTS, PYTHON, RESIDUAL, SYNC
 
 approx = pytest.approx
 

@@ -1,0 +1,222 @@
+"""Causes in traces made by hand: each where it is planted, none where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples.traces import BACKWARD, MS, US, Made, begun
+
+from e2e.profile.causes import Cause
+from e2e.profile.diagnosis import Traced, diagnose
+
+H200, FLOAT, BF16, HALF = "NVIDIA H200", "float", "c10::BFloat16", "c10::Half"
+approx = pytest.approx
+
+
+def made_with(**facts: Any) -> Made:
+    """Two steps that end at 10 and 20 ms; the second is what counts."""
+    made = begun(9 * MS, 18 * MS, **{"device": H200, **facts})
+    made.op("aten::relu", 17 * MS, 17 * MS + 50 * US)
+    made.kernel("relu", 19 * MS, 20 * MS, 17 * MS + 10 * US)
+    return made
+
+
+def found(*some: Made, folder: Path) -> Traced:
+    """The diagnosis of the last; no cause takes more than the step."""
+    paths = [made.write(folder / f"{number}.json") for number, made in enumerate(some)]
+    run = diagnose(paths).runs[-1]
+    assert all(0 <= one.most_ms <= one.ms <= run.step_ms for one in run.findings)
+    return run
+
+
+def named(run: Traced, title: str) -> list[Cause]:
+    return [cause for cause in run.findings if title in cause.title]
+
+
+def with_op(made: Made, name: str, start: int, ns: float, dims: list[Any], *types: str) -> None:
+    """An operator, and its one kernel of `ns`."""
+    made.op(name, start, start + 20 * US, **{"Input Dims": dims, "Input type": [*types]})
+    made.kernel("k", start + 30 * US, start + 30 * US + int(ns), start + US)
+
+
+# ---------------------------------------------------------------- launches
+
+
+@pytest.mark.parametrize("name", ["aten::lerp_", "aten::_foreach_lerp_"])
+def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(
+    name: str, tmp_path: Path
+) -> None:
+    """60 kernels of 5 us, one each 50 us; what the script does before is its own."""
+    made, first = made_with(), 13 * MS
+    made.note("Optimizer.step#Adam.step", first, first + 60 * 50 * US)
+    for start in range(first, first + 60 * 50 * US, 50 * US):
+        made.op(name, start, start + 40 * US)
+        made.kernel("k", start + 12 * US, start + 17 * US, start + 10 * US)
+    run = found(made, folder=tmp_path)
+    (own,), (launch,) = named(run, "own code"), named(run, "CPU launch")
+    waits_ms = 0.012 + 59 * 0.045
+    single = "foreach" not in name
+    assert (run.ms("CPU launch"), own.ms) == approx((waits_ms + 2, 3 + 0.983), abs=0.05)
+    assert launch.ms == approx(2 if single else waits_ms + 2, abs=0.05)
+    optimizer = named(run, "updates one tensor at a time")
+    assert [one.ms for one in optimizer] == approx([waits_ms + 0.3] * single, abs=0.02)
+
+
+@settings(max_examples=20)
+@given(bare_ms=st.floats(2.5, 9.9))
+def test_what_the_profiler_added_is_no_gain(
+    bare_ms: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """1 ms of work in 10 ms that were recorded: the rest is as much shorter as the step is."""
+    made = made_with(bare_s=[bare_ms / 1e3] * 3)
+    run = found(made, folder=tmp_path_factory.mktemp("bare"))
+    costs = {one.cause: one.most_ms for one in run.findings}
+    idle_ms = bare_ms - 1
+    assert costs == approx({"own": idle_ms * 7 / 9, "launch": idle_ms * 2 / 9}, rel=1e-3)
+
+
+@pytest.mark.parametrize("regions", [1, 20])
+def test_many_small_compiled_regions_are_a_cause_and_one_is_not(
+    regions: int, tmp_path: Path
+) -> None:
+    made, each = begun(9 * MS, 20 * MS), 8 * MS // regions
+    for start in range(10 * MS, 10 * MS + regions * each, each):
+        made.op("TorchDynamo Cache Lookup", start, start + each // 4)
+        made.op("Torch-Compiled Region: 0/0", start + each // 4, start + each)
+        made.kernel("triton_poi_fused_add_3", start + each // 2 + 2 * US, start + each,
+                    start + each // 2)  # fmt: skip
+    causes = named(found(made, folder=tmp_path), "compiled regions")
+    assert len(causes) == (regions > 1)
+    if causes:
+        assert "20 a step" in causes[0].where
+        assert causes[0].ms == approx(4, abs=0.1)
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+@pytest.mark.parametrize(("ms", "slow"), [(6, True), (1, False)])
+@pytest.mark.parametrize("kind", [BF16, HALF])
+def test_normalisation_is_slow_by_the_bytes_that_it_moves(
+    ms: int, slow: bool, kind: str, tmp_path: Path
+) -> None:
+    """3 passes over 1.2 GB: 0.75 ms at the memory's 4.8 TB/s, of which 65 % is good."""
+    for device in (H200, "An unknown card"):
+        made = made_with(device=device)
+        with_op(made, "aten::native_batch_norm", 11 * MS, ms * MS,
+                [[100, 100, 100, 600], [100], [100]], kind, FLOAT, FLOAT)  # fmt: skip
+        causes = named(found(made, folder=tmp_path), "normalisation in")
+        assert len(causes) == (slow and device == H200)
+        for one in causes:
+            assert ("BF16" in one.title) == (kind == BF16)
+            assert (one.ms, one.most_ms) == approx((ms, ms - 0.75 / 0.65), rel=1e-6)
+
+
+# ---------------------------------------------------------------- searches
+
+
+def convolution(made: Made, start: int, size: int, *, searched: bool) -> None:
+    dims = [[8, 64, size, size], [64, 64, 3, 3]]
+    end = start + (2 * MS if searched else 100 * US)
+    made.op("aten::cudnn_convolution", start, end, **{"Input Dims": dims, "Input type": [HALF] * 2})
+    for at in range(start, end - MS // 2, 400 * US):
+        made.kernel("candidate", at + 50 * US, at + 250 * US, at + 10 * US)
+        made.span("cuda_runtime", "cudaEventSynchronize", at + 20 * US, at + 260 * US)
+    made.kernel("the best", end + 10 * US, end + 200 * US, end - 10 * US)
+
+
+@pytest.mark.parametrize("benchmark", [True, False])
+def test_a_search_at_a_new_shape_is_a_cause_and_a_shape_that_was_seen_is_none(
+    benchmark: bool, tmp_path: Path
+) -> None:
+    made = made_with(cudnn_benchmark=benchmark)
+    convolution(made, 5 * MS, 32, searched=True)
+    convolution(made, 11 * MS, 32, searched=False)
+    convolution(made, 13 * MS, 33, searched=True)
+    run = found(made, folder=tmp_path)
+    causes = named(run, "search for kernels")
+    assert len(causes) == benchmark
+    for search in causes:  # with the convolution itself, of 0.19 ms
+        assert search.ms == approx(2.19, abs=0.02)
+        assert "1 convolutions a step, at 8x64x33x33" in search.where
+        assert sum(one.ms for one in run.findings) <= run.step_ms, "nothing counts twice"
+
+
+def test_threads_of_backward_are_searched_too(tmp_path: Path) -> None:
+    made = made_with(cudnn_benchmark=True)
+    args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9], [64, 64, 3, 3]], "Input type": [HALF] * 3}
+    made.op("aten::convolution_backward", 12 * MS, 14 * MS, BACKWARD, **args)
+    for at in range(12 * MS, 14 * MS, 100 * US):
+        made.kernel("candidate", at + 20 * US, at + 90 * US, at + 10 * US, BACKWARD)
+    # Another thread's calls in that time are not its search.
+    made.span("cuda_runtime", "cudaStreamSynchronize", 12 * MS, 13 * MS)
+    (search,) = named(found(made, folder=tmp_path), "search for kernels")
+    assert search.ms == approx(2, abs=0.05)
+
+
+# ---------------------------------------------------------------- other terms
+
+
+def test_what_takes_time_by_itself_is_a_cause_with_what_to_try(tmp_path: Path) -> None:
+    made = made_with()
+    at = 10 * MS
+    for name, ms in (("cudaMalloc", 2), ("cuModuleLoadData", 1)):
+        made.span("cuda_runtime", name, at, at + ms * MS)
+        at += ms * MS
+    made.op("dynamo", at, at + MS)
+    made.op("_compile.compile_inner (dynamo_timed)", at, at + MS)
+    copies = {"stream": 9, "category": "gpu_memcpy"}
+    made.kernel(
+        "Memcpy HtoD (Pageable -> Device)", at + MS + 5 * US, at + 3 * MS, at + MS, **copies
+    )
+    made.kernel("ncclDevKernel_AllReduce_f32", 16 * MS, 17 * MS + 510 * US, 15 * MS, stream=8)
+    made.kernel("relu", 17 * MS + 510 * US, 18 * MS, 16 * MS + 500 * US)
+    run = found(made, folder=tmp_path)
+    for title, ms, words in (
+        ("memory allocation", 2, "cudaMalloc"), ("loading of kernels", 1, ""),
+        ("compilation inside", 1, "1 in all"), ("copies to and from", 2, "pageable"),
+        ("communication that", 1.01, "1.51 ms in all"), ("launches late", 0.5, ""),
+    ):  # fmt: skip
+        (one,) = named(run, title)
+        assert one.ms == approx(ms, abs=0.011), title
+        assert words in one.where
+        assert one.remedy
+
+
+# ---------------------------------------------------------------- two runs
+
+
+@pytest.mark.parametrize(("allowed", "ms"), [(True, 6), (True, 80), (False, 80)])
+def test_a_base_on_tensor_cores_is_proved_by_its_rate(
+    allowed: bool, ms: int, tmp_path: Path
+) -> None:
+    """4.4 TFLOP in 6 ms are 733 TFLOP/s; in 80 ms 55, which IEEE float32 reaches as well."""
+    dims = [[32768, 4096], [4096, 16384]]
+    base, other = begun(9 * MS, 100 * MS, device=H200, allow_tf32=allowed), made_with()
+    with_op(base, "aten::mm", 11 * MS, ms * MS, dims, FLOAT, FLOAT)
+    with_op(other, "aten::mm", 11 * MS, 5 * MS, dims, BF16, BF16)
+    causes = named(found(base, other, folder=tmp_path), "the base already uses Tensor Cores")
+    assert [one.ms for one in causes] == [0] * (allowed and ms == 6), "it costs nothing"
+    assert not named(found(base, base, folder=tmp_path), "the base already uses Tensor Cores")
+
+
+@pytest.mark.parametrize(("base_ms", "ms", "slower"), [(1, 3, True), (3, 1, False), (3, 3, False)])
+def test_an_operator_is_slower_in_half_by_the_two_runs(
+    base_ms: int, ms: int, slower: bool, tmp_path: Path
+) -> None:
+    def scattered(kind: str, ms: float) -> Made:
+        made, dims = made_with(), [[16, 256], [1 << 21], [1 << 21, 256]]
+        with_op(made, "aten::index_add_", 11 * MS, ms * MS, dims, kind, "long int", kind)
+        with_op(made, "aten::mul", 16 * MS, MS // 10, [[64, 64], [64, 64]], kind, kind)
+        return made
+
+    run = found(scattered(FLOAT, base_ms), scattered(BF16, ms), folder=tmp_path)
+    causes = named(run, "slower in half precision")
+    assert [one.ms for one in causes] == approx([ms - base_ms] * slower)
+    assert all("index_add_" in one.where for one in causes)
+    both = found(scattered(BF16, base_ms), scattered(BF16, ms), folder=tmp_path)
+    assert not named(both, "slower in half precision"), "the base is no float32"
