@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from e2e.report.arms import Group, View, arms_of
+from e2e.report.arms import Group, View, arms_of, grouped
 from e2e.report.figures import signed_pct
 from e2e.report.ledger import is_sound
 from e2e.results.types import Cause, Training
@@ -115,20 +115,21 @@ def _finite(value: float | None) -> float | None:
 
 
 def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """For the end of the screen: each training's first cause, and the best gain measured."""
-    lines: list[str] = []
-    for arm in arms_of(family):
-        if not has_causes(view, arm):
-            continue
-        label = view.label_among(arm, family)
-        # Older files have predicted fixes too, before what limits the step.
-        first = next((one for one in arm.causes if one.predicted_gain_pct is None), None)
+    """For the end of the screen: what limits most, and the best gain measured."""
+    arms = [arm for arm in arms_of(family) if has_causes(view, arm)]
+    # Older files have predicted fixes too, before what limits the step.
+    first = [(one, arm) for arm in arms for one in arm.causes if one.predicted_gain_pct is None]
+    titles = {id(arm): title_words(one) for one, arm in reversed(first)}
+    limits = grouped(
+        (titles[id(arm)], view.label_among(arm, family)) for arm in arms if id(arm) in titles
+    )
+    lines = [
+        f"What limits {fmt.listed(labels, MOST_SENTENCES)} most: {title}."
+        for title, labels in limits.items()
+    ]
+    for arm in arms:
         best = max(arm.causes, key=lambda one: one.measured_gain_pct or 0.0)
-        if first:
-            lines.append(f"What limits {label} most: {title_words(first)}.")
         if (best.measured_gain_pct or 0.0) > 0:
+            label = view.label_among(arm, family)
             lines.append(f"Best measured for {label}: {fmt.clean(best.fix)} ({gains(best)}).")
-    if len(lines) > MOST_SENTENCES:
-        more = fmt.count(len(lines) - MOST_SENTENCES, "more training")
-        lines[MOST_SENTENCES:] = [f"  And causes of {more}, listed above."]
     return lines

@@ -16,6 +16,7 @@ from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value, screen
+from microbench.timing.stats import RUINED_PCT
 
 R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
@@ -253,6 +254,10 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
         ),
         ("~1: no difference measured; under 1: slower", bool(ratios)),
         ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
+        (
+            f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict",
+            any(found.ruined_pct for found in ratios),
+        ),
     ]
     titles = [
         ("GPU busy", ": share of the step in which a kernel runs", _has(timed, "busy_s")),

@@ -224,6 +224,14 @@ def figures(data: Mapping[str, object]) -> Sheet:
     return Sheet(table, table)
 
 
+def elsewhere(data: Mapping[str, object]) -> Sheet:
+    """What a file of the scenarios of `diagnose` holds; what wrote it prints its table."""
+    ran = data.get("scenarios")
+    count = len(cast("list[object]", ran)) if isinstance(ran, list) else 0
+    what = "diagnoses of scripts with planted causes, by python -m tests.scenarios"
+    return figures({"holds": what, "scripts": count})
+
+
 def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, cast("list[object]", value)))

@@ -147,7 +147,7 @@ DOCUMENTS = (
              "microbench.selftest.split_tables:power_sheet"),
     Document("fleet", {"check": "fleet"}, "microbench.report.fleet:sheet"),
     Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
-    Document("tests.scenarios", {"check": "scenarios"}, "e2e.report.scenarios:sheet"),
+    Document("tests.scenarios", {"check": "scenarios"}, "microbench.report.documents:elsewhere"),
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),

@@ -323,7 +323,7 @@ JUNK = (None, "text", -1, 10**400, [], {"a": 1})
 # A file of every kind that is published, and one run with every field.
 KINDS = (
     "", "layers-resnet50", "ceilings", "loaders", "ranks-strong", "ledger-resnet50", "fleet", "aa",
-    "selftest", "diagnose-scenarios",
+    "selftest",
 )  # fmt: skip
 
 
