@@ -17,7 +17,7 @@ from microbench.run_output import CONSOLE
 SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands; `validate` says here of what.
 SECTIONS: Mapping[str, Sequence[str]] = {
-    "Measure kernels": ("gemm", "conv", "payoff", "peak", "layers"),
+    "Measure kernels": ("gemm", "conv", "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),

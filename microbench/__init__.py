@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from microbench.api import layers as layers
     from microbench.api import load as load
     from microbench.api import payoff as payoff
-    from microbench.api import peak as peak
 
 __version__ = "0.1.0"
 API = ("Measurement", "Run", "UserError", "Variants", "bench", "compare_arms", "conv", "gemm",
-       "layers", "load", "payoff", "peak")  # fmt: skip
+       "layers", "load", "payoff")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,6 @@ from microbench.requests import (
     GemmRequest,
     LayersRequest,
     PayoffRequest,
-    PeakRequest,
     request_of,
 )
 
@@ -121,17 +120,14 @@ def conv(**options: Any) -> None:
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
-    said("channels", default="8..512", help="Channel counts to search: 8..512 doubles"),
+    said("channels", default="8..512", help="Channel counts: 8..512 doubles"),
     said("passes", help="fprop (forward), dgrad and wgrad (gradients)"),
     said("image", default="7..56", help="Input height and width: 7..56 doubles"),
     said("batch", default="8..256", help="Batch size: 8..256 doubles"),
     said("kernel", help="Filter height and width"),
 )
 def payoff(op: str, **options: Any) -> None:
-    """Map the FP16 break-even over channels, image, batch.
-
-    Only cells near the boundary are measured, by bisection.
-    """
+    """Map the FP16 break-even over channels, image, batch."""
     _measure(PayoffRequest, options)
 
 
@@ -146,23 +142,6 @@ def layers(**options: Any) -> None:
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
-
-
-@app.command()
-@measuring(
-    PeakRequest,
-    "cublas,cublaslt,cupy,triton,cpu  [default: cublaslt,triton; on CPU cpu]",
-    said("dtype", default="fp16,bf16,tf32,fp8,int8"),
-    said("vs", default="none"),
-    said("budget", help="Seconds of searching in all  [default: 100]"),
-)
-def peak(**options: Any) -> None:
-    """Find the highest rate of each precision on this card.
-
-    Searches shapes, layouts and back ends of GEMM for two minutes. The rate is at the settled
-    clock; --regime burst finds that of a cool card.
-    """
-    _measure(PeakRequest, options)
 
 
 @app.command()
@@ -218,7 +197,6 @@ def explain(file: Path) -> None:
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--verbose", is_flag=True, help="Show every case")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
-@click.option("--junit", type=FILE, help="Also write JUnit XML: a failure where --fail-on says")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
 def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> int:
     """Compare runs with a baseline, case by case.

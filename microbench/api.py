@@ -175,14 +175,6 @@ def payoff(channels: Words | None = None, dtypes: Words | None = None, **options
     return _measured("payoff", channels=channels, dtypes=dtypes, **options)
 
 
-def peak(dtypes: Words | None = None, **options: Any) -> Run:
-    """Find the highest rate of each precision on this card, over shapes, layouts and back ends.
-
-    UserError for an invalid value.
-    """
-    return _measured("peak", dtypes=dtypes, **options)
-
-
 def layers(network: str | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Measure every distinct convolution and GEMM of a network's training step.
 

@@ -135,7 +135,6 @@ def compare_with(
     markdown: bool = False,
     verbose: bool = False,
     json: Path | None = None,
-    junit: Path | None = None,
     html: Path | None = None,
 ) -> int:
     """Print comparisons of runs with one baseline, which is the first file unless it is named.
@@ -154,7 +153,7 @@ def compare_with(
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
     wanted = [name.replace("-", " ") for name in named]
     pct = None if threshold is None else parse_threshold(threshold)
-    outputs = {"--json": json, "--junit": junit, "--html": html}
+    outputs = {"--json": json, "--html": html}
     for option, path in outputs.items():
         if path:
             check_writable(path, option)
@@ -169,10 +168,6 @@ def compare_with(
     data = _as_data(found, paths[0].name)
     if json:
         write_text(dumps(data, allow_nan=False), json)
-    if junit:
-        from microbench.report.export import junit as as_junit
-
-        write_text(as_junit(found, paths[0].name, wanted), junit)
     if html:
         from microbench.report.page import write_comparisons
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,9 +13,8 @@ from microbench.command_line import Outputs, Schema, at_least, check_options, ch
 from microbench.conditions import Conditions
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
-    from kernels.case import Case
     from microbench.results.types import NetworkUse, Run
-    from microbench.runner import Schedule
+    from microbench.runner import InOrder
     from microbench.sweep import Group
 
 S = TypeVar("S", bound=Schema)
@@ -26,6 +24,7 @@ GEMM_PROCESSES = 3
 
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
+PAYOFF_MOST_S = 120.0
 LAYERS_MOST_S = 60.0
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
@@ -38,8 +37,6 @@ class Request(ABC):
     name: ClassVar[str]  # the command's
     most_s: ClassVar[float] = math.inf  # of sampling, when the user sets no --budget
     usual_processes: ClassVar[int] = 1  # of a case on a GPU, where the user does not say
-    searches: ClassVar[bool] = False  # its schedule chooses, and passes by what the run has
-    counted: ClassVar[bool] = True  # the plan has all that can be measured
 
     conditions: Conditions
 
@@ -47,19 +44,13 @@ class Request(ABC):
     def plan(self, kind: str) -> list[Group]:
         """The comparisons for a device of kind "cuda" or "cpu". UserError for a bad value."""
 
-    def cases(self, groups: Sequence[Group]) -> Iterable[Case]:
-        """Every case that may be measured, from the plan's groups."""
-        return [case for group in groups for case in group.cases]
-
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """The groups that a run still lacks; of a search, all groups to choose from."""
+        """The groups that a run still lacks."""
         from microbench.runner import missing
 
-        if self.searches:
-            return groups
         return missing(groups, run, retry_skipped=self.conditions.budget is not None)
 
-    def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
+    def schedule(self, groups: Sequence[Group], kind: str) -> InOrder:
         """The order of the groups and their seconds of sampling: one after another."""
         from microbench.runner import InOrder, default_budget_s
 
@@ -127,66 +118,24 @@ class ConvRequest(Request):
 
 @dataclass(frozen=True)
 class PayoffRequest(ConvRequest):
-    """`microbench payoff`: a convolution sweep of which only the boundary is measured."""
+    """`microbench payoff`: a convolution sweep that is shown as a map."""
 
     name = "payoff"
-    searches = True
+    most_s = PAYOFF_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
-        """Every cell that may be measured. UserError for --vs that is not in BASELINES."""
+        """Every cell. UserError for --vs that is not in BASELINES."""
         from microbench.break_even import BASELINES
         from microbench.errors import UserError
         from microbench.sweep import parse_precisions
 
         if self.shapes:
-            raise UserError("payoff takes no --shapes: it searches along widths")
+            raise UserError("payoff takes no --shapes: its map has a row for each width")
         for name in parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
         cells = super().plan(kind)
         return [group for group in cells if len(group.cases) > 1]
-
-    def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """A search for the boundary."""
-        from microbench.break_even_map import Refine
-        from microbench.runner import CPU_BUDGET_S
-        from microbench.sweep import parse_precisions
-
-        asked = self.conditions
-        budget_s = asked.budget or (CPU_BUDGET_S if kind == "cpu" else None)
-        return Refine(groups, parse_precisions(asked.dtype), budget_s)
-
-
-@dataclass(frozen=True)
-class PeakRequest(Request):
-    """The options of `microbench peak`: the sides that M, N and K may have."""
-
-    name = "peak"
-    searches = True
-    counted = False
-
-    sizes: str = choice("2048,4096,6144,8192,10240,12288,16384", "Sides that M, N and K may have")
-
-    def plan(self, kind: str) -> list[Group]:
-        """The middle and the largest shape of each precision and layout. UserError: bad value."""
-        from microbench.peak import plan_peak
-
-        return plan_peak(self.conditions, kind, self.sizes)
-
-    def cases(self, groups: Sequence[Group]) -> Iterable[Case]:
-        """The plan's cases in every shape that the climb may reach."""
-        from microbench.peak import DIMENSIONS, sides_of
-
-        planned = super().cases(groups)
-        for sides in product(sides_of(self.sizes), repeat=len(DIMENSIONS)):
-            dims = dict(zip(DIMENSIONS, sides, strict=True))
-            yield from dict.fromkeys(replace(case, dims=dims) for case in planned)
-
-    def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """A climb over shapes and layouts; --budget is seconds of it in all."""
-        from microbench.peak import PEAK_S, Climb, sides_of
-
-        return Climb(groups, sides_of(self.sizes), self.conditions.budget or PEAK_S)
 
 
 @dataclass(frozen=True)
@@ -221,7 +170,7 @@ class LayersRequest(Request):
 
 
 REQUESTS: Mapping[str, type[Request]] = {
-    one.name: one for one in (GemmRequest, ConvRequest, PayoffRequest, PeakRequest, LayersRequest)
+    one.name: one for one in (GemmRequest, ConvRequest, PayoffRequest, LayersRequest)
 }
 
 

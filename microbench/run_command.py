@@ -23,7 +23,7 @@ from microbench.run_output import (
     run_file,
     say_stopped,
 )
-from microbench.runner import Runner, Schedule, few_processes
+from microbench.runner import InOrder, Runner, few_processes
 from microbench.stopping import last_words
 from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
@@ -69,7 +69,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         greeting = workers.greet()
         groups = request.plan(greeting.target.kind)
         _check_memory(groups, greeting)
-        check_without(asked.without, request.cases(groups), greeting.target)
+        check_without(asked.without, [c for g in groups for c in g.cases], greeting.target)
         network = request.network(greeting.target.kind)
         if before is not None:
             _check_same_task(asked.outputs.resume, before, request.name, network)
@@ -81,7 +81,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
             quiet = asked.outputs.quiet
-            with LiveProgress(console, todo, quiet=quiet, counted=request.counted) as progress:
+            with LiveProgress(console, todo, quiet=quiet) as progress:
                 # A CPU that measures is left alone.
                 ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
@@ -144,7 +144,7 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
     return network.name, network.batch, network.image
 
 
-def _measure(runner: Runner, schedule: Schedule, groups: Sequence[Group], path: Path) -> Run:
+def _measure(runner: Runner, schedule: InOrder, groups: Sequence[Group], path: Path) -> Run:
     try:
         with last_words(lambda: say_stopped("microbench", path)):
             return runner.measure(schedule, groups)

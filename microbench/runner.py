@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kernels import OPS
 from kernels.case import Case
@@ -50,20 +50,6 @@ def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.in
     return min(wanted_s, most_s)
 
 
-class Schedule(Protocol):
-    """Decides what is measured next, and for how long."""
-
-    cases: Sequence[Case]  # all that may come
-
-    def next(self, run: Run) -> tuple[Group, float] | None:
-        """The next group and its seconds of sampling, given the run so far; None at the end."""
-        ...
-
-    def left_s(self) -> float:
-        """Estimated seconds of sampling left."""
-        ...
-
-
 class InOrder:
     """One group after another; each gets its share, by weight, of the seconds that are left."""
 
@@ -72,8 +58,8 @@ class InOrder:
         self._groups = list(groups)
         self._left_s = budget_s
 
-    def next(self, run: Run) -> tuple[Group, float] | None:
-        """The next in order."""
+    def next(self) -> tuple[Group, float] | None:
+        """The next group and its seconds of sampling; None at the end."""
         if not self._groups:
             return None
         weights = [group_weight(group) for group in self._groups]
@@ -101,7 +87,7 @@ class Runner:
     load: LoadMeter = field(default_factory=LoadMeter)
     _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
 
-    def measure(self, schedule: Schedule, planned: Sequence[Group] = ()) -> Run:
+    def measure(self, schedule: InOrder, planned: Sequence[Group] = ()) -> Run:
         """The run with a result for every case. What is done is on disk even when this raises.
 
         One process measures what the schedule says; each of the others measures again what is
@@ -110,7 +96,7 @@ class Runner:
         self._session = self.start_session()
         try:
             self._calibrate(schedule.cases)
-            while (following := schedule.next(self.run)) is not None:
+            while (following := schedule.next()) is not None:
                 group, share_s = following
                 share_s /= self.processes
                 self._shares_s[group.name] = share_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kernels import is_library, size_of
 from microbench.break_even import BASELINES, RUINED, Payoff, Row, library_or_best, payoffs
-from microbench.fmt import listed
+from microbench.fmt import listed, rate_unit
 from microbench.libraries import sentence, summaries
 from microbench.results.types import Ratio, Result, Run
 from microbench.timing.stats import RUINED_PCT, excludes_one
@@ -34,7 +34,9 @@ def verdict(run: Run, *, beside: bool = True) -> list[str]:
             reason = next((r.reason for r in results if r.reason), "not measured")
             lines.append(f"{name}: no verdict ({reason}).")
             continue
-        for payoff in payoffs(run, name):
+        compared = payoffs(run, name)
+        lines += [] if compared else _highest(name, timed)
+        for payoff in compared:
             if payoff.uncertain:
                 title = " ".join(filter(None, (payoff.subject, name, "against", payoff.baseline)))
                 doubt[title] = max(payoff.uncertain.values())
@@ -65,6 +67,17 @@ def uncertain(found: Mapping[str, float]) -> list[str]:
         "Likely reason: other work on the machine, or clocks that changed.",
         "Try: repeat on a quiet machine, or raise --budget.",
     ]
+
+
+def _highest(name: str, timed: Sequence[Result]) -> list[str]:
+    """The highest rate, of a precision that was compared with no other."""
+    best = max(timed, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0))
+    if best.ruined_pct:
+        return []
+    unit = rate_unit([best.flop_per_s or 0.0], integers=name.startswith("int"))
+    at = f"{size_of(best.case)} {best.case.layout}"
+    rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
+    return [f"{name}: at most {rate}, at {at} by {best.case.backend}."]
 
 
 def asked_for(run: Run) -> list[str]:

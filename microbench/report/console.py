@@ -13,7 +13,6 @@ from microbench.report import notes
 from microbench.report.arms import arms_of, groups_of, states_of
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.peak_table import is_peak, peak_table, peak_verdict
 from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import prose_width
 from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table
@@ -46,8 +45,6 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
         _print_map(run, console, width)
-    elif run.results and is_peak(run):
-        _print_peak(run, console, width)
     elif run.results:
         _print_kernels(run, console, width, details)
     for report in reports(run):
@@ -112,15 +109,6 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)])
     _section(console, [Text(line, "bold") for line in map_verdict(run)], "In short")
-    _section(console, notes.ceilings(run), blank=False)
-
-
-def _print_peak(run: Run, console: Console, width: int) -> None:
-    table = screen(peak_table(run), width)
-    left_out = table.left_out_note(width)
-    _section(console, [*table.lines, *([Text(left_out, "dim")] if left_out else [])])
-    _section(console, notes.sentences(peak_verdict(run)), "In short")
-    _section(console, notes.warnings(run), "Warnings")
     _section(console, notes.ceilings(run), blank=False)
 
 

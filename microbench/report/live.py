@@ -84,8 +84,7 @@ class LiveLine(ABC):
 
 
 class LiveProgress(LiveLine):
-    """Shows what is measured, the results so far and the time left. `counted`: the groups are all
-    that will be measured; a search finds further ones.
+    """Shows what is measured, the results so far and the time left.
 
     The time left is the remaining sampling plus what preparing, checking and compiling have cost
     per group so far.
@@ -97,10 +96,9 @@ class LiveProgress(LiveLine):
         groups: Sequence[Group],
         *,
         quiet: bool = False,
-        counted: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, len(groups) if counted else 0, quiet=quiet)
+        super().__init__(console, len(groups), quiet=quiet)
         self._clock = clock
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done

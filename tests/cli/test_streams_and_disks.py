@@ -143,7 +143,7 @@ def test_an_error_to_a_closed_stream_keeps_its_code(tmp_path: Path, where: str) 
     "words",
     [
         "show run.json --html a.html", "show run.json --chart a.svg", "explain run.json",
-        "compare run.json run.json --json a.json", "compare run.json run.json --junit a.xml",
+        "compare run.json run.json --json a.json",
         "compare run.json run.json --html a.html", "doctor --device cpu --html a.html",
         f"{' '.join(GEMM)} --json a.json", "gemm --resume run.json --processes 2",
         "validate aa --device cpu --tries 1 --budget 0.1 --json a.json",
@@ -216,7 +216,7 @@ def test_a_loop_of_links_is_no_output(tmp_path: Path, option: str) -> None:
     "words", ["show run.json --html a.svg --chart a.svg", "show run.json --html b --chart a.svg",
               "show run.json --chart run.svg",
               "selftest --device cpu --json a --html a", "validate aa --json a --html a",
-              "compare run.json run.json --json a --junit a"]
+              "compare run.json run.json --json a --html a"]
 )  # fmt: skip
 def test_the_outputs_of_a_command_are_not_one_file(tmp_path: Path, words: str) -> None:
     shutil.copy(PUBLISHED, tmp_path / "run.json")

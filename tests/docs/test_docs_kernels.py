@@ -19,7 +19,6 @@ from kernels.tile_model import short_list
 from microbench import fmt
 from microbench.break_even import payoffs
 from microbench.libraries import Beside, beside, summaries
-from microbench.peak import peak_of
 from microbench.report.layers_table import PASSES, against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
 from microbench.results.types import Result, Run
@@ -35,6 +34,14 @@ TECHNIQUES = {
     "`gluon`": "no-gluon", "`skinny`": "no-skinny", "`split_k`": "no-split",
     "tiles of 80, 96, 144, 160 and 192 columns": "no-widths",
 }  # fmt: skip
+
+
+def peak_of(name: str, precision: str) -> Result:
+    """The highest rate among those sampled in many rounds: a short reading may be lucky."""
+    found = [r for r in run(name).results if r.measurement and r.case.precision_name == precision]
+    rounds = {id(r): len(r.measurement.blocks) for r in found if r.measurement}
+    long = [r for r in found if rounds[id(r)] >= max(rounds.values()) / 2]
+    return max(long, key=lambda r: r.flop_per_s or 0.0)
 
 
 def arms(name: str) -> dict[tuple[str, str, int, str], Result]:
@@ -91,9 +98,7 @@ def test_what_is_said_of_gemm() -> None:
     assert row.library == "cublas"
     says(RESULTS, "At 4099 x 4099 x 4099", fmt.interval(row.ratio))
     for precision in ("fp16", "bf16", "tf32", "fp8-e4m3", "int8"):
-        peak = peak_of([r for r in run("peak-burst").results
-                        if r.case.precision_name == precision])  # fmt: skip
-        assert peak
+        peak = peak_of("peak-burst", precision)
         says(RESULTS, "In short bursts", f"{precision} {tflops(peak):,.0f}")
     for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the only library")):
         found, *_ = summaries(run(name))
@@ -168,7 +173,7 @@ def test_what_is_said_of_fp16_in_convolutions() -> None:
              if any("tf32 was enabled" in warning.symptom for warning in r.warnings)}  # fmt: skip
     cells = {r.case.group for r in run("payoff-conv").results}
     says(FP16, "cuDNN picked an IEEE kernel", len(exact), len(cells))
-    says(FP16, "bisects the boundary", len(cells), 24 * 7 * 2)
+    says(FP16, "bisected the boundary", len(cells), 24 * 7 * 2)
     for line in map_verdict(run("payoff-conv")):
         assert f"- {line}" in text(FP16) + text(TABLES)
     off, tf32, padded = (fine["fprop", "nhwc", c, p].median_s or 0

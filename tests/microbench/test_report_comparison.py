@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from rich.cells import cell_len
@@ -12,7 +11,6 @@ from rich.console import Console
 from samples.kernel_runs import case
 
 from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
-from microbench.report.export import junit
 from microbench.results.comparison import CompareRow, Comparison
 
 REASONS = {
@@ -99,14 +97,6 @@ def test_several_runs_have_a_part_each_and_counts() -> None:
     assert markdown.count("| = same |") == 9
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines} == {7, 10}
-
-
-def test_junit_has_a_suite_a_run_and_fails_on_what_is_asked_for() -> None:
-    root = ElementTree.fromstring(junit(SEVERAL, "a.json", ["slower"]))
-    counts = [(s.attrib["tests"], s.attrib["failures"]) for s in root.findall("testsuite")]
-    assert counts == [("10", "1"), ("2", "0")]
-    odd = junit({"\x00<&>\ud800.json": SEVERAL["c.json"]}, '"', ["faster"])
-    assert len(ElementTree.fromstring(odd)) == 1
 
 
 def test_a_ruined_interval_is_said_below_the_counts_in_every_form() -> None:

@@ -159,6 +159,13 @@ def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool
     assert not any("at 50" in line for line in below)
 
 
+def test_without_a_baseline_it_is_the_highest_rate() -> None:
+    rows = [result(100), replace(result(200), flops=10**9)]
+    rows = [replace(row, speedup={}) for row in rows]
+    first, *_ = verdict(run_of(*rows))
+    assert re.fullmatch(r"fp16: at most \S+ [GT]FLOP/s, at 200 nt by cublas\.", first)
+
+
 def test_a_difference_as_small_as_noise_is_shown_with_its_interval() -> None:
     close = with_interval(100, 1.25, 1.01, 1.5)
     assert lines_of(close) == [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]
