@@ -64,8 +64,10 @@ def tried_beside(path: Path, header: Mapping[str, Any]) -> Tried | None:
     why: object = data.get("not_tried")
     reasons = cast(dict[str, object], why) if isinstance(why, dict) else {}
     steps: object = data.get("steps")
+    rows = [gain for row in _items(data.get("tried")) if (gain := _gain(row)) is not None]
+    best = {gain.cause: gain for gain in sorted(rows, key=lambda gain: gain.ms)}
     return Tried(
-        tuple(gain for row in _items(data.get("tried")) if (gain := _gain(row)) is not None),
+        tuple(gain for gain in rows if gain is best[gain.cause]),
         {name: reason for name, reason in reasons.items() if isinstance(reason, str)},
         steps if isinstance(steps, int) else 0,
     )
@@ -91,8 +93,10 @@ def _gain(row: object) -> Gain | None:
     as_is, changed = _blocks(data.get("as_is_s")), _blocks(data.get("changed_s"))
     if not (as_is and changed):
         return None
+    # Of back ends of attention each has a name: sdpa_flash, sdpa_cudnn.
+    cause = "sdpa" if str(data.get("name")).startswith("sdpa_") else str(data.get("name", ""))
     return gain_of(
-        str(data.get("name", "")), str(data.get("change", "")), as_is, changed,
+        cause, str(data.get("change", "")), as_is, changed,
         resident=data.get("resident") is True,
     )  # fmt: skip
 

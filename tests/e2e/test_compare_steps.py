@@ -123,7 +123,8 @@ def test_a_synchronisation_has_the_line_of_the_user_s_script(tmp_path: Path) -> 
 
     assert ".py" not in sync()
     for name, start, until in (
-        ("runpy.py(88): _run_code", 0, 999), ("/home/someone/work/train.py(80): main", end - US, 900),
+        ("runpy.py(88): _run_code", 0, 999),
+        ("/home/someone/work/train.py(80): main", end - US, 900),
         ("torch/_tensor.py(10): item", end, 500),
     ):  # fmt: skip
         made.span("python_function", name, start, end + until * US)
