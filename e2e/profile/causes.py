@@ -276,11 +276,14 @@ def causes_of(seen: Seen) -> list[Cause]:
 
 
 def ranked(causes: Iterable[Cause]) -> list[Cause]:
-    """By what a step gains: measured, or at most. What shows only after another one comes last."""
+    """By what a step gains: measured, or at most. What shows only after another one comes last.
 
-    def rank(one: Cause) -> tuple[bool, float]:
+    What takes no time, and says why a change gains little, comes first.
+    """
+
+    def rank(one: Cause) -> tuple[bool, bool, float]:
         gain = one.gain.ms if one.status in (PROVEN, AFTER) and one.gain else one.most_ms
-        return one.status == AFTER, -gain
+        return one.status == AFTER, one.ms > 0, -gain
 
     return sorted(causes, key=rank)
 

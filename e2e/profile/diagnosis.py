@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from statistics import median_low
 
-from e2e.profile.causes import LEAST_SHARE, Cause, Seen, causes_of
+from e2e.profile.causes import LEAST_SHARE, Cause, Seen, causes_of, ranked
 from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
 from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
@@ -199,7 +199,7 @@ class _Side:
         if base:
             paired = paired_causes(base.run, run, base.products, self.products)
             known = {one.cause for one in by_trace} - {""}
-            by_trace += [one for one in paired if one.cause not in known]
+            by_trace = ranked([*by_trace, *(one for one in paired if one.cause not in known)])
         step_ms = whole_ns / steps / 1e6
         found = judged(by_trace, tried, step_ms) if tried else by_trace
         ruined = tuple(_ruined(run))

@@ -25,13 +25,20 @@ def judged(causes: Sequence[Cause], tried: Tried, step_ms: float) -> list[Cause]
     """
     gains = {gain.cause: gain for gain in tried.gains}
     kept = [_judged(one, gains.get(one.cause), tried) for one in causes]
-    seen = {one.cause for one in causes}
-    added = [
-        _added(gain, step_ms) for gain in tried.gains if gain.cause not in seen and _matters(gain)
-    ]
-    whole = [one for one in (*kept, *added) if one is not None]
+    whole = [one for one in kept if one is not None]
     waits = next((one for one in whole if one.cause == "loader"), None)
-    if waits is not None and waits.share >= HIDING and "num_workers=0" not in waits.where:
+    hides = waits is not None and waits.share >= HIDING and "num_workers=0" not in waits.where
+    seen = {one.cause for one in causes}
+    for gain in tried.gains:
+        after = hides and gain.resident
+        least_ms = LEAST_SHARE * (gain.step_ms if after else step_ms)
+        known = KNOWN.get(gain.cause)
+        if known and gain.cause not in seen and gain.low_ms > 0 and gain.ms >= least_ms:
+            whole.append(Cause(
+                known.title, gain.ms, gain.ms / step_ms, "", known.remedy, cause=gain.cause,
+                status=PROVEN, gain=gain,
+            ))  # fmt: skip
+    if hides:
         hidden = {id(one) for one in whole if one.gain and one.gain.resident}
         whole = [replace(one, status=AFTER) if id(one) in hidden else one for one in whole]
     return ranked(whole)
@@ -63,15 +70,3 @@ def _judged(one: Cause, gain: Gain | None, tried: Tried) -> Cause | None:
 def _worth(one: Cause, gain: Gain) -> float:
     """The least gain in ms that proves this cause."""
     return min(FAIR * one.most_ms, LEAST_SHARE * gain.step_ms)
-
-
-def _matters(gain: Gain) -> bool:
-    return gain.cause in KNOWN and gain.low_ms > 0 and gain.ms >= LEAST_SHARE * gain.step_ms
-
-
-def _added(gain: Gain, step_ms: float) -> Cause:
-    known = KNOWN[gain.cause]
-    return Cause(
-        known.title, gain.ms, gain.ms / step_ms, "", known.remedy,
-        cause=gain.cause, status=PROVEN, gain=gain,
-    )  # fmt: skip
