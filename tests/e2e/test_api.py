@@ -106,9 +106,7 @@ def test_two_recipes_are_trained_and_compared(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with warm_children():
-        run = e2e.train(
-            "cnn-cifar", recipe=["fp32", "bf16"], batch=2, budget=0.2, predict=False, device="cpu"
-        )
+        run = e2e.train("cnn-cifar", recipe=["fp32", "bf16"], batch=2, budget=0.2, device="cpu")
     fp32, low = run.of(Training)
     assert [one.case.recipe for one in (fp32, low)] == ["fp32", "bf16"]
     ratio = low.speedup["fp32"]
