@@ -239,11 +239,12 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
 
 
 def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
-    """Arms that did not converge and have no times, and those that could not be judged."""
+    """Arms that did not converge and have no verdict, and those that could not be judged."""
     arms = [arm for arm in arms_of(family) if arm.convergence]
+    untold = [arm for arm in arms if not arm.steps or view.group_of(arm).ruined_pct]
     lines: list[str] = []
     for title, found in (
-        ("Did not converge", [arm for arm in arms if arm.converged is False and not arm.steps]),
+        ("Did not converge", [arm for arm in untold if arm.converged is False]),
         ("Convergence not judged", [arm for arm in arms if arm.converged is None]),
     ):
         named = [f"{view.label(arm)} ({fmt.clean(arm.convergence)})" for arm in found]
