@@ -120,8 +120,8 @@ def recorded(
     }  # fmt: skip
     if times is not None:
         ours["times"] = second_recording(times, times.ended)
-    if not foreign:
-        tape.header["halfway"] = ours | facts
+    tape.header |= {} if foreign else {"halfway": ours | facts}
+    tape.events = [e for e in tape.events if not (foreign and e["name"].startswith("halfway::"))]
     return tape
 
 
