@@ -1,0 +1,297 @@
+"""Traces of an H200 and of torch.compile on a CPU: exact sums, products, and the planted cause.
+
+docs/diagnose.md quotes some.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.table import SCENARIOS
+from torch import nn
+
+from e2e.__main__ import main as diagnose
+from e2e.profile import diagnosis, halfway_watch
+from e2e.profile.causes import PROVEN
+from e2e.profile.compare import Aligned, align
+from e2e.profile.compiled import is_compiling
+from e2e.profile.diagnosis import Diagnosis, Traced, changes
+from e2e.profile.products import Product, products, reach
+from e2e.profile.step import step_of
+from e2e.profile.trace import OP, read_trace
+from e2e.profile.unprofiled import Unprofiled, steps_in
+from e2e.report.diagnosis import sheet
+from e2e.results.terms import COMPILATION, FUSED_KERNELS, IDLE, MATRIX_PRODUCTS, PRODUCT_TERMS
+from kernels.gpu_cards import Card
+from kernels.gpus import find_card
+from microbench.errors import UserError
+from microbench.results.fields import decode
+from microbench.roofline.rates import Rates, known_rates
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "tests" / "samples"
+TRACES, COMPILED = SAMPLES / "traces_h200", SAMPLES / "traces_compiled"
+NAMES = sorted(path.name[:-8] for path in TRACES.glob("*.gz"))
+PUBLISHED = ROOT / "results" / "nvidia-h200" / "diagnose"
+PAGE = " ".join(
+    " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+    for name in ("diagnose.md", "notes/diagnose.md")
+)
+H200 = "NVIDIA H200"
+CARD = find_card(H200)
+
+
+@cache
+def run_of(name: str) -> Unprofiled:
+    return steps_in(read_trace(TRACES / f"{name}.json.gz"))
+
+
+@cache
+def diagnosed(*names: str) -> Diagnosis:
+    return diagnosis.diagnose([TRACES / f"{name}.json.gz" for name in names])
+
+
+def products_of(
+    name: str, card: Card | None = CARD, rates: Rates | None = None
+) -> tuple[Product, ...]:
+    return products(run_of(name).step, card, rates)
+
+
+# ---------------------------------------------------------------- as recorded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_work_of_the_gpu_is_joined_to_what_launched_it(name: str) -> None:
+    run = run_of(name)
+    step = run.step
+    assert (step.trace.lost, step.on_cpu) == (0, False)
+    assert 1 <= step.steps <= 3
+    assert sum(step.recorded.values()) == step.end - step.start
+    work = [op for op in step.ops if op.term not in IDLE]
+    assert sum(op.ns for op in work if op.ops) >= 0.99 * sum(op.ns for op in work)
+    assert {op.phase for op in work} >= {"forward", "backward", "optimizer"}
+    # A step without the profiler is its mean, and its work is as it was recorded.
+    assert run.step_s
+    assert sum(run.terms.values()) == run.whole_ns == pytest.approx(1e9 * run.step_s * step.steps)
+    worked = sum(op.ns for op in work)
+    assert run.whole_ns - run.idle_ns == pytest.approx(min(worked, run.whole_ns), abs=9)
+
+
+FIRST = ("mlp_small", "slow_loader", "nchw", "odd_vocab", "recast", "fp32_island", "new_shapes")
+
+
+@pytest.mark.parametrize("name", [*FIRST, "syncs", "optimizer_bound"])
+def test_the_planted_cause_is_named_first_and_not_where_it_is_mended(name: str) -> None:
+    """Without trials a step that waits for launches too may have its cause second."""
+    (run,), (fixed,) = diagnosed(name).runs, diagnosed(f"{name}-fixed").runs
+    cause = SCENARIOS[name].cause
+    place = [bool(re.search(cause, one.title)) for one in run.findings].index(True)
+    assert place <= (name not in FIRST)
+    (planted,) = (one for one in run.findings if re.search(cause, one.title))
+    (mended,) = [one.ms for one in fixed.findings if re.search(cause, one.title)] or [0.0]
+    assert mended < planted.ms / 4
+    assert run.step_ms - fixed.step_ms > 0.5 * mended
+    if name in FIRST:  # as its mending shows, after which something else limits the step
+        assert 0.6 < planted.most_ms / (run.step_ms - fixed.step_ms) < 1.4
+
+
+def test_a_pair_says_what_one_trace_cannot() -> None:
+    slower = diagnosed("atomics-bilinear-base", "atomics-bilinear").runs[1].findings[0]
+    assert "slower in half precision" in slower.title
+    assert slower.ms == pytest.approx(49.59 - 12.67, abs=0.1)  # of its pooling
+    tf32 = diagnosed("tf32_base-base", "tf32_base").runs[1].findings
+    assert [one.ms for one in tf32 if "the base already uses" in one.title] == [0]
+    with pytest.raises(UserError, match="different shapes"):
+        diagnosed("odd_vocab", "fp32_island")
+
+
+def matched(base: str, other: str) -> Aligned:
+    found = align(run_of(base).step, run_of(other).step)
+    assert found is not None
+    return found
+
+
+def test_the_same_work_is_alike_and_layers_add_up_to_all_of_it() -> None:
+    found = matched("recast-fixed", "recast")
+    assert (found.share, found.alike) == (1, 1)
+    for side, name in enumerate(("recast-fixed", "recast")):
+        step = run_of(name).step
+        busy = sum(op.ns for op in step.ops if op.term not in IDLE)
+        assert sum((one.base_ns, one.other_ns)[side] for one in found.layers) == busy
+    runs = diagnosed("recast-fixed", "recast").runs
+    *lines, step = changes(*runs)
+    assert sum(line.ns for line in lines) == step.ns
+    assert float(step.ns) / 1e6 == pytest.approx(runs[1].step_ms - runs[0].step_ms, abs=1e-5)
+    assert (lines[0].term, round(float(lines[0].ns) / 1e6, 1)) == ("casts", 4.4)
+
+
+# ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island", "slow_loader-fixed"])
+def test_products_add_up_to_their_terms_and_none_is_faster_than_the_card(name: str) -> None:
+    found, step = products_of(name), run_of(name).step
+    assert sum(p.ns for p in found) == sum(step.recorded.get(term, 0) for term in PRODUCT_TERMS)
+    assert all(p.flops and p.bytes and p.floor_s and p.count == step.steps for p in found)
+    assert all(1e9 * p.floor_s * p.count < p.kernel_ns for p in found if p.floor_s)
+    # TF32 was off, so float32 is proved to have no Tensor Cores.
+    assert all(p.tensor_cores is False for p in found if p.precision == "fp32")
+    assert products_of(name, None)[0].floor_s is None
+
+
+def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
+    found = products_of("odd_vocab")
+    assert {p.misaligned for p in found[:3]} == {True}
+    assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
+    reached = reach(found)
+    assert reached is not None
+    assert (reached.proved, reached.of_card) == pytest.approx((0.288, 0.132), abs=0.001)
+
+
+def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
+    by_sheet, rates = products_of("odd_vocab"), known_rates(H200)
+    measured = products_of("odd_vocab", CARD, rates)
+    assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
+    for one, other in zip(measured, by_sheet, strict=True):
+        assert one.floor_s is not None
+        assert other.floor_s is not None
+        assert other.floor_s < one.floor_s < other.floor_s / 0.85
+        assert 1e9 * one.floor_s * one.count < one.kernel_ns
+    assert products_of("odd_vocab", CARD, Rates(H200, "mine", {"fp64": 1e13})) == by_sheet
+    unknown = products_of("odd_vocab", None, rates)
+    assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
+
+
+def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    run = json.loads((PUBLISHED.parent / "ceilings.json").read_text())
+    trace, mine = TRACES / "fp32_island-fixed.json.gz", tmp_path / "mine.json"
+    mine.write_text(json.dumps(run))
+    (found,) = diagnosis.diagnose([trace], mine).runs
+    assert found.rates == "mine.json"
+    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
+    mine.write_text(json.dumps(run))
+    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
+        diagnosis.diagnose([trace], mine)
+    assert diagnose(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
+
+
+# ---------------------------------------------------------------- compiled, on a CPU
+
+
+@pytest.mark.parametrize("name", ["steady", "broken"])
+def test_a_cpu_s_compiled_code_has_products_by_layer_and_loops_of_its_own(name: str) -> None:
+    path = COMPILED / f"{name}.json.gz"
+    step, (run,) = step_of(read_trace(path)), diagnosis.diagnose([path]).runs
+    assert step.on_cpu
+    assert sum(step.recorded.values()) == step.end - step.start
+    assert COMPILATION not in step.recorded
+    phases = {op.phase for op in step.ops if op.term == FUSED_KERNELS}
+    assert phases == {"forward", "backward"}
+    multiplied = {(p.operator, p.phase) for p in run.products if p.flops}
+    assert {("addmm", "forward"), ("mm", "backward")} <= multiplied
+    assert all(one.title != "compilation inside the steps" for one in run.findings)
+
+
+def test_compiled_products_match_in_pieces_too_and_a_recompilation_is_first() -> None:
+    found = diagnosis.diagnose([COMPILED / f"{name}.json.gz" for name in ("steady", "broken")])
+    assert found.aligned is not None
+    assert found.aligned.alike > 0.5
+    (run,) = diagnosis.diagnose([COMPILED / "recompiled.json.gz"]).runs
+    assert run.findings[0].title == "compilation inside the steps"
+    assert run.ms(COMPILATION) > 0.5 * run.step_ms
+    # Tensors that dynamo only traces with are no work of the step.
+    assert run.ms(MATRIX_PRODUCTS) < 0.1 * run.step_ms
+
+
+class Part(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x).relu()
+
+
+def test_the_recorder_s_hooks_are_not_compiled_in_the_steps(tmp_path: Path) -> None:
+    net = nn.Sequential(*(Part(8, 8) for _ in range(10)))
+    compiled, out = torch.compile(net, backend="eager"), tmp_path / "t.json"
+    with halfway_watch.watch(out=str(out), after=2, bare=2, traced=2) as watch:
+        for _ in range(7):
+            compiled(torch.randn(4, 8)).sum().backward()
+            watch.step()
+    trace = read_trace(out)
+    assert any(op.name.startswith("Torch-Compiled Region") for op in trace.spans[OP])
+    assert not any(is_compiling(op) for op in trace.spans[OP])
+    assert COMPILATION not in step_of(trace).recorded
+
+
+# ---------------------------------------------------------------- what the pages quote
+
+
+def published(name: str) -> tuple[Traced, ...]:
+    data = json.loads((PUBLISHED / f"{name}.json").read_text())
+    found: Diagnosis = decode(Diagnosis, {"runs": data["runs"]}, "")
+    return found.runs
+
+
+@pytest.mark.parametrize("name", FIRST[:4])
+def test_the_planted_cause_is_the_first_that_was_published(name: str) -> None:
+    run = published(name)[-1]
+    assert SCENARIOS[name].cause in run.findings[0].title
+    assert run.findings == tuple(sorted(run.findings, key=lambda one: -one.ms))
+
+
+def test_the_page_quotes_the_published_ledger() -> None:
+    base, other = published("nchw")
+    rows = {term: (base.ms(term), other.ms(term)) for term in ("layout changes", "convolutions")}
+    rows["step"] = base.step_ms, other.step_ms
+    for term, (a, b) in rows.items():
+        assert f"| {term} | {a:.3f} | {b:.3f} | {b - a:+.3f} |" in PAGE
+    saved = other.step_ms - base.step_ms
+    assert f"{other.findings[0].ms:.2f} ms at most; measured, the fix saves {saved:.2f} ms" in PAGE
+
+
+def test_the_page_quotes_what_the_products_reach() -> None:
+    (run,) = published("odd_vocab")
+    found = reach(run.products)
+    assert found is not None
+    assert f"proved for {100 * found.proved:.0f} % of the time" in PAGE
+    assert f"the GEMMs reach {100 * found.of_card:.0f} % of what the measured rates allow" in PAGE
+    odd = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if p.misaligned)
+    even = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if not p.misaligned)
+    said = f"the head runs at {odd[0]:.0f} to {odd[-1]:.0f} TFLOP/s"
+    assert f"{said}, the aligned layers at {even[0]:.0f} to {even[-1]:.0f}." in PAGE
+
+
+@pytest.mark.parametrize("name", ["bare_step_s", "window_ns"])
+def test_a_step_that_takes_no_time_is_refused(name: str) -> None:
+    data = json.loads((PUBLISHED / "slow_loader.json").read_text())
+    run = data["runs"][-1]
+    if name == "window_ns":
+        run["terms"] = []
+    run[name] = 0
+    with pytest.raises(ValueError, match=f"{name} is no time above zero"):
+        sheet(data)
+
+
+def test_the_page_has_the_diagnoses_of_public_scripts() -> None:
+    found = sorted((PUBLISHED / "public").glob("*.json"))
+    assert len(found) == 5
+    for path in found:
+        (run,) = published(f"public/{path.stem}")
+        first = run.findings[0]
+        cause = first.title.partition(":")[0].replace("sizes that are", "a vocabulary of 50,257,")
+        row = rf"\| {re.escape(f'{run.step_ms:.3g}')} \| {re.escape(cause)}[^|]* \| "
+        assert re.search(rf"{row}{re.escape(f'{first.most_ms:.3g}')} \|", PAGE), path.stem
+        assert first.most_ms <= run.step_ms
+
+
+def test_the_page_quotes_what_was_proven_of_synchronisation() -> None:
+    (run,) = published("prove-syncs")
+    sync, launch = (next(g for g in run.gains if g.cause == name) for name in ("sync", "launch"))
+    assert run.findings[0].status == PROVEN
+    assert f"gain {sync.ms:.2f} ms ({sync.low_ms:.2f} to {sync.high_ms:.2f})" in PAGE
+    assert f"gains {launch.ms:.2f} ms ({launch.low_ms:.2f} to {launch.high_ms:.2f})" in PAGE
+    assert f"of {sync.step_ms:.1f}: synchronisation is proven" in PAGE
