@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from e2e.case import SCHEMAS
-from e2e.commands.record import Script
+from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
 from e2e.training.distributed.place import place_of
 from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
 from microbench.command_words import NO_NETWORK, Command, Named
@@ -202,10 +202,10 @@ class Diagnose(Command):
     """A command whose script has options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """UsageError for an option that may be the script's, with how to write it."""
-        names_script = any(word.endswith(".py") for word in args)  # parsing empties the list
+        """Set apart what starts the script. UsageError for an option that may be the script's."""
+        names_script = "-m" in args or any(word.endswith(".py") for word in args)
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _script_apart(args))
         except click.NoSuchOption as error:
             if not names_script:
                 raise
@@ -214,13 +214,29 @@ class Diagnose(Command):
             ) from None
 
 
+def _script_apart(args: list[str]) -> list[str]:
+    """The words with -m MODULE, or with a launcher and all that follows, after "--"."""
+    end = args.index("--") if "--" in args else len(args)
+    for place, word in enumerate(args[:end]):
+        if word in LAUNCHERS:
+            return [*args[:place], "--", *args[place:end], *args[end + 1 :]]
+        if word == "-m":
+            ours = [*args[:place], *args[place + 2 : end]]
+            return [*ours, "--", *args[place : place + 2], *args[end + 1 :]]
+    return args
+
+
 @app.command(cls=Diagnose)
-@click.argument("words", metavar="[SCRIPT.py [-- ARGS] | TRACE]", type=FILE, nargs=-1)
+@click.argument(
+    "words", metavar="[SCRIPT.py | -m MODULE | LAUNCHER ... [-- ARGS] | TRACE...]", nargs=-1,
+    type=click.Path(),
+)  # fmt: skip
 @click.option("--base", type=FILE, metavar="TRACE", help="A trace to compare it with: fp32, say")
+@click.option("--other", metavar="ARGS", help="Compare with SCRIPT run with these arguments too")
 @click.option(
-    "--other", metavar="ARGS", help="Arguments of a second run of SCRIPT, to compare with"
+    "--base-args", metavar="ARGS", help="Compare with SCRIPT run with these arguments instead"
 )
-@click.option("--python", type=FILE, help="The interpreter for SCRIPT  [default: this one]")
+@click.option("--python", type=click.Path(), help="The interpreter for SCRIPT  [default: this one]")
 @click.option(
     "--after", default=Script.after, show_default=True, help="Steps of warm-up", type=AT_LEAST_0
 )
@@ -234,7 +250,6 @@ class Diagnose(Command):
 @click.option(
     "--traced", default=Script.traced, show_default=True, help="Steps recorded", type=AT_LEAST_1
 )
-@click.option("--stack", is_flag=True, help="Also name the lines that wait for the GPU")
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
 @click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
@@ -252,19 +267,15 @@ class Diagnose(Command):
 @click.option("--verbose", is_flag=True, help="Show every term")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def diagnose(
-    words: tuple[Path, ...],
+    words: tuple[str, ...],
     print_recorder: bool,
     base: Path | None,
     other: str | None,
+    base_args: str | None,
     keep: Path | None,
-    after: int,
-    bare: int,
-    traced: int,
-    stack: bool,
-    whole: bool,
+    python: str | None,
     prove: bool,
-    python: Path | None,
-    **outputs: Any,
+    **rest: Any,
 ) -> int:
     """Explain your own training: a script, or a trace of torch's profiler.
 
@@ -273,8 +284,9 @@ def diagnose(
 
     \b
       halfway diagnose train.py -- --your --arguments
-      halfway diagnose train.py --other "--no-amp"
-      halfway diagnose train.py --prove
+      halfway diagnose train.py --base-args "" -- --amp
+      halfway diagnose --prove torchrun --nproc_per_node 2 train.py
+      halfway diagnose -m package.module
       halfway diagnose amp.json.gz --base fp32.json.gz
 
     Exit codes: 0 diagnosed, 1 no diagnosis, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
@@ -284,15 +296,28 @@ def diagnose(
     if print_recorder:
         command.print_recorder(prove)
         return 0
-    report = command.Report(**outputs, prove=prove)
+    steps = {name: rest.pop(name) for name in ("after", "bare", "traced", "whole")}
+    report = command.Report(**rest, prove=prove)
     with report.held():
-        if not words or not command.is_script(words[0]):
-            return command.diagnose_traces(report, words, base, other)
-        if base:
-            raise click.UsageError("--base names a trace; for a script use --other ARGS")
-        arguments = tuple(map(str, words[1:]))
-        script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
-        return command.diagnose_script(report, script, other, keep)
+        script = script_of(words, python, prove=prove, quiet=rest["quiet"], **steps)
+        if script is None:
+            if other is not None or base_args is not None:
+                raise click.UsageError("--other and --base-args are for a script; traces: --base")
+            return command.diagnose_traces(report, [Path(word) for word in words], base)
+        if prove and steps["whole"]:
+            raise click.UsageError("--prove ends the script, --whole does not: take one of them")
+        if sum(given is not None for given in (base, other, base_args)) > 1 or base:
+            raise click.UsageError(
+                "--base names a trace; for a script take --other ARGS or --base-args ARGS"
+            )
+        said: list[str] = []
+        against = None
+        if other is not None:
+            said, against = ["--other", other], arguments_in("--other", other)
+            against = (*script.arguments, *against)
+        if base_args is not None:
+            said, against = ["--base-args", base_args], arguments_in("--base-args", base_args)
+        return command.diagnose_script(report, script, against, keep, said)
 
 
 @app.command()

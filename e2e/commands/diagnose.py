@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Generator, Sequence
@@ -21,14 +22,17 @@ from e2e.commands.record import (
     Script,
     check_keeps,
     keep,
-    other_arguments,
+    labels,
     plan_of,
+    proofs_of,
     record,
     recorder,
+    traces_in,
 )
-from e2e.profile.diagnosis import Diagnosis, Replay, Traced, diagnose
-from e2e.profile.partition import NothingSeen
-from e2e.results.terms import IDLE, OP_TERMS, STEP_TERMS
+from e2e.profile.diagnosis import Diagnosis, Replay, Traced, diagnose, diagnose_ranks
+from e2e.profile.step import NothingSeen
+from e2e.report.diagnosis import WORDS
+from e2e.results.terms import EXCHANGE, IDLE, OP_TERMS, PRODUCTS, RESIDUAL, STEP_TERMS
 from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.documents import print_sheet
@@ -43,7 +47,6 @@ from microbench.stopping import scratch_folder
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
 LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
-PYTHON_FILES = (".py", ".pyw")
 
 
 def print_recorder(prove: bool) -> None:
@@ -51,58 +54,55 @@ def print_recorder(prove: bool) -> None:
     sys.stdout.write(recorder(PROOFS if prove else RECORDER))
 
 
-def is_script(path: Path) -> bool:
-    """Whether a file is a training script, by its name, and no trace."""
-    return path.suffix in PYTHON_FILES
+def diagnose_traces(report: Report, traces: Sequence[Path], base: Path | None) -> int:
+    """Diagnose a trace, or hold it against that of `base`, or all ranks of one training.
 
-
-def diagnose_traces(
-    report: Report, traces: Sequence[Path], base: Path | None, other: str | None
-) -> int:
-    """Diagnose a trace, or hold it against that of `base`; return the exit code.
-
-    `other` names the trace where it is not given as the only one. UserError for a file that is no
-    trace, and for an output that cannot be written.
+    Returns the exit code. UserError for a file that is no trace, and for an output that cannot be
+    written.
     """
-    named = [*traces, *([Path(other)] if other else [])]
-    if len(named) != 1:
+    if not traces or (base and len(traces) > 1):
         raise UserError(
-            "diagnose takes one TRACE or SCRIPT.py; name the trace to compare it with by --base"
+            "diagnose takes SCRIPT.py, one TRACE, or those of all ranks of a training; name a "
+            "trace to compare one with by --base"
         )
-    paths = [*([base] if base else []), *named]
-    words = [*(["--base", base.name] if base else []), *(path.name for path in named)]
-    return report.of(paths, words)
+    words = [*(["--base", base.name] if base else []), *(path.name for path in traces)]
+    return report.of([*([[base]] if base else []), traces], words)
 
 
-def diagnose_script(report: Report, script: Script, other: str | None, kept: Path | None) -> int:
+def diagnose_script(
+    report: Report, script: Script, base: tuple[str, ...] | None, kept: Path | None,
+    said: Sequence[str],
+) -> int:  # fmt: skip
     """Run a script, record some steps, and diagnose them; return the exit code.
 
-    `other` are arguments of a second run, which comes first and is what the script is compared
-    with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
+    `base` are the arguments of a second run, which comes first and is what the script is compared
+    with; `said` are the options that name them. `kept` is a folder that gets the traces. UserError
+    as of `diagnose_traces`.
     """
-    runs: list[list[str]] = [] if other is None else [other_arguments(other)]
-    words = [*script.options(), *(["--other", other] if other is not None else [])]
-    words.append(script.path.name)
+    runs = [script] if base is None else [replace(script, arguments=base, prove=False), script]
+    words = [*script.options(), *said, *script.words()]
     words += ["--", *script.arguments] if script.arguments else []
     check_keeps(kept)
     with scratch_folder() as folder:
-        paths: list[Path] = []
-        names = [" ".join([script.path.name, *more]) for more in [*runs, []]]
-        for number, more in enumerate([*runs, []]):
-            (folder / str(number)).mkdir()  # without arguments both have one name
-            out = folder / str(number) / _trace_name([script.path.stem, *more])
-            last = number == len(runs)  # it alone is explained, so it alone has to prove
-            asked = replace(script, prove=script.prove and last)
-            report.say(plan_of(asked))
-            code = record(asked, more, out, folder)
-            if code:
-                print(_failure(script.path, code), file=sys.stderr)
+        found: list[list[Path]] = []
+        for number, run in enumerate(runs):
+            place = folder / str(number)  # with the same arguments both have one name
+            place.mkdir()
+            out = place / _trace_name([Path(run.words()[-1]).stem, *run.arguments])
+            report.say(plan_of(run))
+            code = record(run, out, folder, tries=run is script)  # it alone is explained
+            traces = traces_in(place)
+            if code and traces and proofs_of(out).exists():
+                print(f"{_failure(run, code)} while changes were tried", file=sys.stderr)
+            elif code:
+                print(f"error: {_failure(run, code)}; nothing is diagnosed", file=sys.stderr)
                 return SCRIPT_FAILED
-            if not out.exists():
+            if not traces:
                 return NOTHING_SEEN  # the recorder has said why
-            keep(out, kept)
-            paths.append(out)
-        return report.of(paths, words, names)
+            for trace in traces:
+                keep(trace, kept)
+            found.append(traces)
+        return report.of(found, words, labels(runs))
 
 
 def _trace_name(words: Sequence[str]) -> str:
@@ -111,10 +111,10 @@ def _trace_name(words: Sequence[str]) -> str:
     return name.decode(errors="ignore") + TRACE_ENDING
 
 
-def _failure(path: Path, code: int) -> str:
-    """ "error: train.py failed: exit code 7; nothing is diagnosed"."""
+def _failure(script: Script, code: int) -> str:
+    """ "train.py failed: exit code 7"."""
     how = f"was ended by {_signal_name(-code)}" if code < 0 else f"failed: exit code {code}"
-    return f"error: {path} {how}; nothing is diagnosed"
+    return f"{shlex.join(script.words())} {how}"
 
 
 def _signal_name(number: int) -> str:
@@ -160,24 +160,43 @@ class Report:
                     stack.enter_context(claimed_new(path, name))
             yield
 
-    def of(self, paths: Sequence[Path], words: Sequence[str], names: Sequence[str] = ()) -> int:
-        """Diagnose these traces, print and write what was found, and return the exit code.
+    def of(
+        self, runs: Sequence[Sequence[Path]], words: Sequence[str], names: Sequence[str] = ()
+    ) -> int:
+        """Diagnose the traces of a run, after those of its base if there is one; print and write
+        what was found, and return the exit code. A run over several GPUs has one for each.
 
         `names` is what the runs are called; without it, their files.
         """
+        *_, last = runs
         try:
-            found = diagnose(paths, self._ceilings, _replay() if self._prove else None)
+            found = self._of_ranks(last, bool(names)) if len(runs) == 1 < len(last) else None
+            if found is None:
+                replay = _replay() if self._prove else None
+                found = diagnose([traces[0] for traces in runs], self._ceilings, replay)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
-        runs = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
-        found = replace(found, runs=tuple(runs)) if names else found
+        if names:
+            named = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
+            found = replace(found, runs=tuple(named))
         self._put(document_of_diagnosis(found, words))
-        *_, last = found.runs
-        met = self._condition.found_in(last) if self._condition else ""
+        met = self._condition.found_in(found.runs[-1]) if self._condition else ""
         if met:
             print(f"--fail-on: {met}", file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
+
+    def _of_ranks(self, traces: Sequence[Path], or_first: bool) -> Diagnosis | None:
+        """None, where the first is to do, if they have nothing in common: on a CPU, say."""
+        try:
+            return diagnose_ranks(traces, self._ceilings)
+        except NothingSeen:
+            raise
+        except UserError as error:
+            if not or_first:
+                raise
+            self.say(f"{error}: rank 0 alone is explained.")
+            return None
 
     def _put(self, document: Json) -> None:
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
@@ -196,7 +215,7 @@ class Report:
 
 def _replay() -> Replay:
     """Replays on the first GPU, or on the CPU where there is none."""
-    from e2e.profile.replays import replayed
+    from e2e.profile.replay import replayed
     from microbench.device.device import describe
 
     return partial(replayed, describe("auto").target())
@@ -217,8 +236,11 @@ def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
 
 
 BUSY = "busy"
-NAMES = (BUSY, *IDLE, *OP_TERMS, *STEP_TERMS)
-_CONDITION = re.compile(r"\s*([a-z ]+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*", re.IGNORECASE)
+# As reports print them, and as files have them.
+TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, RESIDUAL} - {EXCHANGE, PRODUCTS}  # these are of `train`
+PRINTED = {term: WORDS.get(term, term) for term in sorted(TERMS)}
+NAMES = {BUSY: BUSY, **{name.lower(): term for term in PRINTED for name in (term, PRINTED[term])}}
+_CONDITION = re.compile(r"\s*(.+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*")
 
 
 @dataclass(frozen=True)
@@ -233,16 +255,17 @@ class Condition:
         """What meets the condition, such as "busy is 44.1 %"; "" where nothing does."""
         share = run.busy if self.name == BUSY else run.ms(self.name) / run.step_ms
         met = 100 * share < self.pct if self.is_below else 100 * share > self.pct
-        return f"{self.name} is {100 * share:.1f} %" if met else ""
+        return f"{PRINTED.get(self.name, self.name)} is {100 * share:.1f} %" if met else ""
 
 
 def parse_condition(text: str) -> Condition:
     """The condition that --fail-on names. UserError for what is none."""
     found = _CONDITION.fullmatch(text)
     if found is None:
-        raise UserError(f"--fail-on: cannot read {text!r}; write busy<70, or loader wait>5 (%)")
+        raise UserError(f"--fail-on: cannot read {text!r}; write busy<70, or casts>5 (%)")
     name, sign, number = found.groups()
-    name = " ".join(name.lower().split())
-    if name not in NAMES:
-        raise UserError(f"--fail-on: unknown {name!r}; choose from {', '.join(NAMES)}")
-    return Condition(name, sign == "<", float(number))
+    term = NAMES.get(" ".join(name.lower().split()))
+    if term is None:
+        known = ", ".join([BUSY, *PRINTED.values()])
+        raise UserError(f"--fail-on: unknown {name!r}; choose from {known}")
+    return Condition(term, sign == "<", float(number))

@@ -15,6 +15,7 @@ from samples.processes import MARK, marked, wait_for
 from samples.recording import PROOFS, RECORDER, STEPS, User, source
 
 from e2e.__main__ import main
+from e2e.commands.diagnose import parse_condition
 from e2e.commands.record import keep
 from microbench.results.runfile import claimed
 
@@ -43,12 +44,12 @@ def user(tmp_path: Path, quick_python: str) -> User:
     return User(tmp_path, quick_python)
 
 
-def diagnose(user: User, *words: str, code: int = 0) -> tuple[str, str]:
+def diagnose(user: User, *words: str, code: int = 0, **more: str) -> tuple[str, str]:
     """Run the command: its output, and its errors."""
     temporary = user.folder / "tmp"
     done = user.run(
         "-m", "e2e", "diagnose", *words, code=code, COLUMNS="100", TMPDIR=str(temporary),
-        PYTHONPATH=str(ROOT),
+        PYTHONPATH=str(ROOT), **more,
     )  # fmt: skip
     assert "Traceback" not in done.stderr or code == 3, done.stderr
     assert not list(temporary.glob("halfway-*")), "a temporary folder is left"
@@ -66,11 +67,13 @@ def test_a_script_is_run_recorded_and_explained(user: User) -> None:
     assert "the end" not in out, "it was ended once its steps were recorded"
     text = (user.folder / "found.json").read_text()
     (traced,) = json.loads(text)["runs"]
-    assert traced["name"] == "train.py"
+    assert traced["name"] == "train.py 25 --odd 'x y'"
     assert traced["steps"] == 2
     assert sum(term["ns"] for term in traced["terms"]) == traced["window_ns"]
     assert str(user.folder) not in text
-    assert [path.name for path in (user.folder / "kept").iterdir()] == ["train.json.gz"]
+    name = "train 25 --odd x y"
+    kept = sorted(path.name for path in (user.folder / "kept").iterdir())
+    assert kept == [f"{name}.json.gz", f"{name}.proofs.json"]
     shown = run_here(main, "e2e", "show", "found.json", cwd=user.folder)
     assert shown.stdout.strip() in out
 
@@ -85,7 +88,7 @@ def test_two_runs_of_it_are_compared_and_may_be_kept(user: User) -> None:
     first, second = json.loads((user.folder / "found.json").read_text())["runs"]
     assert first["window_ns"] != second["window_ns"]
     kept = sorted(path.name for path in (user.folder / "kept").iterdir())
-    assert kept == ["train-2.json.gz", "train.json.gz"]
+    assert kept == ["train-2.json.gz", "train.json.gz"]  # nothing is tried in a run that goes on
     out, _ = diagnose(user, "kept/train.json.gz", "--base", "kept/train-2.json.gz")
     assert "The terms add up to the difference" in out
 
@@ -113,6 +116,79 @@ def test_what_goes_wrong_has_a_line_and_a_code_of_its_own(
         assert "steps were seen" not in errors, "a script that failed had no chance to take more"
 
 
+def test_a_base_has_other_arguments_and_labels_show_them(user: User) -> None:
+    options = (*STEPS, "--json", "found.json", "--base-args", "26 --fp32")
+    out, _ = diagnose(user, *options, "train.py", "--", "25", "--amp", "http://x//y/")
+    assert "arguments ['26', '--fp32']" in out
+    assert "arguments ['25', '--amp', 'http://x//y/']" in out
+    document = json.loads((user.folder / "found.json").read_text())
+    names = [run["name"] for run in document["runs"]]
+    assert names == ["train.py 26 --fp32", "train.py 25 --amp http://x//y/"]
+    assert document["command"][4:] == [
+        *STEPS, "--base-args", "26 --fp32", "train.py", "--", "25", "--amp", "http://x//y/",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["module", "file", "command"])
+def test_a_module_and_a_command_of_a_package_are_run_too(user: User, kind: str) -> None:
+    """A command is a file without .py, with Python in its first line; it is found by PATH too."""
+    (user.folder / "package").mkdir()
+    (user.folder / "package/__init__.py").write_text("")
+    (user.folder / "package/train.py").write_text(SCRIPT.replace("beside", "package"))
+    (user.folder / "package/__init__.py").write_text("FEATURES = 16\n")
+    command = user.folder / "train-it"
+    command.write_text(f"#!{user.python}\n{SCRIPT}")
+    command.chmod(0o755)
+    words = {"module": ("-m", "package.train", *STEPS), "file": (*STEPS, "./train-it"),
+             "command": (*STEPS, "train-it")}  # fmt: skip
+    path = f"{user.folder}:/usr/bin:/bin"
+    out, _ = diagnose(user, *words[kind], "--json", "x", "--", "25", "--odd", PATH=path)
+    assert "arguments ['25', '--odd']" in out
+    name = "package.train" if kind == "module" else "train-it"
+    assert json.loads((user.folder / "x").read_text())["runs"][0]["name"] == f"{name} 25 --odd"
+
+
+RANKED = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(30):
+    model(torch.randn(64, 16)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_launcher_starts_the_recorder_on_each_rank(user: User) -> None:
+    (user.folder / "train.py").write_text(RANKED)
+    launcher = ("torchrun", "--standalone", "--nproc_per_node", "2", "train.py", "--lr", "3")
+    out, _ = diagnose(user, *STEPS, "--keep", "kept", *launcher)
+    assert "torchrun --standalone --nproc_per_node 2 train.py runs for 8 steps" in out
+    kept = sorted(path.name for path in (user.folder / "kept").iterdir())
+    assert kept == [f"train --lr 3.rank{rank}.json.gz" for rank in (0, 1)]
+
+
+def test_a_script_that_dies_while_changes_are_tried_is_diagnosed_all_the_same(user: User) -> None:
+    """The recorder has ended then: this step is one of those that only try."""
+    dies = "    if number == 10:\n        import os; os.kill(os.getpid(), 9)\n"
+    (user.folder / "train.py").write_text(SCRIPT.replace("    loss = ", dies + "    loss = "))
+    out, errors = diagnose(user, *STEPS, "train.py")
+    assert "ms a step" in out
+    assert "train.py was ended by SIGKILL while changes were tried" in errors
+
+
+@pytest.mark.parametrize("name", ["Data loading wait", "loader wait", "CPU launch", "busy"])
+def test_a_condition_takes_the_names_that_are_printed(name: str) -> None:
+    assert parse_condition(f"{name} > 40 %") == parse_condition(f"{name.upper()}>40")
+
+
+def test_a_term_with_a_digit_can_be_a_condition() -> None:
+    assert parse_condition("casts and scales for fp8<5").pct == 5
+
+
 def test_the_recorder_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "--print-recorder"]) == 0
     assert capsys.readouterr().out == source(RECORDER)
@@ -125,7 +201,11 @@ def test_the_recorder_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "SCRIPT.py"),
         (("none.json",), "none.json"),
-        (("a.json", "b.json"), "takes one TRACE or SCRIPT.py"),
+        (("a.json", "b.json", "--base", "c.json"), "one TRACE"),
+        (("none.json", "--base-args", "x"), "--base-args are for a script"),
+        (("train.py", "--other", "", "--base-args", ""), "take --other ARGS or --base-args ARGS"),
+        (("train.py", "--prove", "--whole"), "take one of them"),
+        (("torchrun", "--nproc_per_node", "2", "a.json"), "starts no SCRIPT.py"),
         (("none.py",), "no such script: none.py"),
         (("train.py", "--lr", "3"), "options of the script come after --"),
         (("train.py", "--base", "a.json"), "--other"),
@@ -133,6 +213,7 @@ def test_the_recorder_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (("train.py", "--other", "'open"), "--other"),
         (("train.py", "--fail-on", "busy"), "busy<70"),
         (("train.py", "--fail-on", "bussy<7"), "choose from busy, "),
+        (("train.py", "--base-args", "'open"), "--base-args"),
         (("train.py", "--traced", "0"), "--traced"),
         (("train.py", "--json", "x", "--html", "./x"), "--json and --html name the same file"),
         (("train.py", "--json", "beside.py"), "--json beside.py already exists"),

@@ -19,9 +19,9 @@ from samples.traces import US, Made
 
 from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose
-from e2e.profile.halfway_watch import PREFIX
-from e2e.profile.partition import partition
-from e2e.profile.reader import read_trace
+from e2e.profile.halfway_watch import CALL, OPTIMIZER, PREFIX, compact
+from e2e.profile.step import step_of
+from e2e.profile.trace import NOTE, read_trace
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +124,21 @@ with torch.profiler.profile(schedule=schedule) as profiler:
         if number == 8:
             print("own", sum(e.count for e in profiler.key_averages() if e.key == "aten::linear"))
 """
+IN_BACKWARD = """
+net.stem.weight.register_hook(lambda grad: optimizer.step())
+for _ in range(STEPS):
+    loss = net(batch())
+    loss.backward()
+    print(loss.item())
+"""
+FORKED = """
+import os
+if os.fork() == 0:
+    for number in range(STEPS):
+        step(net, optimizer)
+    os._exit(0)
+os.wait()
+"""
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,9 @@ CASES = {
     "two_optimizers": Case(TWO_OPTIMIZERS, calls=2),
     "accumulated": Case(PLAIN.replace("optimizer)", "optimizer, parts=4)"), calls=4),
     "closure": Case(CLOSURE, calls=3),
+    "in_backward": Case(IN_BACKWARD),
+    "forked": Case(FORKED + PLAIN),
+    "in_a_child": Case(FORKED, whole=0, says="0 steps were seen, 8 are needed. A step is a step()"),
     "made_anew": Case(MADE_ANEW + PLAIN),
     "checkpointed": Case(CHECKPOINTED.replace("REENTRANT", "False") + PLAIN, of_blocks=2),
     "reentrant": Case(CHECKPOINTED.replace("REENTRANT", "True") + PLAIN, of_blocks=2),
@@ -186,14 +204,14 @@ def check_diagnosis(trace: Path, steps: int = 2) -> None:
     (seen,) = diagnose([trace]).runs
     assert seen.steps == steps
     assert sum(term.ns for term in seen.terms) == seen.window_ns > 0
-    bare_s = read_trace(trace).facts["bare_s"]
+    bare_s = read_trace(trace).seconds("bare_s")
     assert len(bare_s) == 3
     assert min(bare_s) > 0
 
 
 def forwards(trace: Path) -> Counter[str]:
     """How many forward passes of each module were recorded."""
-    notes = read_trace(trace).notes
+    notes = read_trace(trace).spans[NOTE]
     return Counter(n.name.removeprefix(PREFIX) for n in notes if n.name.startswith(PREFIX))
 
 
@@ -219,7 +237,7 @@ def test_a_script_runs_as_without_it_and_leaves_a_trace_of_whole_steps(
     passes = (case.whole + 1) * case.calls
     inner = dict.fromkeys(("blocks.0", "blocks.1"), passes * case.of_blocks)
     assert forwards(trace) == {"": passes, "stem": passes, "head": passes} | inner
-    seen = {(p.caller.module, p.caller.phase) for p in partition(read_trace(trace)).pieces}
+    seen = {(op.module, op.phase) for op in step_of(read_trace(trace)).ops}
     assert {("stem", "backward"), ("head", "backward")} <= seen
     assert {"forward", "optimizer"} & {phase for _, phase in seen}
     text = gzip.decompress(trace.read_bytes()).decode()
@@ -239,36 +257,230 @@ def test_it_imports_torch_and_the_standard_library_alone_and_is_python_3_9(name:
     assert found <= {*sys.stdlib_module_names, "torch"}
 
 
-def test_the_stack_names_the_script_s_lines(user: User) -> None:
-    (user.folder / "train.py").write_text(START + PLAIN)
-    user.run(RECORDER, *STEPS, "--stack", "--out", "a.json", "train.py")
-    check_diagnosis(user.folder / "a.json")
-    assert any("train.py" in span.name for span in read_trace(user.folder / "a.json").stack)
-
-
 def test_what_it_cannot_do_is_said_before_the_script_runs(user: User) -> None:
     (user.folder / "train.py").write_text("print('runs')")
-    for words in (("absent.py",), ("--bare", "0", "train.py"), ("--prove", "train.py")):
+    for words in (
+        ("absent.py",),
+        ("--bare", "0", "train.py"),
+        ("--prove", "train.py"),
+        ("--out", "none/a", "train.py"),
+    ):
         assert user.run(RECORDER, *words, code=2).stdout == ""
 
 
 COMPILED = """
 from torch._dynamo.utils import counters
 
-net = torch.compile(net, backend="eager")
+net = torch.compile(net, backend="eager", fullgraph=True)
 """ + PLAIN + """
-print(dict(counters["frames"]), dict(counters["graph_break"]))
+print(dict(counters["frames"]), dict(counters["stats"]), dict(counters["graph_break"]))
 """  # fmt: skip
+COMPILED_OPTIMIZER = COMPILED.replace(
+    'net = torch.compile(net, backend="eager", fullgraph=True)',
+    'optimizer.step = torch.compile(optimizer.step, backend="eager")',
+)
 
 
-def test_a_compiled_model_is_not_compiled_again_to_record_it(user: User) -> None:
-    (user.folder / "train.py").write_text(START + COMPILED)
+@pytest.mark.parametrize("text", [COMPILED, COMPILED_OPTIMIZER], ids=["model", "optimizer"])
+def test_what_is_compiled_is_not_compiled_again_to_record_it(user: User, text: str) -> None:
+    (user.folder / "train.py").write_text(START + text)
     alone, watched = user.run("train.py"), user.record("train.py")
     assert watched.stdout == alone.stdout
     if user.run("-c", "import torch; print(torch.__version__)").stdout.startswith("2.0."):
         assert "0 steps were seen" in watched.stderr  # there torch.compile turns off step hooks
         return
     assert read_trace(user.folder / "a.json.gz").facts["compiled"] is True
+
+
+INFERENCE = """
+from beside import *
+
+net = NET
+for number in range(STEPS):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        print(net(batch()).shape)
+"""
+
+
+@pytest.mark.parametrize("net", ["Net()", 'torch.compile(Net(), backend="eager")'])
+def test_without_an_optimizer_a_step_is_a_call_of_the_model(user: User, net: str) -> None:
+    (user.folder / "run.py").write_text(INFERENCE.replace("NET", net))
+    assert user.record("run.py").stdout == user.run("run.py").stdout
+    trace = read_trace(user.folder / "a.json.gz")
+    assert (trace.facts["unit"], trace.seconds("bare_s")[3:]) == (CALL, [])
+    assert forwards(user.folder / "a.json.gz")["head"] == (3 if net == "Net()" else 0)
+    assert step_of(trace).steps == 2
+
+
+def test_an_optimizer_that_comes_later_makes_it_a_training(user: User) -> None:
+    (user.folder / "train.py").write_text(
+        INFERENCE.replace("NET", "Net()").replace("STEPS", "6") + START + PLAIN
+    )
+    user.record("train.py", "x")
+    trace = read_trace(user.folder / "a.json.gz")
+    assert trace.facts["unit"] == OPTIMIZER
+    assert {op.phase for op in step_of(trace).ops} >= {"forward", "backward", "optimizer"}
+
+
+SEEN = """
+import time
+from torch.utils.data import DataLoader
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, number):
+        time.sleep(0.01)
+        return torch.randn(8)
+
+for x in DataLoader(Slow(), batch_size=2):
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
+            loss = net(x)
+    loss.backward()
+    time.sleep(0.05)
+    optimizer.step()
+methods = (torch.nn.Module.__call__, DataLoader.__iter__, torch.autocast.__enter__,
+           torch.utils.data.dataloader._BaseDataLoaderIter.__next__, type(net).__call__,
+           torch.optim.Optimizer.__init__, torch.autograd.profiler.profile._prepare_trace)
+codes = [f.__code__.co_filename for f in methods]
+left = ["watch" in code for code in codes]
+print(sum(left[:5] + left[6:]), "item" in vars(torch.Tensor))
+"""
+
+
+def test_what_only_the_cpu_knows_is_noted_and_everything_is_put_back(user: User) -> None:
+    """A batch takes 20 ms to load, the script sleeps for 50 at a line of its own."""
+    text = START + SEEN.replace("STEPS", str(2 * NEEDED + 8))
+    (user.folder / "train.py").write_text(text)
+    assert user.record("train.py").stdout.splitlines()[-1] == "0 False"
+    trace = read_trace(user.folder / "a.json.gz")
+    loading_s = trace.seconds("loading_s")
+    assert len(loading_s) == 3
+    assert min(loading_s) > 0.02
+    assert (float(trace.facts["autocasts"]), trace.facts["reads"]) == (2, [])
+    lines = Counter(line for _, line in trace.facts["samples"])
+    sleeps = 1 + text.splitlines().index("    time.sleep(0.05)")
+    assert lines.most_common(1)[0][0] == f"train.py:{sleeps}"
+
+
+def test_a_package_is_run_as_python_m_does(user: User) -> None:
+    package = user.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "beside.py").write_text(BESIDE)
+    says = "\nprint(__spec__.name, __package__, sys.path[0] == sys.argv[1])\n"
+    (package / "train.py").write_text(START.replace("from beside", "from .beside") + says + PLAIN)
+    words = ("-m", "package.train", str(user.folder), "--odd")
+    assert user.record(*words).stdout == user.run(*words).stdout
+    check_diagnosis(user.folder / "a.json.gz")
+
+
+def test_what_goes_wrong_in_it_is_a_line_and_the_training_goes_on(user: User) -> None:
+    (user.folder / "train.py").write_text(START + PLAIN)
+    (user.folder / "a.json.gz").mkdir()
+    watched = user.record("train.py")
+    assert watched.stdout == user.run("train.py").stdout
+    assert watched.stderr.count("\n") == 1
+    assert "the trace could not be written" in watched.stderr
+
+
+def test_without_warm_up_the_first_step_is_timed_too(user: User) -> None:
+    (user.folder / "train.py").write_text(START + PLAIN)
+    words = ("--after", "0", "--bare", "5", "--traced", "1", "--out", "a.json.gz", "train.py")
+    user.run(RECORDER, *words)
+    trace = read_trace(user.folder / "a.json.gz")
+    assert len(trace.seconds("bare_s")) == 5
+    assert step_of(trace).steps == 1
+
+
+# A GPU that is none: what is recorded of it is said by the script, in the words of kineto.
+FAKED = """
+import json
+import torch.profiler as profilers
+
+class Recording:
+    def __init__(self, activities, **options):
+        self.alone = activities == [profilers.ProfilerActivity.CUDA]
+        self.real = None if self.alone else own(activities=activities[:1], **options)
+
+    def start(self):
+        assert not (self.alone and FAILS), "no CUPTI"
+        return self.real and self.real.start()
+
+    def stop(self):
+        return self.real and self.real.stop()
+
+    def export_chrome_trace(self, path):
+        if self.real:
+            return self.real.export_chrome_trace(path)
+        with open(path, "w") as file:
+            json.dump({"traceEvents": [{
+                "ph": "X", "cat": "kernel", "name": "mm", "ts": 2, "dur": 1.5,
+                "args": {"device": 0, "stream": 7, "correlation": 5},
+            }]}, file)
+
+class Event:
+    def __init__(self, enable_timing):
+        pass
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 1.0
+
+own, profilers.profile = profilers.profile, Recording
+cuda = torch.cuda
+cuda.Event, cuda.is_initialized, cuda.synchronize = Event, lambda: True, lambda: None
+cuda.is_current_stream_capturing = cuda.is_available = lambda: False
+cuda.get_device_name, cuda.get_device_capability = lambda: "faked", lambda: (9, 0)
+cuda.max_memory_allocated = lambda: 0
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_where_cuda_is_in_use_kernels_alone_are_recorded_first(user: User, fails: bool) -> None:
+    text = START + FAKED.replace("FAILS", str(fails)) + PLAIN
+    (user.folder / "train.py").write_text(text)
+    watched = user.record("train.py")
+    facts = read_trace(user.folder / "a.json.gz").facts
+    assert [float(s) for s in facts["bare_s"]] == [0.001] * 3
+    assert forwards(user.folder / "a.json.gz")["head"] == 3
+    assert ("kernels alone are not recorded: no CUPTI" in watched.stderr) == fails
+    assert ("times" in facts) == (not fails)
+    if not fails:
+        ends = facts["times"].pop("ends")
+        assert len(ends) == 3
+        assert ends == sorted(ends)
+        assert facts["times"] == {
+            "names": ["mm"],
+            "work": [[0, "kernel", 2000, 1500, "0/7", 5]],
+            "calls": [],
+        }
+
+
+@pytest.mark.parametrize("base", [0, 1_700_000_000_000_000_000])
+def test_a_recording_of_kernels_is_rows_of_whole_nanoseconds(base: int) -> None:
+    """Newer torch writes times after a base, older ones since the epoch, with less digits."""
+    event = (
+        '{"ph": "X", "cat": "%s", "name": "%s", "ts": %s, "dur": 2.250, "tid": 3, '
+        '"args": {"device": 1, "stream": 7, "correlation": %d}}'
+    )
+    since = base or 1_700_000_000_000_000_000
+    at = "5001.001" if base else f"{since // 1000 + 5001}.001"
+    events = [
+        event % ("gpu_memcpy", "copy", at, 9), event % ("cuda_runtime", "launch", "1", 8),
+        event % ("cpu_op", "aten::mm", at, 9),
+    ]  # fmt: skip
+    header = f'"baseTimeNanoseconds": {base}, ' if base else ""
+    found = compact(f'{{{header}"traceEvents": [{", ".join(events)}]}}'.encode())
+    assert found == {
+        "names": ["copy", "launch"],
+        "work": [[0, "gpu_memcpy", since + 5_001_001, 2250, "1/7", 9]],
+        "calls": [[1, base + 1000, 2250, 3, 8]],
+    }
 
 
 LOOP = f"""
@@ -278,24 +490,19 @@ with halfway_watch.watch(net, out="loop.json", after=2, bare=3, traced=2) as w:
     for _ in range({NEEDED}):
         step(net, optimizer)
         w.step()
-
-watched = halfway_watch.watched(out="function.json", after=2, bare=3, traced=2)(step)
-for _ in range({NEEDED}):
-    watched(net, optimizer)
 """
 
 
-def test_a_loop_and_a_function_are_watched_too(user: User) -> None:
+def test_a_loop_is_watched_too(user: User) -> None:
     (user.folder / "loop.py").write_text(START + LOOP)
     user.run("loop.py")
-    for name in ("loop.json", "function.json"):
-        check_diagnosis(user.folder / name)
+    check_diagnosis(user.folder / "loop.json")
 
 
 HUGGING_FACE = """
 import torch
 import transformers
-from halfway_watch import TrainerWatch
+import halfway_watch
 
 
 class Model(torch.nn.Module):
@@ -307,18 +514,23 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(x).square().mean()}
 
 
+class Watched(transformers.TrainerCallback):
+    def on_step_end(self, *_arguments, **_named):
+        w.step()
+
+
 rows = [{"x": torch.randn(8), "labels": 0} for _ in range(64)]
 options = transformers.TrainingArguments(
     "out", max_steps=NEEDED, per_device_train_batch_size=2, gradient_accumulation_steps=2,
     report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
 )
-watch = TrainerWatch(out="a.json.gz", after=2, bare=3, traced=2)
-transformers.Trainer(Model(), options, train_dataset=rows, callbacks=[watch]).train()
+with halfway_watch.watch(out="a.json.gz", after=2, bare=3, traced=2) as w:
+    transformers.Trainer(Model(), options, train_dataset=rows, callbacks=[Watched()]).train()
 """
 LIGHTNING = """
 import lightning.pytorch as pl
 import torch
-from halfway_watch import LightningWatch
+import halfway_watch
 
 
 class Model(pl.LightningModule):
@@ -333,12 +545,18 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Watched(pl.Callback):
+    def on_train_batch_end(self, *_arguments):
+        w.step()
+
+
 rows = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=2)
-watch = LightningWatch(out="a.json.gz", after=2, bare=3, traced=2)
-pl.Trainer(
-    accelerator="cpu", max_steps=NEEDED, accumulate_grad_batches=2, callbacks=[watch], logger=False,
-    enable_checkpointing=False, enable_progress_bar=False,
-).fit(Model(), rows)
+model = Model()
+with halfway_watch.watch(model, out="a.json.gz", after=2, bare=3, traced=2) as w:
+    pl.Trainer(
+        accelerator="cpu", max_steps=NEEDED, callbacks=[Watched()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False,
+    ).fit(model, rows)
 """
 
 
@@ -348,22 +566,16 @@ pl.Trainer(
      ("import lightning.pytorch", LIGHTNING)],
     ids=["transformers", "lightning"],
 )  # fmt: skip
-def test_trainers_call_it_once_an_update(user: User, imports: str, text: str) -> None:
+def test_trainers_call_it_once_a_step(user: User, imports: str, text: str) -> None:
     """.ci/recorder.py installs them; not each version runs with each torch."""
     attempt = f"try:\n    {imports}\nexcept Exception as error:\n    print(error)"
     if problem := user.run("-c", attempt).stdout:
         pytest.skip(problem)
     (user.folder / "trains.py").write_text(text.replace("NEEDED", str(NEEDED)))
     user.run("trains.py")
-    found = partition(read_trace(user.folder / "a.json.gz"))
+    found = step_of(read_trace(user.folder / "a.json.gz"))
     assert found.steps == 2
-    assert any(p.caller.phase == "forward" and "layer" in p.caller.module for p in found.pieces)
-
-
-def test_a_trainer_that_is_not_installed_is_named(user: User) -> None:
-    (user.folder / "transformers.py").write_text("raise ImportError('planted')\n")
-    done = user.run("-c", "import halfway_watch\nhalfway_watch.TrainerWatch()", code=1)
-    assert "TrainerWatch needs transformers, which is not installed" in done.stderr
+    assert any(op.phase == "forward" and "layer" in op.module for op in found.ops)
 
 
 # It leaves at once: now and then torch's threads of gloo abort a process that ends by itself, also
