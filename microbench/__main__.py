@@ -236,31 +236,29 @@ def doctor(device: str, html: Path | None) -> None:
         said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
         said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
-        click.option("--expect", type=click.IntRange(1), help="GPUs that there must be, in all"),
-        click.option("--fail-on", default="failed,slow,fault", show_default=True,
+        click.option("--fail-on", default="failed,slow", show_default=True,
                      help="Exit with 1 on these findings; or none"),
         "seed", said("json", help="File to write; - is stdout  [default: in the state folder]"),
         "csv", "html", "verbose", "quiet",
     )},
     GemmRequest, Conditions, Outputs,
 )  # fmt: skip
-def fleet(threshold: str, expect: int | None, fail_on: str, **options: Any) -> int:
+def fleet(threshold: str, fail_on: str, **options: Any) -> int:
     """Check every GPU with the same GEMM, and name outliers.
 
-    One process a GPU, all at once; under torchrun, the GPUs of all hosts in one table. A GPU is
-    slow where its whole 95 % interval is beyond the threshold over the median of the others. The
-    cause is read from NVML: clock, power cap, temperature, ECC, PCIe or NVLink width.
+    One process a GPU, all at once. A GPU is slow where its whole 95 % interval is beyond the
+    threshold over the median of the others. The table has its clock, power and temperature.
 
     \b
     Exit codes:
       0  no finding that --fail-on names
-      1  a GPU failed, is slow, or has a fault
+      1  a GPU failed, or is slow
       2  a mistake, or no GPU
     """
     from microbench.fleet import check_fleet
 
     asked = {**options, "vs": "none", "device": "all", "budget": options["budget"] or FLEET_S}
-    return check_fleet(request_of(GemmRequest, asked), threshold, expect, fail_on)
+    return check_fleet(request_of(GemmRequest, asked), threshold, fail_on)
 
 
 @app.command()

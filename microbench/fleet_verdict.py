@@ -1,4 +1,4 @@
-"""What a fleet check reads of each GPU, and which GPUs are slow or at fault, and why.
+"""What a fleet check reads of each GPU, and which GPUs are slow.
 
 Each GPU is compared with the median of the others of its model, so that it does not hide itself.
 """
@@ -6,13 +6,11 @@ Each GPU is compared with the median of the others of its model, so that it does
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
 
 from microbench import fmt
-from microbench.device.nvml import GpuState
 from microbench.results.fields import decode
 from microbench.results.types import Result
 from microbench.results.values import Interval, Json, Ratio
@@ -49,25 +47,22 @@ class Reading:
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One GPU: what was measured on it, and NVML's state right after.
+    """One GPU: what was measured on it.
 
-    `gpu` is torch's index on its host, `rank` that of torchrun, None without. `reason` says why the
-    GPU could not be measured to the end. `others` are the processes that were on it before.
-    Nothing identifies the card or the host.
+    `gpu` is torch's index. `reason` says why the GPU could not be measured to the end. `others` are
+    the processes that were on it before. Nothing identifies the card or the host.
     """
 
     gpu: int
     name: str = "unknown"
-    rank: int | None = None
     reason: str | None = None
     readings: tuple[Reading, ...] = ()
-    state: GpuState | None = None
     others: int = 0
 
     @property
     def where(self) -> str:
-        """ "GPU 3", "rank 9 GPU 1"."""
-        return f"GPU {self.gpu}" if self.rank is None else f"rank {self.rank} GPU {self.gpu}"
+        """ "GPU 3"."""
+        return f"GPU {self.gpu}"
 
     def reading(self, case: str) -> Reading | None:
         """What was measured of a case; None if it was not."""
@@ -76,15 +71,10 @@ class GpuRow:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A check: its rows, the slow-down in per cent that counts, and how many GPUs there must be.
-
-    `missing` are the ranks that sent nothing.
-    """
+    """A check: its rows, and the slow-down in per cent that counts."""
 
     rows: tuple[GpuRow, ...]
     threshold_pct: float
-    expected: int | None = None
-    missing: tuple[int, ...] = ()
 
     @property
     def cases(self) -> tuple[str, ...]:
@@ -111,56 +101,36 @@ def copy_reading(byte_per_s: float) -> Reading:
     return Reading(COPY, COPIED_BYTES, COPIED_BYTES / byte_per_s)
 
 
-def row_to_json(row: GpuRow) -> Json:
-    """The row as the file has it: without process ids."""
-    return asdict(replace(row, state=replace(row.state, processes=None) if row.state else None))
-
-
 def fleet_to_json(fleet: Fleet, facts: Json) -> Json:
     """The file: facts of the command, then the check."""
-    rows = [row_to_json(row) for row in fleet.rows]
-    return {"check": CHECK, **facts, **asdict(replace(fleet, rows=())), "rows": rows}
+    return {"check": CHECK, **facts, **asdict(fleet)}
 
 
 def fleet_from_json(data: Json) -> Fleet:
     """The check in a file. ValueError names the invalid field."""
     fleet: Fleet = decode(Fleet, data, "")
     for i, row in enumerate(fleet.rows):
-        checked(row, f"rows[{i}]")
+        for one in row.readings:
+            low, high = one.ci95_s or (1.0, 1.0)
+            if (one.median_s is not None and one.median_s <= 0) or not 0 < low <= high:
+                what = f"the time of {one.case} is not above zero, or no interval"
+                raise ValueError(f"rows[{i}]: {what}")
     return fleet
-
-
-def row_from_json(data: Any, where: str) -> GpuRow:
-    """The inverse of `row_to_json`. ValueError names the invalid field."""
-    return checked(decode(GpuRow, data, where), where)
-
-
-def checked(row: GpuRow, where: str) -> GpuRow:
-    """The row. ValueError for times that none can be."""
-    for one in row.readings:
-        low, high = one.ci95_s or (1.0, 1.0)
-        if (one.median_s is not None and one.median_s <= 0) or not 0 < low <= high:
-            raise ValueError(f"{where}: the time of {one.case} is not above zero, or no interval")
-    return row
 
 
 # ---------------------------------------------------------------- the verdict
 
-FAILED, SLOW, FAULT = KINDS = ("failed", "slow", "fault")
+FAILED, SLOW = KINDS = ("failed", "slow")
 # A modified z-score from which a value is an outlier, and what makes the median of absolute
 # deviations a standard deviation (B. Iglewicz, D. Hoaglin, "How to Detect and Handle Outliers",
 # 1993).
 OUTLIER, OF_NORMAL = 3.5, 1.4826
 LEAST_FOR_SPREAD = 4  # other GPUs, for their spread to count
-CLOCK_SHARE = 0.98  # of the others' clock: under it the clock is a cause
-WATTS_SHARE = 0.99  # of the others' power limit
-WARMER_C = 10.0
-HOT = ("thermal", "hw slowdown", "power brake")  # reasons to throttle that are faults by themselves
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a GPU: its kind (one of KINDS), and in words, the cause included."""
+    """What is wrong with a GPU: its kind (one of KINDS), and in words."""
 
     where: str
     kind: str
@@ -169,13 +139,7 @@ class Finding:
 
 def findings(fleet: Fleet) -> list[Finding]:
     """What is wrong, GPU by GPU."""
-    found = [Finding(f"rank {rank}", FAILED, "sent no result") for rank in fleet.missing]
-    for row in fleet.rows:
-        found += _of_row(row, fleet)
-    if fleet.expected is not None and len(fleet.rows) < fleet.expected:
-        what = f"{fmt.count(len(fleet.rows), 'GPU')} found, {fleet.expected} expected"
-        found.append(Finding("fleet", FAILED, what))
-    return found
+    return [found for row in fleet.rows for found in _of_row(row, fleet)]
 
 
 def _of_row(row: GpuRow, fleet: Fleet) -> Iterator[Finding]:
@@ -184,15 +148,21 @@ def _of_row(row: GpuRow, fleet: Fleet) -> Iterator[Finding]:
     for one in row.readings:
         if one.status == FAILED:
             yield Finding(row.where, FAILED, f"{one.case}: {one.reason}")
-    others = peers(row, fleet)
     for case in fleet.cases:
-        ratio = slowdown(row, others, case, fleet.threshold_pct)
-        if ratio:
-            why = ", ".join(_causes(row, others, case)) or "NVML's readings show no cause"
-            what = f"{case} takes {fmt.interval(ratio)} times as long as on the others: {why}"
+        if ratio := slowdown(row, peers(row, fleet), case, fleet.threshold_pct):
+            what = f"{case} takes {fmt.interval(ratio)} times as long as on the others"
             yield Finding(row.where, SLOW, what)
-    for what in _faults(row, others):
-        yield Finding(row.where, FAULT, what)
+
+
+def doubts(fleet: Fleet) -> dict[str, float]:
+    """The cases too uncertain for a verdict: half of the interval in per cent, by GPU and case."""
+    found = {
+        f"{row.where} {case}": ratio.ruined_pct
+        for row in fleet.rows
+        for case in fleet.cases
+        if (ratio := relative(row, peers(row, fleet), case))
+    }
+    return {name: pct for name, pct in found.items() if pct}
 
 
 def peers(row: GpuRow, fleet: Fleet) -> list[GpuRow]:
@@ -223,7 +193,9 @@ def slowdown(row: GpuRow, others: Sequence[GpuRow], case: str, pct: float) -> Ra
     1, and beyond OUTLIER deviations of the others, where there are enough of them. Else None.
     """
     ratio = relative(row, others, case)
-    if ratio is None or (ratio.ci95 or (ratio.ratio, 0))[0] <= 1 + pct / 100:
+    if ratio is None or ratio.ruined_pct:
+        return None
+    if (ratio.ci95 or (ratio.ratio, 0))[0] <= 1 + pct / 100:
         return None
     logs = [_log(found) for other in others if (found := other.reading(case))]
     if len(logs) < LEAST_FOR_SPREAD:
@@ -240,73 +212,6 @@ def _log(reading: Reading) -> float:
 def _half(reading: Reading) -> float | None:
     """Half of the interval, of the logarithm."""
     return math.log(reading.ci95_s[1] / reading.ci95_s[0]) / 2 if reading.ci95_s else None
-
-
-# ---------------------------------------------------------------- causes
-
-
-def _causes(row: GpuRow, others: Sequence[GpuRow], case: str) -> Iterator[str]:
-    clock, usual = _own_and_usual(row, others, lambda r: _in_case(r, case, "sm_clock_mhz"))
-    if clock and usual and clock < CLOCK_SHARE * usual:
-        yield f"SM clock {clock:.0f} MHz (others {usual:.0f})"
-    theirs = {word for other in others for word in throttled(other)}
-    if words := [word for word in throttled(row) if word not in theirs]:
-        yield " and ".join(words)
-    if limit := _lower_limit(row, others):
-        yield limit
-    warm, usual = _own_and_usual(row, others, lambda r: _in_case(r, case, "temperature_c"))
-    if warm is not None and usual is not None and warm >= usual + WARMER_C:
-        yield f"{warm:.0f} °C (others {usual:.0f})"
-    if row.others:
-        yield f"{fmt.count(row.others, 'other process', 'other processes')} on it"
-    if row.state and row.state.ecc_corrected:
-        yield f"{row.state.ecc_corrected} corrected ECC errors"
-
-
-def _faults(row: GpuRow, others: Sequence[GpuRow]) -> Iterator[str]:
-    """What is wrong however fast it is: by itself, or unlike the others."""
-    state = row.state
-    if words := [word for word in throttled(row) if word in HOT]:
-        yield f"throttled: {', '.join(words)}"
-    if state is None:
-        return
-    if state.ecc_uncorrected:
-        yield f"{state.ecc_uncorrected} uncorrected ECC errors since the driver was loaded"
-    if state.rows_failed:
-        yield "a bad row of its memory could not be replaced: replace the GPU"
-    if state.rows_pending:
-        yield "a bad row of its memory is replaced at the next reset: reset the GPU"
-    if state.pcie_width and state.pcie_width_max and state.pcie_width < state.pcie_width_max:
-        yield f"PCIe x{state.pcie_width} of x{state.pcie_width_max}"
-    links = max((r.state.nvlinks or 0 for r in others if r.state), default=0)
-    if (state.nvlinks or 0) < links:
-        yield f"{fmt.count(state.nvlinks or 0, 'NVLink')} active (others {links})"
-    modes = [r.state.ecc for r in others if r.state and r.state.ecc is not None]
-    if state.ecc is False and any(modes):
-        yield "ECC is off (on elsewhere)"
-    if limit := _lower_limit(row, others):
-        yield limit
-
-
-def _lower_limit(row: GpuRow, others: Sequence[GpuRow]) -> str:
-    limit, usual = _own_and_usual(row, others, lambda r: r.state and r.state.power_limit_w)
-    lower = limit is not None and usual is not None and limit < WATTS_SHARE * usual
-    return f"power limit {limit:.0f} W (others {usual:.0f})" if lower else ""
-
-
-def _own_and_usual(
-    row: GpuRow, others: Sequence[GpuRow], read: Callable[[GpuRow], float | None]
-) -> tuple[float | None, float | None]:
-    """Its value, and the median of the others'."""
-    known = [value for other in others if (value := read(other)) is not None]
-    return read(row), median(known) if known else None
-
-
-def _in_case(row: GpuRow, case: str, name: str) -> float | None:
-    """The sensor during the case; where it was not read then (COPY), its mean over all cases."""
-    own = row.reading(case)
-    value: float | None = getattr(own, name) if own else None
-    return mean_of(row, name) if value is None else value
 
 
 def mean_of(row: GpuRow, name: str) -> float | None:

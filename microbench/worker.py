@@ -416,8 +416,6 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             elif kind == "others":
                 pipe.send(("ok", others_now(devices.gpu_state(info))))
-            elif kind == "state":
-                pipe.send(("ok", devices.gpu_state(info)))
             else:
                 group, budget_s, checked, fewest = rest
                 results = measurer.measure(

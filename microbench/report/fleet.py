@@ -10,6 +10,7 @@ from microbench.fleet_verdict import (
     Finding,
     Fleet,
     GpuRow,
+    doubts,
     findings,
     fleet_from_json,
     mean_of,
@@ -20,9 +21,10 @@ from microbench.fleet_verdict import (
 from microbench.report.documents import Sheet
 from microbench.report.table import Column, Row, Table
 from microbench.results.values import Json
+from microbench.verdict import uncertain
 
 FEW = {
-    1: "One GPU is compared with nothing: only faults that NVML reports are found.",
+    1: "One GPU is compared with nothing.",
     2: "Two GPUs show which one is slower, not which one is as it should be.",
 }
 
@@ -37,6 +39,7 @@ def fleet_sheet(fleet: Fleet) -> Sheet:
     found = findings(fleet)
     table = Table(_columns(fleet, found), [_row(row, found) for row in fleet.rows])
     notes = [Text(f"{one.where}: {one.kind}: {fmt.clean(one.what)}", "red") for one in found]
+    notes += [Text(line) for line in uncertain(doubts(fleet))]
     bad = len(dict.fromkeys(one.where for one in found))
     total = fmt.count(len(fleet.rows), "GPU")
     said = f"{total}: findings on {bad}." if bad else f"{total}: no findings."
@@ -45,7 +48,6 @@ def fleet_sheet(fleet: Fleet) -> Sheet:
 
 def _columns(fleet: Fleet, found: list[Finding]) -> list[Column[GpuRow]]:
     return [
-        Column("rank", lambda r: _text(r.rank), True, key=True, csv={"rank": lambda r: r.rank}),
         Column("GPU", lambda r: str(r.gpu), True, key=True, csv={"gpu": lambda r: r.gpu}),
         Column("name", lambda r: fmt.clean(r.name), drop=6, key=True,
                csv={"name": lambda r: r.name}),
@@ -55,11 +57,6 @@ def _columns(fleet: Fleet, found: list[Finding]) -> list[Column[GpuRow]]:
         _sensor("°C", "temperature_c", 2),
         Column("throttle", lambda r: ", ".join(throttled(r)), drop=4,
                csv={"throttle": lambda r: ", ".join(throttled(r))}),
-        _setting("limit W", "power_limit_w"),
-        _setting("ECC errors", "ecc_uncorrected"),
-        _setting("PCIe x", "pcie_width"),
-        _setting("PCIe gen", "pcie_generation"),
-        _setting("NVLinks", "nvlinks"),
         Column("finding", lambda r: _kinds(r, found), bold=True,
                csv={"finding": lambda r: _kinds(r, found), "reason": lambda r: r.reason}),
     ]  # fmt: skip
@@ -105,15 +102,6 @@ def _sensor(title: str, name: str, drop: int) -> Column[GpuRow]:
     return Column(
         title, lambda r: _text(mean_of(r, name)), True, drop, csv={name: lambda r: mean_of(r, name)}
     )
-
-
-def _setting(title: str, name: str) -> Column[GpuRow]:
-    """A field of NVML's state."""
-
-    def read(row: GpuRow) -> float | None:
-        return getattr(row.state, name) if row.state else None
-
-    return Column(title, lambda r: _text(read(r)), True, 5, csv={name: read})
 
 
 def _text(value: float | None) -> str:

@@ -1,14 +1,12 @@
-"""On every GPU there is: a fleet check, by itself and under torchrun. One is enough."""
+"""On every GPU there is: a fleet check. One is enough."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ from microbench.fleet_verdict import (
     relative,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--sizes", "4096", "--budget", "1", "--fail-on", "failed")
 
 
@@ -43,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_every_gpu_has_a_row_with_rates_and_state(path: Path) -> None:
+def test_every_gpu_has_a_row_with_rates_and_sensors(path: Path) -> None:
     fleet = checked(path)
     assert [row.gpu for row in fleet.rows] == list(range(torch.cuda.device_count()))
     for row in fleet.rows:
@@ -53,7 +50,6 @@ def test_every_gpu_has_a_row_with_rates_and_state(path: Path) -> None:
         assert copied.per_s
         assert 1e11 < copied.per_s < 1e13
         if gpu_for(row.gpu):
-            assert row.state
             assert row.readings[1].sm_clock_mhz
 
 
@@ -94,8 +90,6 @@ def test_a_gpu_that_another_process_keeps_busy_is_named_slow(tmp_path: Path) -> 
         busy.wait()
     slow = [one for one in findings(checked(path)) if one.kind == SLOW]
     assert {one.where for one in slow} == {"GPU 1"}
-    seen = checked(path).rows[1].others  # which NVML hides from some containers
-    assert not seen or any("other process" in one.what for one in slow)
 
 
 BUSY = """
@@ -107,25 +101,3 @@ while True:
         a @ a
     torch.cuda.synchronize(1)
 """
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
-    count = torch.cuda.device_count()
-    if ranks > count:
-        pytest.skip(f"{count} GPUs")
-    path = tmp_path / "fleet.json"
-    ran = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", str(ranks), "-m", "microbench", "fleet", *SHORT,
-            "--json", str(path),
-        ],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    rows: list[Any] = json.loads(path.read_text())["rows"]
-    places = [(row["rank"], row["gpu"]) for row in rows]
-    alone = [(0, gpu) for gpu in range(count)]
-    assert places == (alone if ranks == 1 else [(rank, rank) for rank in range(ranks)])
