@@ -228,7 +228,6 @@ NAME = re.compile(r"\w+\.\w+\.\w+")
 _SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = {
     "native_batch_norm": ("running_mean", "running_var"),
     "cudnn_batch_norm": ("running_mean", "running_var"),
-    "miopen_batch_norm": ("running_mean", "running_var"),
     "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "batch_norm_update_stats": ("running_mean", "running_var"),
 }

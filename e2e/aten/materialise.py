@@ -163,7 +163,6 @@ class _Place:
     offset: int
     fill: Fill | None
     saved: bool  # by the forward pass, which has not run yet
-    pinned: bool
 
     @property
     def at(self) -> _At:
@@ -178,14 +177,13 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
     saved = SAVED[call.operator].outputs if call.operator in SAVED else ()
     for slot in slots_of(call):
         fill_it = fill_of(call.operator, slot)
-        pinned = _is_pinned(call, slot, pool)
         area, offset = None, 0
-        if slot.name not in saved and not pinned and (slot.written or fill_it is None):
+        if slot.name not in saved and (slot.written or fill_it is None):
             use = WRITTEN if slot.written else READ
             area = Area(use, pool.place(slot.spec), slot.spec.torch_dtype)
             offset = used.get(area, 0)
             used[area] = offset + area.aligned(slot.spec.span)
-        places.append(_Place(slot, area, offset, fill_it, slot.name in saved, pinned))
+        places.append(_Place(slot, area, offset, fill_it, slot.name in saved))
     return places
 
 
@@ -223,14 +221,6 @@ def _moves(place: _Place) -> bool:
     return place.area is not None and place.area.use == READ
 
 
-def _is_pinned(call: Call, slot: Slot, pool: Pool) -> bool:
-    """Whether the host's side of a copy must be: only from pinned memory does it not wait."""
-    crosses = slot.spec.device == "cpu" and pool.device.type == "cuda"
-    moves = call.operator in ("_to_copy", "copy_") and not slot.written
-    arguments = named_arguments(call) if crosses and moves else {}
-    return bool(arguments.get("non_blocking"))
-
-
 def _needs(places: Iterable[_Place]) -> dict[Area, int]:
     needs: dict[Area, int] = {}
     for place in places:
@@ -244,9 +234,8 @@ def _tensor(place: _Place, pool: Pool) -> Tensor:
     if place.area is not None:
         return pool.view(place.area, place.offset, spec)
     return torch.empty_strided(
-        spec.shape, spec.stride,
-        dtype=spec.torch_dtype, device=pool.place(spec), pin_memory=place.pinned,
-    )  # fmt: skip
+        spec.shape, spec.stride, dtype=spec.torch_dtype, device=pool.place(spec)
+    )
 
 
 def _filler(

@@ -6,12 +6,12 @@ Pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from e2e.case import NO_COMPRESSION, TrainCase
-from e2e.results.exchange import Links, exposed_s
+from e2e.results.exchange import exposed_s
 from e2e.results.types import Training
 from microbench.results.values import Ratio
 
@@ -103,20 +103,6 @@ class Scaled:
         ready_s = [backward_s * bytes_ / so_far[-1] for bytes_ in so_far]
         buckets = zip(exchange.buckets, ready_s, strict=True)
         return exposed_s(buckets, backward_s, exchange.curve) + exchange.copies_s
-
-
-def links_of(trainings: Iterable[Training]) -> dict[int, Links]:
-    """What an exchange takes, for each number of GPUs; of several curves the longest."""
-    found: dict[int, Links] = {}
-    for training in trainings:
-        exchange = training.exchange
-        if exchange and exchange.curve:
-            known = found.get(exchange.ranks)
-            if known is None or known.curve[-1].bytes < exchange.curve[-1].bytes:
-                # What a hook does for compression is of this training alone.
-                plain = training.case.compress == NO_COMPRESSION
-                found[exchange.ranks] = Links(exchange.curve, exchange.copies if plain else None)
-    return found
 
 
 def scaled(trainings: Sequence[Training]) -> list[Scaled]:

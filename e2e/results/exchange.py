@@ -14,15 +14,6 @@ STRAGGLES = 0.05  # a rank that needs so much longer than the median of the othe
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """Of a trained weight in the `layer` of this path; `dtype` is torch's name."""
-
-    layer: str
-    bytes: int
-    dtype: str
-
-
-@dataclass(frozen=True)
 class AllReduce:
     """An all-reduce of `bytes` a rank with nothing beside it: `alone_s` seconds."""
 
@@ -45,19 +36,6 @@ class Copies:
     bytes: int
     all_s: float
     least_s: float
-
-    def seconds(self, count: int, bytes_: int) -> float:
-        """What copies of so many other gradients take: a time for each, and one for each byte."""
-        per_byte_s = max(0.0, self.all_s - self.least_s) / self.bytes
-        return count * self.least_s / self.count + bytes_ * per_byte_s
-
-
-@dataclass(frozen=True)
-class Links:
-    """What an exchange over so many GPUs takes; `copies` are None in older files."""
-
-    curve: Curve
-    copies: Copies | None = None
 
 
 @dataclass(frozen=True)

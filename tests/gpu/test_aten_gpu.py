@@ -18,10 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from e2e.aten import (
     WARM,
-    Call,
     Pool,
-    TensorSpec,
-    describe,
     kind_of,
     materialise,
     reserve,
@@ -151,17 +148,3 @@ def test_calls_of_the_backward_thread_belong_to_their_layers() -> None:
         backward = [("block.2", True)] * 2 + [("block.0", True)]
         head = [("head", False), ("head", True), ("head", True)]
         assert found == [*forward, *head, *forward, *backward]
-
-
-def test_a_copy_that_does_not_block_reads_pinned_memory() -> None:
-    call = Call(
-        "aten._to_copy.default",
-        (TensorSpec((4, 3), (3, 1), "uint8", "cpu"),),
-        tuple(describe(torch.ops.aten._to_copy.default, (),
-                       {"device": GPU, "non_blocking": True}).kwargs),
-    )  # fmt: skip
-    replay = materialise(call, GPU, Pool(GPU))
-    assert replay.args[0].is_pinned()
-    copied = replay.launch()
-    assert isinstance(copied, Tensor)
-    assert copied.device == GPU
