@@ -31,7 +31,7 @@ from e2e.profile.operators import (
 )
 from e2e.profile.products import calls_of
 from e2e.profile.searches import Searches, searches
-from e2e.profile.step import ELSEWHERE, OWN_NS, UPDATE, Op, term_of_operators
+from e2e.profile.step import ELSEWHERE, UPDATE, Op, term_of_operators
 from e2e.profile.trace import LAUNCHES, LOADING, Span
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results import terms
@@ -47,6 +47,7 @@ AFTER = "after that"  # it shows only when what stands before it is gone
 MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 MANY_SMALL = 100  # launches in a step outside of forward, backward and optimizer
+CPU_OWN_NS = 2_000_000  # a CPU may be taken away for less
 SHORT_NS = 10_000  # a kernel this short does little
 LONG_NORM_NS = 20_000  # a shorter call says nothing about bandwidth
 SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
@@ -56,6 +57,7 @@ GOOD_NORM = 0.65
 NORM_PASSES = {"batch_norm": (3, 5)}
 OTHER_PASSES = (2, 5)  # a row fits in registers
 MOST_PLACES = 3
+MATH = "scaled_dot_product_attention"  # around operators: of a back end that is no kernel
 LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
 
 
@@ -141,7 +143,8 @@ KNOWN: Mapping[str, Known] = {
     ),
     "sdpa": Known(
         "attention", "another back end of scaled_dot_product_attention is faster",
-        "torch.nn.attention.sdpa_kernel around the model", False,
+        "torch.nn.attention.sdpa_kernel around the model; is_causal or a boolean mask, not one of "
+        "floats", False,
     ),
     "exchange": Known(
         "communication", terms.EXPOSED,
@@ -335,7 +338,7 @@ def _loader(seen: Seen) -> Found:
 def _own(seen: Seen) -> Found:
     """The script's own Python, and data that it makes without a DataLoader."""
     # Between two operators of a CPU there is always some Python.
-    long = [op for op in seen.by_term[PYTHON] if not seen.run.step.on_cpu or op.ns >= OWN_NS]
+    long = [op for op in seen.by_term[PYTHON] if not seen.run.step.on_cpu or op.ns >= CPU_OWN_NS]
     yield from seen.cause("own", long, lines_of_samples(seen.run.step, PYTHON))
 
 
@@ -371,7 +374,10 @@ def _launch(seen: Seen) -> Found:
     ]  # fmt: skip
     launches = seen.a_step(s for s in seen.spans("launch") if LAUNCHES.search(s.name))
     short = seen.a_step(s for s in seen.run.step.spans("work") if s.ns < SHORT_NS)
-    held_ns = min(seen.ns(waits), seen.run.held_up_ns)  # of waits for the device: see _sync
+    # What waits for the device hold up is said there, if they are named.
+    held_ns = seen.run.held_up_ns
+    named = seen.ns(seen.by_term[SYNC]) + held_ns >= LEAST_SHARE * seen.run.whole_ns
+    held_ns = min(seen.ns(waits), held_ns) if named else 0.0
     yield from seen.cause(
         "launch", seen.ns(waits) - held_ns,
         f"{launches:,.0f} launches a step, {short:,.0f} of them of kernels under "
@@ -572,9 +578,12 @@ def _attention(seen: Seen) -> Found:
     if found is None:
         return
     products = [op for op in found.ops if is_product(op)]
+    scores = f"scores of {', '.join(map(shape_words, found.shapes[:2]))}"
+    called = any(MATH in span.name for op in found.ops for span in op.ops)
     yield from seen.cause(
-        "attention", found.ops,
-        f"scores of {', '.join(map(shape_words, found.shapes[:2]))}; {seen.places(found.ops)}",
+        "sdpa" if called else "attention", found.ops,
+        "; ".join(text for text in (scores, seen.places(found.ops)) if text),
+        title="attention: scaled_dot_product_attention runs in its math back end" if called else "",
         left_ns=2 * seen.half_floor_ns(products),
     )  # fmt: skip
 

@@ -190,10 +190,12 @@ def _summary(runs: Sequence[Traced]) -> str:
     ends = last.step_ci95_s
     off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
     card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
+    first = next((one for one in last.findings if one.ms), None)
+    least = f", {100 * first.share:.0f} % of it" if first else ""
     unit = "step" if last.unit == "optimizer step" else fmt.clean(last.unit)
     said = (
         f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(last.step_ms)} ms a "
-        f"{unit}{off}; bottleneck: {fmt.clean(last.bottleneck)}"
+        f"{unit}{off}; bottleneck: {fmt.clean(last.bottleneck)}{least}"
         f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}."
     )
     if len(runs) == 1:
