@@ -11,12 +11,15 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from e2e.commands.predictions import predict_steps
 from e2e.commands.requests import request_of
+from e2e.commands.scheduler import Job
 from e2e.commands.train import run_requests
 from e2e.report.gpu_time import MAY_LIMIT, gpu_error_pct
 from e2e.results.types import Training
 from microbench.errors import UserError
 from microbench.results.runfile import read_run
+from microbench.results.types import Run
 
 RECIPES, BUDGET_S = "tf32,amp", 6.0  # seconds of timing both
 MEDIAN_PCT, WORST_PCT = 1.0, 5.0  # of the GPU's time, allowed
@@ -52,18 +55,23 @@ def main(arguments: list[str] | None = None) -> int:
         "resume" if given.file.exists() else "json": given.file,
     }  # fmt: skip
     requests = [
-        request_of(name, words | {"batch": str(batch)}, workers=0, record=False, train=train)
+        request_of(name, words | {"batch": str(batch)}, workers=0, record=False)
         for name, batch in networks.items()
-        for train in (False, True)
     ]
     try:
-        run_requests(requests, "predict-gpu-time")
+        run_requests(requests, "predict-gpu-time", predict_and_train)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     lines, met = table(read_run(given.file).of(Training))
     print("\n".join(lines))
     return 0 if met else 1
+
+
+def predict_and_train(job: Job, run: Run) -> Run:
+    """In one process: the training finds the algorithms that the prediction searched for."""
+    comparisons = job.work.plan()
+    return job.run(predict_steps(job, run, comparisons), comparisons, lambda _: 0)
 
 
 def table(trainings: list[Training]) -> tuple[list[str], bool]:
