@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from e2e.case import TrainCase
+from e2e.case import ON_CPU, TrainCase
 from e2e.commands.plan import Comparison
 from e2e.results.ledger import LOADING
 from e2e.results.loader_types import load_case
@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "casts": {"compile": True},
     "bf16": {"recipe": "amp"},
     "tf32": {"recipe": "tf32"},
+    "float32": {"recipe": "amp"},
 }
 
 
@@ -35,7 +36,7 @@ def verified(job: Job, run: Run, comparison: Comparison) -> Run:
     """The run with what the costliest causes of each arm propose measured, and its gains (%)."""
     for case in comparison.cases:
         training = run.find(Training, case.key)
-        if training is None or not training.steps or is_verified(training):
+        if training is None or not training.steps or training.ruined_pct or is_verified(training):
             continue
         todo = list(_changes(training, job.work.kind))[:VERIFIED]
         if not todo:
@@ -63,6 +64,8 @@ def _changes(training: Training, kind: str) -> Iterator[tuple[int, dict[str, Any
     names = {cost.title: cost.cause for cost in training.traced.costs} if training.traced else {}
     for i, cause in enumerate(training.causes):
         change = dict(OPTIONS.get(names.get(cause.title, ""), {}))
+        if kind == "cpu" and "recipe" in change:
+            change = {"recipe": ON_CPU.get(change["recipe"], change["recipe"])}
         if "graph" in change and (kind == "cpu" or case.accumulate > 1 or not case.fused):
             change = {"compile": True}
         if cause.title == LOADING:

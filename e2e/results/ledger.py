@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from e2e.results.baselines import BASELINES, baselines, slowest
@@ -35,11 +35,13 @@ from microbench.fmt import as_ms
 
 ORDER = (*OP_TERMS, *STEP_TERMS, *IDLE)  # of the lines
 TOP_LAYERS = 3
+NO_LAYER = "outside the layers"
+SLOWER = 1.1  # times as long as in the base: less may be noise
 LEAST_SHARE = 0.03  # of a step: a cause that takes less is not named
 NOTHING = 1e-9  # of a step: less is rounding
 FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
 # Causes of launching call by call, which a CUDA graph does not do: its step was recorded without.
-OF_LAUNCHING = ("launch", "sync")
+OF_LAUNCHING = ("launch", "sync", "loops", "late", "own")
 LOADING = "data loading"  # the title of a cause
 
 
@@ -52,9 +54,10 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
     low = {case for case in known if case.recipe not in FULL_PRECISION} or set(known)
     found: list[Training] = []
     for training in trainings:
-        if training.case in low:
-            training = replace(training, causes=causes_of(training))
         base = slowest(training.case, baselines(training.case, list(known)))
+        if training.case in low:
+            causes = causes_of(training, known[base] if base else None)
+            training = replace(training, causes=causes)
         if training.case in known and base:
             training = replace(
                 training, ledger=ledger(known[base], training), ledger_base=base.recipe,
@@ -138,21 +141,29 @@ def bound(base: Training) -> float | None:
 
 def _top_layers(base: Training, other: Training, term: str) -> str:
     """The layers whose time (ms) of a term changed most: "; layer4.0.conv2 -1.20, ..."."""
-    changed: dict[str, float] = defaultdict(float)
-    for training, sign in ((base, -1), (other, 1)):
-        assert training.traced
-        for part in training.traced.parts:
-            if part.term == term:
-                layer = part.layer or "outside the layers"
-                changed[layer] += sign * part.ns / training.traced.steps / 1e6
+    before, after = (_by_layer(training, (term,)) for training in (base, other))
+    changed = {layer: after[layer] - before[layer] for layer in {**before, **after}}
     most = sorted(changed.items(), key=lambda change: -abs(change[1]))[:TOP_LAYERS]
     named = ", ".join(f"{layer} {ms:+.2f}" for layer, ms in most if f"{abs(ms):.2f}" != "0.00")
     return f"; {named}" if named else ""
 
 
-def causes_of(training: Training) -> tuple[Cause, ...]:
-    """What the trace of its steps says against them and, of a fed one, its wait for the loader;
-    the costliest first.
+def _by_layer(
+    training: Training, terms: Collection[str], *, within: bool = False
+) -> dict[str, float]:
+    """Milliseconds a step of these terms by layer; `within`: with layout changes inside them."""
+    assert training.traced
+    found: dict[str, float] = defaultdict(float)
+    for part in training.traced.parts:
+        if (part.within if within and part.within else part.term) in terms:
+            layer = part.layer or NO_LAYER
+            found[layer] += part.ns / training.traced.steps / 1e6
+    return found
+
+
+def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, ...]:
+    """What the trace of its steps says against them, of a fed one its wait for the loader, and
+    layers that its `base` runs faster; the costliest first.
     """
     traced, step_s = training.traced, training.measured_s
     assert traced is not None
@@ -175,7 +186,28 @@ def causes_of(training: Training) -> tuple[Cause, ...]:
             f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %){where}"
         )
         found.append((ms, Cause(cost.title, why, cost.remedy)))
+    if base and training.case.recipe not in FULL_PRECISION:
+        found += _slower_layers(base, training, step_ms)
     return tuple(cause for _, cause in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _slower_layers(
+    base: Training, training: Training, step_ms: float
+) -> Iterator[tuple[float, Cause]]:
+    """Layers whose GEMMs and convolutions take longer than in the base."""
+    before, after = (_by_layer(one, PRODUCT_TERMS, within=True) for one in (base, training))
+    grown = {
+        layer: after[layer] - ms
+        for layer, ms in before.items()
+        if layer != NO_LAYER and after[layer] > SLOWER * ms
+    }
+    lost_ms = math.fsum(grown.values())
+    if lost_ms > LEAST_SHARE * step_ms:
+        most = sorted(grown, key=lambda layer: -grown[layer])[:TOP_LAYERS]
+        places = ", ".join(f"{layer} +{as_ms(grown[layer])} ms" for layer in most)
+        why = f"{as_ms(lost_ms)} of {as_ms(step_ms)} ms ({100 * lost_ms / step_ms:.0f} %): {places}"
+        name = base.case.recipe
+        yield lost_ms, Cause(f"layers that are slower than in {name}", why, f"keep them in {name}")
 
 
 def without_waits(traced: TracedStep, exchange: Exchange) -> TracedStep:

@@ -26,6 +26,7 @@ MAX_SKIPPED_SHARE = 0.01
 # long enough for that to be few.
 FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
 WIDE_INTERVAL_PCT = 10.0  # from here on a median is hardly known
+WIDEST_PCT = 100.0  # that is written out
 FEW = 50  # steps
 # Cause and remedy of a wide interval: of few steps, of several processes, and else.
 FEW_STEPS = (
@@ -151,7 +152,8 @@ def _wide_interval(training: Training) -> Warning | None:
     advice = FEW_STEPS if count < FEW else STEPS_VARY
     if steps.processes:
         seen, advice = f"{len(steps.processes)} processes", PROCESSES_VARY
-    said = f"{training.case.recipe}: 95 % confidence interval is ±{pct:.0f} %, from {seen}"
+    half = f"±{pct:.0f} %" if pct <= WIDEST_PCT else f"beyond ±{WIDEST_PCT:.0f} %"
+    said = f"{training.case.recipe}: 95 % confidence interval is {half}, from {seen}"
     return Warning(said, *advice)
 
 

@@ -138,7 +138,7 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
         "amp",
         TracedPart(CONVOLUTIONS, 20 * MS, "body", "float16"),
         TracedPart(LAYOUT, 1 * MS, "body", "float16", within=CONVOLUTIONS),
-        TracedPart(MATRIX_PRODUCTS, 15 * MS, "head", "float32", ""),
+        TracedPart(MATRIX_PRODUCTS, 15 * MS, "head", "float16", ""),
         TracedPart(SYNC, 40 * MS),
         costs=costs,
     )
@@ -152,7 +152,9 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
     assert found.ledger_base == "fp32"
     assert found.bound == pytest.approx(100 / 30)
     assert bound(found) == pytest.approx(100 / (100 - 36)), "with the layout changes inside"
-    assert [cause.title for cause in found.causes] == ["synchronisation", "casts"]
+    titles = ["synchronisation", "casts", "layers that are slower than in fp32"]
+    assert [cause.title for cause in found.causes] == titles
+    assert found.causes[-1].why == "5.00 of 100.0 ms (5 %): head +5.00 ms"
     assert "30.0 of 100.0 ms (30 %): train.py:8" in found.causes[0].why
     assert found.causes[0].fix == "read it seldom"
     (alone,) = explained([base])
