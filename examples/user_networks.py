@@ -1,6 +1,6 @@
 """Networks that halfway does not know, to be predicted and trained as a user's own.
 
-`python -m e2e validate --networks examples.user_networks:unet` does so, from the repository's root.
+`python -m e2e examples.user_networks:unet` trains one, from the repository's root.
 Each function returns a network and an example of its input.
 """
 

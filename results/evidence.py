@@ -31,7 +31,7 @@ CODE = {
     "e2e loader": ("e2e/data",),
     "e2e stalls": ("e2e/data", "e2e/training"),
     "e2e predict": ("e2e/prediction",),
-    "e2e validate": ("e2e/prediction",),
+    "e2e validate": ("e2e/prediction",),  # of older files
     "e2e diagnose": ("e2e/profile",),
     "e2e": ("e2e/training", "e2e/networks", "e2e/recipes.py"),
 }

@@ -262,8 +262,7 @@ KINDS = ("cpu/gemm-fp16.json", "nvidia-h200/train-resnet50.json", "nvidia-h200/l
 HOSTILE = "=1+1|</script><script src=//x>![a](http://b.invalid)\x1b[31m\x9b\u202e\n[bold]\\|"
 COMPARED = ([], ["--markdown"], ["--json", "new.json"], ["--verbose"],
             ["--html", "new.html"], ["--fail-on", "slower"], ["--threshold", "5%"])  # fmt: skip
-RESUMED = ("gemm", "conv", "layers", "payoff", "train", "loader", "ceilings", "stalls",
-           "validate-predictions")  # fmt: skip
+RESUMED = ("gemm", "conv", "layers", "payoff", "train", "loader", "ceilings", "stalls")
 
 
 def is_read(data: Any) -> bool:

@@ -20,10 +20,7 @@ from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays
-from e2e.prediction.prediction import Prediction, with_loader
-from e2e.prediction.queue_model import OpCost, simulate
-from e2e.results.loader_types import LoadBlock, Loading, load_case
-from e2e.results.types import Predicted, Training
+from e2e.results.types import Training
 from e2e.training.arms import Held
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.step_timer import StepBlock
@@ -96,41 +93,6 @@ def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(opened: 
     assert torch.equal(first[0], again[0]), "it trains on one batch"
 
 
-# ---------------------------------------------------------------- predictions
-
-
-def predicted(case: TrainCase, step_s: float) -> Prediction:
-    ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
-    simulated = simulate(ops)
-    ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
-    return Prediction(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
-
-
-def loads(case: TrainCase, step_s: float) -> Loading:
-    return Loading(load_case(case), "ok", blocks=(LoadBlock(case.batch, step_s),) * 3)
-
-
-def test_a_loader_that_is_slower_decides() -> None:
-    found = with_loader(predicted(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
-    assert found.predicted is not None
-    assert found.predicted.step_s == pytest.approx(0.030)
-    assert found.predicted.limit == "data"
-    assert found.wait_s == pytest.approx(0.020, rel=1e-3)
-    fast = with_loader(predicted(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
-    assert fast == predicted(FED, 0.010)
-
-
-@pytest.mark.parametrize("load_s", [0.004, 0.030])
-def test_a_loader_that_needs_the_gpu_may_come_on_top(load_s: float) -> None:
-    plain = predicted(FED, 0.010).predicted
-    found = with_loader(predicted(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
-    assert plain is not None
-    assert plain.interval_s is not None
-    assert found is not None
-    assert found.interval_s is not None
-    assert found.step_s == pytest.approx(max(0.010, load_s), rel=1e-3)
-    assert found.interval_s[0] <= found.step_s
-    assert found.interval_s[1] == pytest.approx(plain.interval_s[1] + load_s)
 
 
 WORKS_THEN_RESTS = """
