@@ -20,6 +20,7 @@ from e2e.case import (
 from e2e.commands.child import DataFacts
 from e2e.commands.requests import gpus_of
 from e2e.networks import Network
+from e2e.networks.gpt import GPTS
 from e2e.networks.network import written
 from e2e.recipes import RECIPES, parse_recipes
 from microbench.errors import UserError
@@ -86,6 +87,11 @@ def plan(
     """
     if kind == "cpu" or not _takes_images(network):  # nothing that cuDNN searches for
         options = replace(options, base=replace(options.base, search=FULL))
+    if options.base.freeze and network.name in GPTS:
+        raise UserError(
+            f"--freeze {options.base.freeze}: the output layer of {network.name} is its token "
+            "embedding, which nothing can train alone"
+        )
     if options.ladder:
         _check_ladder(options)
     if options.base.graph:

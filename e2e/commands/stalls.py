@@ -54,8 +54,9 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     data = str(words["data"]).partition(":")[0]
     if data == "synthetic":
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
-    network = "cnn-cifar" if data in SMALL else "resnet50"
-    request = _request(network, words)
+    # No network is trained: a small one will do, at the size of the images.
+    size = None if data in SMALL else "3x224x224"
+    request = _request("cnn-cifar", {**words, "input": words["input"] or size})
     counts = _counts(workers, request)
     budget_s = request.budget or LOAD_BUDGET_S
     procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)

@@ -11,7 +11,6 @@ from e2e.case import TrainCase
 from e2e.results.exchange import Exchange
 from e2e.results.terms import TracedStep
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
-from microbench.timing.stats import ruined_pct
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 BORDER = "border"  # a predicted one only: GPU or CPU launch, too close to call
@@ -339,7 +338,8 @@ class Training:
     @property
     def ruined_pct(self) -> float:
         """Half of its step's interval in per cent where that is too wide for a verdict, else 0."""
-        return ruined_pct(self.steps.median_s, self.steps.ci95_s) if self.steps else 0.0
+        steps = self.steps
+        return Ratio(steps.median_s, steps.ci95_s).ruined_pct if steps else 0.0
 
     @property
     def measured_s(self) -> float | None:

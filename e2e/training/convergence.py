@@ -18,8 +18,7 @@ from e2e.training.feeds import feed_of
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
 CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
 BEAT_S = 5.0  # seconds between signs of life
-# Right answers beyond guessing: five standard deviations are no luck.
-SIGMAS = 5.0
+LUCK = 1e-4  # of guessing at least as many right answers: what is less likely was learnt
 BEHIND_SHARE = 0.5  # of the baseline's gain over guessing; a recipe with less did not converge
 BASELINES = ("fp32", "O0", "tf32")
 
@@ -130,15 +129,27 @@ def _not_learnt(training: Training, held_out: int | None) -> str | None:
         return reason
     seen, chance = training.accuracy, training.chance
     if seen is not None and chance is not None and held_out:
-        luck = SIGMAS * math.sqrt(chance * (1 - chance) / held_out)
-        if seen[0] <= chance + luck:
-            return f"accuracy {seen[0]:.1%} is at chance level ({chance:.1%})"
-        return None
+        if _luck(seen[0], chance, held_out) < LUCK:
+            return None
+        return f"accuracy {seen[0]:.1%} is at chance level ({chance:.1%})"
     first = [r.first_loss for r in training.repeats if r.first_loss is not None]
     last = [r.train_loss for r in training.repeats if r.train_loss is not None]
     if first and last and sum(last) / len(last) >= sum(first) / len(first):
         return "the loss did not fall"
     return None
+
+
+def _luck(accuracy: float, chance: float, count: int) -> float:
+    """The probability of guessing at least this share of `count` answers right."""
+    if not 0 < chance < 1:
+        return 1.0
+    all_ = math.lgamma(count + 1)
+    logs = (
+        all_ - math.lgamma(right + 1) - math.lgamma(count - right + 1)
+        + right * math.log(chance) + (count - right) * math.log1p(-chance)
+        for right in range(math.ceil(accuracy * count - 1e-9), count + 1)
+    )  # fmt: skip
+    return math.fsum(map(math.exp, logs))
 
 
 def _behind(training: Training, baseline: Training) -> str | None:

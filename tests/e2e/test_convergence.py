@@ -20,7 +20,7 @@ from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import convergence as converge
 from e2e.training.arms import Held
-from e2e.training.convergence import BEHIND_SHARE, CURVE_POINTS, SIGMAS, judged, train_once
+from e2e.training.convergence import BEHIND_SHARE, CURVE_POINTS, judged, train_once
 from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -357,11 +357,18 @@ def test_the_verdict_on_recipes(name: str) -> None:
     assert [word for word in words if word not in reasons] == []
 
 
-@pytest.mark.parametrize("held_out", [100, 10_000])
-def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(held_out: int) -> None:
-    luck = SIGMAS * math.sqrt(CHANCE * (1 - CHANCE) / held_out)
-    for share, converged in ((0.9, False), (1.1, True)):
-        seen = training_of("O3", repeat_of(CHANCE + share * luck))
+@pytest.mark.parametrize(
+    ("held_out", "chance", "lucky", "learnt"),
+    [
+        # Right answers that 1 in 10,000 guessers has, as in a table of the binomial distribution.
+        (100, 0.1, 23, 24), (10_000, 0.1, 1113, 1114), (16, 0.5, 15, 16),
+    ],
+)  # fmt: skip
+def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(
+    held_out: int, chance: float, lucky: int, learnt: int
+) -> None:
+    for right, converged in ((lucky, False), (learnt, True)):
+        seen = training_of("O3", repeat_of(right / held_out), chance=chance)
         assert verdicts(seen, held_out=held_out) == [converged]
 
 
