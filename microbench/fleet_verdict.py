@@ -154,17 +154,6 @@ def _of_row(row: GpuRow, fleet: Fleet) -> Iterator[Finding]:
             yield Finding(row.where, SLOW, what)
 
 
-def doubts(fleet: Fleet) -> dict[str, float]:
-    """The cases too uncertain for a verdict: half of the interval in per cent, by GPU and case."""
-    found = {
-        f"{row.where} {case}": ratio.ruined_pct
-        for row in fleet.rows
-        for case in fleet.cases
-        if (ratio := relative(row, peers(row, fleet), case))
-    }
-    return {name: pct for name, pct in found.items() if pct}
-
-
 def peers(row: GpuRow, fleet: Fleet) -> list[GpuRow]:
     """The other GPUs of its model."""
     return [other for other in fleet.rows if other is not row and other.name == row.name]

@@ -14,7 +14,6 @@ from kernels import OPS, size_of
 from kernels.op import OWN, TUNED
 from microbench.device.device import target_of
 from microbench.results.types import Ratio, Result, Run
-from microbench.timing.stats import ruined_pct
 
 AUTOTUNE = "--autotune"  # in a command: every configuration was searched for its size
 ORDER = (True, False, None)  # tuned sizes, others, and those of which it is not known
@@ -57,7 +56,7 @@ class Summary:
         """As `Ratio.ruined_pct`, of the mean: the sizes' ratios are independent."""
         halves = [math.log(r.ci95[1] / r.ratio) for row in self.rows if (r := row.ratio).ci95]
         half = math.hypot(*halves) / len(self.rows)
-        return ruined_pct(1.0, (math.exp(-half), math.exp(half)))
+        return Ratio(1.0, (math.exp(-half), math.exp(half))).ruined_pct
 
     @property
     def least(self) -> Beside:

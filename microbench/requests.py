@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -13,8 +13,7 @@ from microbench.command_line import Outputs, Schema, at_least, check_options, ch
 from microbench.conditions import Conditions
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
-    from microbench.results.types import NetworkUse, Run
-    from microbench.runner import InOrder
+    from microbench.results.types import NetworkUse
     from microbench.sweep import Group
 
 S = TypeVar("S", bound=Schema)
@@ -43,19 +42,6 @@ class Request(ABC):
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
         """The comparisons for a device of kind "cuda" or "cpu". UserError for a bad value."""
-
-    def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """The groups that a run still lacks."""
-        from microbench.runner import missing
-
-        return missing(groups, run, retry_skipped=self.conditions.budget is not None)
-
-    def schedule(self, groups: Sequence[Group], kind: str) -> InOrder:
-        """The order of the groups and their seconds of sampling: one after another."""
-        from microbench.runner import InOrder, default_budget_s
-
-        budget_s = self.conditions.budget or default_budget_s(groups, kind, self.most_s)
-        return InOrder(groups, budget_s)
 
     def network(self, kind: str) -> NetworkUse | None:
         """The network whose layers these are; None for other commands."""

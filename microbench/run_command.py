@@ -23,7 +23,7 @@ from microbench.run_output import (
     run_file,
     say_stopped,
 )
-from microbench.runner import InOrder, Runner, few_processes
+from microbench.runner import InOrder, Runner, default_budget_s, few_processes, missing
 from microbench.stopping import last_words
 from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
@@ -74,12 +74,13 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         if before is not None:
             _check_same_task(asked.outputs.resume, before, request.name, network)
         run = replace(_begin(settings, greeting, before), network=network)
-        todo = request.remaining(groups, run)
+        todo = missing(groups, run, retry_skipped=asked.budget is not None)
         kind = greeting.target.kind
         usual = request.usual_processes if kind == "cuda" and not asked.autotune else 1
         processes = asked.processes or usual
         if todo or few_processes(groups, run, processes - 1):
-            schedule = request.schedule(todo, kind)
+            budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
+            schedule = InOrder(todo, budget_s)
             quiet = asked.outputs.quiet
             with LiveProgress(console, todo, quiet=quiet) as progress:
                 # A CPU that measures is left alone.

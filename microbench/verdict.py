@@ -9,7 +9,8 @@ from microbench.break_even import BASELINES, RUINED, Payoff, Row, library_or_bes
 from microbench.fmt import listed, rate_unit
 from microbench.libraries import sentence, summaries
 from microbench.results.types import Ratio, Result, Run
-from microbench.timing.stats import RUINED_PCT, excludes_one
+from microbench.results.values import RUINED_PCT
+from microbench.timing.stats import excludes_one
 
 MOST_REASONS = 3
 MOST_SIZES = 6

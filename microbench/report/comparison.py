@@ -15,7 +15,6 @@ from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareR
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
-from microbench.timing.stats import ruined_pct
 from microbench.verdict import uncertain
 
 MOST_SAME_ROWS = 6
@@ -62,7 +61,7 @@ def doubts(comparison: Comparison) -> list[str]:
     """The cases without a verdict because their interval is too wide; nothing where none is."""
     return uncertain({
         case_name(row.case): pct for row in comparison.rows
-        if row.ratio and (pct := ruined_pct(row.ratio, row.ci95))
+        if row.ratio and (pct := Ratio(row.ratio, row.ci95).ruined_pct)
     })  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from microbench.fleet_verdict import (
     Finding,
     Fleet,
     GpuRow,
-    doubts,
     findings,
     fleet_from_json,
     mean_of,
@@ -39,11 +38,22 @@ def fleet_sheet(fleet: Fleet) -> Sheet:
     found = findings(fleet)
     table = Table(_columns(fleet, found), [_row(row, found) for row in fleet.rows])
     notes = [Text(f"{one.where}: {one.kind}: {fmt.clean(one.what)}", "red") for one in found]
-    notes += [Text(line) for line in uncertain(doubts(fleet))]
+    notes += [Text(line) for line in uncertain(_doubts(fleet))]
     bad = len(dict.fromkeys(one.where for one in found))
     total = fmt.count(len(fleet.rows), "GPU")
     said = f"{total}: findings on {bad}." if bad else f"{total}: no findings."
     return Sheet(table, table, f"{said} {FEW.get(len(fleet.rows), '')}".strip(), notes)
+
+
+def _doubts(fleet: Fleet) -> dict[str, float]:
+    """The cases too uncertain for a verdict: half of the interval in per cent, by GPU and case."""
+    found = {
+        f"{row.where} {case}": ratio.ruined_pct
+        for row in fleet.rows
+        for case in fleet.cases
+        if (ratio := relative(row, peers(row, fleet), case))
+    }
+    return {name: pct for name, pct in found.items() if pct}
 
 
 def _columns(fleet: Fleet, found: list[Finding]) -> list[Column[GpuRow]]:

@@ -18,7 +18,8 @@ from microbench.libraries import summaries
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Ratio, Result, Run
-from microbench.timing.stats import RUINED_PCT, half_width_pct
+from microbench.results.values import RUINED_PCT
+from microbench.timing.stats import half_width_pct
 from microbench.verdict import uncertain
 
 PASSES = ("fprop", "dgrad", "wgrad")

@@ -13,7 +13,7 @@ from microbench import fmt
 from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
-from microbench.timing.stats import RUINED_PCT
+from microbench.results.values import RUINED_PCT
 
 MOST_WHYS = 8
 MOST_REASONS = 3

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from microbench.results.kinds import KINDS
-from microbench.results.values import Interval, ProcessTime, Timed
+from microbench.results.values import RUINED_PCT, Interval, ProcessTime, Ratio, Timed
 from microbench.timing.processes import (
     USUAL,
     Usual,
@@ -27,7 +27,6 @@ from microbench.timing.processes import (
     usual_of,
     variance_between,
 )
-from microbench.timing.stats import RUINED_PCT, ruined_pct
 
 LEAST_PCT = 1.0  # that a difference must exceed, where runs know how processes differ
 # For cases of one process:
@@ -183,7 +182,7 @@ def judge(a: Timed, b: Timed, noise: Noise = KERNELS, learnt: Learnt | None = No
     share = noise.share(a.median_s, b.median_s)
     if times.interval is None:
         return Judgement("cannot tell", "one round only", "one round only", share)
-    if ruined_pct(*times):
+    if Ratio(*times).ruined_pct:
         return Judgement("cannot tell", "", f"interval is beyond ±{RUINED_PCT:.0f} %", share)
     if a.cpu_bound or b.cpu_bound:
         return _judge_at_one_speed(times, a, b, noise, share, learnt or Learnt())

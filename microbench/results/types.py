@@ -22,7 +22,6 @@ from microbench.results.values import ProcessTime as ProcessTime
 from microbench.results.values import Ratio as Ratio
 from microbench.results.values import Warning as Warning
 from microbench.timing import HEAVY_S, LARGE_FLOPS, SUSTAINED
-from microbench.timing.stats import ruined_pct
 
 SCHEMA_VERSION = 1
 # What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
@@ -179,7 +178,7 @@ class Result:
     def ruined_pct(self) -> float:
         """Half of its time's interval in per cent where that is too wide for a verdict, else 0."""
         timed = self.measurement
-        return ruined_pct(timed.median_s, timed.ci95_s) if timed else 0.0
+        return Ratio(timed.median_s, timed.ci95_s).ruined_pct if timed else 0.0
 
     @property
     def flop_per_s(self) -> float | None:

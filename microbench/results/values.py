@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
-from microbench.timing.stats import ruined_pct
-
 Json = dict[str, Any]
 Interval = tuple[float, float]
+RUINED_PCT = 30.0  # half of an interval: no verdict rests on a figure beyond it
 PROCESSES = "processes"  # the field of a run file, which older ones lack, and those of one process
 
 
@@ -32,8 +32,15 @@ class Ratio:
 
     @property
     def ruined_pct(self) -> float:
-        """Half of its interval in per cent where that is too wide for a verdict, else 0."""
-        return ruined_pct(self.ratio, self.ci95)
+        """Half of its interval in per cent where that is beyond RUINED_PCT; 0 within, or for none.
+
+        The half is a factor, either way: a ratio and its inverse are ruined together.
+        """
+        if self.ci95 is None:
+            return 0.0
+        low, high = self.ci95
+        pct = 100 * (max(high / self.ratio, self.ratio / low if low > 0 else math.inf) - 1)
+        return pct if pct > RUINED_PCT else 0.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 MAX_INTERVAL_PCT = 0.5  # stop sampling when the median's interval is within this
-RUINED_PCT = 30.0  # half of an interval: no verdict rests on a figure beyond it
 NORMAL_FROM = 1000.0  # degrees of freedom: Student's t is within 0.2 % of the normal quantile
 ANGLES = 40_001
 CORRELATIONS = tuple(i / 10 for i in range(9))  # of a round with the next one
@@ -133,19 +132,6 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
 def half_width_pct(centre: float, interval: Interval) -> float:
     """The larger half of the interval, in per cent of the centre, which must not be 0."""
     return 100 * max(interval[1] - centre, centre - interval[0]) / centre
-
-
-def ruined_pct(centre: float, interval: Interval | None) -> float:
-    """Half of the interval in per cent where it is beyond RUINED_PCT, too wide for a verdict.
-
-    0 within it, and where there is no interval. The half is a factor, either way: a ratio and its
-    inverse are ruined together.
-    """
-    if interval is None:
-        return 0.0
-    low, high = interval
-    pct = 100 * (max(high / centre, centre / low if low > 0 else math.inf) - 1)
-    return pct if pct > RUINED_PCT else 0.0
 
 
 def ratio_interval(
