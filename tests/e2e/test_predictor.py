@@ -102,6 +102,17 @@ def test_a_second_network_reuses_times(store: Store, monkeypatch: pytest.MonkeyP
     assert len(asked) < len(distinct), "but what was not steady enough to be kept"
 
 
+def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "e2e.prediction.predictor.time_calls", lambda target, calls, doing: ["planted"] * len(calls)
+    )
+    found = Predictor(NETWORK, CPU, CLASSES, empty_store).predict(CASE, quietly)
+    assert found.predicted is None
+    assert "nothing could be timed: 4 x aten.convolution" in (found.reason or "")
+
+
 class Picking(nn.Module):
     """Rows where a mask is set: how many depends on data, under fake tensors unknown."""
 
