@@ -105,7 +105,8 @@ class Predictor:
         times, problems = self._times(traced, partial(announce, case.key))
         found = predicted_of(traced, times, problems)
         if not found.step_s:
-            return Prediction(reason=f"nothing could be timed: {found.uncovered[0]}")
+            why = next(iter(found.uncovered), "it launches nothing")
+            return Prediction(reason=f"nothing could be timed: {why}")
         if self._target.kind == "cuda":
             announce(case.key, "timing how fast the CPU launches")
             found = replace(found, gpu_s=found.step_s, host_s=self._host_s(found.launches or 0))

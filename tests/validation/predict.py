@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -75,7 +76,7 @@ def predict_and_train(job: Job, run: Run) -> Run:
     return job.run(predict_steps(job, run, comparisons), comparisons, lambda _: 0)
 
 
-def table(trainings: list[Training]) -> tuple[list[str], bool]:
+def table(trainings: Sequence[Training]) -> tuple[list[str], bool]:
     """A line a step, and errors; whether these are as small as they must be."""
     lines = ["| step | predicted ms | measured ms | error % | limit | may be | memory, % |",
              "| --- | ---: | ---: | ---: | --- | --- | ---: |"]  # fmt: skip
