@@ -610,7 +610,9 @@ class _Bare:
             return original(tensor, *rest, **named)
         finally:
             took_s = time.perf_counter() - began_s
-            read = self._reads.setdefault((_line(inspect.currentframe()), name.strip("_")), [0, 0.0])
+            read = self._reads.setdefault(
+                (_line(inspect.currentframe()), name.strip("_")), [0, 0.0]
+            )
             read[0] += 1
             read[1] += took_s
 
@@ -628,7 +630,9 @@ class _Calls:
         self._back = _replace(stack, torch.nn.Module, "__call__", self._find)
 
     def _find(self, original: Function, module: Any, *arguments: Any, **named: Any) -> Any:
-        if self.model() is None and not _inside() and any(True for _ in module.parameters()):
+        if _is_compiling is bool and "torch._dynamo" in sys.modules:
+            self._back()  # torch 2.0 would compile what stands before a call
+        elif not _inside() and self.model() is None and any(True for _ in module.parameters()):
             self._back()
             self.model = weakref.ref(module)
             _replace(self._stack, type(module), "__call__", self._call)
@@ -636,7 +640,7 @@ class _Calls:
         return original(module, *arguments, **named)
 
     def _call(self, original: Function, module: Any, *arguments: Any, **named: Any) -> Any:
-        if module is self.model() and not _inside():
+        if not _inside() and module is self.model():
             self._called(False)
         return original(module, *arguments, **named)
 
