@@ -129,7 +129,8 @@ def test_right_and_wrong_answers_are_counted() -> None:
     never = replace(control, name="never", live=fixed, never="casts|TF32")
     idle = replace(right, name="idle", fixed=live, fixed_alone=None, proved=None)
     refused = replace(lost, name="refused", may_refuse=True)
-    ran = (right, wrong, lost, control, never, idle, refused)
+    silent = replace(wrong, name="silent", live=replace(nothing, refused=True), may_refuse=True)
+    ran = (right, wrong, lost, control, never, idle, refused, silent)
     data = json.loads(json.dumps([asdict(one) for one in ran]))
     ran = decode(tuple[Scenario, ...], data, "scenarios")
     text = "\n".join([*table(ran), *summary(ran)])
@@ -137,8 +138,9 @@ def test_right_and_wrong_answers_are_counted() -> None:
         "| nchw | 10 | 7.4 | yes | yes | no | 30.0 % | 26.0 % | +20 % | 25.0 % |",
         "| wrong | 10 | 7.4 | no. 2 |  | no | 38.0 % | 26.0 % | +0 % |  |",
         "| control | 10 |  | nothing | nothing |", "| never | 7.4 |  | named |", "| refused |",
-        "first in 1 of 2 scripts live", "first in 1 of 1 scripts from the kept trace alone",
-        "first in 1 of 1 scripts with --prove", "named in 2 of 5 scripts",
+        "| silent | 10 | 7.4 | no verdict |", "first in 2 of 3 scripts live",
+        "first in 1 of 1 scripts from the kept trace alone",
+        "first in 1 of 1 scripts with --prove", "named in 2 of 6 scripts",
         "lost: lost: exit code 1", "within 5 points of the measured one in 1 of 2",
         "idle: its fix gains 0.0 %", "wrong: casts 4 ms; layout changes 3.8 ms",
         "never: must not be named: casts", "idle: must not be named: layout changes",

@@ -44,10 +44,10 @@ def _pct(value: float | None) -> str:
 def _first(scenario: Scenario, found: Found | None) -> str:
     if found is None:
         return "refused" if scenario.may_refuse and "exit code 1:" in scenario.problem else ""
+    if found.refused:
+        return "no verdict"
     if not scenario.planted:
         return "nothing" if scenario.is_right(found) else "named"
-    if not found.causes:
-        return "no verdict" if scenario.may_refuse else "no"
     place = found.place(scenario.planted)
     return "yes" if place == 1 else f"no. {place}" if place else "no"
 

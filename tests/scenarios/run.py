@@ -35,7 +35,8 @@ class Cause:
 class Found:
     """The diagnosis of one run: `causes`, the first first, and whether its terms add up.
 
-    `bare_s` is the step without the profiler, `recorded_s` the step that was recorded.
+    `bare_s` is the step without the profiler, `recorded_s` the step that was recorded. `refused`:
+    it says that nothing can be concluded.
     """
 
     bare_s: float
@@ -43,6 +44,7 @@ class Found:
     busy: float
     exact: bool
     causes: tuple[Cause, ...]
+    refused: bool = False
 
     def place(self, words: str) -> int:
         """Where a cause with a title that matches comes; 0 for nowhere."""
@@ -77,7 +79,7 @@ class Scenario:
     def is_right(self, found: Found) -> bool:
         """Whether the planted cause comes first; where none is planted, whether none is named."""
         if self.planted:
-            return found.place(self.planted) == 1 or (self.may_refuse and not found.causes)
+            return found.place(self.planted) == 1 or (self.may_refuse and found.refused)
         return not (found.place(self.never) if self.never else found.causes)
 
     @property
@@ -193,4 +195,7 @@ def found_in(data: dict[str, Any]) -> Found:
     step_s = last["window_ns"] / last["steps"] / 1e9
     recorded = (last.get("recorded_step_s") or {}).get("names") or step_s
     exact = all(sum(t["ns"] for t in one["terms"]) == one["window_ns"] for one in data["runs"])
-    return Found(last["bare_step_s"] or step_s, recorded, last["busy"], exact, tuple(causes))
+    return Found(
+        last["bare_step_s"] or step_s, recorded, last["busy"], exact, tuple(causes),
+        bool(last.get("ruined")),
+    )  # fmt: skip
