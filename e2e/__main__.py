@@ -285,7 +285,7 @@ def diagnose(
     \b
       halfway diagnose train.py -- --your --arguments
       halfway diagnose train.py --base-args "" -- --amp
-      halfway diagnose --prove torchrun --nproc_per_node 2 train.py
+      halfway diagnose --keep DIR torchrun --nproc_per_node 2 train.py
       halfway diagnose -m package.module
       halfway diagnose amp.json.gz --base fp32.json.gz
 
