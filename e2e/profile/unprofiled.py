@@ -84,8 +84,8 @@ def unprofiled(step: Step) -> Unprofiled:
     times, loading = step.trace.seconds("bare_s"), step.trace.seconds("loading_s")
     if not times or not fmean(times):
         return Unprofiled(step, None, None, step.end - step.start, dict(step.recorded))
-    loading = loading if len(loading) == len(times) else [0.0] * len(times)
-    known = bool(step.trace.facts.get("loading_s"))
+    known = len(loading) == len(times)
+    loading = loading if known else [0.0] * len(times)
     scale = 1e9 * step.steps
     whole_ns = round(scale * fmean(times))
     own = [max(0.0, time - wait) for time, wait in zip(times, loading, strict=True)]

@@ -56,11 +56,12 @@ def two_steps() -> Made:
     return made
 
 
-def busy(made: Made, start: int, end: int, tid: int = MAIN) -> None:
-    """A module whose operators come every 0.4 ms, and launch nothing."""
-    made.note("halfway::net", start, end, tid)
+def busy(made: Made, start: int, end: int, in_a_module: bool = True) -> None:
+    """Operators that come every 0.4 ms, and launch nothing: of a module, or the script's own."""
+    if in_a_module:
+        made.note("halfway::net", start, end)
     for at in range(start, end, 400 * US):
-        made.op("aten::view", at, at + US, tid)
+        made.op("aten::view", at, at + US)
 
 
 # ---------------------------------------------------------------- what the device waits for
@@ -73,8 +74,7 @@ def test_time_without_work_is_the_cpu_s_until_it_launches_and_the_device_s_after
     """Launched at 17.01 ms, begun at 19: it was under way. A stream that waits delays no CPU."""
     made = two_steps()
     made.span("cuda_runtime", "cudaStreamWaitEvent", 10 * MS, 10 * MS + 10 * US)
-    if in_a_module:
-        busy(made, 10 * MS, 17 * MS)
+    busy(made, 10 * MS, 17 * MS, in_a_module)
     own = {} if in_a_module else {PYTHON: 7 * MS - 10 * US}
     launch = 9 * MS - sum(own.values())
     assert terms_of(made, tmp_path) == {LAUNCH: launch, t.MATRIX_PRODUCTS: MS, **own}
@@ -106,8 +106,7 @@ def test_what_follows_a_synchronisation_until_the_next_launch_is_its_price(
     made = two_steps()
     made.op("aten::item", 9 * MS, 10 * MS + 20 * US)
     made.span("cuda_runtime", "cudaStreamSynchronize", 9 * MS, 10 * MS + 10 * US)
-    if in_a_module:
-        busy(made, 10 * MS + 20 * US, 17 * MS)
+    busy(made, 10 * MS + 20 * US, 17 * MS, in_a_module)
     found = terms_of(made, tmp_path)
     own = 0 if in_a_module else 7 * MS - 20 * US
     assert found.get(PYTHON, 0) == own
@@ -136,6 +135,15 @@ def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -
     made.note("enumerate(DataLoader)#_Iter.__next__", 10 * MS, 10 * MS + 300 * US)
     found = terms_of(made, tmp_path)
     assert found == {t.MATRIX_PRODUCTS: 8 * MS, PYTHON: 1_700 * US, LOADER: 300 * US}
+
+
+def test_a_step_ends_when_all_that_it_launched_is_done(tmp_path: Path) -> None:
+    """Not when what it launched last is."""
+    made = two_steps()
+    made.kernel("long", 9 * MS, 11 * MS, 7 * MS, stream=8)
+    made.kernel("longer", 18 * MS, 21 * MS, 16 * MS, stream=8)
+    found = step(made, tmp_path)
+    assert (found.start, found.end) == (11 * MS, 21 * MS)
 
 
 # ---------------------------------------------------------------- what works
@@ -287,10 +295,13 @@ def test_compilation_inside_a_step_is_neither_launch_nor_synchronisation(tmp_pat
 
 
 def graph_step(*names: str) -> Made:
-    """A step to 10 ms, and one that replays a graph, launched at 11 ms, with a kernel each ms."""
+    """A step to 10 ms, and one that replays a graph, launched at 11 ms, with a kernel each ms.
+
+    Those without a name were not recorded.
+    """
     made = begun(9 * MS, 18 * MS)
     made.span("cuda_runtime", "cudaGraphLaunch", 11 * MS, 11 * MS + 50 * US, correlation=77)
-    for node, name in enumerate(names):
+    for node, name in ((node, name) for node, name in enumerate(names) if name):
         made.span(
             "kernel", name, (12 + node) * MS, (13 + node) * MS - 5 * US, 7, correlation=77,
             stream=7, device=0, **{"graph id": 3, "graph node id": node},
@@ -301,12 +312,13 @@ def graph_step(*names: str) -> Made:
 def test_kernels_of_a_graph_are_told_by_their_names(tmp_path: Path) -> None:
     made = graph_step(
         "nvjet_hsh_64x64", "sm90_xmma_fprop_implicit_gemm_f16f16", POINTWISE,
-        "void at::native::vectorized_elementwise_kernel<4, add>", "mystery",
+        "void at::native::vectorized_elementwise_kernel<4, add>", "", "mystery",
     )  # fmt: skip
     each = MS - 5 * US
     assert step(made, tmp_path).recorded == {
         PYTHON: MS, LAUNCH: MS, t.MATRIX_PRODUCTS: each, t.CONVOLUTIONS: each,
-        t.FUSED_ELEMENTWISE: each, TERMS["elementwise"]: each, t.OTHER: each, t.BETWEEN: 4 * 5 * US,
+        t.FUSED_ELEMENTWISE: each, TERMS["elementwise"]: each, t.OTHER: each, t.BETWEEN: 3 * 5 * US,
+        t.NOT_RECORDED: MS + 5 * US,
     }  # fmt: skip
 
 

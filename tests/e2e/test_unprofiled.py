@@ -74,13 +74,25 @@ def test_the_profiler_s_time_is_cut_from_what_it_slows(
 ) -> None:
     """Of two recordings launches and waits alone are slowed, until nothing is left of them."""
     times = recorded(played, slow=3)
-    run = seen(recorded(played, slow=9, times=times, bare_s=[bare_ms / 1e3] * 4,
-                        loading_s=[5e-4] * 4), tmp_path)  # fmt: skip
+    bare_s = [*[bare_ms / 1e3] * 9, bare_ms / 1e3 + 0.01]  # of which one is longer, by 1 ms a step
+    run = seen(recorded(played, slow=9, times=times, bare_s=bare_s, loading_s=[5e-4] * 10),
+               tmp_path)  # fmt: skip
     assert run.step.named is not None
     ms = {term: ns / 2e6 for term, ns in run.terms.items()}
+    assert ms[RESIDUAL] == approx(1, abs=0.05)
     assert ms[LOADER] == approx(0.5, abs=0.01)
     assert ms.get(PYTHON, 0) == approx(own_ms, abs=0.05)
     assert ms.get(LAUNCH, 0) + ms.get(SYNC, 0) == approx(launch_ms, abs=0.05)
+
+
+def test_of_a_wait_for_data_only_that_counts_in_which_the_device_idles(tmp_path: Path) -> None:
+    def fed(tape: Tape) -> None:
+        tape.product(6 * MS)
+        with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+            tape.now += 8 * MS
+
+    run = seen(recorded(fed, bare_s=[0.008] * 9, loading_s=[0.007] * 9), tmp_path)
+    assert run.terms[LOADER] / 2e6 == approx(7 * (2 / 8), abs=0.05)
 
 
 def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
