@@ -16,7 +16,7 @@ from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value, screen
-from microbench.timing.stats import RUINED_PCT
+from microbench.results.values import RUINED_PCT
 
 R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
