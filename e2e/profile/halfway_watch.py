@@ -66,7 +66,8 @@ CLEARS_EVENTS = "Warning: Profiler clears events"
 WHAT_COUNTS = (
     "A step is a step() of the first torch optimizer in this process or, without one, a call of "
     "the model. Processes that the script starts are not seen: start them by torchrun, with this "
-    "recorder before the script. In a loop of your own call w.step() (halfway_watch.watch)."
+    "recorder before the script, or run what they run (-m MODULE). In a loop of your own call "
+    "w.step() (halfway_watch.watch)."
 )
 LATE = (
     "The optimizer's step is inside of a backward pass, of compiled code or of a captured graph, "
@@ -110,6 +111,7 @@ class Watch:
         self._process = os.getpid()
         self._open, self._looking = ExitStack(), ExitStack()  # end what is open: in all, in a phase
         self.late = False  # a step ended where nothing may begin
+        self._was_late = False  # and one has been counted since
         self._profiles: weakref.WeakSet[Any] | None = None  # that were prepared, ours too
         self._met_another = False
         self._bare: _Bare | None = None
@@ -174,7 +176,7 @@ class Watch:
     def _called(self, first: bool) -> None:
         """The model is called, perhaps for the first time, and nothing else is open."""
         if self.late or (self.unit == CALL and not first):
-            self.late = False
+            self.late, self._was_late = False, self.late
             self.step()
         elif self.unit == CALL:
             self._begin(0)  # the first step begins
@@ -228,8 +230,8 @@ class Watch:
         elif not self.done:
             self._stop()
             alone = " without the script's own profiler" if self._met_another else ""
-            advice = LATE if self.late else WHAT_COUNTS
-            advice = "(--after, --bare and --traced lower that)" if self.steps > 0 else advice
+            advice = "(--after, --bare and --traced lower that)" if self.steps > 0 else WHAT_COUNTS
+            advice = LATE if self.late and not self._was_late else advice
             if not failed:
                 self._say(
                     f"nothing written: {max(0, self.steps)} steps were seen{alone}, {self._needed} "

@@ -131,6 +131,13 @@ for _ in range(STEPS):
     loss.backward()
     print(loss.item())
 """
+NOTHING_BETWEEN = """
+weight = nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+weight.register_hook(lambda grad: optimizer.step())
+for _ in range(STEPS):
+    weight.square().sum().backward()
+"""
 FORKED = """
 import os
 if os.fork() == 0:
@@ -169,6 +176,7 @@ CASES = {
     "accumulated": Case(PLAIN.replace("optimizer)", "optimizer, parts=4)"), calls=4),
     "closure": Case(CLOSURE, calls=3),
     "in_backward": Case(IN_BACKWARD),
+    "nothing_between": Case(NOTHING_BETWEEN, whole=0, says="is inside of a backward pass"),
     "forked": Case(FORKED + PLAIN),
     "in_a_child": Case(FORKED, whole=0, says="0 steps were seen, 8 are needed. A step is a step()"),
     "made_anew": Case(MADE_ANEW + PLAIN),
