@@ -16,7 +16,6 @@ from e2e.input_stalls import joints
 from e2e.report import (
     causes,
     costs,
-    gpu_time,
     learning,
     ledger,
     predictions,
@@ -137,13 +136,12 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
     return [
         ("", [*lines, *costs.setups(view), *costs.float8_layers(view)] if lines else []),
         reasons,
-        (gpu_time.TITLE, gpu_time.gpu_time_lines(view, width, details=details)),
+        (predictions.title(view), predictions.prediction_lines(view, width, details=details)),
         (learning.learning_title(run), learning.learning_lines(view, width)),
         (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
         (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
-        (predictions.TITLE, predictions.step_lines(view, width, details=details)),
         (ranks.SCALING_TITLE, ranks.scaling_lines(view, width)),
         (ranks.EXCHANGE_TITLE, ranks.exchange_lines(view, width)),
         *_accounts(view, width, details),
@@ -228,17 +226,11 @@ def training_parts(run: Run) -> list[Part]:
         Part(f"{costs.phases_title(view)}:", costs.phases_table(view)),
         Part(f"{ranks.SCALING_TITLE}:", ranks.scaling_table(view)),
         Part(f"{ranks.EXCHANGE_TITLE}:", ranks.exchange_table(view)),
-        Part(f"{predictions.TITLE}:",
-             predictions.step_table(view), _calls(view.only(predictions.has_step))),
-        Part(f"{gpu_time.TITLE}:", gpu_time.gpu_time_table(view),
-             _calls(view.only(gpu_time.is_predicted))),
+        Part(f"{predictions.title(view)}:", predictions.prediction_table(view),
+             [f"{note}." for note in predictions.calls_named(view, details=True)]),
         *(part for _, part in ledger.ledger_parts(view)),
         *(causes.causes_part(view, arm) for arm in view.arms),
     ]  # fmt: skip
-
-
-def _calls(view: View) -> list[str]:
-    return [f"{note}." for note in predictions.calls_named(view, details=True)]
 
 
 # ---------------------------------------------------------------- CSV

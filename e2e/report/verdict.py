@@ -23,10 +23,9 @@ from e2e.report.arms import (
 )
 from e2e.report.causes import cause_sentences, has_causes
 from e2e.report.figures import bottleneck, faster, noun, times
-from e2e.report.gpu_time import gpu_time_sentences, is_predicted
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
-from e2e.report.predictions import is_alone
+from e2e.report.predictions import is_predicted, prediction_sentences
 from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
@@ -60,10 +59,10 @@ def verdict(run: Run) -> list[str]:
         lines += [*_missing(view, whole), *_accuracies(view, whole)]
         if run.device.get("kind") == "cuda":
             lines += [*_waiting(view, family), *_slowed(view, family)]
-        for sentences in (gpu_time_sentences, ledger_sentences, cause_sentences):
+        for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
     lines += [*exchange_sentences(view.arms), *uncertain(doubt)]
-    alone = any(is_alone(arm) or is_predicted(arm) for arm in view.arms)
+    alone = any(is_predicted(arm) and not arm.steps for arm in view.arms)
     if alone and run.device.get("kind") == "cpu" and load_warnings(run.settings):
         lines.append(BUSY)
     return lines

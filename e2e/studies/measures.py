@@ -9,7 +9,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from e2e.report.figures import BOTTLENECKS
-from e2e.report.gpu_time import gpu_error_pct
+from e2e.report.predictions import error_pct
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Repeat, Training
 from microbench.fmt import number
@@ -50,12 +50,6 @@ def _single_steps(training: Training) -> Sequence[float]:
     if training.steps is None:
         return ()
     return training.steps.wall_times_s if training.case.fed else training.steps.times_s
-
-
-def _error_pct(training: Training) -> float | None:
-    """Of a predicted step, or of its GPU time where that was predicted."""
-    known = training.predicted.error_pct if training.predicted else None
-    return known if known is not None else gpu_error_pct(training)
 
 
 def _mean(name: str) -> Read:
@@ -211,7 +205,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "fits_batch": Column("batch that fits", lambda t: t.fits_batch, text=str),
     "predicted_ms": Column("predicted ms", lambda t: t.predicted and 1e3 * t.predicted.step_s),
-    "error_pct": Column("error, %", _error_pct),
+    "error_pct": Column("error, %", error_pct),
     "model_mb": Column("model MB", lambda t: _over(t.model_bytes, MB), text=fixed(2)),
     "checkpoint_mb": Column(
         "checkpoint MB", lambda t: _over(t.checkpoint_bytes, MB), text=fixed(2)

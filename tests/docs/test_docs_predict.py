@@ -9,7 +9,7 @@ from samples.pages import ROOT, says, table, trainings
 from samples.prediction_errors import error_table, in_step_over_alone, limits_named
 
 from e2e.prediction.predictor import GPU_ERROR, MEMORY_ERROR, REFERENCE_LAUNCHES
-from e2e.report.gpu_time import MAY_LIMIT
+from e2e.report.predictions import MAY_LIMIT
 from e2e.results.types import Training
 from e2e.training.host_speed import REFERENCE_S
 from microbench.errors import UserError

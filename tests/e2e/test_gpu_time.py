@@ -9,7 +9,7 @@ import pytest
 from samples.training_runs import arm, run_of
 
 from e2e.report.arms import view_of
-from e2e.report.gpu_time import gpu_error_pct, gpu_time_lines, gpu_time_sentences
+from e2e.report.predictions import error_pct, prediction_lines, prediction_sentences
 from e2e.results.types import PREDICTED, Predicted, Training
 from microbench.results.types import Run
 
@@ -29,7 +29,7 @@ def planted(predicted: Predicted, busy_s: float | None = None) -> Training:
 
 def said(run: Run) -> str:
     view = view_of(run)
-    return " ".join(line for family in view.families for line in gpu_time_sentences(view, family))
+    return " ".join(line for family in view.families for line in prediction_sentences(view, family))
 
 
 def test_time_interval_memory_and_launches_are_said() -> None:
@@ -63,12 +63,12 @@ def test_of_a_cpu_it_is_rough() -> None:
 
 def test_the_error_is_that_of_the_gpu_s_time_and_of_no_step() -> None:
     measured = planted(ALONE, busy_s=0.041)
-    assert gpu_error_pct(measured) == pytest.approx(-2.4, abs=0.05)
-    assert gpu_error_pct(planted(ALONE)) is None
+    assert error_pct(measured) == pytest.approx(-2.4, abs=0.05)
+    assert error_pct(planted(ALONE)) is None
     assert ALONE.beside(0.5).error_pct is None
     assert measured.predicted_per_s is None
     run = run_of(measured)
     assert "median 2.4 %, worst 2.4 %" in said(run)
-    screen = "\n".join(line.plain for line in gpu_time_lines(view_of(run), 120))
+    screen = "\n".join(line.plain for line in prediction_lines(view_of(run), 120))
     for part in ("40.0", "41.0", "-2.4", "605", "12.0"):
         assert part in screen

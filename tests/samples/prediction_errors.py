@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from e2e.report.predictions import error_pct, is_beside, off_pct
+from e2e.report.predictions import error_pct, is_predicted, off_pct
 from e2e.results.baselines import BASELINES
 from e2e.results.types import BORDER, Training
 
@@ -27,7 +27,7 @@ class Line:
 
 def error_table(trainings: Sequence[Training]) -> dict[str, Line]:
     """Errors of step times by measured bottleneck, of speed-ups, and of peak memory."""
-    both = [t for t in trainings if is_beside(t)]
+    both = [t for t in trainings if is_predicted(t) and t.steps]
     gpu, host = ([t for t in both if t.limit == limit] for limit in ("gpu", "host"))
     plain, captured = ([t for t in gpu if t.case.graph == graph] for graph in (False, True))
     said = [t for t in both if not t.case.graph and t.predicted and t.predicted.limit == "gpu"]

@@ -16,7 +16,7 @@ from e2e.commands.predictions import predict_steps
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job
 from e2e.commands.train import run_requests
-from e2e.report.gpu_time import MAY_LIMIT, gpu_error_pct
+from e2e.report.predictions import MAY_LIMIT, error_pct
 from e2e.results.types import Training
 from microbench.errors import UserError
 from microbench.results.runfile import read_run
@@ -84,7 +84,7 @@ def table(trainings: Sequence[Training]) -> tuple[list[str], bool]:
     memory: list[float] = []
     for training in trainings:
         case, found, steps = training.case, training.predicted, training.steps
-        error = gpu_error_pct(training)
+        error = error_pct(training)
         if found is None or steps is None or error is None:
             lines.append(f"| {case.network} {case.recipe} | | | {training.reason or ''} | | | |")
             continue
