@@ -30,6 +30,7 @@ def found(*some: Made, folder: Path) -> Traced:
     paths = [made.write(folder / f"{number}.json") for number, made in enumerate(some)]
     run = diagnose(paths).runs[-1]
     assert all(0 <= one.most_ms <= one.ms <= run.step_ms for one in run.findings)
+    assert all(one.share == approx(one.ms / run.step_ms) for one in run.findings)
     return run
 
 

@@ -195,6 +195,7 @@ def test_a_cpu_s_compiled_code_has_products_by_layer_and_loops_of_its_own(name: 
     multiplied = {(p.operator, p.phase) for p in run.products if p.flops}
     assert {("addmm", "forward"), ("mm", "backward")} <= multiplied
     assert all(one.title != "compilation inside the steps" for one in run.findings)
+    assert not {one.cause for one in run.findings} & {"tf32", "float32"}, "a CPU has no other"
 
 
 def test_compiled_products_match_in_pieces_too_and_a_recompilation_is_first() -> None:
