@@ -189,7 +189,8 @@ class Watch:
             self._begin(min(self.steps, self.after - 1))
         else:
             self.steps += 1
-            self._tell_progress()
+            with suppress(OSError, ValueError, AttributeError):  # a stderr that is closed, or none
+                self._tell_progress()
             self._go_on()
 
     def _go_on(self) -> None:
@@ -203,6 +204,10 @@ class Watch:
             self._name_step()
             if self._named > self.traced:
                 self._write()
+                if self._proofs is not None and os.path.exists(self.out):
+                    self._start_proofs()
+                if self._prover is None and self.then_exit:
+                    raise SystemExit(0)
         elif self._profiler is not None:
             self._ends.append(time.time_ns())
             if len(self._ends) == LEAD_IN + self.traced:
@@ -340,7 +345,7 @@ class Watch:
             self._open_step.__enter__()
 
     def _write(self) -> None:
-        profiler, needed = self._profiler, self._needed
+        profiler = self._profiler
         self._stop()
         try:
             self._settle(self._exported(profiler))
@@ -352,10 +357,6 @@ class Watch:
                 f"{len(self.bare_s)} steps timed ({1e3 * statistics.mean(self.bare_s):.3f} ms a "
                 f"step), {self.traced} recorded in {self.out}; next: halfway diagnose {self.out}"
             )
-        if self._proofs is not None and self.steps == needed:
-            self._start_proofs()
-        if self._prover is None and self.then_exit:
-            raise SystemExit(0)
 
     def _exported(self, profiler: Any) -> bytes:
         """What torch writes of a recording."""
@@ -856,7 +857,8 @@ def _of_this_rank(out: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"halfway: {text}", file=sys.stderr)
+    with suppress(OSError, ValueError):
+        print(f"halfway: {text}", file=sys.stderr)
 
 
 def _first_line(error: BaseException) -> str:

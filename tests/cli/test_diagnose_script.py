@@ -171,6 +171,14 @@ def test_a_launcher_starts_the_recorder_on_each_rank(user: User) -> None:
     assert kept == [f"train --lr 3.rank{rank}.json.gz" for rank in (0, 1)]
 
 
+def test_a_script_that_fails_while_it_is_recorded_has_failed(user: User) -> None:
+    fails = "    if number == 7:\n        raise ValueError('planted')\n"
+    (user.folder / "train.py").write_text(SCRIPT.replace("    loss = ", fails + "    loss = "))
+    _, errors = diagnose(user, *STEPS, "train.py", code=3)
+    assert "ValueError: planted" in errors
+    assert "train.py failed: exit code 1; nothing is diagnosed" in errors
+
+
 def test_a_script_that_dies_while_changes_are_tried_is_diagnosed_all_the_same(user: User) -> None:
     """The recorder has ended then: this step is one of those that only try."""
     dies = "    if number == 10:\n        import os; os.kill(os.getpid(), 9)\n"
