@@ -9,7 +9,7 @@ import torch
 from samples.training_runs import arm
 from torch import Tensor, nn
 
-from e2e.profile.in_place import traced_step
+from e2e.profile.training_steps import traced_step
 from e2e.results.ledger import ledger
 from e2e.results.terms import MATRIX_PRODUCTS, TracedPart, TracedStep
 from e2e.training.float8 import TENSORWISE, convert
@@ -49,7 +49,7 @@ def step_of(model: nn.Module) -> Callable[[], object]:
 
 def recorded_of(model: nn.Module, *, autocast: bool = False) -> TracedStep:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = traced_step(step_of(model), model, 2, named=True, channels_last=False)
+        found = traced_step(step_of(model), model, 2, named=True)
     assert (found.steps, found.launches) == (2, 0), "no device"
     assert sum(found.terms.values()) == found.window_ns > 0
     return found
@@ -104,5 +104,5 @@ def test_a_step_that_raises_ends_the_recording() -> None:
         step()
 
     with pytest.raises(RuntimeError, match="planted"):
-        traced_step(breaking, model, 2, named=True, channels_last=False)
+        traced_step(breaking, model, 2, named=True)
     assert products_of(recorded_of(model)).keys() >= {"0"}, "another begins, and names its layers"
