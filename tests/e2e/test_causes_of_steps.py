@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from samples.traces import BACKWARD, MS, US, Made, begun
 
 from e2e.profile.causes import Cause
@@ -65,19 +63,6 @@ def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(
     assert launch.ms == approx(2 if single else waits_ms + 2, abs=0.05)
     optimizer = named(run, "updates one tensor at a time")
     assert [one.ms for one in optimizer] == approx([waits_ms + 0.3] * single, abs=0.02)
-
-
-@settings(max_examples=20)
-@given(bare_ms=st.floats(2.5, 9.9))
-def test_what_the_profiler_added_is_no_gain(
-    bare_ms: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """1 ms of work in 10 ms that were recorded: the rest is as much shorter as the step is."""
-    made = made_with(bare_s=[bare_ms / 1e3] * 3)
-    run = found(made, folder=tmp_path_factory.mktemp("bare"))
-    costs = {one.cause: one.most_ms for one in run.findings}
-    idle_ms = bare_ms - 1
-    assert costs == approx({"own": idle_ms * 7 / 9, "launch": idle_ms * 2 / 9}, rel=1e-3)
 
 
 @pytest.mark.parametrize("regions", [1, 20])

@@ -42,16 +42,12 @@ def training(
     for _ in range(steps + 1):
         for layer in ("body", "head"):
             begin = now
-            calls = [("aten::mm", gemm_us), ("aten::relu", 20)]
-            if casts:
-                calls.insert(0, ("aten::copy_", 30))
+            calls = [("aten::copy_", 30)] * casts + [("aten::mm", gemm_us), ("aten::relu", 20)]
             for name, gpu_us in calls:
                 dims = [[batch, 32], [32, 16]]
-                args: dict[str, Any] = {"Input type": [dtype, dtype]}
-                if name == "aten::copy_":
-                    args["Input type"] = [dtype, "float"]
-                if shapes:
-                    args["Input Dims"] = next(others, dims) if name == "aten::mm" else dims
+                dims = next(others, dims) if name == "aten::mm" else dims
+                args: dict[str, Any] = {"Input Dims": dims} if shapes else {}
+                args["Input type"] = [dtype, "float" if name == "aten::copy_" else dtype]
                 made.op(name, now, now + 5 * US, **args)
                 made.kernel(name, now + 10 * US, now + (10 + gpu_us) * US, now + US)
                 now += (gpu_us + 20) * US

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from samples.traces import MS, US, begun
 
-from e2e.profile.operators import WITHOUT_TF32, arithmetic, misaligned, precision_of, work_of
+from e2e.profile.operators import misaligned, work_of
 from e2e.profile.products import Product, products
 from e2e.profile.step import step_of
 from e2e.profile.trace import OP, Span, read_trace
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
 
-H200, V100 = find_card("NVIDIA H200"), find_card("Tesla V100-SXM2-32GB")
+H200 = find_card("NVIDIA H200")
 BF16, FP8 = "c10::BFloat16", "c10::Float8_e4m3fn"
 
 
@@ -46,13 +46,6 @@ LISTS = ["ScalarList"] * 4 + ["Scalar", "ScalarList", "Scalar", "ScalarList"]
             ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "2", "False", "False",
              "True", "True"]),
          2 * 2 * 4 * 4 * 16 * 4 * 9, 4 * (2 * 8 * 64 + 16 * 4 * 9 + 2 * 16 * 16)),
-        # the second factor of float8 lies in columns; both have scales
-        (op("_scaled_mm", [[64, 32], [32, 16], *[[]] * 6],
-            [FP8, FP8, "float", "float", "", "", "", "Scalar"],
-            [*[""] * 6, "15", "True"], [[32, 1], [1, 32], *[[]] * 6]),
-         2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 2 * 4 + 2 * 64 * 16),
-        (op("_int_mm", [[64, 32], [32, 16]], ["signed char"] * 2),
-         2 * 64 * 32 * 16, 64 * 32 + 32 * 16 + 4 * 64 * 16),
     ],
 )  # fmt: skip
 def test_work_follows_from_the_shapes(operator: Span, flops: int, num_bytes: int) -> None:
@@ -83,33 +76,7 @@ def test_arguments_that_fit_no_operator_are_work_unknown(damaged: Span) -> None:
     assert work_of(damaged).floor(PRECISIONS["bf16"], H200, None) is None
 
 
-# ---------------------------------------------------------------- arithmetic
-
-
-@pytest.mark.parametrize(
-    ("kernel", "share", "card", "allowed", "found"),
-    [
-        ("k", 0.5, H200, True, "tf32"), ("k", 0.5, H200, False, "fp32"), ("k", 0.5, H200, None, ""),
-        ("sm90_xmma_gemm_f32f32_tf32f32", 0.5, H200, False, "tf32"),
-        ("cutlass_80_tensorop_s1688gemm", 0.5, H200, None, "tf32"),
-        ("cutlass_80_simt_sgemm", 0.5, H200, True, "fp32"),
-        # no card computes that fast without Tensor Cores
-        ("k", 1.01 * WITHOUT_TF32, H200, False, "tf32"),
-        ("k", 0.99 * WITHOUT_TF32, H200, False, "fp32"),
-        ("k", 9.0, V100, True, "fp32"), ("k", 0.5, V100, None, "fp32"),  # it has no TF32
-        ("k", 0.5, None, True, "tf32"),
-    ],
-)  # fmt: skip
-def test_float32_runs_as_kernel_rate_card_and_settings_say(
-    kernel: str, share: float, card: Any, allowed: bool | None, found: str
-) -> None:
-    """In this order; the setting of convolutions is another one."""
-    rate = share * 67e12
-    for name, key in (("mm", "allow_tf32"), ("cudnn_convolution", "cudnn_allow_tf32")):
-        facts = {} if allowed is None else {key: allowed}
-        kind = arithmetic(op(name, [], []), "float32", [kernel], rate, card, facts)
-        assert (kind.name if kind else "") == found
-    assert precision_of("bfloat16") is PRECISIONS["bf16"]
+# ---------------------------------------------------------------- Tensor Cores
 
 
 def made_product(operator: Span, ns: float, folder: Path, card: Any = H200, kernel: str = "k",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.profile.causes import AFTER, KNOWN, LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Cause
-from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
 from e2e.profile.gains import PROVED_KEY, SIDECAR, Gain, Tried, gain_of, tried_beside
 from e2e.profile.halfway_prove import TRIALS
 from e2e.profile.replay import KINDS
 from e2e.profile.trials import FAIR, SAID_APART, judged, refuted
-from e2e.report.diagnosis import sheet
-from microbench.report.documents import print_sheet
-from microbench.report.screen import make_console
 
-GOLDEN = Path(__file__).parents[1] / "samples" / "report_proofs.txt"
 CAUSES = ("loader", "sync", "launch", "casts", "layout", "optimizer", "misaligned", "")
 STEP_MS = 100.0
 
@@ -144,50 +137,3 @@ def test_all_that_is_tried_is_a_known_cause(tmp_path: Path) -> None:
     assert {gain.cause for gain in found.gains} <= KNOWN.keys()
     (attention,) = (gain for gain in found.gains if gain.cause == "sdpa")
     assert attention.change == [name for name in names if name.startswith("sdpa")][-1]
-
-
-# ---------------------------------------------------------------- the screen
-
-
-def proven_run() -> Traced:
-    """A run of which each status is shown, with made figures."""
-    tried = Tried(
-        (
-            Gain("loader", "the same batch again and again", 14.2, 14.0, 14.4, 20.0, 6),
-            Gain("casts", "casts of weights kept until the optimizer's step", 0.05, 0, 0.1, 6, 6),
-            Gain("launch", "forward and backward as CUDA graphs", 0.4, 0.2, 1.1, 6, 6, True),
-            Gain("amp", "autocast switched off", -3.0, -3.2, -2.8, 6, 6),
-            Gain("tf32", "TF32 allowed", 0.0, -0.01, 0.01, 6, 6),
-        ),
-        {"layout": "it might break a training that goes on"},
-        435,
-    )
-    by_trace = [
-        Cause("data loading", 15.0, 0.75, "not ready", "more loader workers", None, "loader"),
-        Cause("CPU launch", 2.0, 0.1, "900 launches", "a CUDA graph", None, "launch"),
-        Cause("casts between types", 1.0, 0.05, "head", "one autocast", None, "casts"),
-        Cause("layout changes", 0.9, 0.045, "conv", "channels_last", None, "layout"),
-        Cause("odd sizes", 0.8, 0.04, "", "pad", None, "misaligned", POSSIBLE),
-    ]
-    terms = (TermTime("loader wait", 45_000_000, True), TermTime("convolutions", 15_000_000, False))
-    return Traced(
-        "train.json.gz", "NVIDIA H200", "2.11.0", 3, 60_000_000, 0.02, 0.25, False, "data loading",
-        terms, tuple(judged(by_trace, tried, 20.0)),
-        tuple(f"{gain.change} ({gain.ms:+.2g} ms)" for gain in refuted(by_trace, tried)),
-        gains=tried.gains, tried_steps=tried.steps,
-    )  # fmt: skip
-
-
-def screen() -> str:
-    out = io.StringIO()
-    data = json.loads(json.dumps(asdict(Diagnosis((proven_run(),)))))
-    print_sheet(sheet(data), make_console(file=out))
-    return out.getvalue()
-
-
-def test_the_screen_has_each_status_its_gain_and_what_is_no_cause() -> None:
-    assert screen() == GOLDEN.read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(screen(), encoding="utf-8")
