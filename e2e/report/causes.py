@@ -57,7 +57,7 @@ def causes_part(view: View, arm: Training) -> Part:
         Column("gain", gains),
     ]
     rows = [Row(cause) for cause in arm.causes] if has_causes(view, arm) else []
-    return Part(f"{causes_title(view, arm)}:", Table(columns, [*rows]))
+    return Part(causes_title(view, arm), Table(columns, [*rows]))
 
 
 def cause_lines(view: View, width: int, *, details: bool) -> list[tuple[Training, list[Text]]]:

@@ -7,14 +7,14 @@ from typing import cast
 
 from rich.text import Text
 
-from e2e.report.arms import View, grouped
+from e2e.report.arms import View
 from e2e.report.table import arms_table, item, name_columns, plain_row
 from e2e.results.types import Phase, Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table, Value, screen
+from microbench.report.table import Column, Part, Row, Table, Value
 from microbench.results.types import Run
 
-STAGES, STAGES_TITLE = "stages_s", "Where the time of this run went (wall clock)"  # in settings
+STAGES = "stages_s"  # in settings
 STATES_TITLE = "State of the device during timing (utilisation from the driver)"
 MOST_SETUPS = 6
 MOST_PHASES = 18  # arms in the table of phases, on the screen without --verbose
@@ -26,17 +26,20 @@ CPU_PHASES = (
 PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 
 
-def phases_title(view: View) -> str:
-    """The heading, with the clocks that were read."""
-    phases = [phase for arm in view.arms for phase in arm.phases]
-    clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
-    return f"Phases of a step, timed in a separate pass (ms: {clocks})"
+def phases_part(view: View, *, details: bool = True) -> Part:
+    """The arms whose phases were timed, one column per phase, in milliseconds.
 
-
-def phases_table(view: View) -> Table[Training]:
-    """The arms whose phases were timed, one column per phase, in milliseconds."""
+    Many of them are only counted without `details`.
+    """
     timed = view.only(lambda arm: bool(arm.phases))
-    return arms_table(timed, [*name_columns(view), *phase_columns(view)], plain_row(view))
+    phases = [phase for arm in timed.arms for phase in arm.phases]
+    clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
+    title = f"Phases of a step, timed in a separate pass (ms: {clocks})"
+    if len(timed.arms) > MOST_PHASES and not details:
+        return Part(title, notes=[f"timed for {len(timed.arms)} arms; --verbose shows all"])
+    table = arms_table(timed, [*name_columns(view), *phase_columns(view)], plain_row(view))
+    both = any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
+    return Part(title, table, notes=[CPU_PHASES] * both)
 
 
 def phase_columns(view: View) -> list[Column[Training]]:
@@ -65,20 +68,6 @@ def _clocks(name: str) -> dict[str, Callable[[Training], Value]]:
 def _phase(arm: Training, name: str) -> Phase | None:
     """The last one of this name."""
     return {phase.name: phase for phase in arm.phases}.get(name)
-
-
-def phases_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
-    """The table; a line in its place for many arms without `details`. Empty without phases."""
-    table = phases_table(view)
-    if not table.rows:
-        return []
-    if len(table.items) > MOST_PHASES and not details:
-        return [Text(f"timed for {len(table.items)} arms; --verbose shows all", "dim")]
-    shown = screen(table, width)
-    left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
-    both = any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
-    notes = [CPU_PHASES * both, left_out]
-    return [*shown.lines, *(Text(note, "dim") for note in notes if note)]
 
 
 def _cell(phase: Phase | None) -> str:
@@ -148,26 +137,15 @@ def _state(arm: Training) -> str:
     return ", ".join(filter(None, parts))
 
 
-def stages_lines(run: Run, width: int) -> list[Text]:
+def stages_part(run: Run) -> Part:
     """The seconds of each stage of the run, in the order in which they began, and in all."""
     known: object = run.settings.get(STAGES)
     items = cast(dict[object, object], known).items() if isinstance(known, dict) else ()
     took = [(str(name), float(one)) for name, one in items if isinstance(one, int | float)]
-    if not took:
-        return []
     columns: list[Column[tuple[str, float]]] = [
         Column("stage", lambda stage: fmt.clean(stage[0])),
         Column("seconds", lambda stage: f"{stage[1]:.1f}", right=True),
     ]
-    rows = [*took, ("in all", sum(seconds for _, seconds in took))]
-    return screen(Table(columns, [Row(row) for row in rows]), width).lines
-
-
-def whys(view: View) -> list[Text]:
-    """Why steps take as long as they do, each reason once."""
-    seen = grouped(
-        (fmt.clean(arm.why), f"{view.label(arm)}, batch {arm.case.batch}")
-        for arm in view.arms
-        if arm.why
-    )
-    return [item(fmt.listed(names), why) for why, names in seen.items()]
+    rows = [*took, ("in all", sum(seconds for _, seconds in took))] if took else []
+    title = "Where the time of this run went (wall clock)"
+    return Part(title, Table(columns, [Row(row) for row in rows]))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.text import Text
-
 from e2e.input_stalls import IN_FULL, Gain, Joint, throughput, throughput_error_pct
 from e2e.report.arms import grouped
 from e2e.report.figures import bottleneck_of, signed_pct
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table, blank, screen
+from microbench.report.table import Column, Part, Row, Table, blank
 
 
 def joint_title(joint: Joint) -> str:
@@ -45,11 +43,9 @@ def joint_table(joint: Joint) -> Table[int]:
     )  # fmt: skip
 
 
-def joint_lines(joint: Joint, width: int) -> list[Text]:
+def joint_part(joint: Joint) -> Part:
     """The table with its notes; pairs are predicted / measured."""
-    shown = screen(joint_table(joint), width)
-    notes = [*_notes(joint), shown.left_out_note(width)]
-    return [*shown.lines, *(Text(line, "dim") for line in notes if line)]
+    return Part(f"Together: {joint_title(joint)}", joint_table(joint), notes=_notes(joint))
 
 
 def joint_warnings(joint: Joint) -> list[str]:

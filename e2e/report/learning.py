@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from statistics import fmean
 
-from rich.text import Text
-
 from e2e.report.arms import View, grouped, is_generated
 from e2e.report.figures import spread
 from e2e.report.table import JOIN, arms_table, coloured_row, name_columns, raw, raw_pair
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, screen
-from microbench.results.types import Run
+from microbench.report.table import Column, Part
 
 Pair = tuple[float, float] | None  # mean and deviation over the repeats
 
@@ -24,23 +21,16 @@ def was_trained(arm: Training) -> bool:
     return bool(arm.repeats) or arm.converged is not None
 
 
-def learning_title(run: Run) -> str:
-    """The heading; it mentions generated data."""
-    generated = {is_generated(arm.case) for arm in run.of(Training) if was_trained(arm)}
-    if generated == {False}:
-        return "Convergence"
-    return f"Convergence, {'in part ' if len(generated) > 1 else ''}on generated data"
-
-
-def learning_lines(view: View, width: int) -> list[Text]:
-    """The table with seeds and reasons; empty when nothing was trained for accuracy."""
+def learning_part(view: View) -> Part:
+    """The arms that were trained for accuracy, with seeds and reasons."""
     trained = view.only(was_trained)
-    if not trained.groups:
-        return []
+    generated = {is_generated(arm.case) for arm in trained.arms}
+    title = "Convergence"
+    if generated != {False}:
+        title += f", {'in part ' if len(generated) > 1 else ''}on generated data"
     columns = [*name_columns(view, view.first_title), *learning_columns(view)]
-    shown = screen(arms_table(trained, columns, coloured_row(view)), width)
-    under = [*_reasons(view, trained.arms), *_legend(trained.arms), shown.left_out_note(width)]
-    return [*shown.lines, *(Text(line, "dim") for line in under if line)]
+    notes = [*_reasons(view, trained.arms), *_legend(trained.arms)]
+    return Part(title, arms_table(trained, columns, coloured_row(view)), notes=notes)
 
 
 def learning_columns(view: View) -> list[Column[Training]]:

@@ -7,13 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rich.text import Text
-
 from e2e.report.arms import Group, View, arms_of
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
-from microbench.report.table import DIM, Column, Part, Row, Table, Value, screen
+from microbench.report.table import Column, Part, Row, Table, Value
 
 SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
 NOTHING_SHARE = 0.001  # of it: changes up to it are not named
@@ -138,12 +136,15 @@ def is_sound(view: View, arm: Training) -> bool:
 
 
 def ledger_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
-    """Each training's ledger as a table, those that say nothing as three lines why."""
+    """Each training's ledger as a table, those that say nothing as three lines why.
+
+    Without `details`, MOST_SHOWN of them, without small terms.
+    """
     found: list[tuple[Training, Part]] = []
     for arm in filter(has_ledger, view.arms):
         if view.group_of(arm).ruined_pct:
             continue  # the verdict says so
-        title, share = f"{ledger_title(view, arm)}:", unexplained(arm)
+        title, share = ledger_title(view, arm), unexplained(arm)
         if share > RUINED_RESIDUAL:
             found.append((arm, Part(title, None, [
                 f"Not known: {100 * share:.0f} % of a step is unexplained (at most "
@@ -155,21 +156,11 @@ def ledger_parts(view: View, *, details: bool = True) -> list[tuple[Training, Pa
         else:
             table = ledger_table(arm, view.label(arm), fold=not details)
             found.append((arm, Part(title, table, account(arm, view.label(arm)))))
-    return found
-
-
-def ledger_lines(view: View, width: int, *, details: bool) -> list[tuple[Training, list[Text]]]:
-    """The ledgers for the screen, without their titles; MOST_SHOWN unless `details`."""
-    parts = ledger_parts(view, details=details)
-    shown = parts if details else parts[:MOST_SHOWN]
-    found = [
-        (arm, [*(screen(part.table, width).lines if part.table else ()), *map(Text, part.below)])
-        for arm, part in shown
-    ]
-    if len(parts) > len(shown):
-        more = fmt.count(len(parts) - len(shown), "more ledger")
-        found[-1][1].append(Text(f"and {more} (--verbose shows all)", DIM))
-    return found
+    if details or len(found) <= MOST_SHOWN:
+        return found
+    more = f"and {fmt.count(len(found) - MOST_SHOWN, 'more ledger')} (--verbose shows all)"
+    arm, last = found[MOST_SHOWN - 1]
+    return [*found[: MOST_SHOWN - 1], (arm, replace(last, below=[*last.below, more]))]
 
 
 def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:

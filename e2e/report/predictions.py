@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from statistics import median
 
-from rich.text import Text
-
 from e2e.report.arms import Group, View, arms_of, grouped, in_order, place
 from e2e.report.figures import bottleneck_short, signed_pct
-from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair, table_lines
+from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
-from microbench.report.table import Column, Table, Value
+from microbench.report.table import Column, Part, Value
 from microbench.results.types import Ratio
 
 # A CPU that needs this share of the GPU's time to launch may limit the step: in nine of ten steps
@@ -27,13 +25,6 @@ MOST_UNCOVERED = 6
 MOST_NAMED = 4
 MISSING = "missing from the prediction of {arms} (could not be replayed): too short"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
-
-
-def title(view: View) -> str:
-    """Whether it is the GPU's time alone."""
-    if any(map(of_operations, view.arms)):
-        return "Predicted GPU time of a step (operations alone)"
-    return "Predicted step"
 
 
 def of_operations(arm: Training) -> bool:
@@ -79,9 +70,10 @@ def _of(arm: Training) -> Predicted:
     return arm.predicted
 
 
-def prediction_table(view: View) -> Table[Training]:
+def prediction_part(view: View, *, details: bool = True) -> Part:
     """A row for each prediction, in ms, beside what was measured."""
     arms = view.only(is_predicted)
+    alone = any(map(of_operations, arms.arms))
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
     columns: list[Column[Training]] = [
         *name_columns(view),
@@ -98,7 +90,12 @@ def prediction_table(view: View) -> Table[Training]:
         Column("bottleneck", lambda arm: bottleneck_short(_of(arm).limit), drop=7),
         Column("peak\nGB", lambda arm: fmt.gigabytes(_of(arm).memory_bytes), right=True, drop=8),
     ]  # fmt: skip
-    return arms_table(arms, columns, plain_row(arms))
+    return Part(
+        "Predicted GPU time of a step (operations alone)" if alone else "Predicted step",
+        arms_table(arms, columns, plain_row(arms)),
+        _calls(arms, details),
+        notes=[_predicting(arms)],
+    )
 
 
 def _measured(arm: Training) -> str:
@@ -112,13 +109,6 @@ def _ratio(name: str) -> Callable[[Training], str]:
     return lambda arm: plain_ratio(found) if (found := _of(arm).speedup.get(name)) else ""
 
 
-def prediction_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
-    """The table with notes, at most `width` columns wide; empty without rows."""
-    arms = view.only(is_predicted)
-    notes = [*calls_named(arms, details), _predicting(arms)]
-    return table_lines(prediction_table(view), width, filter(None, notes))
-
-
 def _predicting(view: View) -> str:
     """How long predicting took, over all arms, such as "prediction took 31 s: ..."."""
     took = [stage for arm in view.arms if arm.predicted for stage in arm.predicted.took_s.items()]
@@ -129,7 +119,7 @@ def _predicting(view: View) -> str:
     return f"prediction took {fmt.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
-def calls_named(view: View, details: bool) -> list[str]:
+def _calls(view: View, details: bool) -> list[str]:
     """The calls missing from predictions, and those timed in a real step, with their arms.
 
     Each list once; all calls with `details`.
@@ -145,7 +135,7 @@ def calls_named(view: View, details: bool) -> list[str]:
     )  # fmt: skip
     return [
         f"{said.format(arms=fmt.listed(names))}: "
-        f"{fmt.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}"
+        f"{fmt.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}."
         for (said, ops), names in found.items()
     ]
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from rich.text import Text
-
 from e2e.report.arms import View, in_words
 from e2e.report.figures import ratio
-from e2e.report.table import arms_table, name_columns, plain_row, raw_pair, table_lines
+from e2e.report.table import arms_table, name_columns, plain_row, raw_pair
 from e2e.results.baselines import Scaled, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table, Value
+from microbench.report.table import Column, Part, Row, Table, Value
 
-SCALING_TITLE = "Scaling over GPUs"
-EXCHANGE_TITLE = "Exchange of gradients"
 SCALING_NOTE = (
     "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same batch "
     "a GPU, strong: of all together"
@@ -34,7 +30,7 @@ EXCHANGE_NOTES = (
 )
 
 
-def scaling_table(view: View) -> Table[Scaled]:
+def scaling_part(view: View) -> Part:
     """A row for each training over several GPUs of which the same over one was timed."""
 
     def name(row: Scaled) -> str:
@@ -54,9 +50,11 @@ def scaling_table(view: View) -> Table[Scaled]:
         Column("efficiency", lambda row: ratio(row.efficiency), right=True),
     ]
     rows = scaled(view.arms)
-    if any(map(_added, rows)):
+    predicted = any(map(_added, rows))
+    if predicted:
         columns.append(Column("exchange\nadds ms", _added, right=True))
-    return Table(columns, [Row(row) for row in rows])
+    notes = [SCALING_NOTE, *[PREDICTED_NOTE] * predicted]
+    return Part("Scaling over GPUs", Table(columns, [Row(row) for row in rows]), notes=notes)
 
 
 def _added(row: Scaled) -> str:
@@ -67,21 +65,11 @@ def _added(row: Scaled) -> str:
     return f"{1e3 * predicted_s:.2f} / {_exposed(exchange)}"
 
 
-def scaling_lines(view: View, width: int) -> list[Text]:
-    """The table and how to read it; empty without rows."""
-    return table_lines(scaling_table(view), width, scaling_notes(view))
-
-
-def scaling_notes(view: View) -> list[str]:
-    """How to read the table."""
-    predicted = any(map(_added, scaled(view.arms)))
-    return [SCALING_NOTE, *([PREDICTED_NOTE] if predicted else [])]
-
-
-def exchange_table(view: View) -> Table[Training]:
+def exchange_part(view: View) -> Part:
     """The arms whose exchange was measured."""
     seen = view.only(lambda arm: arm.exchange is not None)
-    return arms_table(seen, [*name_columns(seen), *exchange_columns()], plain_row(seen))
+    table = arms_table(seen, [*name_columns(seen), *exchange_columns()], plain_row(seen))
+    return Part("Exchange of gradients", table, notes=EXCHANGE_NOTES)
 
 
 def exchange_columns() -> list[Column[Training]]:
@@ -106,11 +94,6 @@ def exchange_columns() -> list[Column[Training]]:
         Column("ranks without it, ms", _cell(_ranks), right=True, drop=1,
                csv={"rank_local_s": _all_ranks}),
     ]  # fmt: skip
-
-
-def exchange_lines(view: View, width: int) -> list[Text]:
-    """The table and how to read it; empty without rows."""
-    return table_lines(exchange_table(view), width, EXCHANGE_NOTES)
 
 
 def exchange_sentences(arms: Sequence[Training]) -> list[str]:

@@ -6,7 +6,7 @@ The content and order of screen, Markdown and CSV; pure functions of the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from rich.text import Text
@@ -24,7 +24,7 @@ from e2e.report import (
 )
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
-from e2e.report.joint import joint_lines, joint_sentences, joint_table, joint_title, joint_warnings
+from e2e.report.joint import joint_part, joint_sentences, joint_table, joint_warnings
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
 from e2e.report.verdict import verdict
 from e2e.results import loader_types
@@ -117,8 +117,7 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
         said = [
             Text(line, "" if line.startswith(" ") else "bold") for line in joint_sentences(joint)
         ]
-        found += [(f"Together: {joint_title(joint)}", joint_lines(joint, width)),
-                  ("In short", said)]  # fmt: skip
+        found += [*_shown([joint_part(joint)], width), ("In short", said)]
     if pictures:
         found.append(("Warnings on recipes fed by a loader", _warnings(fed, view_of(fed))[1]))
     if details and pictures:
@@ -129,25 +128,34 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
 def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
     """(title, lines) of each section of the screen; sections without content have no lines.
 
-    `details` adds the state of the device and why each step takes as long as it does.
+    `details` adds the state of the device and where the time of the run went.
     """
     view = view_of(run)
     (_, lines), reasons = _speed(view, width, "")
+    stages = [costs.stages_part(run)] if details else []
     return [
         ("", [*lines, *costs.setups(view), *costs.float8_layers(view)] if lines else []),
         reasons,
-        (predictions.title(view), predictions.prediction_lines(view, width, details=details)),
-        (learning.learning_title(run), learning.learning_lines(view, width)),
-        (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
+        *_shown([learning.learning_part(view), *_tables(view, details=details), *stages], width),
         (costs.STATES_TITLE, costs.states(view) if details else []),
-        (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
-        ("Why each step takes as long as it does", costs.whys(view) if details else []),
-        (ranks.SCALING_TITLE, ranks.scaling_lines(view, width)),
-        (ranks.EXCHANGE_TITLE, ranks.exchange_lines(view, width)),
         *_accounts(view, width, details),
         ("In short", notes.sentences(verdict(run))),
         _warnings(run, view),
     ]
+
+
+def _tables(view: View, *, details: bool = True) -> list[Part]:
+    """What stands below the table of speed, on a screen and in Markdown."""
+    return [
+        predictions.prediction_part(view, details=details),
+        costs.phases_part(view, details=details),
+        ranks.scaling_part(view),
+        ranks.exchange_part(view),
+    ]
+
+
+def _shown(parts: Sequence[Part], width: int) -> list[Section]:
+    return [(part.title, table.part_lines(part, width)) for part in parts]
 
 
 def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
@@ -161,8 +169,8 @@ def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
 def _accounts(view: View, width: int, details: bool) -> list[Section]:
     """Training by training: its ledger, its causes."""
     parts = [
-        *((arm, ledger.ledger_title(view, arm), lines)
-          for arm, lines in ledger.ledger_lines(view, width, details=details)),
+        *((arm, part.title, table.part_lines(part, width))
+          for arm, part in ledger.ledger_parts(view, details=details)),
         *((arm, causes.causes_title(view, arm), lines)
           for arm, lines in causes.cause_lines(view, width, details=details)),
     ]  # fmt: skip
@@ -221,16 +229,15 @@ def training_parts(run: Run) -> list[Part]:
     follow in tables of their own.
     """
     view = view_of(run)
-    return [
-        Part("", table.train_table(view, learning.learning_columns(view))),
-        Part(f"{costs.phases_title(view)}:", costs.phases_table(view)),
-        Part(f"{ranks.SCALING_TITLE}:", ranks.scaling_table(view)),
-        Part(f"{ranks.EXCHANGE_TITLE}:", ranks.exchange_table(view)),
-        Part(f"{predictions.title(view)}:", predictions.prediction_table(view),
-             [f"{note}." for note in predictions.calls_named(view, details=True)]),
+    found = [
+        *_tables(view),
         *(part for _, part in ledger.ledger_parts(view)),
         *(causes.causes_part(view, arm) for arm in view.arms),
-    ]  # fmt: skip
+    ]
+    return [
+        Part("", table.train_table(view, learning.learning_columns(view))),
+        *(replace(part, title=f"{part.title}:") for part in found),
+    ]
 
 
 # ---------------------------------------------------------------- CSV

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from e2e.report.figures import bottleneck, ratio
 from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
-from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value, screen
+from microbench.report.table import DIM, MISSING, Column, Part, Row, Screen, Table, Value, screen
 from microbench.results.values import RUINED_PCT
 
 R = TypeVar("R")
@@ -119,11 +119,14 @@ def speed_columns(view: View) -> list[Column[Training]]:
     ]  # fmt: skip
 
 
-def table_lines(table: Table[R], width: int, notes: Iterable[str]) -> list[Text]:
-    """The table on the screen, at most `width` columns wide, and notes; empty without rows."""
-    if not table.rows:
+def part_lines(part: Part, width: int) -> list[Text]:
+    """A part on the screen, at most `width` columns wide, without its title; empty without rows."""
+    if part.table is not None and not part.table.rows:
         return []
-    return [*screen(table, width).lines, *(Text(note, DIM) for note in notes)]
+    shown = screen(part.table, width) if part.table else None
+    notes = [*part.notes, shown.left_out_note(width) if shown else ""]
+    lines = shown.lines if shown else []
+    return [*lines, *(Text(note, DIM) for note in notes if note), *map(Text, part.below)]
 
 
 def raw_columns() -> list[Column[Training]]:

@@ -179,11 +179,9 @@ def _scaling(part: str, found: Found) -> list[Part]:
         return []
     view = view_of(replace(found.run, others=tuple(trainings)))
     return [
-        Part(f"{ranks.SCALING_TITLE}, part {part}", ranks.scaling_table(view),
-             ranks.scaling_notes(view)),
-        Part(f"{ranks.EXCHANGE_TITLE}, part {part}", ranks.exchange_table(view),
-             ranks.EXCHANGE_NOTES),
-    ]  # fmt: skip
+        replace(one, title=f"{one.title}, part {part}", below=one.notes)
+        for one in (ranks.scaling_part(view), ranks.exchange_part(view))
+    ]
 
 
 def _left_out(found: Found) -> list[Part]:

@@ -96,12 +96,16 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True)
 class Part:
-    """A titled part of a report: a table, sentences below it, and on a page an Altair chart."""
+    """A titled part of a report: a table, sentences below it, and on a page an Altair chart.
+
+    `notes` say on a screen how to read the table.
+    """
 
     title: str = ""
     table: Table[Any] | None = None
     below: Sequence[str] = ()
     chart: Any = None
+    notes: Sequence[str] = ()
 
 
 # ---------------------------------------------------------------- screen

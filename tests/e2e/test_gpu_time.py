@@ -9,7 +9,8 @@ import pytest
 from samples.training_runs import arm, run_of
 
 from e2e.report.arms import view_of
-from e2e.report.predictions import error_pct, prediction_lines, prediction_sentences
+from e2e.report.predictions import error_pct, prediction_part, prediction_sentences
+from e2e.report.table import part_lines
 from e2e.results.types import PREDICTED, Predicted, Training
 from microbench.results.types import Run
 
@@ -69,6 +70,6 @@ def test_the_error_is_that_of_the_gpu_s_time_and_of_no_step() -> None:
     assert measured.predicted_per_s is None
     run = run_of(measured)
     assert "median 2.4 %, worst 2.4 %" in said(run)
-    screen = "\n".join(line.plain for line in prediction_lines(view_of(run), 120))
+    screen = "\n".join(line.plain for line in part_lines(prediction_part(view_of(run)), 120))
     for part in ("40.0", "41.0", "-2.4", "605", "12.0"):
         assert part in screen

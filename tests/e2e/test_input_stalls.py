@@ -22,8 +22,9 @@ from e2e.input_stalls import (
     pays_from,
     predict_together,
 )
-from e2e.report.joint import joint_lines
+from e2e.report.joint import joint_part
 from e2e.report.loaders import loaders_lines
+from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
 from e2e.training.speedups import FED_SHARE
@@ -250,7 +251,7 @@ def test_a_gain_that_may_be_chance_does_not_pay() -> None:
 
 
 def shown(joint: Joint) -> str:
-    return "\n".join(line.plain for line in joint_lines(joint, 100))
+    return "\n".join(line.plain for line in part_lines(joint_part(joint), 100))
 
 
 RATES = {1: 500.0, 2: 1000.0, 4: 2000.0, 8: 4000.0, 16: 8000.0}

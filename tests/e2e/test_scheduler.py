@@ -22,7 +22,8 @@ from e2e.commands.train import compare_recipes
 from e2e.commands.verify import as_options
 from e2e.networks import find
 from e2e.prediction.predictor import Prediction
-from e2e.report.costs import STAGES, stages_lines
+from e2e.report.costs import STAGES, stages_part
+from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import PREDICTED, Cause, Predicted, Repeat, Training
@@ -239,6 +240,7 @@ def test_the_seconds_of_all_stages_are_those_of_the_run(entered: list[tuple[str,
 
 def test_a_report_adds_up_the_stages_that_a_file_holds() -> None:
     run = run_of(arm("amp", 800.0), settings={STAGES: {"start-up": 8.25, "timing": 15.0}})
-    text = "\n".join(line.plain for line in stages_lines(run, 80))
+    text = "\n".join(line.plain for line in part_lines(stages_part(run), 80))
     assert "23.2" in text
-    assert stages_lines(run_of(arm("amp", 800.0), settings={STAGES: ["timing"]}), 80) == []
+    odd = stages_part(run_of(arm("amp", 800.0), settings={STAGES: ["timing"]}))
+    assert part_lines(odd, 80) == []
