@@ -173,6 +173,18 @@ def test_what_takes_time_by_itself_is_a_cause_with_what_to_try(tmp_path: Path) -
         assert one.remedy
 
 
+@pytest.mark.parametrize("times", [1, 50])
+def test_on_a_cpu_only_a_long_time_without_an_operator_is_the_script_s(
+    times: int, tmp_path: Path
+) -> None:
+    made, each = Made(), 20 * MS // times
+    made.steps(10 * MS, 30 * MS)
+    for start in range(10 * MS, 30 * MS, each):
+        made.op("aten::mm", start, start + each // 2)
+    run = found(made, folder=tmp_path)
+    assert [one.share for one in named(run, "own code")] == [0.5] * (times == 1)
+
+
 # ---------------------------------------------------------------- two runs
 
 
