@@ -199,7 +199,7 @@ class Watch:
             if self.steps == self.after + self.bare:
                 self._finish_bare()
         elif self.steps == self.after:
-            self._bare = _Bare(self._looking)
+            self._start_bare()
         elif self._naming:
             self._name_step()
             if self._named > self.traced:
@@ -288,6 +288,11 @@ class Watch:
         if self._profiles is not None:
             self._profiles.add(one)
         return original(one, *rest, **named)
+
+    def _start_bare(self) -> None:
+        if self._calls and self.unit == OPTIMIZER and not (self._was_late or compiled()):
+            self._calls.back()  # steps end where the optimizer's do: calls need no look
+        self._bare = _Bare(self._looking)
 
     def _finish_bare(self) -> None:
         assert self._bare is not None
@@ -630,20 +635,20 @@ class _Calls:
     def __init__(self, stack: ExitStack, called: Callable[[bool], None]) -> None:
         self.model: Callable[[], Any] = lambda: None  # until it is called
         self._stack, self._called = stack, called
-        self._back = _replace(stack, torch.nn.Module, "__call__", self._find)
+        self.back = _replace(stack, torch.nn.Module, "__call__", self._find)
 
     def _find(self, original: Function, module: Any, *arguments: Any, **named: Any) -> Any:
         if _is_compiling is bool and "torch._dynamo" in sys.modules:
-            self._back()  # torch 2.0 would compile what stands before a call
+            self.back()  # torch 2.0 would compile what stands before a call
         elif not _inside() and self.model() is None and any(True for _ in module.parameters()):
-            self._back()
+            self.back()
             self.model = weakref.ref(module)
-            _replace(self._stack, type(module), "__call__", self._call)
+            self.back = _replace(self._stack, type(module), "__call__", self._call)
             self._called(True)
         return original(module, *arguments, **named)
 
     def _call(self, original: Function, module: Any, *arguments: Any, **named: Any) -> Any:
-        if not _inside() and module is self.model():
+        if not _is_compiling() and module is self.model() and not _inside():
             self._called(False)
         return original(module, *arguments, **named)
 
