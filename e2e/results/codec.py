@@ -8,8 +8,9 @@ is not declared.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from typing import cast
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.exchange import Exchange
@@ -46,10 +47,12 @@ LATER = (
 )  # fmt: skip
 SHARES = ("zero_gradients", "infinite_gradients")
 LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations", *SHARES)
-NOT_NEGATIVE = (
-    "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
-    "chance", *LATER,
-)  # fmt: skip
+# What may be under zero: losses, changes, gains, and what noise makes of a difference.
+SIGNED = frozenset((
+    "loss", "first_loss", "train_loss", "last_loss", "mean_loss", "curve", "ms", "error_pct",
+    "predicted_gain_pct", "measured_gain_pct", "exposed_s", "exposed_ci95_s", "temperature_c",
+    "case", "case_change",
+))  # fmt: skip
 LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
 GAINS = ("predicted_gain_pct", "measured_gain_pct")
@@ -177,6 +180,7 @@ def from_json(data: Json, where: str) -> Training:
     for name, least in LEAST.items():
         if getattr(training.case, name) < least:
             raise ValueError(f"{where}.case.{name} is {getattr(training.case, name)}")
+    _check_not_negative(training, where)
     _check_training(training, where)
     if training.steps:
         _check_steps(training.steps, where)
@@ -187,6 +191,21 @@ def from_json(data: Json, where: str) -> Training:
     for i, repeat in enumerate(training.repeats):
         _check_repeat(repeat, f"{where}.repeats[{i}]")
     return training
+
+
+def _check_not_negative(value: object, where: str) -> None:
+    """ValueError names a number under zero, anywhere below, that is none of SIGNED."""
+    if is_dataclass(value):
+        for one in fields(value):
+            if one.name not in SIGNED:
+                _check_not_negative(getattr(value, one.name), f"{where}.{one.name}")
+    elif isinstance(value, Mapping):
+        _check_not_negative(tuple(cast("Mapping[str, object]", value).values()), where)
+    elif isinstance(value, tuple):
+        for one in cast("tuple[object, ...]", value):
+            _check_not_negative(one, where)
+    elif isinstance(value, int | float) and value < 0:
+        raise ValueError(f"{where} is {value}, under zero")
 
 
 def _is_interval(ends: Interval | None) -> bool:
@@ -210,29 +229,17 @@ def _check_training(training: Training, where: str) -> None:
         raise ValueError(f"{where}.limit is {training.limit!r}")
     if (training.steps or training.predicted) and training.step_units < 1:
         raise ValueError(f"{where} has steps of {training.step_units} {training.unit}")
-    for name in NOT_NEGATIVE:
-        value = getattr(training, name)
-        if value is not None and value < 0:
-            raise ValueError(f"{where}.{name} is {value}")
-    for phase in training.phases:
-        if phase.host_s < 0 or (phase.gpu_s or 0) < 0:
-            raise ValueError(f"{where}.phases has a time under zero")
     if training.exchange:
         _check_exchange(training.exchange, f"{where}.exchange")
-    if (training.state.power_w or 0) < 0:
-        raise ValueError(f"{where}.power_w is {training.state.power_w}")
 
 
 def _check_exchange(exchange: Exchange, where: str) -> None:
     sizes = [point.bytes for point in exchange.curve]
-    times_s = [point.alone_s for point in exchange.curve]
-    least = [exchange.bytes, exchange.local_s, exchange.alone_s, *times_s]
     counts = [exchange.ranks, *sizes, *exchange.buckets]
     if copies := exchange.copies:
-        least += [copies.all_s, copies.least_s]
         counts += [copies.count, copies.bytes]
-    if min(counts) < 1 or min(least) < 0:
-        raise ValueError(f"{where} has ranks, bytes or seconds that cannot be")
+    if min(counts) < 1:
+        raise ValueError(f"{where} has ranks or bytes that cannot be")
     if sizes != sorted(set(sizes)):
         raise ValueError(f"{where}.curve has sizes that do not rise")
 
@@ -244,27 +251,17 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where}.blocks is no division of {len(steps.times_s)} times")
     if not _is_interval(steps.ci95_s):
         raise ValueError(f"{where}.ci95_s is no interval of times")
-    if steps.wall_s < 0 or steps.wall_steps < 0:
-        raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
     check_processes(steps.processes, len(steps.blocks), where)
-    for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s", "host_pace"):
-        if (getattr(steps, name) or 0) < 0:
-            raise ValueError(f"{where}.{name} is under zero")
 
 
 def _check_repeat(repeat: Repeat, where: str) -> None:
-    if repeat.steps < 0 or repeat.train_s < 0 or repeat.skipped_steps < 0:
-        raise ValueError(f"{where} has steps or seconds under zero")
-    if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
-        raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
-    for one in repeat.evaluations:
-        if not 0 <= one.steps <= repeat.steps or one.train_s < 0:
-            raise ValueError(f"{where}.evaluations has steps or seconds that cannot be")
-        if one.accuracy is not None and not 0 <= one.accuracy <= 1:
-            raise ValueError(f"{where}.evaluations has an accuracy of {one.accuracy}")
-    for name in SHARES:
-        if not 0 <= (getattr(repeat, name) or 0) <= 1:
-            raise ValueError(f"{where}.{name} is {getattr(repeat, name)}, not from 0 to 1")
+    shares = {name: getattr(repeat, name) for name in ("accuracy", *SHARES)}
+    shares |= {f"evaluations[{i}]": one.accuracy for i, one in enumerate(repeat.evaluations)}
+    for name, share in shares.items():
+        if (share or 0) > 1:
+            raise ValueError(f"{where}.{name} is {share}, not from 0 to 1")
+    if any(one.steps > repeat.steps for one in repeat.evaluations):
+        raise ValueError(f"{where}.evaluations has more steps than the training")
     if len(repeat.curve) > repeat.steps:
         raise ValueError(f"{where}.curve has {len(repeat.curve)} points, of {repeat.steps} steps")
 
@@ -276,8 +273,8 @@ def _check_predictions(training: Training, where: str) -> None:
         _check_predicted(training.predicted, f"{where}.predicted")
     if training.ledger:
         _check_ledger(training.ledger, f"{where}.ledger")
-    if training.traced:
-        _check_traced(training.traced, f"{where}.traced")
+    if training.traced and (training.traced.steps < 1 or training.traced.window_ns < 1):
+        raise ValueError(f"{where}.traced has no steps, or nothing in them")
     if training.bound is not None and training.bound <= 0:
         raise ValueError(f"{where}.bound is {training.bound}")
     for i, cause in enumerate(training.causes):
@@ -294,23 +291,9 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit not in (None, *LIMITS, BORDER):
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
-    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes", "exchange_s", "launches"):
-        if (getattr(predicted, name) or 0) < 0:
-            raise ValueError(f"{where}.{name} is {getattr(predicted, name)}")
     for name, ratio in predicted.speedup.items():
         if ratio <= 0:
             raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
-    for name, seconds in predicted.took_s.items():
-        if seconds < 0:
-            raise ValueError(f"{where}.took_s.{name} is {seconds}")
-
-
-def _check_traced(traced: TracedStep, where: str) -> None:
-    if traced.steps < 1 or traced.launches < 0 or traced.window_ns < 1:
-        raise ValueError(f"{where} has no steps, or nothing in them")
-    for name in ("parts", "costs"):
-        if any(one.ns < 0 for one in getattr(traced, name)):
-            raise ValueError(f"{where}.{name} has a time under zero")
 
 
 def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:
