@@ -260,15 +260,19 @@ class Seen:
                 where, remedy or (known.remedy if known else ""), self.ms(saves_ns), name, status,
             )  # fmt: skip
 
-    def half_floor_ns(self, ops: Iterable[Op]) -> float:
-        """The least time of these products in half precision; 0 where it is unknown."""
+    def floor_ns(self, ops: Iterable[Op], single: str = "bfloat16") -> float:
+        """The least time of these products; 0 where it is unknown.
+
+        Those of float32 are counted in the type `single`, or as TF32 if that is float32 too.
+        """
         calls = {id(op): op for one in ops if (op := product(one.ops)) is not None}
         total = 0.0
         for call in calls.values():
             work = work_of(call)
-            if work.dtype == "float32":
-                work = Work(work.flops, (work.bytes or 0) // 2, "bfloat16")
-            floor = work.floor(precision_of(work.dtype), self.card, self.rates)
+            if work.dtype == "float32" and single != work.dtype:
+                work = Work(work.flops, (work.bytes or 0) // 2, single)
+            tf32 = PRECISIONS["tf32"] if work.dtype == "float32" else None
+            floor = work.floor(tf32 or precision_of(work.dtype), self.card, self.rates)
             total += 1e9 * floor[0] if floor else 0.0
         return total
 
@@ -520,14 +524,14 @@ def _products(seen: Seen) -> Found:
     if half:
         yield from seen.cause(
             "islands", single, seen.places(single, layer_of), status=POSSIBLE,
-            left_ns=seen.half_floor_ns(single),
+            left_ns=seen.floor_ns(single),
         )  # fmt: skip
     elif not seen.run.step.on_cpu:
         yield from _single(seen, single)
     odd = [op for op in half if misaligned(op.ops)] if not seen.run.step.on_cpu else []
     yield from seen.cause(
         "misaligned", odd, seen.places(odd, lambda op: f"{layer_of(op)} {misaligned(op.ops)}"),
-        status=POSSIBLE, left_ns=seen.half_floor_ns(odd),
+        status=POSSIBLE, left_ns=seen.floor_ns(odd),
     )  # fmt: skip
 
 
@@ -552,14 +556,15 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
     has_tf32 = seen.card is None or seen.card.peak(PRECISIONS["tf32"]) is not None
     has_bf16 = seen.card is None or seen.card.peak(PRECISIONS["bf16"]) is not None
     autocast = "autocast with BF16" if has_bf16 else "autocast with FP16 and a loss scaler"
-    ieee = found["fp32"]
+    # TF32 does nothing for attention in one kernel.
+    ieee = [op for op in found["fp32"] if op.term != terms.ATTENTION or not has_tf32]
     places = seen.places(ieee, layer_of)
     if has_tf32:
-        yield from seen.cause("tf32", ieee, places)
+        yield from seen.cause("tf32", ieee, places, left_ns=seen.floor_ns(ieee, "float32"))
     else:
         yield from seen.cause(
             "float32", ieee, f"{places}; this card has no TF32", remedy=autocast,
-            left_ns=seen.half_floor_ns(ieee),
+            left_ns=seen.floor_ns(ieee),
         )  # fmt: skip
     for kind, how in (
         ("tf32", "as TF32, where half precision may be faster"),
@@ -569,7 +574,7 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
         yield from seen.cause(
             "float32", ops, seen.places(ops, layer_of), status=POSSIBLE,
             title=f"GEMMs and convolutions {how}", remedy=f"{autocast}; then measure",
-            left_ns=seen.half_floor_ns(ops),
+            left_ns=seen.floor_ns(ops),
         )  # fmt: skip
 
 
@@ -584,7 +589,7 @@ def _attention(seen: Seen) -> Found:
         "sdpa" if called else "attention", found.ops,
         "; ".join(text for text in (scores, seen.places(found.ops)) if text),
         title="attention: scaled_dot_product_attention runs in its math back end" if called else "",
-        left_ns=2 * seen.half_floor_ns(products),
+        left_ns=2 * seen.floor_ns(products),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from e2e.profile.gains import Gain, Tried
 FAIR = 0.25  # of what the trace says that a cause costs: to gain it proves the cause
 HIDING = 0.1  # of a step that waits for data: from here on other gains may not show
 SAID_APART = "amp"  # what it gains below 0 is what low precision brings
+ASIDE = ("float32",)  # what AMP would bring is said apart: it is a cause where a trace says so
 
 
 def judged(causes: Sequence[Cause], tried: Tried, step_ms: float) -> list[Cause]:
@@ -33,7 +34,7 @@ def judged(causes: Sequence[Cause], tried: Tried, step_ms: float) -> list[Cause]
         after = hides and gain.resident
         least_ms = LEAST_SHARE * (gain.step_ms if after else step_ms)
         known = KNOWN.get(gain.cause)
-        if known and gain.cause not in seen and gain.low_ms > 0 and gain.ms >= least_ms:
+        if known and gain.cause not in (*seen, *ASIDE) and gain.low_ms > 0 and gain.ms >= least_ms:
             whole.append(Cause(
                 known.title, gain.ms, gain.ms / step_ms, "", known.remedy, cause=gain.cause,
                 status=PROVEN, gain=gain,
@@ -52,7 +53,8 @@ def refuted(causes: Sequence[Cause], tried: Tried) -> Iterator[Gain]:
         known = KNOWN.get(gain.cause)
         if gain.cause == SAID_APART or (claim is None and not (known and known.suspected)):
             continue
-        if gain.high_ms < (_worth(claim, gain) if claim else LEAST_SHARE * gain.step_ms):
+        least = _worth(claim, gain) if claim else LEAST_SHARE * gain.step_ms
+        if gain.high_ms < least or (claim and gain.ms <= 0):
             yield gain
 
 
@@ -61,7 +63,7 @@ def _judged(one: Cause, gain: Gain | None, tried: Tried) -> Cause | None:
     if gain is None:
         return replace(one, unproven=tried.not_tried.get(one.cause, ""))
     worth = _worth(one, gain)
-    if gain.high_ms < worth:
+    if gain.high_ms < worth or gain.ms <= 0:
         return None
     proven = gain.low_ms > 0 and gain.ms >= worth
     return replace(one, status=PROVEN if proven else one.status, gain=gain)

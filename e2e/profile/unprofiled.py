@@ -21,6 +21,7 @@ from microbench.timing.stats import t_quantile
 
 LEAST_MATCHED = 0.9  # of the work of two recordings: less, and only one of them is used
 SLOWED = (LAUNCH, SYNC)  # idle time in which the CPU works, which the profiler slows
+MOST_LONGER = 1.5  # times as long as recorded: what is beyond that was something else
 MOST_LAGS = 8  # steps that may depend on one another: loaders hand out batches in bursts
 
 
@@ -114,7 +115,8 @@ def _divided(
     if loading_ns is not None:
         waits_ns = loading_ns * (1 - _hidden(step))
     waits_ns = min(waits_ns, idle_ns)
-    left_ns = max(0.0, min(idle_ns - waits_ns, usual_ns - busy_ns))
+    waited_ns = 0.0 if loading_ns is not None else waits_ns  # of the usual step
+    left_ns = max(0.0, min(idle_ns - waits_ns, usual_ns - busy_ns - waited_ns))
     if step.on_cpu:  # every term is slowed, the shares stay
         whole = sum(rest.values())
         found = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
@@ -126,10 +128,11 @@ def _divided(
 
 
 def _scaled(terms: Mapping[str, float], whole: float, slowed: Collection[str]) -> dict[str, float]:
-    """The terms cut down to what there is: those that the profiler slows before the others."""
+    """The terms cut down to what there is, those that the profiler slows before the others."""
     over = sum(terms.values()) - whole
-    if over <= 0:
-        return dict(terms)
+    if over <= 0:  # usual steps wait longer than the recorded ones did
+        more = min(MOST_LONGER, whole / sum(terms.values())) if any(terms.values()) else 1.0
+        return {term: ns * more for term, ns in terms.items()}
     slow = sum(terms.get(term, 0.0) for term in slowed)
     cut = 1 - min(1.0, over / slow) if slow else 1.0
     found = {term: ns * cut if term in slowed else ns for term, ns in terms.items()}
