@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from e2e.report.plot_style import recipe_colour
+from e2e.report.plots import recipe_colour
 from e2e.studies.cells import Cell
 from e2e.studies.tables import HERE, measured_as, number_of, own_word
 from e2e.studies.types import FigureForm, Published

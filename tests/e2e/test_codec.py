@@ -19,8 +19,7 @@ from samples.training_runs import shown
 
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
-from e2e.report.plot_training import bar_rows
-from e2e.report.plot_waterfall import waterfall_panels
+from e2e.report.plots import bar_rows, waterfall_panels
 from e2e.results import loader_types
 from e2e.results.codec import from_json, to_json
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading

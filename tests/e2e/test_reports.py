@@ -47,9 +47,7 @@ from e2e.case import TrainCase
 from e2e.report.arms import view_of
 from e2e.report.causes import has_causes
 from e2e.report.ledger import OTHERS, account, changes, unexplained
-from e2e.report.plot_curves import loss_rows
-from e2e.report.plot_training import bar_rows, training_chart
-from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
+from e2e.report.plots import bar_rows, loss_rows, training_chart, waterfall_panels, waterfall_rows
 from e2e.report.run_report import CSV_ORDER
 from e2e.report.verdict import verdict
 from e2e.results.types import Cause, LedgerLine, Phase, Repeat, Training
