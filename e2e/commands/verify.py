@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from e2e.case import ON_CPU, TrainCase
 from e2e.commands.plan import Comparison
-from e2e.results.ledger import LOADING
+from e2e.results.ledger import COMPETING, LOADING
 from e2e.results.loader_types import load_case
 from e2e.results.types import Training
 from e2e.training.speedups import with_speedups
@@ -61,7 +61,8 @@ def is_verified(training: Training) -> bool:
 def _changes(training: Training, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The causes that an option may remove, by their place, and what it changes of the case."""
     case = training.case
-    names = {cost.title: cost.cause for cost in training.traced.costs} if training.traced else {}
+    names = {COMPETING: "launch"}
+    names |= {cost.title: cost.cause for cost in training.traced.costs} if training.traced else {}
     for i, cause in enumerate(training.causes):
         change = dict(OPTIONS.get(names.get(cause.title, ""), {}))
         if kind == "cpu" and "recipe" in change:

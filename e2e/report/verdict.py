@@ -41,7 +41,6 @@ BUSY = (
 )
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
-SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left for a loader
 
 
 def verdict(run: Run) -> list[str]:
@@ -58,7 +57,7 @@ def verdict(run: Run) -> list[str]:
             lines += _gains(view, family)
         lines += [*_missing(view, whole), *_accuracies(view, whole)]
         if run.device.get("kind") == "cuda":
-            lines += [*_waiting(view, family), *_slowed(view, family)]
+            lines += _waiting(view, family)
         for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
     lines += [*exchange_sentences(view.arms), *uncertain(doubt)]
@@ -271,26 +270,6 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
         lines.append(f"Bottleneck of {names}: {bottleneck(limit)}{much}"
                      f"{f'. Try {remedy}' * bool(remedy)}.")  # fmt: skip
     return lines
-
-
-def _slowed(view: View, family: Sequence[Group]) -> list[str]:
-    """Arms that a loader slows by more than they wait for it."""
-    lines: list[str] = []
-    for arm in filter(_only_slowed, arms_of(family)):
-        (name,) = _named(view, [arm], several=len(family) > 1)
-        remedy = " Try CUDA graphs (--graph): the CPU then has less to launch." * _hurries(arm)
-        lines.append(
-            f"{name} takes {_longer_pct(arm):.0f} % longer with its loader running, mostly "
-            f"without waiting for data: the two compete for the CPU.{remedy}"
-        )
-    return lines
-
-
-def _hurries(arm: Training) -> bool:
-    """Whether launching fills most of the step on the CPU, and a CUDA graph could help."""
-    if arm.steps is None or arm.case.graph or arm.case.accumulate > 1:
-        return False
-    return (arm.steps.host_s or 0.0) > SPARE_SHARE * (arm.steps.unfed_s or arm.steps.median_s)
 
 
 def _only_slowed(arm: Training) -> bool:

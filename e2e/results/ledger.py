@@ -42,16 +42,17 @@ NOTHING = 1e-9  # of a step: less is rounding
 FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
 # Causes of launching call by call, which a CUDA graph does not do: its step was recorded without.
 OF_LAUNCHING = ("launch", "sync", "loops", "late", "own")
-LOADING = "data loading"  # the title of a cause
+LOADING, COMPETING = "data loading", "the data loader competes for the CPU"  # titles
 
 
 def explained(trainings: Sequence[Training]) -> list[Training]:
-    """The trainings of one comparison, those whose steps were recorded with ledger and causes.
+    """The trainings of one comparison with their causes and, if steps were recorded, ledgers.
 
     Causes are those of low precision, or of all where none has that.
     """
     known = {t.case: t for t in trainings if is_recorded(t)}
-    low = {case for case in known if case.recipe not in FULL_PRECISION} or set(known)
+    timed = {t.case for t in trainings if t.measured_s}
+    low = {case for case in timed if case.recipe not in FULL_PRECISION} or timed
     found: list[Training] = []
     for training in trainings:
         base = slowest(training.case, baselines(training.case, list(known)))
@@ -165,19 +166,25 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
     """What the trace of its steps says against them, of a fed one its wait for the loader, and
     layers that its `base` runs faster; the costliest first.
     """
-    traced, step_s = training.traced, training.measured_s
-    assert traced is not None
+    traced, steps, step_s = training.traced, training.steps, training.measured_s
+    assert steps is not None
     assert step_s is not None
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
     found: list[tuple[float, Cause]] = []
     if wait_ms > LEAST_SHARE * step_ms:
         why = (
             f"the step takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
-            f"ms: {100 * wait_ms / step_ms:.0f} % is waiting for the loader"
+            f"ms ({100 * wait_ms / step_ms:.0f} % less)"
         )
-        remedy = "more loader workers, or less work for each sample"
-        found.append((wait_ms, Cause(LOADING, why, remedy)))
-    for cost in traced.costs:
+        if steps.wait_s is not None and 1e3 * steps.wait_s < wait_ms / 2:
+            why += "; mostly it does not wait for data"
+            remedy = "fewer workers, or a CUDA graph, so that the CPU has less to launch"
+            found.append((wait_ms, Cause(COMPETING, why, remedy)))
+        else:
+            remedy = "more loader workers, or less work for each sample"
+            found.append((wait_ms, Cause(LOADING, why, remedy)))
+    for cost in traced.costs if traced else ():
+        assert traced
         ms = min(cost.ns / traced.steps / 1e6, step_ms)
         if ms <= LEAST_SHARE * step_ms or (training.case.graph and cost.cause in OF_LAUNCHING):
             continue
@@ -186,7 +193,7 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
             f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %){where}"
         )
         found.append((ms, Cause(cost.title, why, cost.remedy)))
-    if base and training.case.recipe not in FULL_PRECISION:
+    if base and traced and training.case.recipe not in FULL_PRECISION:
         found += _slower_layers(base, training, step_ms)
     return tuple(cause for _, cause in sorted(found, key=lambda pair: -pair[0]))
 

@@ -144,7 +144,7 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
     )
     unseen = arm("bf16", 1e4)
     first, found, nothing = explained([base, other, unseen])
-    assert nothing is unseen, "no steps of it were recorded"
+    assert nothing == unseen, "no steps of it were recorded"
     assert (first.ledger, first.causes) == ((), ()), "of full precision"
     lines = {line.term: line for line in found.ledger}
     assert lines[CONVOLUTIONS].detail == "60.0000 to 20.0000 ms; body -40.00"
@@ -169,6 +169,10 @@ def test_a_captured_step_is_not_blamed_for_launches_and_a_wait_for_the_loader_is
     waits = causes_of(fed(training, 15e-3))
     assert [cause.title for cause in waits] == ["data loading", "CPU launch"]
     assert "40.2 ms, on a preloaded batch 15.0 ms" in waits[0].why
+    assert training.steps
+    few = replace(training, steps=replace(training.steps, wait_s=1e-3), traced=None)
+    (competes,) = causes_of(fed(few, 15e-3))
+    assert competes.title == "the data loader competes for the CPU"
 
 
 @pytest.mark.parametrize(
