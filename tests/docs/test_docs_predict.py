@@ -1,12 +1,11 @@
-"""Predictions: figures of docs/predict.md and its notes are the run files'."""
+"""Predictions: figures of docs/predict.md are the run files'."""
 
 from __future__ import annotations
 
 import json
 from statistics import median, quantiles
 
-from samples.pages import ROOT, says, table, trainings
-from samples.prediction_errors import error_table, in_step_over_alone, limits_named
+from samples.pages import ROOT, says, trainings
 
 from e2e.prediction.predictor import GPU_ERROR, MEMORY_ERROR, REFERENCE_LAUNCHES
 from e2e.report.predictions import MAY_LIMIT
@@ -16,9 +15,7 @@ from microbench.errors import UserError
 from microbench.results.runfile import read_run
 from tests.validation.predict import MEDIAN_PCT, NETWORKS, WORST_PCT
 
-PREDICT, ERRORS = "docs/predict", "docs/notes/prediction-errors"
-METHOD = "docs/notes/method"
-VALIDATED, OUTSIDE = trainings("predict-validation"), trainings("predict-outside")
+PREDICT = "docs/predict"
 
 
 def held_out() -> list[Training]:
@@ -63,30 +60,15 @@ def test_what_is_allowed_and_said() -> None:
 
 
 def test_older_versions() -> None:
-    lines = error_table(held_out())
-    sure, cpu = lines["step, bottleneck predicted as GPU"], lines["step, bottleneck CPU launch"]
-    memory = error_table(VALIDATED)["peak memory"]
-    says("README", "Predictions are of", sure.count, sure.median_pct, sure.largest_pct)
-    says(PREDICT, "Older versions predicted whole steps", sure.count, sure.median_pct,
-         sure.largest_pct, memory.count, memory.median_pct, memory.largest_pct,
-         round(cpu.median_pct), round(cpu.largest_pct))  # fmt: skip
-
-
-def test_the_notes_of_older_versions() -> None:
-    right, _, count = limits_named(VALIDATED)
-    says(ERRORS, "was classified correctly", right, count)
-    outside = limits_named(OUTSIDE)
-    says(ERRORS, "was classified correctly", outside[0], outside[2])
-    lines = error_table(VALIDATED)
-    found = [lines[name] for name in (
-        "step, bottleneck GPU", "step, bottleneck CPU launch",
-        "the same, corrected for the CPU's speed",
-    )]  # fmt: skip
-    last = table(METHOD, "since", "GPU bottleneck")[-1]
-    assert last[1:4] == [f"{line.median_pct:.1f} / {line.largest_pct:.1f}" for line in found]
-    assert last[-1] == f"{right} of {count}"
-    ratios = in_step_over_alone(held_out())
-    less, most, more = (
-        round(100 * abs(one - 1)) for one in (median(ratios), min(ratios), max(ratios))
-    )
-    says(ERRORS, "take 6 % less time in place", less, len(ratios), most, more)
+    """Errors of whole steps, by what was predicted as the bottleneck or measured as it."""
+    off_pct: dict[str, list[float]] = {"sure": [], "cpu": []}
+    for found in held_out():
+        if found.predicted and found.measured_s:
+            error_pct = 100 * abs(found.predicted.step_s / found.measured_s - 1)
+            off_pct["sure"] += [error_pct] * (found.predicted.limit == "gpu")
+            off_pct["cpu"] += [error_pct] * (found.limit == "host")
+    sure, cpu = off_pct.values()
+    figures = len(sure), median(sure), max(sure)
+    says("README", "Predictions are of", *figures)
+    says(PREDICT, "Older versions predicted whole steps", *figures,
+         round(median(cpu)), round(max(cpu)))  # fmt: skip
