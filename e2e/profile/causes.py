@@ -243,7 +243,8 @@ class Seen:
         most = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
         if self.run.step.on_cpu:  # its times are slowed: they say shares
             whole = sum(found.values()) or 1.0
-            return ", ".join(f"{p} {100 * ns / whole:.0f} %" for ns, p in most[:MOST_PLACES])
+            shares = [(100 * ns / whole, place) for ns, place in most[:MOST_PLACES]]
+            return ", ".join(f"{place} {pct:.0f} %" for pct, place in shares if pct >= 1)
         return ", ".join(f"{place} {self.ms(ns):.3g} ms" for ns, place in most[:MOST_PLACES])
 
     def cause(

@@ -47,8 +47,9 @@ def sheet(data: Json) -> Sheet:
     *_, last = found.runs
     tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
     said = list(_ranks_sentence(found.ranks)) if found.ranks else []
-    said += last.ruined or _said(last)
-    if len(found.runs) == 2 and not last.ruined:
+    ruined = next((run.ruined for run in found.runs if run.ruined), ())
+    said += ruined or _said(last)
+    if len(found.runs) == 2 and not ruined:
         said += _match_sentence(found.aligned)
     return Sheet(
         *tables,
@@ -59,7 +60,11 @@ def sheet(data: Json) -> Sheet:
             *_layer_parts(found),
             *chain.from_iterable(map(_product_parts, found.runs)),
         ],
-        brief_parts=[*_rank_parts(found.ranks), *_layer_parts(found, MOST_LAYERS)],
+        brief_parts=[
+            *_rank_parts(found.ranks),
+            *(() if ruined else _layer_parts(found, MOST_LAYERS)),
+        ],
+        first=[line for said in _low_precision(last) for line in (said, "")] if not ruined else [],
     )
 
 
@@ -107,12 +112,11 @@ def _two(base: Traced, other: Traced) -> tuple[Table[Change], Table[Change]]:
 
 
 def _said(run: Traced) -> Iterator[str]:
-    """What AMP gives, the causes, what is not the cause, and how far to trust it."""
-    yield from _low_precision(run)
-    tried = run.tried_steps or run.gains or any(one.unproven for one in run.findings)
+    """The causes, what is not the cause, and how far to trust it."""
+    tried = run.gains or any(one.unproven for one in run.findings)
     if run.findings:
         how = "likely; a trace proves no gain"
-        if run.tried_steps:
+        if run.gains and run.tried_steps:
             how = f"changes were tried in {run.tried_steps} more steps"
         elif run.gains:
             how = "calls were replayed"
@@ -198,7 +202,7 @@ def _summary(runs: Sequence[Traced]) -> str:
         f"{unit}{off}; bottleneck: {fmt.clean(last.bottleneck)}{least}"
         f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}."
     )
-    if len(runs) == 1:
+    if len(runs) == 1 or any(run.ruined for run in runs):
         return said
     return (
         f"{said} It is {runs[0].step_ms / last.step_ms:.2f} times as fast as "

@@ -26,7 +26,7 @@ HEADER = ("command", "device", "software", "finished_at")  # of a document, abov
 class Sheet:
     """A document as a table. Without --verbose the screen has `brief` in place of it.
 
-    `notes` and `summary` follow the table. `more` are lines that --verbose adds, and that are
+    `first` is above the table, `notes` and `summary` follow it. `more` are lines that --verbose adds, and that are
     folded on a page. `parts` are further tables, on a page and with --verbose; without it the
     screen has `brief_parts`.
     """
@@ -38,6 +38,7 @@ class Sheet:
     more: Sequence[str] = ()
     parts: Sequence[Part] = ()
     brief_parts: Sequence[Part] = ()
+    first: Sequence[str] = ()
 
 
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
@@ -59,7 +60,8 @@ def run_of_document(data: Json) -> Run:
 def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:
     """Print the table, notes, and the summary."""
     table = sheet.table if details else sheet.brief
-    lines = [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
+    lines = [Text(line, "bold") for line in sheet.first]
+    lines += [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
     for part in sheet.parts if details else sheet.brief_parts:
         rows = screen(part.table, console.width).lines if part.table else ()
         lines += [Text(""), Text(part.title), *rows, *map(Text, part.below)]

@@ -58,7 +58,7 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
     run = run_of_document(data) if "device" in data else None
     return _page(
         title, [line.plain for line in header(run)] if run else [],
-        [sheet.summary] if sheet.summary else [],
+        [*sheet.first, *([sheet.summary] if sheet.summary else [])],
         (Part("", sheet.table, [note.plain for note in sheet.notes]), *sheet.parts),
         run, write_csv([records(sheet.table)]), more=sheet.more,
     )  # fmt: skip
