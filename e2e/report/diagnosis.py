@@ -13,7 +13,7 @@ from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
 from e2e.profile.gains import Gain
 from e2e.profile.products import Fused, Product, reach
 from e2e.profile.ranks import Ranks, RankTime
-from e2e.profile.trials import SAID_APART
+from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
 from e2e.results.terms import PYTHON
 from microbench import fmt
@@ -157,21 +157,22 @@ def _gain(gain: Gain) -> str:
 def _low_precision(run: Traced) -> Iterator[str]:
     """What autocast brings: switched off where it is there, or else switched on."""
     for gain in run.gains:
+        if gain.cause not in (SAID_APART, *ASIDE):
+            continue
+        saved = [gain.ms, gain.low_ms, gain.high_ms]
         if gain.cause == SAID_APART:
-            ratio = 1 - gain.ms / gain.step_ms
-            ends = sorted((1 - gain.low_ms / gain.step_ms, 1 - gain.high_ms / gain.step_ms))
-            yield (
-                f"AMP gives {ratio:.2f}x ({ends[0]:.2f} to {ends[1]:.2f}): without autocast a step "
-                f"takes {gain.step_ms - gain.ms:.3g} ms, with it {gain.step_ms:.3g}"
-                f"{', on one batch again and again' if gain.resident else ''}."
-            )
-        elif gain.cause == "float32" and gain.ms < gain.step_ms:
-            ratio = gain.step_ms / (gain.step_ms - gain.ms)
-            yield (
-                f"AMP would give {ratio:.2f}x: with BF16 autocast a step takes "
-                f"{gain.step_ms - gain.ms:.3g} ms of {gain.step_ms:.3g}"
-                f"{', on one batch again and again' if gain.resident else ''}."
-            )
+            without_ms, with_ms = gain.step_ms - gain.ms, gain.step_ms
+            ratio, *ends = (1 - ms / gain.step_ms for ms in saved)
+        else:
+            without_ms, with_ms = gain.step_ms, gain.step_ms - gain.ms
+            ratio, *ends = (gain.step_ms / max(1e-9, gain.step_ms - ms) for ms in saved)
+        would = "gives" if gain.cause == SAID_APART else "would give"
+        clear = not min(ends) < 1 < max(ends)
+        yield (
+            f"AMP {would if clear else 'may give'} {ratio:.2f}x ({min(ends):.2f} to {max(ends):.2f})"
+            f"{'' if clear else ', which may be nothing'}: a step takes {without_ms:.3g} ms without "
+            f"autocast, {with_ms:.3g} with it{', on one batch again and again' * gain.resident}."
+        )
 
 
 def _trust(run: Traced) -> Iterator[str]:

@@ -26,9 +26,9 @@ HEADER = ("command", "device", "software", "finished_at")  # of a document, abov
 class Sheet:
     """A document as a table. Without --verbose the screen has `brief` in place of it.
 
-    `first` is above the table, `notes` and `summary` follow it. `more` are lines that --verbose adds, and that are
-    folded on a page. `parts` are further tables, on a page and with --verbose; without it the
-    screen has `brief_parts`.
+    `first` is above the table, `notes` and `summary` follow it. `more` are lines that --verbose
+    adds, and that are folded on a page. `parts` are further tables, on a page and with --verbose;
+    without it the screen has `brief_parts`.
     """
 
     table: Table[Any]
