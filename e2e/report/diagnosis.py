@@ -166,12 +166,13 @@ def _low_precision(run: Traced) -> Iterator[str]:
         else:
             without_ms, with_ms = gain.step_ms, gain.step_ms - gain.ms
             ratio, *ends = (gain.step_ms / max(1e-9, gain.step_ms - ms) for ms in saved)
-        would = "gives" if gain.cause == SAID_APART else "would give"
-        clear = not min(ends) < 1 < max(ends)
+        gives = "gives" if gain.cause == SAID_APART else "would give"
+        low, high = min(ends), max(ends)
+        doubt = ", which may be nothing" if low < 1 < high else ""
         yield (
-            f"AMP {would if clear else 'may give'} {ratio:.2f}x ({min(ends):.2f} to {max(ends):.2f})"
-            f"{'' if clear else ', which may be nothing'}: a step takes {without_ms:.3g} ms without "
-            f"autocast, {with_ms:.3g} with it{', on one batch again and again' * gain.resident}."
+            f"AMP {'may give' if doubt else gives} {ratio:.2f}x ({low:.2f} to {high:.2f}){doubt}: "
+            f"a step takes {without_ms:.3g} ms without autocast, {with_ms:.3g} with it"
+            f"{', on one batch again and again' * gain.resident}."
         )
 
 
