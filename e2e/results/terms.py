@@ -31,7 +31,7 @@ TERMS = {  # kinds of ops (`e2e.aten.KINDS`) but for products, in the ledger's o
     "other": OTHER,
 }
 OP_TERMS = (*PRODUCT_TERMS, *TERMS.values())
-GAPS, LOADER = "host and launch gaps", "loader wait"
+LOADER = "loader wait"
 
 # Of a recorded step also: work that is no operator's, and what the device waits for.
 COMMUNICATION, COPIES, FILLS = "communication", "copies to and from the device", "fills"
