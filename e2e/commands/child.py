@@ -207,7 +207,8 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
         again = False
         try:
             found = traced_step(
-                timer.step_alone(key), trainer.module,
+                timer.step_alone(key),
+                trainer.module,
                 TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
                 # Hooks of modules would be compiled with them.
                 named=not trainer.case.compile,

@@ -93,8 +93,6 @@ def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(opened: 
     assert torch.equal(first[0], again[0]), "it trains on one batch"
 
 
-
-
 WORKS_THEN_RESTS = """
 import time
 print("works", flush=True)
