@@ -178,23 +178,9 @@ def said() -> Iterator[tuple[str, Run]]:
             f"slowed by its loader: host {host}, wait {wait}, graph {graph}",
             changed(tokens, 2, case=case, steps=steps, limit="data"),
         )
-    yield (
-        "predicted without an interval",
-        run_of(predicted_only("fp32", predicted=predicted_of("fp32", interval_s=None))),
-    )
-    grown = predicted_of("amp", speedup={"fp32": 7.0})
-    yield (
-        "predicted over batches",
-        run_of(predicted_only("amp", 64), predicted_only("amp", 512, predicted=grown)),
-    )
-    yield (
-        "predicted on a busy CPU",
-        run_of(
-            predicted_only("fp32"),
-            device={"name": "a CPU", "kind": "cpu"},
-            settings={LOAD: {SHARE: 1}},
-        ),
-    )
+    rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
+    cpu_load = {"device": {"name": "a CPU", "kind": "cpu"}, "settings": {LOAD: {SHARE: 1}}}
+    yield "predicted on a busy CPU", run_of(rough, **cpu_load)
     for terms in (
         {"convolutions": -5.0, "casts": 6.0}, {"convolutions": -5.0, "casts": 0.01},
         {"convolutions": 1.0, "matrix_products": 0.5}, {"casts": 0.05, "copies": 1e-6},
@@ -242,15 +228,7 @@ def odd() -> Iterator[tuple[str, Run]]:
         "measured and predicted",
         run_of(
             *ledger_run().of(Training),
-            predicted_only("amp", 512, predicted=predicted_of("amp", uncovered=ops)),
-        ),
-    )
-    gains = {"previous": 2.1, "first": 5.5}
-    yield (
-        "a predicted ladder",
-        run_of(
-            predicted_only("fp32", rung="fp32", predicted=predicted_of("fp32", speedup={})),
-            predicted_only("amp", rung="AMP", predicted=predicted_of("amp", speedup=gains)),
+            predicted_only("amp", uncovered=ops),
         ),
     )
     yield (
@@ -322,7 +300,7 @@ def test_odd_runs_fit() -> None:
     blank = replace(evil, ledger=tuple(replace(line, term="\n") for line in lines))
     failed = Training(case, "failed", EVIL, unit=EVIL, rung=EVIL, convergence=EVIL, converged=False)
     lost = replace(out_of_memory_run().of(Training)[0], step_units=1024, predicted=predicted)
-    alone = predicted_only("amp", predicted=predicted, ledger=tuple(lines), causes=causes)
+    alone = replace(predicted_only("amp"), predicted=predicted, ledger=tuple(lines), causes=causes)
     for arms in ((failed,), (failed, evil), (blank,), (lost,), (alone,), ()):
         for width in WIDTHS:
             checked(run_of(*arms), width)
