@@ -1,10 +1,11 @@
-"""Predictions on the CPU: their arithmetic, not their timing."""
+"""Predictions on the CPU: their arithmetic, their memory, and which kernels are whose."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 
 import pytest
 import torch
@@ -14,16 +15,17 @@ from samples.planted_networks import network_of
 from samples.train_cases import case_of, quietly
 from torch import Tensor, nn
 
-from e2e.aten import Call
+from e2e.aten import Call, TensorSpec, describe
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.predictor import GPU_ERROR, Predictor, key_of, predicted_of
 from e2e.prediction.store import Store
-from e2e.prediction.timer import CallTime, PlacedCall
+from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, kernels_of, launch_s, time_calls
 from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.prediction.trace.recorder import TracedOp
 from e2e.results.types import Predicted
 from kernels.case import Target
+from microbench.device.profiler import KernelTime
 
 CPU, CLASSES = Target("cpu", "a CPU"), 10
 NETWORK = find("cnn-cifar")
@@ -85,6 +87,26 @@ def test_the_sum_of_operations(
     sums_s = [math.fsum(known[keys[n]].times_s[i] for n, _ in step) for i in range(5)]
     assert low == pytest.approx((1 - GPU_ERROR) * min(sums_s))
     assert high == pytest.approx((1 + GPU_ERROR) * max(sums_s))
+
+
+sizes = st.integers(0, 10**6)
+changes = st.lists(st.tuples(sizes, sizes, sizes), max_size=12)  # freed, allocated, scratch
+
+
+@given(sizes, changes)
+def test_peak_memory_is_the_largest_of_what_each_call_finds_and_needs(
+    held: int, moves: list[tuple[int, int, int]]
+) -> None:
+    ops = tuple(
+        TracedOp(Call(f"aten.op{i}.default", (i,), ()), (), "forward", allocated, freed)
+        for i, (freed, allocated, _) in enumerate(moves)
+    )
+    found = Trace(CASE, ops, held)
+    scratch = {op.call.key: moves[i][2] for i, op in enumerate(ops)}
+    after = list(accumulate((made - freed for freed, made, _ in moves), initial=held))
+    during = [left + scratch for left, (_, _, scratch) in zip(after[1:], moves, strict=True)]
+    assert found.peak_bytes(scratch) == max([held, *during])
+    assert found.peak_bytes() == max(after), "what was not timed needs no more than its results"
 
 
 def test_a_second_network_reuses_times(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +197,69 @@ def test_a_damaged_store_is_measured_again(
     assert "cannot be read" in capsys.readouterr().err
     again.add({"new": CallTime((1.0,))})
     assert set(json.loads(again.path.read_text())["calls"]) == {"kept", "new"}
+
+
+# ---------------------------------------------------------------- calls launched alone
+
+
+def seen(*names: str) -> list[KernelTime]:
+    return [KernelTime(name, 1e-6, i * 1e-5) for i, name in enumerate(names)]
+
+
+def test_kernels_belong_to_the_mark_before_them() -> None:
+    found = kernels_of(seen("lost", "empty", "a", "b", "empty", "c", "empty", "fill"), [1, 2, None])
+    assert {owner: [[k.name for k in row] for row in rows] for owner, rows in found.items()} == {
+        1: [["a", "b"]], 2: [["c"]],
+    }  # fmt: skip
+
+
+def test_a_profile_that_begins_late_loses_the_first_marks() -> None:
+    found = kernels_of(seen("a", "empty", "c", "empty", "d"), [1, 2, 1])
+    assert {owner: len(rows) for owner, rows in found.items()} == {2: 1, 1: 1}
+    assert kernels_of(seen("empty", "a", "empty"), [1]) == {}, "marks of somebody else"
+
+
+def test_a_launch_is_what_its_kernels_run_but_for_the_first_that_finds_another_cache() -> None:
+    rows = [KernelTime("k", s, 10.0 * i) for i, s in enumerate([9, 9, 1, 2, 3, 4])]
+    assert launch_s(rows, 3) == (1 + 2 + 3 + 4) / 2
+    assert launch_s(rows, 1) == 28
+    assert launch_s(rows[:5], 3) == pytest.approx(24 / 3), "a kernel was lost"
+    beside = [KernelTime("k", 2.0, 0.0), KernelTime("k", 2.0, 1.0)]
+    assert launch_s(beside, 1) == 3.0, "kernels that overlap count once"
+
+
+def test_calls_have_times_or_reasons_in_order() -> None:
+    x = torch.ones(64, 64)
+    product = describe(torch.ops.aten.mm.default, (x, x), {})
+    calls = [
+        PlacedCall(product, 3),
+        PlacedCall(Call("aten.nonzero.default", product.args[:1])),
+        PlacedCall(product, backward=True),
+        PlacedCall(Call("aten.mm.default", (TensorSpec((2, 3), (3, 1), "float32", "cpu"),) * 2)),
+    ]
+    first, unknown, backward, wrong = time_calls(CPU, calls)
+    for time in (first, backward):
+        assert isinstance(time, CallTime)
+        assert len(time.times_s) == ROUNDS
+        assert min(time.times_s) > 0
+    assert unknown == "the shape of its output depends on data"
+    assert isinstance(wrong, str)
+    assert "\n" not in wrong
+    assert time_calls(CPU, []) == []
+
+
+def test_a_call_of_the_backward_pass_is_launched_by_autograd() -> None:
+    library = torch.library.Library("halfway_timer", "DEF")
+    library.define("note(Tensor x) -> Tensor")
+    nodes: list[object] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        nodes.append(torch._C._current_autograd_node())
+        return x * 2
+
+    library.impl("note", note, "CPU")
+    spec = TensorSpec((3,), (1,), "float32", "cpu")
+    call = Call("halfway_timer.note.default", (spec,))
+    (found,) = time_calls(CPU, [PlacedCall(call, backward=True)])
+    assert isinstance(found, CallTime)
+    assert nodes[0] is not None
