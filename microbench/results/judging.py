@@ -160,6 +160,9 @@ def _over_processes(a: Timed, b: Timed, reading: Reading, usual: Usual) -> Times
 # ---------------------------------------------------------------- ratios and verdicts
 
 
+RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
+
+
 def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None) -> Times:
     """Time in A over time in B.
 
@@ -182,10 +185,10 @@ def judge(a: Timed, b: Timed, noise: Noise = KERNELS, learnt: Learnt | None = No
     share = noise.share(a.median_s, b.median_s)
     if times.interval is None:
         return Judgement("cannot tell", "one round only", "one round only", share)
-    if Ratio(*times).ruined_pct:
-        return Judgement("cannot tell", "", f"interval is beyond ±{RUINED_PCT:.0f} %", share)
     if a.cpu_bound or b.cpu_bound:
         return _judge_at_one_speed(times, a, b, noise, share, learnt or Learnt())
+    if Ratio(*times).ruined_pct:
+        return Judgement("cannot tell", "", RUINED, share)
     verdict = _verdict(times.interval, share, noise.near)
     if verdict in ("faster", "slower"):
         cycles = _in_cycles(times, a, b, learnt)
@@ -219,8 +222,10 @@ def _judge_at_one_speed(
     if in_processes(a, b) and _know_paces(a, b):
         at_one = _over_processes(a, b, _at_one_speed, learnt.at_one_speed)
     assert at_one.interval is not None
-    verdict = _verdict(at_one.interval, share, noise.near)
     note = f"{at_one.ratio:.2f}x at one CPU speed"
+    if Ratio(*at_one).ruined_pct:
+        return Judgement("cannot tell", note, RUINED, share)
+    verdict = _verdict(at_one.interval, share, noise.near)
     if verdict in ("faster", "slower") and (at_one.ratio > 1) != (times.ratio > 1):
         return Judgement("cannot tell", note, "CPU speeds differ", share)
     return Judgement(verdict, note, _reason(verdict, at_one.interval, noise, share), share)
