@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from samples.launching import Checkpointed
-from samples.planted_networks import network_of
-from samples.train_cases import case_of, differences
+from samples.train_cases import Undecided, case_of, differences, network_of
 from torch import nn
 
-from e2e.aten import kind_of
 from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
@@ -67,31 +64,8 @@ def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
     assert "aten._fused_sgd_.default" in names["optimizer"]
 
 
-def test_what_checkpointing_runs_again_is_of_the_backward_pass() -> None:
-    network = network_of(Checkpointed)
-    fake, _ = both(network, case_of(network))
-    products = [op for op in fake.ops if op.call.name == "aten.addmm.default"]
-    assert [op.phase for op in products] == ["forward"] * 3 + ["backward"] * 2
-
-
-def test_every_product_of_a_step_is_counted() -> None:
-    """Forward once, backward twice, but for the first layer's input."""
-    ops = traced("resnet18-cifar").ops
-    products = [op for op in ops if kind_of(op.call) == "product"]
-    assert len(products) == 20 * 2 + 3
-
-
 def test_a_batch_beyond_any_memory_is_traced() -> None:
     assert traced("cnn-cifar", 10_000_000).peak_bytes() > 1e12
-
-
-def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
-    small, large = (traced("cnn-cifar", batch) for batch in (16, 32))
-    network = find("cnn-cifar")
-    weights = sum(weight.numel() * weight.element_size() for weight in network.build().parameters())
-    assert small.held_bytes > 2 * weights  # and momentum, and gradients
-    peaks = [found.peak_bytes() for found in (small, large)]
-    assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
 
 
 def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
@@ -105,21 +79,6 @@ def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
     with pytest.raises(CannotTrace, match="recurrent"):
         trace(network, case, torch.device("cuda"), CLASSES)
     assert trace(network, case, CPU, CLASSES).ops
-
-
-class Undecided(nn.Module):
-    """What it does depends on values."""
-
-    def __init__(self, reads: bool) -> None:
-        super().__init__()
-        self.linear, self.reads = nn.Linear(4, 4), reads
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows above zero, or all of them once more where the first is."""
-        out = self.linear(x)
-        if self.reads:
-            return self.linear(out) if out[0, 0].item() > 0 else out
-        return out[out.sum(1) > 0]
 
 
 @pytest.mark.parametrize(("reads", "named"), [(False, "DynamicOutput"), (True, "DataDependent")])

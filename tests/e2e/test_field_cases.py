@@ -41,6 +41,7 @@ def diagnosed(made: Made, folder: Path, name: str = "run.json") -> Any:
     assert all(term.ns >= 0 for term in run.terms)
     if bare := made.header.get("halfway", {}).get("bare_s"):
         assert run.window_ns / run.steps == approx(1e9 * sum(bare) / len(bare), abs=1)
+    assert sum(one.ms for one in run.findings) <= 1.0001 * run.step_ms, "nothing counts twice"
     for first in run.findings[:1]:
         assert run.bottleneck in first.title, "one bottleneck: the first cause"
     return run
@@ -66,28 +67,6 @@ def has(words: str, text: str) -> bool:
 
 def about(finding: Any, words: str) -> bool:
     return has(words, f"{finding.cause} {finding.title}")
-
-
-def small_network(tape: Tape) -> None:
-    """20 small kernels, of which the CPU needs 20 us for each, and a product of 2 ms."""
-    with tape.inside("halfway::body"):
-        for _ in range(20):
-            tape.work("aten::relu", 6 * US)
-        tape.product(2 * MS)
-
-
-@pytest.mark.parametrize("bare_ms", [2.3, 2.8, 10.0])
-@pytest.mark.parametrize("twice", [True, False])
-def test_work_takes_what_it_takes_and_the_bare_step_less_it_is_idle(
-    bare_ms: float, twice: bool, see: Any
-) -> None:
-    """The recording with names has a CPU that is five times slower, and longer kernels."""
-    how = {"long": 1.2, "times": recorded(small_network)} if twice else {}
-    run = see(small_network, slow=5, bare_s=[bare_ms / 1e3] * 20, **how)
-    assert (ms(run)[PRODUCTS], ms(run)["activation"]) == approx((2, 0.12), abs=1e-5)
-    idle = sum(term.ns for term in run.terms if term.idle) / run.steps / 1e6
-    assert idle == approx(bare_ms - 2.12, abs=1e-5)
-    assert run.busy == approx(2.12 / bare_ms, rel=1e-3)
 
 
 def fed(tape: Tape) -> None:
@@ -313,6 +292,25 @@ def casting(to: str, of: str) -> Step:
     return step
 
 
+def graphed(tape: Tape) -> None:
+    """A model in a CUDA graph: its inputs are float32, its kernels are not."""
+    args = {"Input Dims": SQUARE, "Input type": [FLOAT, FLOAT]}
+    for _ in range(10):
+        with tape.operator("Graphed", **args):
+            tape.now += 500 * US  # of which 400 us wait for the CPU
+            at = max(tape.now, *tape.free.values(), 0) + 2 * US
+            tape.kernel("nvjet_sm90_tst_64x8_64x16_2x4_h_bz_NNT", at, at + 100 * US, tape.now)
+            tape.events[-2]["name"], tape.free[7] = "cudaGraphLaunch", at + 100 * US
+
+
+def attended(tape: Tape) -> None:
+    """Attention in float32 in one kernel, of which no setting tells what it computes in."""
+    heads = [[8, 16, 512, 64]] * 3
+    for _ in range(5):
+        name, kernel = "efficient_attention", "fmha_cutlassF_f32_aligned_64x64_rf_sm80"
+        tape.work(f"aten::_scaled_dot_product_{name}", 2 * MS, dims=heads, kernel=kernel)
+
+
 def convolved(channels: int, *size: int) -> Step:
     """A convolution, which changes the layout of a tensor with 64 channels for 4 ms."""
     dims = [[8, channels, *size], [64, channels, *([3] * len(size))]]
@@ -368,10 +366,12 @@ CASES: dict[str, tuple[Step, dict[str, Any], str, str, float, str, dict[str, flo
     "F5 V100": (float32(MM, VOLTA, 12e12), V, "float32|fp32", FP16, 0.9, NONE, {}, "fp32"),
     "F5 V100 conv": (float32(CONV, "volta_scudnn_128x128_relu_interior_nn_v1", 12e12), V,
                      "float32|fp32", FP16, 0.9, NONE, {}, "fp32"),
+    "F5 attention": (attended, HIGH, "float32", "^attention in float32", 0.9, TF32, {}, ""),
     "F13": (transformer, ONE, "attention", "scaled_dot_product_attention", 0.23, AGAIN, {}, ""),
     "F14": (averaged, {}, "", EMA, 0.3, "", {OPTIMIZER: 0.2}, ""),
     "F15 casts": (casting(BF16, FLOAT), NINE, "cast", AGAIN, 0.3, "", {"casts": 4}, ""),
     "F15 autocast": (casting(FLOAT, BF16), ONE, "", "", 0, AGAIN, {"casts": 4}, ""),
+    "F15 graph": (graphed, ONE, "CPU launch", "10 launches a step", 0.7, "autocast|graph", {}, ""),
     "F15 image": (convolved(64, 56, 56), ONE, "layout", LAST, 0.3, "", CHANGES, ""),
     "F15 3-D": (convolved(64, 9, 56, 56), ONE, "layout", "", 0.3, LAST, CHANGES, ""),
     "F15 padding": (convolved(3, 224, 224), ONE, "", "", 0, r"\bpad\b", {}, ""),

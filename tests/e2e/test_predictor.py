@@ -11,9 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.planted_networks import network_of
-from samples.train_cases import case_of, quietly
-from torch import Tensor, nn
+from samples.train_cases import Undecided, case_of, network_of, quietly
 
 from e2e.aten import Call, TensorSpec, describe
 from e2e.networks import find
@@ -135,24 +133,12 @@ def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
     assert "nothing could be timed: 4 x aten.convolution" in (found.reason or "")
 
 
-class Picking(nn.Module):
-    """Rows where a mask is set: how many depends on data, under fake tensors unknown."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 4] -> [M, 4]"""
-        return self.linear(x)[x.sum(1) > 0]
-
-
 @pytest.mark.parametrize(
     ("network", "settings", "named"),
     [
         (NETWORK, {"compile": True}, "compiled"), (NETWORK, {"graph": True}, "captured"),
         (NETWORK, {"recipe": "tf32"}, "Tensor"),
-        (network_of(Picking), {}, "cannot be traced: DynamicOutputShape"),
+        (network_of(Undecided, False), {}, "cannot be traced: DynamicOutputShape"),
     ],
 )  # fmt: skip
 def test_what_is_not_predicted_has_a_reason(

@@ -18,9 +18,8 @@ from torch import nn
 from e2e.__main__ import main as diagnose
 from e2e.profile import diagnosis, halfway_watch
 from e2e.profile.causes import PROVEN
-from e2e.profile.compare import Aligned, align
 from e2e.profile.compiled import is_compiling
-from e2e.profile.diagnosis import Diagnosis, Traced, changes
+from e2e.profile.diagnosis import Diagnosis, Traced
 from e2e.profile.products import Product, products, reach
 from e2e.profile.step import step_of
 from e2e.profile.trace import OP, read_trace
@@ -98,36 +97,6 @@ def test_the_planted_cause_is_named_first_and_not_where_it_is_mended(name: str) 
     assert run.step_ms - fixed.step_ms > 0.5 * mended
     if name in FIRST:  # as its mending shows, after which something else limits the step
         assert 0.6 < planted.most_ms / (run.step_ms - fixed.step_ms) < 1.4
-
-
-def test_a_pair_says_what_one_trace_cannot() -> None:
-    slower = diagnosed("atomics-bilinear-base", "atomics-bilinear").runs[1].findings[0]
-    assert "slower in half precision" in slower.title
-    assert slower.ms == pytest.approx(49.59 - 12.67, abs=0.1)  # of its pooling
-    tf32 = diagnosed("tf32_base-base", "tf32_base").runs[1].findings
-    assert [one.ms for one in tf32 if "the base already uses" in one.title] == [0]
-    with pytest.raises(UserError, match="different shapes"):
-        diagnosed("odd_vocab", "fp32_island")
-
-
-def matched(base: str, other: str) -> Aligned:
-    found = align(run_of(base).step, run_of(other).step)
-    assert found is not None
-    return found
-
-
-def test_the_same_work_is_alike_and_layers_add_up_to_all_of_it() -> None:
-    found = matched("recast-fixed", "recast")
-    assert (found.share, found.alike) == (1, 1)
-    for side, name in enumerate(("recast-fixed", "recast")):
-        step = run_of(name).step
-        busy = sum(op.ns for op in step.ops if op.term not in IDLE)
-        assert sum((one.base_ns, one.other_ns)[side] for one in found.layers) == busy
-    runs = diagnosed("recast-fixed", "recast").runs
-    *lines, step = changes(*runs)
-    assert sum(line.ns for line in lines) == step.ns
-    assert float(step.ns) / 1e6 == pytest.approx(runs[1].step_ms - runs[0].step_ms, abs=1e-5)
-    assert (lines[0].term, round(float(lines[0].ns) / 1e6, 1)) == ("casts", 4.4)
 
 
 # ---------------------------------------------------------------- products

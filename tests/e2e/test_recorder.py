@@ -496,22 +496,6 @@ def test_a_recording_of_kernels_is_rows_of_whole_nanoseconds(base: int) -> None:
     }
 
 
-LOOP = f"""
-import halfway_watch
-
-with halfway_watch.watch(net, out="loop.json", after=2, bare=3, traced=2) as w:
-    for _ in range({NEEDED}):
-        step(net, optimizer)
-        w.step()
-"""
-
-
-def test_a_loop_is_watched_too(user: User) -> None:
-    (user.folder / "loop.py").write_text(START + LOOP)
-    user.run("loop.py")
-    check_diagnosis(user.folder / "loop.json")
-
-
 HUGGING_FACE = """
 import torch
 import transformers

@@ -17,7 +17,7 @@ from samples.traces import BACKWARD, MAIN, MS, US, Made, begun
 from e2e.profile import halfway_watch
 from e2e.profile.products import products
 from e2e.profile.step import NothingSeen, Op, Step, step_of
-from e2e.profile.trace import WORK, read_trace
+from e2e.profile.trace import read_trace
 from e2e.results import terms as t
 from e2e.results.terms import LAUNCH, LOADER, PYTHON, SYNC, TERMS
 from microbench.errors import UserError
@@ -346,31 +346,6 @@ def test_a_trace_that_lost_kernels_or_holds_nothing_is_refused(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------- properties
-
-
-def _union(spans: list[tuple[int, int]], start: int, end: int) -> int:
-    total, at = 0, start
-    for begin, until in spans:
-        begin, until = max(begin, at), min(until, end)
-        total, at = total + max(0, until - begin), max(at, until)
-    return total
-
-
-@settings(max_examples=30)
-@given(made=traces(), shift=st.integers(0, 10**15), seed=st.integers(0, 99))
-def test_neither_order_nor_shift_nor_names_of_streams_change_terms(
-    made: Made, shift: int, seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("t")
-    found = step(made, folder)
-    works = sum(op.ns for op in found.ops if op.kernel == "k")
-    kernels = sorted((w.start, w.end) for w in found.trace.spans[WORK])
-    assert works == _union(kernels, found.start, found.end)
-    random.Random(seed).shuffle(made.events)
-    for event in made.events:
-        if event["cat"] == "kernel":
-            event["args"]["stream"] += 13
-    assert step(made, folder, shift).recorded == found.recorded
 
 
 @settings(max_examples=20)

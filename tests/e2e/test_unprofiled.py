@@ -85,16 +85,6 @@ def test_the_profiler_s_time_is_cut_from_what_it_slows(
     assert ms.get(LAUNCH, 0) + ms.get(SYNC, 0) == approx(launch_ms, abs=0.05)
 
 
-def test_of_a_wait_for_data_only_that_counts_in_which_the_device_idles(tmp_path: Path) -> None:
-    def fed(tape: Tape) -> None:
-        tape.product(6 * MS)
-        with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
-            tape.now += 8 * MS
-
-    run = seen(recorded(fed, bare_s=[0.008] * 9, loading_s=[0.007] * 9), tmp_path)
-    assert run.terms[LOADER] / 2e6 == approx(7 * (2 / 8), abs=0.05)
-
-
 def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
     def other(tape: Tape) -> None:
         played(tape)

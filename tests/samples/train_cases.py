@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
+
+from torch import Tensor, nn
 
 from e2e.aten import WARM
 from e2e.case import TrainCase
+from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp
@@ -39,3 +43,26 @@ def differences(one: Trace, other: Trace) -> list[str]:
 def _unlike(a: TracedOp, b: TracedOp) -> str:
     names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
     return ", ".join(names)
+
+
+def network_of(module: type[nn.Module], *args: object) -> Network:
+    """A network of four numbers a sample, with a loss of its own."""
+    return replace(
+        find("cnn-cifar"), name="planted", build=partial(module, *args), input=(4,), classes=4,
+        loss=lambda output, target, smoothing: output.float().square().mean(), accuracy=None,
+    )  # fmt: skip
+
+
+class Undecided(nn.Module):
+    """What it does depends on values."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.linear, self.reads = nn.Linear(4, 4), reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows above zero, or all of them once more where the first is."""
+        out = self.linear(x)
+        if self.reads:
+            return self.linear(out) if out[0, 0].item() > 0 else out
+        return out[out.sum(1) > 0]
