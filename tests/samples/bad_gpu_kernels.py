@@ -1,7 +1,7 @@
 """`--backend samples.bad_gpu_kernels:NAME`: faults of a GPU, and kernels that do not end.
 
-Those called `..._later` are right in the first LAUNCHES launches of a process: when they are
-checked, and for a while longer.
+NAME is one of FAULTS, in every launch. With `_later` they are right in the first LAUNCHES launches
+of a process: when they are checked, and for a while longer.
 """
 
 from __future__ import annotations
@@ -48,58 +48,28 @@ def ask_for_too_much(tensor: Tensor) -> None:
     torch.empty(MORE_THAN_ANY_CARD, dtype=torch.uint8, device=tensor.device)
 
 
-def _run(
-    a: Tensor, b: Tensor, out: Tensor, fault: Callable[[Tensor], None], later: str = ""
-) -> None:
-    torch.mm(a, b, out=out)
-    _launches[later] += 1
-    if not later or _launches[later] > LAUNCHES:
-        fault(a)
+FAULTS = {
+    "illegal_address": wild_store, "endless": spin, "assertion": fail_an_assertion,
+    "too_much": ask_for_too_much,
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Callable[[Tensor, Tensor, Tensor], None]:
+    if (fault := name.removesuffix("_later")) not in FAULTS:
+        raise AttributeError(name)
+
+    def run(a: Tensor, b: Tensor, out: Tensor) -> None:
+        torch.mm(a, b, out=out)
+        _launches[name] += 1
+        if fault == name or _launches[name] > LAUNCHES:
+            FAULTS[fault](a)
+
+    return run
 
 
 def good(a: Tensor, b: Tensor, out: Tensor) -> None:
     """A right result, always."""
     torch.mm(a, b, out=out)
-
-
-def illegal_address(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """In every launch."""
-    _run(a, b, out, wild_store)
-
-
-def illegal_address_later(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """While it is timed."""
-    _run(a, b, out, wild_store, "wild")
-
-
-def endless(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """In every launch."""
-    _run(a, b, out, spin)
-
-
-def endless_later(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """While it is timed."""
-    _run(a, b, out, spin, "spin")
-
-
-def assertion(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """In every launch."""
-    _run(a, b, out, fail_an_assertion)
-
-
-def assertion_later(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """While it is timed."""
-    _run(a, b, out, fail_an_assertion, "assertion")
-
-
-def too_much(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """In every launch."""
-    _run(a, b, out, ask_for_too_much)
-
-
-def too_much_later(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """While it is timed."""
-    _run(a, b, out, ask_for_too_much, "memory")
 
 
 def hungry_meanwhile(a: Tensor, b: Tensor, out: Tensor) -> None:
