@@ -6,6 +6,7 @@ was gained where a change was tried is in trials.py.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,8 @@ class Cause:
     def short(self) -> str:
         """What the bottleneck is called, if this is the first cause."""
         known = KNOWN.get(self.cause)
-        return known.short if known and known.short in self.title else self.title.partition(":")[0]
+        fits = known is not None and known.short in self.title
+        return known.short if known and fits else re.split("[:,;]", self.title)[0]
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,45 @@ class Seen:
         """cuDNN's searches at new shapes."""
         return searches(self.run.step)
 
+    @cached_property
+    def single_updates(self) -> Sequence[Op]:
+        """An optimizer that updates one tensor at a time, with the waits for it; else nothing."""
+        step = self.run.step
+        ours = [
+            op for op in step.ops
+            if op.phase == UPDATE and (op.term not in IDLE or op.term in (LAUNCH, terms.BETWEEN))
+        ]  # fmt: skip
+        names = {span.name for op in ours for span in op.ops}
+        together = any("_foreach_" in name or "_fused_" in name for name in names)
+        count = sum(op.term == TERMS["optimizer"] for op in ours) / step.steps
+        return ours if count >= MANY_UPDATES and not together else ()
+
+    @cached_property
+    def regions(self) -> Sequence[Op]:
+        """The waits for launches of compiled code, where it is in many small parts."""
+        calls = self.a_step(op for op in self.spans("op") if op.name.startswith(REGION))
+        waits = self.by_term[LAUNCH] if calls >= MANY_REGIONS else ()
+        return [op for op in waits if any(map(is_compiled_code, op.ops))]
+
+    @cached_property
+    def launches(self) -> Sequence[Op]:
+        """The waits for launches that no closer cause has."""
+        closer = self.searches.ops, self.single_updates, small_loops(self), self.regions
+        named = {id(op) for some in closer for op in some}
+        return [op for op in self.by_term[LAUNCH] if id(op) not in named]
+
+    @cached_property
+    def sync_ns(self) -> tuple[float, float]:
+        """Waits of the CPU for the device but in a search, and launches that they hold up.
+
+        Nothing where both are no cause.
+        """
+        searched = set(map(id, self.searches.ops))
+        waits_ns = self.ns(op for op in self.by_term[SYNC] if id(op) not in searched)
+        held_ns = min(self.ns(self.launches), self.run.held_up_ns)
+        enough = waits_ns + held_ns >= LEAST_SHARE * self.run.whole_ns
+        return (waits_ns, held_ns) if enough else (0.0, 0.0)
+
     @property
     def facts(self) -> Mapping[str, object]:
         """What the recorder knows."""
@@ -240,7 +281,10 @@ class Seen:
         found: dict[str, float] = defaultdict(float)
         for op in ops:
             found[name(op)] += self.ns([op])
-        most = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
+        most = sorted(
+            ((ns, f"module {place}" if place[0].isdigit() else place)
+             for place, ns in found.items() if place), reverse=True,
+        )  # fmt: skip
         if self.run.step.on_cpu:  # its times are slowed: they say shares
             whole = sum(found.values()) or 1.0
             shares = [(100 * ns / whole, place) for ns, place in most[:MOST_PLACES]]
@@ -349,44 +393,29 @@ def _own(seen: Seen) -> Found:
 
 def _launch(seen: Seen) -> Found:
     """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
-    ours = [
-        op for op in seen.run.step.ops
-        if op.phase == UPDATE and (op.term not in IDLE or op.term in (LAUNCH, terms.BETWEEN))
-    ]  # fmt: skip
-    count = sum(op.term == TERMS["optimizer"] for op in ours) / seen.run.step.steps
-    names = {op.name for one in ours for op in one.ops}
-    together = any("_foreach_" in name or "_fused_" in name for name in names)
-    single = count >= MANY_UPDATES and not together
-    if single:
+    if ours := seen.single_updates:
+        count = sum(op.term == TERMS["optimizer"] for op in ours) / seen.run.step.steps
         waits = seen.ms(seen.ns(op for op in ours if op.term in IDLE))
         yield from seen.cause(
             "optimizer", ours, f"{count:,.0f} kernels a step, and {waits:.3g} ms of waits for them"
         )
     if seen.run.step.on_cpu:
         return
-    loops = small_loops(seen)
-    if loops:
+    if loops := small_loops(seen):
         launched = len({op.number for op in loops if op.term not in IDLE}) / seen.run.step.steps
         line = lines_of_samples(seen.run.step, ELSEWHERE)
         yield from seen.cause(
             "loops", loops, f"{launched:,.0f} launches a step{f', at {line}' if line else ''}"
         )
-    searched = set(map(id, seen.searches.ops))
-    waits = [
-        op for op in seen.by_term[LAUNCH]
-        if id(op) not in searched
-        and not (single and op.phase == UPDATE) and not (loops and op.phase == ELSEWHERE)
-    ]  # fmt: skip
-    launches = seen.a_step(s for s in seen.spans("launch") if LAUNCHES.search(s.name))
+    calls = [s.name for s in seen.spans("launch") if LAUNCHES.search(s.name)]
     short = seen.a_step(s for s in seen.run.step.spans("work") if s.ns < SHORT_NS)
-    # What waits for the device hold up is said there, if they are named.
-    held_ns = seen.run.held_up_ns
-    named = seen.ns(seen.by_term[SYNC]) + held_ns >= LEAST_SHARE * seen.run.whole_ns
-    held_ns = min(seen.ns(waits), held_ns) if named else 0.0
+    compiled, graph = seen.facts.get("compiled"), any("GraphLaunch" in name for name in calls)
+    left = ["torch.compile"] * (not compiled) + ["a CUDA graph"] * (not graph)
     yield from seen.cause(
-        "launch", seen.ns(waits) - held_ns,
-        f"{launches:,.0f} launches a step, {short:,.0f} of them of kernels under "
+        "launch", seen.ns(seen.launches) - seen.sync_ns[1],
+        f"{len(calls) / seen.run.step.steps:,.0f} launches a step, {short:,.0f} kernels under "
         f"{SHORT_NS / 1e3:.0f} us",
+        remedy=" or ".join(["a larger batch", *left]) if compiled or graph else "",
         status=LIKELY if seen.run.step_s else POSSIBLE,  # the profiler slows the CPU
     )  # fmt: skip
 
@@ -411,26 +440,28 @@ def _sync(seen: Seen) -> Found:
         f"{names[name] / seen.run.step.steps:.3g} {name} a step"
         for name in ("item", "nonzero") if names[name]
     )  # fmt: skip
-    lines = lines_of_waits(seen.run.step) or seen.places(waits)
-    held = seen.ms(seen.run.held_up_ns)
+    lines = lines_of_waits(seen.run.step)
+    lines = f"the CPU waits at {lines}" if lines else seen.places(waits)
+    waits_ns, held_ns = seen.sync_ns
+    held = seen.ms(held_ns)
     said = f"{held:.3g} ms of it launches that wait behind it" if held >= 0.01 else ""
     yield from seen.cause(
-        "sync", seen.ns(waits) + seen.run.held_up_ns,
-        "; ".join(text for text in (counted, lines, said) if text),
-    )  # fmt: skip
+        "sync", waits_ns + held_ns, "; ".join(text for text in (counted, said, lines) if text)
+    )
 
 
 def _casts(seen: Seen) -> Found:
-    """Casts, but for those of attention that is written out."""
-    of_attention = seen.attention.ids if seen.attention else ()
-    casts = [op for op in seen.by_term[TERMS["cast"]] if id(op) not in of_attention]
+    """Casts, but for those of small operations in a loop, and of attention that is written out."""
+    of_others = {*map(id, small_loops(seen)), *(seen.attention.ids if seen.attention else ())}
+    casts = [op for op in seen.by_term[TERMS["cast"]] if id(op) not in of_others]
     count = len({(op.ops[-1].start if op.ops else op.start) for op in casts})
     entered = seen.facts.get("autocasts")
     often = isinstance(entered, int | Decimal) and entered > 1
     known = KNOWN["casts"].remedy
     once = "one autocast around the whole forward, so that weights are cast once"
     yield from seen.cause(
-        "casts", casts, f"{count / seen.run.step.steps:,.0f} a step; {seen.places(casts)}",
+        "casts", casts,
+        "; ".join(filter(None, (f"{count / seen.run.step.steps:,.0f} a step", seen.places(casts)))),
         remedy=known if entered is not None and not often
         else f"{once}; or BF16 weights" if often
         else f"if autocast is entered more than once a step: {once}; {known}",
@@ -519,10 +550,13 @@ def _searches(seen: Seen) -> Found:
 
 def _products(seen: Seen) -> Found:
     """Products in float32, by what they run as and what the card could; and misaligned ones."""
-    products = [(op, types_of(op.ops)) for op in seen.run.step.ops if is_product(op)]
+    # A kernel in a CUDA graph has no operator of its own, whose types would be known.
+    products = [
+        (op, types_of(op.ops)) for op in seen.run.step.ops if is_product(op) and product(op.ops)
+    ]
     half = [op for op, types in products if types & HALF]
     single = [op for op, types in products if "float32" in types and not types & HALF]
-    if half:
+    if half or seen.facts.get("autocasts"):
         yield from seen.cause(
             "islands", single, seen.places(single, layer_of), status=POSSIBLE,
             left_ns=seen.floor_ns(single),
@@ -545,20 +579,16 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
     same: dict[str, str] = {}  # calls of one place with the same arguments run alike
     for op in single:
         called = product(op.ops)
-        key = (
-            f"{op.module} {op.phase} {called.name} {called.args.get('Input Dims')}"
-            if called
-            else ""
-        )
-        if called is not None and id(called) in runs_as:
+        assert called is not None
+        key = f"{op.module} {op.phase} {called.name} {called.args.get('Input Dims')}"
+        if id(called) in runs_as:
             kind = runs_as[id(called)]
             same[key] = kind.name if kind else ""
         found[same.get(key, "")].append(op)
     has_tf32 = seen.card is None or seen.card.peak(PRECISIONS["tf32"]) is not None
     has_bf16 = seen.card is None or seen.card.peak(PRECISIONS["bf16"]) is not None
     autocast = "autocast with BF16" if has_bf16 else "autocast with FP16 and a loss scaler"
-    # TF32 does nothing for attention in one kernel.
-    ieee = [op for op in found["fp32"] if op.term != terms.ATTENTION or not has_tf32]
+    ieee, tf32, unknown = found["fp32"], found["tf32"], found[""]
     places = seen.places(ieee, layer_of)
     if has_tf32:
         yield from seen.cause("tf32", ieee, places, left_ns=seen.floor_ns(ieee, "float32"))
@@ -567,16 +597,19 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
             "float32", ieee, f"{places}; this card has no TF32", remedy=autocast,
             left_ns=seen.floor_ns(ieee),
         )  # fmt: skip
-    for kind, how in (
-        ("tf32", "as TF32, where half precision may be faster"),
-        ("", "in float32; whether as TF32 the trace does not say"),
-    ):
-        ops = found[kind]
-        yield from seen.cause(
-            "float32", ops, seen.places(ops, layer_of), status=POSSIBLE,
-            title=f"GEMMs and convolutions {how}", remedy=f"{autocast}; then measure",
-            left_ns=seen.floor_ns(ops),
-        )  # fmt: skip
+    rest = [*tf32, *unknown]
+    unsaid = any(op.term != terms.ATTENTION for op in unknown)
+    what = "GEMMs and convolutions as TF32"
+    if unknown:
+        what = "attention in float32"
+    if unknown and (tf32 or unsaid):
+        what = "GEMMs, convolutions and attention in float32 or TF32"
+    yield from seen.cause(
+        "float32", rest,
+        seen.places(rest, layer_of) + "; of some the trace does not say whether as TF32" * unsaid,
+        title=f"{what}, where half precision may be faster", remedy=f"{autocast}; then measure",
+        status=POSSIBLE, left_ns=seen.floor_ns(rest),
+    )  # fmt: skip
 
 
 def _attention(seen: Seen) -> Found:
@@ -638,9 +671,8 @@ def _regions(seen: Seen) -> Found:
     if regions < MANY_REGIONS:
         return
     guards = sum(op.ns for op in seen.spans("op") if op.name == GUARDS)
-    waits = [op for op in seen.by_term[LAUNCH] if any(map(is_compiled_code, op.ops))]
     yield from seen.cause(
-        "", seen.ns(waits) if waits else float(guards),
+        "", seen.regions or float(guards),
         f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "
         f"their guards take {seen.ms(guards):.3g} ms of the CPU's time",
         title="many small compiled regions: the GPU waits until each is entered",

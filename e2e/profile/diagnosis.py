@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 
@@ -327,12 +328,17 @@ def missing(run: Unprofiled) -> Iterator[str]:
         yield "This is a trace of ROCm: halfway is not tested with those."
     if len(devices := {span.lane.partition("/")[0] for span in trace.spans[WORK]}) > 1:
         yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
-    times = [end - start for start, end in zip(step.ends, step.ends[1:], strict=False)]
+    times = [
+        end - start - sum(
+            op.ns for op in step.ops if op.term == LOADER and start <= op.start < end
+        )
+        for start, end in pairwise(step.ends)
+    ]  # fmt: skip
     if times and max(times) > UNEVEN * median_low(times):
         yield (
             f"One recorded step took {max(times) / 1e6:,.0f} ms and another "
-            f"{median_low(times) / 1e6:,.0f}: an evaluation or a checkpoint may be in it. Record "
-            "other steps (--after), or more (--traced)."
+            f"{median_low(times) / 1e6:,.0f}, waits for data apart: an evaluation or a checkpoint "
+            "may be in it. Record other steps (--after), or more (--traced)."
         )
     if any(map(is_product, step.ops)) and not any(shapes_of(op) for op in trace.spans[OP]):
         yield (

@@ -237,6 +237,8 @@ def arithmetic(
     ieee, tf32 = PRECISIONS["fp32"], PRECISIONS["tf32"]
     if card is not None and card.peak(tf32) is None:
         return ieee
+    if "attention" in op.name:
+        return None  # its kernels compute as they do, whatever is allowed
     if any(_TF32_KERNELS.search(name) for name in kernels):
         return tf32
     simt = (card.simt_flop_per_s.get("fp32") or card.peak(ieee)) if card else None

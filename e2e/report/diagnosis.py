@@ -127,7 +127,9 @@ def _said(run: Traced) -> Iterator[str]:
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
-        yield f"Not the cause: {fmt.clean(', '.join(run.not_the_cause))}."
+        split = [one.rsplit(" ", 2) for one in run.not_the_cause]  # "loader wait", "0.1", "%"
+        said = (" ".join((_words(term), *share)) for term, *share in split)
+        yield f"Not the cause: {fmt.clean(', '.join(said))}."
     yield from _products_sentence(run)
     yield from _trust(run)
     yield from map(fmt.clean, run.missing)
@@ -135,12 +137,18 @@ def _said(run: Traced) -> Iterator[str]:
 
 def _cause(cause: Cause, run: Traced) -> str:
     where = f" ({fmt.clean(cause.where)})" if cause.where else ""
-    share = f"{100 * cause.most_ms / run.step_ms:.0f} %"
-    cost = share if run.on_cpu else f"{fmt.number(cause.most_ms)} ms, {share}"
+    cost = "no time to save"
+    if cause.ms:
+        cost = f"{'' if run.on_cpu else f'{fmt.number(cause.most_ms)} ms, '}{_share(cause)}"
     return (
-        f"{fmt.clean(cause.title)}: {cost if cause.ms else 'no time to save'}{where}. "
+        f"{fmt.clean(cause.title)}: {cost}{where}. "
         f"Try: {fmt.clean(cause.remedy)}.{_measured(cause)}"
     )
+
+
+def _share(cause: Cause) -> str:
+    """What a fix saves at most, of the step that `ms` is of: in older files as it was recorded."""
+    return f"{100 * cause.share * cause.most_ms / cause.ms:.0f} %"
 
 
 def _measured(cause: Cause) -> str:
@@ -187,7 +195,11 @@ def _trust(run: Traced) -> Iterator[str]:
     slowed = recorded.times or recorded.names or run.window_ns / run.steps / 1e9
     if slowed and slowed > (1 + SLOWED) * run.bare_step_s:
         more = 100 * (slowed / run.bare_step_s - 1)
-        so = ": only shares are known" if run.on_cpu else "; idle time is cut down to the step"
+        so = "; idle time is cut down to the step"
+        if run.on_cpu:
+            so = ": only shares are known"
+        elif recorded.names is None:  # of older files
+            so = ", nearly all of it on the CPU, so CPU launch is an upper bound"
         yield f"While it was recorded a step took {more:.0f} % longer{so}."
 
 
@@ -197,7 +209,7 @@ def _summary(runs: Sequence[Traced]) -> str:
     off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
     card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
     first = next((one for one in last.findings if one.ms), None)
-    least = f", {100 * first.share:.0f} % of it" if first else ""
+    least = f", at most {_share(first)} of it" if first else ""
     unit = "step" if last.unit == "optimizer step" else fmt.clean(last.unit)
     said = (
         f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(last.step_ms)} ms a "
@@ -337,11 +349,14 @@ def _fused_columns(steps: int) -> list[Column[Fused]]:
 def _products_sentence(run: Traced) -> Iterator[str]:
     """How far they use the card, where it is known."""
     if found := reach(run.products):
+        known = all(one.floor_s is not None for one in run.products)
+        who = "they" if known else "those whose limit is known"
         by = f"the rates in {fmt.clean(run.rates)}" if run.rates else "the card's datasheet"
         yield (
-            f"GEMMs and convolutions: Tensor Cores proved by rate for {100 * found.proved:.0f} % "
-            f"of their time; they reach {100 * found.of_card:.0f} % of what {by} "
-            f"{'allow' if run.rates else 'allows'} (--verbose lists each)."
+            "GEMMs, convolutions and attention: Tensor Cores proved by rate for "
+            f"{100 * found.proved:.0f} % of their time; {who} reach "
+            f"{100 * found.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'} "
+            "(--verbose lists each)."
         )
 
 
