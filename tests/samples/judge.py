@@ -92,7 +92,7 @@ def in_markup(text: str) -> Iterator[str]:
 
 
 def in_xml(text: str) -> Iterator[str]:
-    """XML (JUnit) that cannot be read, or in which is what a browser executes."""
+    """XML (an SVG) that cannot be read, or in which is what a browser executes."""
     try:
         elements = list(ElementTree.fromstring(text).iter())
     except ElementTree.ParseError as error:
