@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,24 +22,17 @@ from torch.utils._pytree import tree_leaves
 from e2e.aten.call import TensorSpec
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
-READ, WRITTEN = "read", "written"
 ROUND_CACHES = 4.0  # a round of turns touches this many times what the cache holds,
 MOST_TURNS = 128  # unless it would have more turns than these
 _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 
-@dataclass(frozen=True)
-class Area:
-    """One flat buffer of a pool, for arguments of one dtype that are only read, or only written."""
+class Area(NamedTuple):
+    """One flat buffer of a pool, for arguments of one dtype that are only read, or `written`."""
 
-    use: str  # READ or WRITTEN
+    written: bool
     device: torch.device
     dtype: torch.dtype
-
-    def aligned(self, elements: int) -> int:
-        """`elements` rounded up to where the next argument may begin, a multiple of 512 bytes."""
-        unit = max(1, ALIGNMENT_BYTES // self.dtype.itemsize)
-        return -(-elements // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -72,22 +65,6 @@ class Cold:
 WARM = Cold()
 
 
-class Held:
-    """The latest results of all calls that share it, up to a number of bytes but at least one."""
-
-    def __init__(self) -> None:
-        self._results: deque[tuple[object, int]] = deque()
-        self._bytes = 0
-
-    def hold(self, result: object, most_bytes: int) -> None:
-        """Keep a result, and free the oldest until at most `most_bytes` are held."""
-        size = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        self._results.append((result, size))
-        self._bytes += size
-        while self._bytes > most_bytes and len(self._results) > 1:
-            self._bytes -= self._results.popleft()[1]
-
-
 class Pool:
     """The shared memory of all calls that are replayed on one device.
 
@@ -100,43 +77,40 @@ class Pool:
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device = device
-        self._flats: dict[Area, Tensor] = {}
+        self.flats: dict[Area, Tensor] = {}
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
-        self.held = Held()  # results that were let go would be written over
+        # The latest results of all calls: those that were let go would be written over.
+        self._held: deque[tuple[object, int]] = deque()
+        self._held_bytes = 0
 
     @property
     def bytes(self) -> int:
         """Bytes of all areas, on all devices together."""
-        return sum(flat.numel() * flat.itemsize for flat in self._flats.values())
+        return sum(flat.nbytes for flat in self.flats.values())
 
-    def place(self, spec: TensorSpec) -> torch.device:
-        """The torch device for a tensor recorded on "cuda" or "cpu"."""
-        return self.device if spec.device == "cuda" else torch.device("cpu")
+    def area(self, spec: TensorSpec, written: bool) -> Area:
+        """The area for an argument; what was recorded on "cuda" is on the pool's device."""
+        device = self.device if spec.device == "cuda" else torch.device("cpu")
+        return Area(written, device, spec.torch_dtype)
 
     def grow(self, needs: Mapping[Area, int]) -> None:
         """Have at least `needs` elements in each area, new memory filled with random values.
         torch.OutOfMemoryError where they do not fit.
         """
         for area, elements in needs.items():
-            flat = self._flats.get(area)
-            if flat is not None and flat.numel() >= elements:
+            if area in self.flats and self.flats[area].numel() >= elements:
                 continue
-            del flat
-            self._flats.pop(area, None)  # before the larger one is made
+            self.flats.pop(area, None)  # before the larger one is made
             fresh = torch.empty(elements, dtype=area.dtype, device=area.device)
             fill(fresh, self.generator(area.device))
-            self._flats[area] = fresh
-
-    def beginning(self, area: Area, elements: int) -> Tensor:
-        """The first `elements` of an area, flat. KeyError for an area that has not grown yet."""
-        return self._flats[area][:elements]
+            self.flats[area] = fresh
 
     def view(self, area: Area, offset: int, spec: TensorSpec) -> Tensor:
         """A tensor in an area's memory, `offset` elements from its beginning, which autograd does
         not treat as a view. KeyError for an area that has not grown yet.
         """
-        flat = self._flats[area]
+        flat = self.flats[area]
         empty = torch.empty(0, dtype=flat.dtype, device=flat.device)
         return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
@@ -145,6 +119,27 @@ class Pool:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+    def in_turns(
+        self, launches: Sequence[Callable[[], object]], cold: Cold
+    ) -> Callable[[], object]:
+        """A launch that runs the next of `launches` at each call, round and round. Where results
+        are cold, up to four times the cache of them are held.
+        """
+        next_launch = itertools.cycle(launches).__next__
+        if not cold.results:
+            return lambda: next_launch()()
+        most_bytes = int(ROUND_CACHES * cold.cache_bytes)
+
+        def launch() -> None:
+            result = next_launch()()
+            size = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            self._held.append((result, size))
+            self._held_bytes += size
+            while self._held_bytes > most_bytes and len(self._held) > 1:
+                self._held_bytes -= self._held.popleft()[1]
+
+        return launch
 
 
 def fill(tensor: Tensor, rng: torch.Generator) -> None:
@@ -157,15 +152,15 @@ def fill(tensor: Tensor, rng: torch.Generator) -> None:
         tensor.zero_()
 
 
-def fill_normal(tensor: Tensor, rng: torch.Generator) -> None:
+def fill_normal(tensor: Tensor, rng: torch.Generator) -> Tensor:
     """Normal values of mean 0 and standard deviation 1, rounded to the tensor's dtype, in place."""
     if tensor.itemsize > 1:
-        tensor.normal_(generator=rng)
-        return
+        return tensor.normal_(generator=rng)
     flat: Any = tensor.view(-1)
     for piece in flat.split(_CHUNK):  # torch does not draw 8-bit values
         drawn = torch.empty(piece.shape, dtype=torch.float32, device=piece.device)
         piece.copy_(drawn.normal_(generator=rng))
+    return tensor
 
 
 def writable(tensor: Tensor) -> Tensor:
@@ -176,20 +171,3 @@ def writable(tensor: Tensor) -> Tensor:
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def in_turns(
-    launches: Sequence[Callable[[], object]], cold: Cold, held: Held
-) -> Callable[[], object]:
-    """A launch that runs the next of `launches` at each call, round and round. Where results are
-    cold, up to four times the cache of them are held.
-    """
-    next_launch = itertools.cycle(launches).__next__
-    if not cold.results:
-        return lambda: next_launch()()
-    most_bytes = int(ROUND_CACHES * cold.cache_bytes)
-
-    def launch() -> None:
-        held.hold(next_launch()(), most_bytes)
-
-    return launch

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -71,13 +71,6 @@ class TensorSpec:
         return getattr(torch, self.dtype)
 
 
-NAMED_TYPES: Mapping[str, type] = {
-    "dtype": torch.dtype,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}
-
-
 @dataclass(frozen=True)
 class Named:
     """A constant of torch by name: `kind` is "dtype", "layout", "memory_format" or "device"."""
@@ -116,7 +109,8 @@ class Call:
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every tensor argument in order, those in lists included."""
-        return tuple(tensors_in((self.args, tuple(value for _, value in self.kwargs))))
+        leaves = tree_leaves((self.args, [value for _, value in self.kwargs]))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, TensorSpec))
 
     @property
     def operator(self) -> str:
@@ -130,23 +124,10 @@ class Call:
         return hash(self.key)
 
 
-def tensors_in(value: Argument) -> Iterator[TensorSpec]:
-    """The tensors in an argument, in order."""
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 def _to_json(value: Argument) -> Any:
     if isinstance(value, TensorSpec):
-        return {
-            "tensor": value.dtype,
-            "shape": list(value.shape),
-            "stride": list(value.stride),
-            "device": value.device,
-        }
+        shape, stride = list(value.shape), list(value.stride)
+        return {"tensor": value.dtype, "shape": shape, "stride": stride, "device": value.device}
     if isinstance(value, Named):
         return {value.kind: value.name}
     if isinstance(value, tuple):
@@ -183,12 +164,8 @@ def spec_of(tensor: Tensor) -> TensorSpec:
         raise CannotReplay(f"takes a {type(tensor).__name__}, a tensor subclass")
     if tensor.device.type not in ("cuda", "cpu"):
         raise CannotReplay(f"takes a tensor on {tensor.device.type}")
-    return TensorSpec(
-        tuple(tensor.shape),
-        tensor.stride(),
-        _bare(tensor.dtype),
-        tensor.device.type,
-    )
+    shape = tuple(tensor.shape)
+    return TensorSpec(shape, tensor.stride(), _bare(tensor.dtype), tensor.device.type)
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
@@ -210,9 +187,8 @@ def _plain(value: Any) -> Argument:
         return tuple(_plain(item) for item in cast("Sequence[Any]", value))
     if isinstance(value, torch.device):
         return Named("device", value.type)
-    for kind, of_torch in NAMED_TYPES.items():
-        if isinstance(value, of_torch):
-            return Named(kind, _bare(value))
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return Named(type(value).__name__, _bare(value))
     raise CannotReplay(f"takes a {type(value).__name__}, which cannot be recorded")
 
 
@@ -222,21 +198,18 @@ def _bare(constant: object) -> str:
 
 # ------------------------------------------------------------ by the operator's schema
 
-NAME = re.compile(r"\w+\.\w+\.\w+")
-
 # Arguments that are written though the schema does not say so: running statistics in training.
-_SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = {
-    "native_batch_norm": ("running_mean", "running_var"),
-    "cudnn_batch_norm": ("running_mean", "running_var"),
-    "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
-    "batch_norm_update_stats": ("running_mean", "running_var"),
-}
+_RUNNING = ("running_mean", "running_var")
+_WRITE_RUNNING = (
+    "native_batch_norm", "cudnn_batch_norm", "batch_norm_gather_stats_with_counts",
+    "batch_norm_update_stats",
+)  # fmt: skip
 
 
 def resolve(name: str) -> OpOverload:
     """The overload with this name; CannotReplay if torch has none, or its library is not loaded."""
     found: Any = None
-    if NAME.fullmatch(name):
+    if re.fullmatch(r"\w+\.\w+\.\w+", name):
         found = torch.ops
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -281,26 +254,13 @@ def slots_of(call: Call) -> list[Slot]:
     """Every tensor argument in the order of the schema. CannotReplay as `named_arguments`."""
     func = resolve(call.name)
     arguments = named_arguments(call, func)
-    written = _written(call, func, arguments)
+    marked = schema_of(func).arguments
+    written = {a.name for a in marked if a.alias_info and a.alias_info.is_write}
+    if call.operator in _WRITE_RUNNING and arguments.get("training", True):
+        written.update(_RUNNING)
     return [
         Slot(name, position, spec, name in written)
         for name, value in arguments.items()
-        for position, spec in _tensors(value)
+        for position, spec in (enumerate(value) if isinstance(value, tuple) else ((None, value),))
+        if isinstance(spec, TensorSpec)
     ]
-
-
-def _written(call: Call, func: OpOverload, arguments: Mapping[str, Argument]) -> set[str]:
-    schema = schema_of(func)
-    marked = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
-    if arguments.get("training", True):
-        marked.update(_SILENTLY_WRITTEN.get(call.operator, ()))
-    return marked
-
-
-def _tensors(value: Argument) -> Iterator[tuple[int | None, TensorSpec]]:
-    if isinstance(value, TensorSpec):
-        yield None, value
-    elif isinstance(value, tuple):
-        for position, item in enumerate(value):
-            if isinstance(item, TensorSpec):
-                yield position, item

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from e2e.aten.arena import fill, fill_normal, writable
-from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
+from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, schema_of
 from kernels.error_words import first_line
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
@@ -40,26 +40,22 @@ class Site:
         assert isinstance(found, TensorSpec)
         return found
 
-    def number(self, name: str, default: Any = None) -> Any:
-        """An argument that is no tensor, or `default` where the call leaves it out."""
-        return self.arguments.get(name, default)
+    def number(self, name: str) -> Any:
+        """An argument that is no tensor, or None where the call leaves it out."""
+        return self.arguments.get(name)
 
 
-Fill = Callable[[Tensor, Site], None]
+Fill = Callable[[Tensor, Site], object]
 
 # ------------------------------------------------------------ values
 
 
 def _always(value: float) -> Fill:
-    def put(tensor: Tensor, _: Site) -> None:
-        tensor.fill_(value)
-
-    return put
+    return lambda tensor, _: tensor.fill_(value)
 
 
 def _positive(tensor: Tensor, site: Site) -> None:
-    fill_normal(tensor, site.rng)
-    tensor.abs_().add_(LEAST)
+    fill_normal(tensor, site.rng).abs_().add_(LEAST)
 
 
 def _small(tensor: Tensor, site: Site) -> None:
@@ -73,11 +69,7 @@ def _signs(tensor: Tensor, site: Site) -> None:
 
 def _uniform(low: float) -> Fill:
     """From `low` to 1."""
-
-    def put(tensor: Tensor, site: Site) -> None:
-        tensor.uniform_(low, 1, generator=site.rng)
-
-    return put
+    return lambda tensor, site: tensor.uniform_(low, 1, generator=site.rng)
 
 
 _unit, _tanh = _uniform(0), _uniform(-1)
@@ -85,12 +77,9 @@ _unit, _tanh = _uniform(0), _uniform(-1)
 
 def _through(function: Callable[[Tensor, int], Tensor]) -> Fill:
     """What a function along the call's `dim` makes of normal values."""
-
-    def put(tensor: Tensor, site: Site) -> None:
-        fill_normal(tensor, site.rng)
-        tensor.copy_(function(tensor, site.number("dim")))
-
-    return put
+    return lambda tensor, site: tensor.copy_(
+        function(fill_normal(tensor, site.rng), site.number("dim"))
+    )
 
 
 def _kept(tensor: Tensor, site: Site) -> None:
@@ -107,14 +96,16 @@ def _data(tensor: Tensor, site: Site) -> None:
         tensor.random_(0, 128, generator=site.rng)
 
 
+def _by_type(tensor: Tensor, site: Site) -> None:
+    """Integers 0: counters begin so, and it is valid as index and size. Random truth values."""
+    fill(tensor, site.rng)
+
+
 # ------------------------------------------------------------ indices
 
 
 def _below(bound: Callable[[Site], int]) -> Fill:
-    def put(tensor: Tensor, site: Site) -> None:
-        tensor.random_(0, max(bound(site), 1), generator=site.rng)
-
-    return put
+    return lambda tensor, site: tensor.random_(0, max(bound(site), 1), generator=site.rng)
 
 
 def _classes(site: Site) -> int:
@@ -128,15 +119,6 @@ def _along_dim(site: Site) -> int:
     return shape[dim] if shape else 1
 
 
-def _in_dim_of_place(site: Site) -> int:
-    assert site.position is not None
-    return site.spec("self").shape[site.position]
-
-
-def _count_of_targets(tensor: Tensor, site: Site) -> None:
-    tensor.fill_(max(site.spec("target").numel, 1))
-
-
 # ------------------------------------------------------------ content by operator and argument
 
 # "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
@@ -145,12 +127,13 @@ _NAMES: tuple[tuple[Fill, str], ...] = (
     (_below(_classes), """
         nll_loss_forward.target nll_loss_backward.target nll_loss2d_forward.target
         nll_loss2d_backward.target"""),
-    (_count_of_targets, "nll_loss_backward.total_weight nll_loss2d_backward.total_weight"),
+    (lambda tensor, site: tensor.fill_(max(site.spec("target").numel, 1)),
+     "nll_loss_backward.total_weight nll_loss2d_backward.total_weight"),
     (_below(lambda site: site.spec("weight").shape[0]), "embedding.indices"),
     (_below(lambda site: site.number("num_weights")), "embedding_dense_backward.indices"),
     (_below(_along_dim), "index"),
     (_below(lambda site: site.spec("self").numel), "take.index put.index"),
-    (_below(_in_dim_of_place), """
+    (_below(lambda site: site.spec("self").shape[site.position or 0]), """
         index.indices index_put.indices _index_put_impl.indices _unsafe_index.indices
         _unsafe_index_put.indices"""),
     # dropout, probabilities, outputs of activations
@@ -202,30 +185,21 @@ def fill_of(operator: str, slot: Slot) -> Fill | None:
     return _data if plain in _MOVE_INTEGERS and not slot.written else _by_type
 
 
-def _by_type(tensor: Tensor, site: Site) -> None:
-    """Integers 0: counters begin so, and it is valid as index and size. Random truth values."""
-    fill(tensor, site.rng)
-
-
 # ------------------------------------------------------------ what cannot be made
 
-_UNSAVED = "what its forward pass saved cannot be made"
-REFUSED: dict[str, str] = {
-    "_embedding_bag": "its offsets and indices are of no use at random",
-    "_embedding_bag_forward_only": "its offsets and indices are of no use at random",
-    "_embedding_bag_backward": _UNSAVED,
-    "_embedding_bag_dense_backward": _UNSAVED,
-    "_flash_attention_forward": "its sequences may be of several lengths",
-    "_flash_attention_backward": _UNSAVED,
-    "_efficient_attention_forward": "its sequences may be of several lengths",
-    "_efficient_attention_backward": _UNSAVED,
-    "_pack_padded_sequence": "its lengths are of no use at random",
-    "_ctc_loss": "matching lengths and targets cannot be generated",
-    "_ctc_loss_backward": "matching lengths and targets cannot be generated",
-    "mkldnn_rnn_layer_backward": _UNSAVED,
-    "_cudnn_rnn_backward": _UNSAVED,
-    "miopen_batch_norm_backward": "it is for GPUs of another vendor",
+_WHY: Mapping[str, str] = {
+    "what its forward pass saved cannot be made": """
+        _embedding_bag_backward _embedding_bag_dense_backward _flash_attention_backward
+        _efficient_attention_backward mkldnn_rnn_layer_backward _cudnn_rnn_backward""",
+    "its offsets and indices are of no use at random": """
+        _embedding_bag _embedding_bag_forward_only""",
+    "its sequences may be of several lengths": """
+        _flash_attention_forward _efficient_attention_forward""",
+    "its lengths are of no use at random": "_pack_padded_sequence",
+    "matching lengths and targets cannot be generated": "_ctc_loss _ctc_loss_backward",
+    "it is for GPUs of another vendor": "miopen_batch_norm_backward",
 }
+REFUSED = {name: why for why, names in _WHY.items() for name in names.split()}
 
 
 # ------------------------------------------------------------ what a forward pass saves
@@ -298,18 +272,15 @@ def run_forward(
     fit.
     """
     forward = getattr(torch.ops.aten, saved.forward).default
-    schema: Any = forward._schema
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for argument in schema.arguments:
-        if argument.name in saved.given:
-            value = saved.given[argument.name](values)
-        elif argument.name in values:
-            value = values[argument.name]
-        else:
-            value = argument.default_value
+    for argument in schema_of(forward).arguments:
+        name = argument.name
+        value = values.get(name, argument.default_value)
+        if name in saved.given:
+            value = saved.given[name](values)
         if argument.kwarg_only:
-            kwargs[argument.name] = value
+            kwargs[name] = value
         else:
             args.append(value)
     try:

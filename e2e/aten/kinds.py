@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -114,8 +114,11 @@ def _kind_by_packet(name: str) -> str | None:
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
     if packet is None:
         return None
-    kinds = {_kind_by_tag(getattr(packet, overload).tags) for overload in packet.overloads()}
-    return next((kind for kind in ("elementwise", "reduce") if kind in kinds), None)
+    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+    if torch.Tag.pointwise in tags:
+        return "elementwise"
+    reduction = getattr(torch.Tag, "reduction", None)  # since torch 2.12
+    return "reduce" if reduction is not None and reduction in tags else None
 
 
 def _stem(operator: str) -> str:
@@ -138,10 +141,3 @@ def _returns_a_view(call: Call) -> bool:
     aliases = [a.alias_info for a in (*schema.arguments, *schema.returns)]
     returned = any(r.alias_info is not None for r in schema.returns)
     return returned and not any(alias is not None and alias.is_write for alias in aliases)
-
-
-def _kind_by_tag(tags: Collection[torch.Tag]) -> str:
-    if torch.Tag.pointwise in tags:
-        return "elementwise"
-    reduction = getattr(torch.Tag, "reduction", None)  # since torch 2.12
-    return "reduce" if reduction is not None and reduction in tags else "other"

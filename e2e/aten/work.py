@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, resolve, slots_of
@@ -22,7 +23,7 @@ def flops(call: Call) -> int | None:
     """
     own = _FORMULAS.get(call.operator)
     if call.operator.startswith("_scaled_dot_product_"):
-        own = _attention_backward if call.operator.endswith("_backward") else _attention
+        own = _attention(1, 2) if call.operator.endswith("_backward") else _attention(0, 1)
     if own is not None:
         return own(call.args)
     try:
@@ -31,17 +32,13 @@ def flops(call: Call) -> int | None:
         return None
     if formula is None:
         return None
-    kwargs = {name: _meta(value) for name, value in call.kwargs}
-    return int(formula(*(_meta(value) for value in call.args), **kwargs, out_val=None))
+    args, kwargs = tree_map(_meta, (call.args, dict(call.kwargs)))
+    return int(formula(*args, **kwargs, out_val=None))
 
 
 def _meta(value: Argument) -> Any:
-    """The argument with tensors that have a shape and no memory, as the formulas take them."""
-    if isinstance(value, TensorSpec):
-        return torch.empty(value.shape, device="meta")
-    if isinstance(value, tuple):
-        return [_meta(item) for item in value]
-    return value
+    """The argument; a tensor with its shape and no memory, as the formulas take it."""
+    return torch.empty(value.shape, device="meta") if isinstance(value, TensorSpec) else value
 
 
 def _convolution(args: Sequence[Argument]) -> int:
@@ -73,21 +70,16 @@ def _convolved(source: TensorSpec, weight: TensorSpec, at: Sequence[int]) -> int
     return 2 * source.shape[0] * math.prod(at) * math.prod(weight.shape)
 
 
-def _attention(args: Sequence[Argument]) -> int:
-    """Query times key, and the scores times value."""
-    query, key, value = map(_tensor, args[:3])
-    return _scores(query, key) * (key.shape[-1] + value.shape[-1])
+def _attention(first: int, products: int) -> Callable[[Sequence[Argument]], int]:
+    """Query times key, and the scores times value, the first of which is argument `first`; or the
+    gradients of both factors of each."""
 
+    def count(args: Sequence[Argument]) -> int:
+        query, key, value = map(_tensor, args[first : first + 3])
+        pairs = math.prod(query.shape[:-1]) * key.shape[-2]  # of positions, of all heads
+        return 2 * products * pairs * (key.shape[-1] + value.shape[-1])
 
-def _attention_backward(args: Sequence[Argument]) -> int:
-    """Gradients of scores and value (value's width), of query and key (key's)."""
-    query, key, value = map(_tensor, args[1:4])
-    return 2 * _scores(query, key) * (key.shape[-1] + value.shape[-1])
-
-
-def _scores(query: TensorSpec, key: TensorSpec) -> int:
-    """FLOPs a unit of width: multiply and add for each pair of positions of each head."""
-    return 2 * math.prod(query.shape[:-1]) * key.shape[-2]
+    return count
 
 
 def _tensor(value: Argument) -> TensorSpec:

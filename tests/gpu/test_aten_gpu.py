@@ -113,7 +113,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         assert kind_of(call) != "other", call.name
         assert given(call, replay, returned) == outputs, call.key
         if "empty" not in call.operator:
-            assert finite([returned, list(replay.args)]), call.key
+            assert finite([returned, list(replay.plain.args)]), call.key
     assert pool.bytes == reserved
 
 

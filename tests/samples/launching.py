@@ -65,7 +65,7 @@ def given(call: Call, replay: Replay, returned: Any) -> tuple[TensorSpec, ...]:
     """
     kinds = [str(value.type) for value in resolve(call.name)._schema.returns]
     if not kinds:
-        assert returned is None or specs(returned) == specs(replay.args[0]), call.key
+        assert returned is None or specs(returned) == specs(replay.plain.args[0]), call.key
         return ()
     values = list(zip(returned if len(kinds) > 1 else [returned], kinds, strict=True))
     numbers = specs([value for value, kind in values if "Tensor" not in kind])
