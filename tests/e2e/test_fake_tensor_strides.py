@@ -198,34 +198,22 @@ def test_every_rule_is_tried() -> None:
 
 
 class Squeezed(nn.Module):
-    """Squeeze and excitation: channels scaled by what a small network makes of their means."""
+    """Squeeze and excitation, and layer-norm over channels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Sequential(
+        self.norm, self.scale = nn.LayerNorm(16), nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 8, 1), nn.SiLU(), nn.Conv2d(8, 16, 1),
             nn.Hardsigmoid(),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         """Images like x."""
-        return self.scale(x) * x
-
-
-class Normed(nn.Module):
-    """Layer-norm over channels, as ConvNeXt has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images like x."""
-        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.norm((self.scale(x) * x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 GROUP_NORM = partial(nn.GroupNorm, 4, 16)
-BLOCKS = [nn.ReLU6, nn.Hardswish, nn.ELU, nn.Softplus, nn.ReLU, Squeezed, Normed, GROUP_NORM]
+BLOCKS = [nn.ReLU6, nn.Hardswish, nn.ELU, nn.Softplus, nn.ReLU, Squeezed, GROUP_NORM]
 
 
 def convolutional() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Arms that share a loader, and what a loader adds to a prediction."""
+"""Arms that share a loader, and what is known of its waits."""
 
 from __future__ import annotations
 
