@@ -6,13 +6,13 @@ Pure functions of calls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
+from typing import NamedTuple
 
 from e2e.aten import Argument, Call, TensorSpec
 
 # Rows of whole 16-byte words: channels and features are a multiple of 8 in 16-bit types, of 4 in
-# TF32. Images may do with 4 channels where the stride is 2:
+# TF32. Images stay: libraries have kernels for their few channels.
 # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/
 WORD_BYTES = 16
 IMAGE_CHANNELS = 4
@@ -27,33 +27,16 @@ MATRICES = {
     "baddbmm": (".MN", ".MK", ".KN"),
 }
 NOUNS = {**dict.fromkeys(CONVOLUTIONS, "channels"), "mm": "features", "addmm": "features"}
-# Where this argument is; strides are three before it, groups two after.
+# Where this argument is; groups are two after it.
 TRANSPOSED = {"convolution": 6, "convolution_backward": 7}
 
 
-@dataclass(frozen=True)
-class Padding:
-    """A call with sizes rounded up, and those sizes: {33: 40}.
-
-    `noun` is what they count. `known_slow` are the sizes before, without those of images: libraries
-    have kernels for three channels.
-    """
+class Padding(NamedTuple):
+    """A call with sizes rounded up, those sizes ({33: 40}), and in words: "33 to 40 channels"."""
 
     call: Call
     sizes: Mapping[int, int]
-    known_slow: tuple[int, ...]
-    noun: str
-
-    @property
-    def misaligned(self) -> str:
-        """Such as "33 channels"; "" where only an image's channels are misaligned."""
-        return f"{', '.join(map(str, self.known_slow))} {self.noun}" if self.known_slow else ""
-
-    @property
-    def change(self) -> str:
-        """Such as "33 to 40 channels"."""
-        rounded = [f"{size} to {padded}" for size, padded in self.sizes.items()]
-        return f"{', '.join(rounded)} {self.noun}"
+    change: str
 
 
 def padding(call: Call, tf32: bool) -> Padding | None:
@@ -62,22 +45,24 @@ def padding(call: Call, tf32: bool) -> Padding | None:
     `tf32`: float32 calls run in TF32. The padded copy of a tensor has no gaps between its rows.
     """
     letters = _letters(call)
-    if not letters or not call.tensors:
+    first = next(iter(call.tensors), None)
+    if not letters or first is None or first.dtype not in (*HALVES, *["float32"] * tf32):
         return None
+    unit = WORD_BYTES // first.itemsize
     found = {
-        letter: (size, wanted)
+        letter: (size, -(-size // unit) * unit)
         for letter, size in _sizes(call, letters).items()
-        if (wanted := _rounded(call, letter, size, tf32)) != size
+        if size % unit
     }
     if not found:
         return None
     args = tuple(_padded(arg, named, found) for arg, named in zip(call.args, letters, strict=False))
-    slow = [size for letter, (size, _) in found.items() if not _of_image(call, letter, size)]
+    rounded = dict(sorted(found.values()))
+    words = ", ".join(f"{size} to {padded}" for size, padded in rounded.items())
     return Padding(
         Call(call.name, args + call.args[len(letters) :], call.kwargs),
-        dict(sorted(found.values())),
-        tuple(sorted(set(slow))),
-        NOUNS.get(call.operator, "elements"),
+        rounded,
+        f"{words} {NOUNS.get(call.operator, 'elements')}",
     )
 
 
@@ -93,7 +78,9 @@ def _letters(call: Call) -> tuple[str, ...]:
 
 
 def _sizes(call: Call, letters: Sequence[str]) -> dict[str, int]:
-    """Sizes that matter: channels; of matrices those that are contiguous in memory."""
+    """Sizes that matter: channels, but not of images; of matrices those that are contiguous in
+    memory. Vectors have kernels of their own.
+    """
     sizes: dict[str, int] = {}
     for arg, named in zip(call.args, letters, strict=False):
         if not isinstance(arg, TensorSpec):
@@ -107,25 +94,10 @@ def _sizes(call: Call, letters: Sequence[str]) -> dict[str, int]:
             size, letter = max(side_by_side)
             sizes[letter] = size
     if call.operator in MATRICES:
-        right = call.tensors[len(letters) - 1]
-        sizes["N"] = right.shape[-1]  # of the result
-    sizes.pop(".", None)
-    return sizes
-
-
-def _rounded(call: Call, letter: str, size: int, tf32: bool) -> int:
-    dtype = call.tensors[0].dtype
-    least = 2 if call.operator in MATRICES else 1  # vectors have kernels of their own
-    if size < least or not (dtype in HALVES or (dtype == "float32" and tf32)):
-        return size
-    unit = WORD_BYTES // call.tensors[0].itemsize
-    if _of_image(call, letter, size) and call.args[TRANSPOSED[call.operator] - 3] == (2, 2):
-        unit = IMAGE_CHANNELS
-    return -(-size // unit) * unit
-
-
-def _of_image(call: Call, letter: str, size: int) -> bool:
-    return call.operator in CONVOLUTIONS and letter == "C" and size <= IMAGE_CHANNELS
+        sizes["N"] = call.tensors[len(letters) - 1].shape[-1]  # of the result
+        return {letter: size for letter, size in sizes.items() if letter != "." and size > 1}
+    least = {"C": IMAGE_CHANNELS + 1}
+    return {n: size for n, size in sizes.items() if n != "." and size >= least.get(n, 1)}
 
 
 def _fitted(letters: str, dims: int) -> str:
@@ -135,24 +107,20 @@ def _fitted(letters: str, dims: int) -> str:
 
 
 def _padded(arg: Argument, letters: str, found: Mapping[str, tuple[int, int]]) -> Argument:
-    """A tensor, or the shape of a bias, with those sizes rounded up."""
-    if isinstance(arg, tuple):
-        return _larger(cast(tuple[int, ...], arg), letters, found)
-    if not isinstance(arg, TensorSpec):
+    """A tensor, or the shape of a bias, with those sizes rounded up; broadcast sizes of 1 stay."""
+    shape = arg.shape if isinstance(arg, TensorSpec) else arg
+    if not isinstance(shape, tuple):
         return arg
-    shape = _larger(arg.shape, letters, found)
-    return arg if shape == arg.shape else replace(arg, shape=shape, stride=_dense(shape, arg))
-
-
-def _larger(
-    shape: tuple[int, ...], letters: str, found: Mapping[str, tuple[int, int]]
-) -> tuple[int, ...]:
-    """Rounded-up sizes; broadcast sizes of 1 stay."""
-    named = zip(_fitted(letters, len(shape)), shape, strict=True)
-    return tuple(
-        found[letter][1] if letter in found and size == found[letter][0] else size
-        for letter, size in named
-    )
+    larger: list[int] = []
+    for letter, size in zip(_fitted(letters, len(shape)), shape, strict=True):
+        assert isinstance(size, int)
+        before, after = found.get(letter, (size, size))
+        larger.append(after if size == before else size)
+    if not isinstance(arg, TensorSpec):
+        return tuple(larger)
+    if tuple(larger) == arg.shape:
+        return arg
+    return replace(arg, shape=tuple(larger), stride=_dense(larger, arg))
 
 
 def _dense(shape: Sequence[int], like: TensorSpec) -> tuple[int, ...]:

@@ -150,7 +150,7 @@ def _fits(call: Call) -> bool:
 def _padded(calls: Sequence[Repeated], tf32: bool) -> Iterator[Pair]:
     for one in calls:
         found = padding(one.call, tf32)
-        if found is not None and found.known_slow:
+        if found is not None:
             yield Pair(one, found.call, found.change)
 
 
