@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.recording import NEEDED, PROOFS, RECORDER, User, source
+from samples.recording import NEEDED, PROOFS, RECORDER, User, inspected, source
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
@@ -300,19 +300,6 @@ class Training:
         self.net(self.images if images is None else images)["scores"].square().mean().backward()
         return [parameter.grad for parameter in self.net.parameters()]
 
-    def inspected(self) -> Scene:
-        """What a Prover sees of it, without a change."""
-        kept: list[Scene] = []
-
-        def when(scene: Scene) -> str:
-            kept.append(scene)
-            return ""
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prove, "TRIALS", {"none": Trial(Switch().change, "", when)})
-            Steps().run(self.step)
-        return kept[0]
-
 
 def enabled_back_ends() -> dict[str, bool]:
     cuda = torch.backends.cuda
@@ -355,7 +342,7 @@ def test_a_training_is_inspected_and_nothing_of_that_stays() -> None:
     training = Training(entries=3)
     training.step()
     before = state_of(training)
-    scene = training.inspected()
+    scene = inspected(training.step)
     assert scene.model is training.net
     assert scene.optimizers.count(training.optimizer) == 1
     assert (scene.calls, scene.attentions, scene.autocasts) == (3 * COUNTED,) * 3
@@ -371,7 +358,7 @@ def test_a_training_is_inspected_and_nothing_of_that_stays() -> None:
 def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool) -> None:
     """Also where the script raises in the middle of it."""
     training = Training(entries=2 if name in ("casts", "amp") else 0, foreach=False)
-    scene = training.inspected()
+    scene = inspected(training.step)
     before = state_of(training)
     try:
         with TRIALS[name].change(scene):
@@ -395,7 +382,7 @@ def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool
 def changed(name: str, entries: int = 0, **options: Any) -> Iterator[Training]:
     """A training with a change at work, after a step with it."""
     training = Training(entries, **options)
-    scene = training.inspected()
+    scene = inspected(training.step)
     assert TRIALS[name].when(scene) is None or name not in ("amp", "casts", "optimizer", "layout")
     with TRIALS[name].change(scene):
         training.step()
@@ -416,7 +403,7 @@ def test_the_changes_are_what_their_words_say() -> None:
     with changed("optimizer", foreach=False) as training:
         (group,) = training.optimizer.param_groups
         assert group["fused"] or group["foreach"]
-    scene, before = Training().inspected(), enabled_back_ends()
+    scene, before = inspected(Training().step), enabled_back_ends()
     for name, backend in (("flash",) * 2, ("efficient", "mem_efficient"), ("cudnn",) * 2):
         trial = TRIALS[f"sdpa_{name}"]
         with trial.change(scene):
@@ -430,7 +417,7 @@ def test_the_changes_are_what_their_words_say() -> None:
 def test_autocast_around_the_whole_loop_is_seen_and_can_be_switched_off() -> None:
     training = Training()
     with torch.autocast("cpu", torch.bfloat16):
-        scene = training.inspected()
+        scene = inspected(training.step)
         assert (scene.autocasts, scene.autocast_dtype) == (0, torch.bfloat16)
         assert TRIALS["amp"].when(scene) is None
         for change, kind in ((TRIALS["amp"].change(scene), torch.float32),
@@ -441,9 +428,9 @@ def test_autocast_around_the_whole_loop_is_seen_and_can_be_switched_off() -> Non
 
 
 def test_weights_are_cast_once_a_step_only_where_autocast_is_entered_more_often() -> None:
-    assert TRIALS["casts"].when(Training(entries=1).inspected()) == ""
-    assert TRIALS["casts"].when(Training(entries=0).inspected()) == ""
-    scene = Training(entries=2).inspected()
+    assert TRIALS["casts"].when(inspected(Training(entries=1).step)) == ""
+    assert TRIALS["casts"].when(inspected(Training(entries=0).step)) == ""
+    scene = inspected(Training(entries=2).step)
     assert TRIALS["casts"].when(scene) is None
 
     weight, ones = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
@@ -467,7 +454,7 @@ def test_weights_are_cast_once_a_step_only_where_autocast_is_entered_more_often(
 def test_a_model_that_does_not_run_with_a_change_is_not_tried_with_it() -> None:
     """A rehearsal leaves gradients as they are."""
     training = Training()
-    scene, before = training.inspected(), training.gradients()
+    scene, before = inspected(training.step), training.gradients()
     assert scene.rehearse(TRIALS["layout"]) is None
     after = [parameter.grad for parameter in training.net.parameters()]
     assert all(one is old is not None for one, old in zip(after, before, strict=True))
@@ -505,7 +492,7 @@ def test_a_model_as_graphs_gives_its_own_parameters_their_gradients(
         return graphed
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
-    scene = training.inspected()
+    scene = inspected(training.step)
     scene.named_inputs = {}
     images, few = torch.randn(BATCH, 3, 8, 8), torch.randn(1, 3, 8, 8)
     plain, count = training.gradients(images), 1 + len(list(training.net.parameters()))
@@ -531,7 +518,7 @@ def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> N
                 break
         return seen
 
-    scene = Training().inspected()
+    scene = inspected(Training().step)
     scene.awaited = "cpu"
     with TRIALS["sync"].change(scene):
         first = course([1.0, 2.0, 3.0, 4.0])

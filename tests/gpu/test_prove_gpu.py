@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from samples.recording import inspected
 from torch import nn
 
 from e2e.__main__ import main
-from e2e.profile import halfway_prove
-from e2e.profile.halfway_prove import TRIALS, Prover, Scene, Trial
+from e2e.profile.halfway_prove import COUNTED, TRIALS
 
 PLAIN = """
 import torch
@@ -127,25 +126,6 @@ class Training:
         self.loss.backward()
         self.optimizer.step()
 
-    def inspected(self, monkeypatch: pytest.MonkeyPatch) -> Scene:
-        """What a Prover sees of it, without a change."""
-        kept: list[Scene] = []
-
-        def when(scene: Scene) -> str:
-            kept.append(scene)
-            return ""
-
-        with monkeypatch.context() as patch:
-            patch.setattr(halfway_prove, "TRIALS", {"none": Trial(TRIALS["tf32"].change, "", when)})
-            prover = Prover(
-                time.perf_counter, lambda begin, end: end - begin, 1.0, lambda found: None,
-                compiled=False,
-            )  # fmt: skip
-            while not prover.done:
-                self.step()
-                prover.step()
-        return kept[0]
-
     def gradients(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Of a loss, in the model's parameters; the output comes first."""
         self.model.zero_grad()
@@ -163,12 +143,10 @@ def close(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["layout", "launch"])
-def test_a_model_gives_the_same_gradients_with_a_change(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_gives_the_same_gradients_with_a_change(name: str) -> None:
     """Also for inputs that come later, and after the weights have changed."""
     training = Training()
-    scene = training.inspected(monkeypatch)
+    scene = inspected(training.step)
     assert TRIALS[name].when(scene) is None
     assert scene.rehearse(TRIALS[name]) is None
     other, smaller = torch.randn(4, 8, 8, 8, device="cuda"), torch.randn(2, 8, 8, 8, device="cuda")
@@ -183,11 +161,9 @@ def test_a_model_gives_the_same_gradients_with_a_change(
 
 
 @pytest.mark.parametrize("name", list(TRIALS))
-def test_a_change_is_taken_back_and_the_training_goes_on(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_taken_back_and_the_training_goes_on(name: str) -> None:
     training = Training()
-    scene = training.inspected(monkeypatch)
+    scene = inspected(training.step)
     cuda = torch.backends.cuda
 
     def state() -> list[Any]:
@@ -204,4 +180,4 @@ def test_a_change_is_taken_back_and_the_training_goes_on(
     assert state() == before
     training.step()
     steps = {int(one["step"]) for one in training.optimizer.state.values()}
-    assert steps == {1 + halfway_prove.COUNTED + 2}, "counted also by a fused optimizer"
+    assert steps == {1 + COUNTED + 2}, "counted also by a fused optimizer"

@@ -7,9 +7,16 @@ is read with the halfway of the tests.
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+
+import pytest
+
+from e2e.profile import halfway_prove
+from e2e.profile.halfway_prove import TRIALS, Prover, Scene, Trial
 
 RECORDER = "halfway_watch.py"
 PROOFS = "halfway_prove.py"
@@ -51,3 +58,23 @@ class User:
     def left(self) -> list[str]:
         """What is in the folder beside scripts."""
         return sorted(path.name for path in self.folder.iterdir() if path.suffix != ".py")
+
+
+def inspected(step: Callable[[], object]) -> Scene:
+    """What is seen of a training's steps before anything in them is changed."""
+    kept: list[Scene] = []
+
+    def when(scene: Scene) -> str:
+        kept.append(scene)
+        return ""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(halfway_prove, "TRIALS", {"none": Trial(TRIALS["tf32"].change, "", when)})
+        prover = Prover(
+            time.perf_counter, lambda begin, end: end - begin, 1.0, lambda found: None,
+            compiled=False,
+        )  # fmt: skip
+        while not prover.done:
+            step()
+            prover.step()
+    return kept[0]
