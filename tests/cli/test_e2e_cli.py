@@ -488,3 +488,27 @@ def test_list_names_networks_explain_recipes_and_the_network_may_stand_first() -
         assert re.search(rf"^\W*{recipe}\s", ran.stdout, re.MULTILINE), recipe
     for words in (("train", "cnn-cifar"), ("--amp", "cnn-cifar")):
         assert run_here(main, "e2e", *words, "--explain").stdout == ran.stdout
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_predict_says_how_long_operations_take_and_that_a_cpu_s_are_rough(shop: Shop) -> None:
+    kept = shop.kept("predict")
+    for said in ("Predicted GPU time of a step", "prediction took", "On a CPU this is rough"):
+        assert said in " ".join(kept.report.split())
+    arms = by_recipe(kept.document)
+    assert {name: arm["status"] for name, arm in arms.items()} == {
+        "fp32": "predicted", "tf32": "skipped", "amp-bf16": "predicted",
+    }  # fmt: skip
+    for name in ("fp32", "amp-bf16"):
+        assert (arms[name]["step_s"], arms[name]["images_per_s"]) == (None, None), "not measured"
+        predicted = arms[name]["predicted"]
+        assert predicted["step_s"] > 0
+        assert (predicted["gpu_s"], predicted["interval_s"], predicted["limit"]) == (None,) * 3
+        assert (predicted["launches"], predicted["uncovered"]) == (0, [])
+        assert predicted["took_s"]["tracing"] > 0
+    words = ("shop:build", "--input", "3x8x8", "--device", "cpu", "--recipe", "tf32")
+    ran = shop.run("predict", *words)
+    assert ran.returncode == 1, "without any prediction"
+    assert "Tensor Core mode" in " ".join(ran.stdout.split())

@@ -141,20 +141,7 @@ def test_the_recording_of_kernels_alone_has_the_same_kernels_and_steps(tmp_path:
     assert (step_of(alone).steps, alone.spans[OP]) == (2, [])
 
 
-JUNK = (
-    None,
-    True,
-    -3,
-    1e400,
-    "text",
-    [],
-    [[]],
-    [["a", "b", "c", "d", "e", "f"]],
-    [[1, 2]],
-    {"a": 1},
-)
-
-
+JUNK = (None, True, -3, 1e400, "text", [], [[]], [[*"abcdef"]], [[1, 2]], {"a": 1})
 ARGS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs", "Sequence number",
         "Fwd thread id", "correlation", "stream", "device")  # fmt: skip
 
