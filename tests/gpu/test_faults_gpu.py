@@ -1,30 +1,35 @@
-"""On a GPU: kernels that fault or do not end fail by name, and the others are measured.
+"""On a GPU: kernels that fault or do not end, in back ends, networks and scripts, fail by name.
 
 Endless kernels make it slow: about a minute. Nothing here changes a setting of the card.
 """
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samples.commands import run_here, warm_children
+from samples.commands import ROOT, Ran, environment, run_here, warm_children
+from samples.processes import MARK, marked, wait_for
 
+from e2e.__main__ import main as training
+from e2e.results.types import Training
 from microbench import worker
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
 
 HANG_S = 15.0  # in place of two minutes
 # What each fault is called in its reason.
-AT_ONCE = {
+FAULTS = {
     "illegal_address": "illegal memory access",
     "assertion": "device-side assert",
-    "too_much": "out of memory",
     "endless": "hung: no response for",
+    "too_much": "out of memory",
 }
-LATER = {f"{name}_later": said for name, said in AT_ONCE.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +39,12 @@ def _warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("faults", [AT_ONCE, LATER], ids=["at once", "later"])
-def test_a_fault_costs_its_own_case_alone(tmp_path: Path, faults: dict[str, str]) -> None:
+# ---------------------------------------------------------------- back ends
+
+
+@pytest.mark.parametrize("later", ["", "_later"])
+def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
+    faults = {f"{name}{later}": said for name, said in FAULTS.items()}
     file = tmp_path / "run.json"
     named = ",".join(f"samples.bad_gpu_kernels:{name}" for name in (*faults, "good"))
     began_s = time.monotonic()
@@ -75,3 +84,138 @@ def test_a_kernel_that_turns_wrong_on_the_gpu_fails(tmp_path: Path) -> None:
         name = result.case.backend.rpartition(":")[2]
         assert result.turned_wrong == name.endswith("_later"), (name, result.reason)
         assert (result.measurement is None) == name.endswith("_later")
+
+
+# ---------------------------------------------------------------- networks
+
+
+def e2e(command: str, name: str, file: Path, *words: object, recipes: str = "fp32,amp") -> Ran:
+    began_s = time.monotonic()
+    ran = run_here(
+        training, "e2e", command, f"samples.bad_gpu_networks:{name}", "--batch", "8", "--recipe",
+        recipes, "--json", file, *words,
+    )  # fmt: skip
+    assert time.monotonic() - began_s < 120
+    assert "Traceback" not in ran.stderr
+    return ran
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_under_amp_costs_that_arm_alone(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "run.json"
+    ran = e2e("train", f"{name}_in_amp", file, "--budget", "2")
+    assert ran.returncode == 0, ran.stderr
+    fp32, amp = read_run(file).of(Training)
+    assert fp32.status == "ok", fp32.reason
+    assert fp32.steps is not None
+    assert amp.status == "failed"
+    assert FAULTS[name] in (amp.reason or ""), amp.reason
+    assert read_run(file).finished_at
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("train", "assertion"), ("train", "endless"), *(("predict", name) for name in FAULTS)],
+)
+def test_a_network_that_faults_when_it_is_tried_is_named(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    ran = e2e(command, f"{name}_at_once", tmp_path / "run.json")
+    assert ran.returncode == 2
+    assert f"samples.bad_gpu_networks:{name}_at_once" in ran.stderr
+    assert FAULTS[name] in ran.stderr
+    assert ran.stderr.startswith("error: ")
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["illegal_address", "endless"])
+def test_a_fault_while_its_step_is_predicted_is_its_arms_reason(tmp_path: Path, name: str) -> None:
+    """Tracing has fake tensors, but a kernel that torch knows nothing of runs all the same."""
+    file = tmp_path / "run.json"
+    ran = e2e("predict", f"{name}_traced", file, recipes="fp32")
+    assert ran.returncode == 1, ran.stderr
+    (arm,) = read_run(file).of(Training)
+    assert arm.status == "failed"
+    assert FAULTS[name] in (arm.reason or ""), arm.reason
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_middle_of_a_training_keeps_the_times(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "run.json"
+    words = ("--budget", "1", "--iterations", "60000")
+    e2e("train", f"{name}_in_training", file, *words, recipes="fp32")
+    (arm,) = read_run(file).of(Training)
+    assert arm.status == "failed"
+    assert "training from seed" in (arm.reason or "")
+    assert FAULTS[name] in (arm.reason or "")
+    assert arm.steps is not None
+
+
+# ---------------------------------------------------------------- scripts, under `diagnose`
+
+SCRIPT = """import sys
+import torch
+from samples import bad_gpu_kernels
+
+fault = bad_gpu_kernels.FAULTS[sys.argv[1]]
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(100):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == int(sys.argv[2]):
+        print("now", flush=True)
+        fault(x)
+        torch.cuda.synchronize()
+"""
+AT = {"before it is timed": 1, "while it is timed": 8, "while it is recorded": 16}
+WORDS = ("--after", "4", "--bare", "8", "--traced", "6")
+LIMIT_S = 120
+
+
+def started(folder: Path, fault: str, step: int) -> subprocess.Popen[str]:
+    """`diagnose` of the script, as a process of its own."""
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "tmp").mkdir()
+    more = {"TMPDIR": str(folder / "tmp"), MARK: str(folder),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "e2e", "diagnose", *WORDS, "train.py", "--json", "found.json", "--",
+         fault, str(step)],
+        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(**more),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("step", AT.values(), ids=AT.keys())
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "endless"])
+def test_a_fault_is_the_scripts_and_ends_the_diagnosis(
+    tmp_path: Path, fault: str, step: int
+) -> None:
+    process = started(tmp_path, fault, step)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 3, errors
+    assert FAULTS[fault] in errors  # as the script itself says
+    *_, last = errors.splitlines()
+    assert last.startswith("error: train.py ")
+    assert last.endswith("nothing is diagnosed")
+    assert not (tmp_path / "found.json").exists()
+    assert not list((tmp_path / "tmp").glob("halfway-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_kernel_that_does_not_end_ends_with_the_command(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process = started(tmp_path, "endless", 8)
+    assert process.stdout
+    while (line := process.stdout.readline()) != "now\n":  # the plan is said first
+        assert line, "it ended"
+    time.sleep(2)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    wait_for(lambda: not marked(str(tmp_path)))  # a driver may hold it for a while
+    assert not list((tmp_path / "tmp").glob("halfway-*"))
