@@ -325,7 +325,6 @@ def diagnose(
 @click.option(
     "--profile", default="quick", show_default=True, help="Size of the study: full, quick or smoke"
 )
-@click.option("--budget", help="Cut it until it takes about this long: 150s, 20m, 1h")
 @click.option("--data", multiple=True, metavar="NAME=DIR", help="Where data is: cifar10=DIR")
 @click.option("--weights", type=FILE, metavar="DIR", help="Folder of pretrained weights")
 @click.option("--gpus", help="Numbers of GPUs: 1,2,4")
@@ -335,7 +334,7 @@ def diagnose(
 @click.option(
     "--set", "sets", multiple=True, metavar="FACTOR=VALUE", help="Replace a factor in every part"
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run, what is cut and how long")
+@click.option("--dry-run", is_flag=True, help="Print what would run")
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def study(words: tuple[str, ...], **options: Any) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.case import NO_COMPRESSION, TrainCase
+from e2e.case import NO_COMPRESSION
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.studies.factors import Factors
 from e2e.studies.measures import COLUMNS, MEASURES, gain_of, seconds_to
-from e2e.studies.tasks import Arm, Plan, Task
+from e2e.studies.run import State
+from e2e.studies.tasks import Plan, Task
 from microbench import fmt
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
 RAN, UNTESTABLE = "ok", "not testable here"
-BASES = ("fp32", "O0")
+OLD = (
+    "measured by an older version, which did not note which training is whose: run the study again"
+)
 NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
 GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
 
@@ -39,11 +42,6 @@ class Cell:
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: Training | None = None
 
-    def fits(self, where: Mapping[str, Any]) -> bool:
-        """Whether it has these factors; values are compared as text."""
-        own = {**self.factors, "part": self.part}
-        return all(str(own.get(name)) == str(value) for name, value in where.items())
-
     def words(self, factors: Sequence[str]) -> list[str]:
         """These factors in words, those that it has: ["resnet50", "amp", "batch 64", "2 GPUs"]."""
         found: list[str] = []
@@ -58,20 +56,6 @@ class Cell:
         return found
 
     @property
-    def speedup(self) -> tuple[float, tuple[float, float] | None] | None:
-        """(times faster than float32, 95 % interval); None where it was not compared."""
-        gain = gain_of(self.training) if self.training else None
-        return (gain.ratio, gain.ci95) if gain else None
-
-    def repeats(self, column: str) -> list[float]:
-        """A column of each training from scratch, in order."""
-        each = COLUMNS[column].each if column in COLUMNS else None
-        if each is None or self.training is None:
-            return []
-        values = (each(one) for one in self.training.repeats)
-        return [value for value in values if value is not None]
-
-    @property
     def generated(self) -> bool:
         """Whether its data are not the author's, but made by a generator."""
         return self.factors.get("data") in GENERATED
@@ -82,26 +66,11 @@ def differing(cells: Sequence[Cell]) -> list[str]:
     return [name for name in NAMED if len({str(cell.factors.get(name)) for cell in cells}) > 1]
 
 
-def baseline_of(cell: Cell, cells: Sequence[Cell], recipe: str | None = None) -> Cell | None:
-    """The cell that differs in the recipe alone: of this one, or in float32."""
-    wanted = (recipe,) if recipe else BASES
-    alike = {k: v for k, v in cell.factors.items() if k != "recipe"}
-    return next(
-        (
-            one
-            for one in cells
-            if one.part == cell.part
-            and one.factors.get("recipe") in wanted
-            and {k: v for k, v in one.factors.items() if k != "recipe"} == alike
-        ),
-        None,
-    )
-
-
-def cells_of(plan: Plan, runs: Path, failed: Mapping[str, str], kind: str) -> list[Cell]:
+def cells_of(plan: Plan, runs: Path, state: State, kind: str) -> list[Cell]:
     """All cells of a plan, with what the run files in `runs` say. UserError for a damaged file.
 
-    `failed` has why a task broke off, by its id; `kind` is the device's: "cuda" or "cpu".
+    `state` has the key of each arm's case, and why a task broke off; `kind` is the device's:
+    "cuda" or "cpu".
     """
     read: dict[str, Run] = {}
     found: list[Cell] = []
@@ -110,28 +79,33 @@ def cells_of(plan: Plan, runs: Path, failed: Mapping[str, str], kind: str) -> li
         path = runs / f"{task.file}.json"
         if not task.skipped and task.file not in read and path.exists():
             read[task.file] = read_run(path)
-        run = None if task.skipped else read.get(task.file)
-        for arm in task.arms(kind):
+        keys = state.cells.get(task.id, ())
+        reason = state.failed.get(task.id) or (
+            OLD if task.id in state.done and not keys else "not run yet"
+        )
+        for index, arm in enumerate(task.arms(kind)):
             numbers[task.part] = number = numbers.get(task.part, 0) + 1
-            found.append(_cell(f"{task.part}-{number}", task, arm, run, failed.get(task.id, "")))
+            cell = Cell(
+                f"{task.part}-{number}", task.part, task.measure, {**task.named, **arm.factors},
+                UNTESTABLE if task.skipped else "not run", task.skipped or reason,
+            )  # fmt: skip
+            if task.file in read and index < len(keys):
+                cell = _measured(cell, task, read[task.file], keys[index])
+            found.append(cell)
     return found
 
 
-def _cell(id: str, task: Task, arm: Arm, run: Run | None, why: str) -> Cell:
-    factors = {**task.named, **arm.factors}
-    if task.skipped:
-        return Cell(id, task.part, task.measure, factors, UNTESTABLE, task.skipped)
-    if task.kind == "loader":
-        loading = _loading(run, task, arm) if run else None
-        if loading is None:
-            return Cell(id, task.part, task.measure, factors, "not run", why or "not run yet")
-        return Cell(
-            id, task.part, task.measure, factors, loading.status, loading.reason or "",
-            {"per_s": loading.per_s},
+def _measured(cell: Cell, task: Task, run: Run, key: str) -> Cell:
+    """The cell with what the run says of its case; as it is where the run does not have it."""
+    loading = run.find(Loading, key)
+    if loading is not None:
+        return replace(
+            cell, status=loading.status, reason=loading.reason or "",
+            values={"per_s": loading.per_s},
         )  # fmt: skip
-    training = next((t for t in run.of(Training) if _is(t.case, task, arm)), None) if run else None
+    training = run.find(Training, key)
     if training is None:
-        return Cell(id, task.part, task.measure, factors, "not run", why or "not run yet")
+        return cell
     values = {
         name: COLUMNS[name].read(training)
         for measure in task.measure
@@ -140,42 +114,12 @@ def _cell(id: str, task: Task, arm: Arm, run: Run | None, why: str) -> Cell:
     if "time-to-accuracy" in task.measure:
         for target in task.targets:
             values[f"s_to_{100 * target:g}_pct"] = seconds_to(training, target)
-    speedup = gain_of(training)
-    if speedup:
-        values["speedup"] = speedup.ratio
+    gain = gain_of(training)
+    if gain:
+        values["speedup"] = gain.ratio
     if "epochs" in task.words and values.get("iterations_s") is not None:
         values["projected_s"] = values["iterations_s"] * task.projected
     status = training.status if training.status != "predicted" else "not run"
-    return Cell(id, task.part, task.measure, factors, status, training.reason or "", values,
-                training)  # fmt: skip
-
-
-def _is(case: TrainCase, task: Task, arm: Arm) -> bool:
-    """Whether a training is that of this arm: what the task sets, and nothing else, is compared."""
-    wanted: dict[str, Any] = {
-        "network": task.network, "batch": arm.batch, "recipe": arm.recipe,
-        "loss_scale": arm.loss_scale, "keep_batchnorm_fp32": arm.keep_batchnorm_fp32,
-        "cached": False, "gpus": task.named.get("gpus", 1),
-        "compress": task.words.get("compress", NO_COMPRESSION),
-    }  # fmt: skip
-    if arm.layout:
-        wanted["layout"] = arm.layout
-    if task.kind == "stalls":
-        wanted |= {"workers": arm.workers, "loader": task.words.get("loader") or "torchvision"}
-    for name in ("loader", "optimizer", "clip", "cpus", "lr"):
-        value = task.words.get(name)
-        if value is not None and hasattr(case, name):
-            wanted[name] = value
-    return all(getattr(case, name) == value for name, value in wanted.items())
-
-
-def _loading(run: Run, task: Task, arm: Arm) -> Loading | None:
-    return next(
-        (
-            one
-            for one in run.of(Loading)
-            if (one.case.workers, one.case.batch) == (arm.workers, arm.batch)
-            and one.case.loader == (task.words.get("loader") or "torchvision")
-        ),
-        None,
+    return replace(
+        cell, status=status, reason=training.reason or "", values=values, training=training
     )

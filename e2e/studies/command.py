@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from e2e.studies.budget import estimate_s, scaled, task_s
-from e2e.studies.expand import layers
+from e2e.studies.expand import expand, layers
 from e2e.studies.factors import FACTORS
-from e2e.studies.schema import check_factor, content_of, read_study, seconds, shipped
+from e2e.studies.run import RUNS, TOML, State, begun, device_of, read_state, run_tasks
+from e2e.studies.schema import check_factor, content_of, read_study, shipped
 from e2e.studies.tasks import Machine, Plan
 from e2e.studies.types import Study
 from kernels.error_words import suggest
@@ -24,18 +24,16 @@ from microbench.report.table import Column, Part, Row, Table, screen
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from e2e.studies.report import Judged
-
 WORDS = ("list", "show", "report")
 DEVICES = Path("/dev")
-SLOW = 3  # times the budget: a profile that is for another machine
+SMOKE = "smoke"  # the profile that a CPU can run
 MOST_ROWS = 16  # of a table on the screen
 
 
 def run_study(
-    words: Sequence[str], *, profile: str, budget: str | None, data: Sequence[str],
-    weights: Path | None, gpus: str | None, out: Path | None, sets: Sequence[str], dry_run: bool,
-    device: str, quiet: bool,
+    words: Sequence[str], *, profile: str, data: Sequence[str], weights: Path | None,
+    gpus: str | None, out: Path | None, sets: Sequence[str], dry_run: bool, device: str,
+    quiet: bool,
 ) -> None:  # fmt: skip
     """What the words ask. UserError for a mistake; NothingMeasured where no cell was measured."""
     console = make_console(quiet=quiet)
@@ -56,62 +54,55 @@ def run_study(
             given |= parse_sets([f"gpus={gpus}"])
         machine = machine_of(device)
         folders = _folders(data)
-        budget_s = seconds(budget) if budget else _profile_budget_s(study, profile)
         if device != "auto":
             study = replace(study, defaults={**study.defaults, "device": device})
-        plan = scaled(layers(study, profile, given), budget_s, machine, folders, weights)
+        plan = expand(layers(study, profile, given), machine, folders, weights)
+        if study.retired:
+            console.print(f"Not read any more: {', '.join(study.retired)}.", style="dim")
+        state = State(study.name, study.sha256, profile, given, tuple(sorted(folders)),
+                      asdict(machine), plan.lacking)  # fmt: skip
         if dry_run:
-            show_plan(study, profile, plan, machine, budget_s, console)
+            show_plan(study, state, plan, console)
             return
-        content = content_of(first)
         target = out or Path(f"study-{study.name}-{profile}")
-        _run(study, content, plan, machine, target, console, quiet, weights, dict(
-            profile=profile, budget_s=budget_s, sets=given, data=tuple(sorted(folders)),
-        ))  # fmt: skip
-
-
-def _profile_budget_s(study: Study, profile: str) -> float:
-    layers(study, profile, {})  # UserError for one that is not there
-    return study.profiles[profile].budget_s
+        _run(study, begun(target, state, content_of(first)), plan, target, console, quiet)
 
 
 def _run(
-    study: Study, content: bytes, plan: Plan, machine: Machine, out: Path, console: Console,
-    quiet: bool, weights: Path | None, asked: dict[str, Any],
+    study: Study, state: State, plan: Plan, out: Path, console: Console, quiet: bool
 ) -> None:  # fmt: skip
-    from e2e.studies.run import State, begun, run_tasks
-
-    state = State(
-        study.name, study.sha256, machine=asdict(machine), lacking=plan.lacking, **asked
-    )  # fmt: skip
-    state = begun(out, state, content)
     todo = sum(not task.skipped for task in plan.tasks)
     console.print(
-        f"{study.title}: profile {state.profile}, {fmt.count(todo, 'task')}, about "
-        f"{fmt.rough_duration(estimate_s(plan, machine))} (an estimate); into {out}"
+        f"{study.title}: profile {state.profile}, {fmt.count(todo, 'task')}"
+        f"{_about(study, state)}; into {out}"
     )
-    if machine.kind == "cpu" and estimate_s(plan, machine) > SLOW * state.budget_s:
-        console.print("There is no GPU here: --profile smoke is made for a CPU.")
+    on_cpu = state.machine["kind"] == "cpu"
+    if on_cpu and SMOKE in study.profiles and state.profile != SMOKE:
+        console.print(f"There is no GPU here: --profile {SMOKE} is made for a CPU.")
     run_tasks(study, plan, out, state, console, quiet=quiet)
     if not report(out, console):
         raise NothingMeasured
+
+
+def _about(study: Study, state: State) -> str:
+    """How long the profile takes, where it runs as it is in the file."""
+    about = study.profiles[state.profile].about
+    return f", about {about}" if about and not state.sets else ""
 
 
 def report(out: Path, console: Console) -> int:
     """Write the report of a folder from its run files; returns how many cells were measured."""
     from e2e.studies import report as reports
     from e2e.studies.cells import RAN, cells_of
-    from e2e.studies.run import RUNS, TOML, device_of, read_state
 
     state = read_state(out)
     study = read_study(str(out / TOML))
     kind, run = device_of(out)
     data = {name: Path(name) for name in state.data}
     machine = Machine(**cast("Any", dict(state.machine)))
-    laid = layers(study, state.profile, state.sets)
-    plan = scaled(laid, state.budget_s, machine, data, None)
+    plan = expand(layers(study, state.profile, state.sets), machine, data, None)
     plan = replace(plan, lacking=state.lacking)
-    cells = cells_of(plan, out / RUNS, state.failed, kind)
+    cells = cells_of(plan, out / RUNS, state, kind)
     found = reports.Found(study, plan, state, cells, run)
     parts = reports.write_report(found, out)
     console.print()
@@ -119,7 +110,6 @@ def report(out: Path, console: Console) -> int:
         console.print(line, style="bold")
     for part in parts[: len(study.tables)]:
         _print_part(part, console)
-    _print_claims(reports.judged(study, cells), console)
     console.print(f"\nPage: {out / reports.PAGE}; also {reports.TEXT} and {reports.CELLS}")
     return sum(cell.status == RAN for cell in cells)
 
@@ -137,16 +127,6 @@ def _print_part(part: Part, console: Console) -> None:
             console.print(note, style="dim")
     for line in part.below:
         console.print(line, style="dim")
-
-
-def _print_claims(found: Sequence[Judged], console: Console) -> None:
-    if found:
-        console.print("\nWhat the author says", style="bold underline")
-    for one in found:
-        number = f": {one.answer.number} in {one.answer.cell}" if one.answer.number else ""
-        why = f" ({one.why})" if one.why else ""
-        console.print(f'"{one.claim.text}"')
-        console.print(f"  {one.verdict}{number}{why}", style="bold")
 
 
 def machine_of(device: str) -> Machine:
@@ -200,12 +180,13 @@ def _list(console: Console) -> None:
     width = max(map(len, shipped()))
     for name in shipped():
         study = read_study(name)
-        profiles = ", ".join(
-            f"{one} {fmt.rough_duration(p.budget_s)}" for one, p in study.profiles.items()
-        )
+        profiles = ", ".join(f"{one} {p.about}".strip() for one, p in study.profiles.items())
         console.print(f"{name:{width}}  {study.title}")
         console.print(f"{'':{width}}  {profiles}", style="dim")
-    console.print("\nstudy show NAME says what one measures; study NAME --profile quick runs it.")
+    console.print(
+        "\nTimes are estimates. study show NAME says what one measures; "
+        "study NAME --profile quick runs it."
+    )
 
 
 def _show(study: Study, console: Console) -> None:
@@ -218,12 +199,6 @@ def _show(study: Study, console: Console) -> None:
         console.print(f"  {own or 'as the defaults'}", style="dim")
     own = ", ".join(f"{name} {_short(value)}" for name, value in study.defaults.items())
     console.print(f"\ndefaults: {own}", style="dim")
-    for claim in study.claims:
-        console.print(f"\nclaim {claim.id}: {claim.text}")
-        how = f"test: {claim.test.text}" if claim.test else f"not testable: {claim.untestable}"
-        console.print(f"  {how}", style="dim")
-    for puzzle in study.puzzles:
-        console.print(f"\npuzzle {puzzle.id}: {puzzle.text}")
     if study.differences:
         console.print("\nUnlike the original:")
         for line in study.differences:
@@ -241,10 +216,8 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def show_plan(
-    study: Study, profile: str, plan: Plan, machine: Machine, budget_s: float, console: Console
-) -> None:
-    """Print the tasks of a plan, what is cut and the estimate. Nothing runs."""
+def show_plan(study: Study, state: State, plan: Plan, console: Console) -> None:
+    """Print the tasks of a plan. Nothing runs."""
     columns: list[Column[Any]] = [
         Column("part", lambda t: t.part, key=True),
         Column("network", lambda t: t.network),
@@ -254,18 +227,11 @@ def show_plan(
         Column("workers", lambda t: ", ".join(map(str, t.workers)) * (t.kind != "train")
                or str(t.words.get("workers", "")), drop=3),
         Column("measures", lambda t: ", ".join(t.measure), drop=1),
-        Column("about", lambda t: fmt.rough_duration(task_s(t, machine)), right=True),
     ]  # fmt: skip
     rows = [Row(t, f"not testable here: {t.skipped}" * bool(t.skipped)) for t in plan.tasks]
-    console.print(f"{study.title}: profile {profile}", style="bold")
+    console.print(f"{study.title}: profile {state.profile}", style="bold")
     console.print(*screen(Table(columns, list(rows)), console.width).lines, sep="\n")
-    for cut in plan.cuts:
-        console.print(f"cut in {cut.part}: {cut.factor} {cut.asked} -> {cut.done}")
     for name, why in plan.lacking.items():
         console.print(f"{name}: {why}", style="dim")
-    about_s = estimate_s(plan, machine)
-    fits = "" if about_s <= budget_s else ", and nothing more can be cut: try --profile smoke"
-    console.print(
-        f"About {fmt.rough_duration(about_s)} of a budget of {fmt.rough_duration(budget_s)}, by "
-        f"arithmetic{fits}. Nothing was run."
-    )
+    todo = sum(not task.skipped for task in plan.tasks)
+    console.print(f"{fmt.count(todo, 'task')}{_about(study, state)}. Nothing was run.")

@@ -1,4 +1,4 @@
-"""From a study to its tasks: lists crossed, scaled down to a budget. Pure, and without torch."""
+"""From a study to its tasks: lists crossed. Pure, and without torch."""
 
 from __future__ import annotations
 

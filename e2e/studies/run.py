@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,14 +17,14 @@ from microbench.results.runfile import claimed, read_json, read_run, write_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from e2e.commands.plan import Comparison
+    from e2e.commands.plan import Planned
     from e2e.commands.scheduler import Job
-    from e2e.commands.train import Procedure
     from microbench.results.types import Run
 
 COUNT_EVERY = 10  # steps, of counted gradients
 STATE, TOML, RUNS = "study.json", "study.toml", "runs"
-IDENTITY = ("study", "sha256", "profile", "budget_s", "sets", "data")
+IDENTITY = ("study", "sha256", "profile", "sets", "data")
+RETIRED = "budget_s"  # of a state: older versions cut a study until it fitted
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,20 @@ class State:
 
     `machine` are the kind, cores and GPUs that the plan was made for. `data` are the names of the
     user's data, without folders. `lacking` is the plan's. `done` are ids of tasks, `failed` why a
-    task broke off.
+    task broke off. `cells` are the keys of the cases of each task's arms, in order: by these a
+    report finds what was measured.
     """
 
     study: str
     sha256: str
     profile: str
-    budget_s: float
     sets: Factors
     data: tuple[str, ...]
     machine: Mapping[str, Any]
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
     done: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    cells: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 def begun(out: Path, state: State, content: bytes) -> State:
@@ -76,7 +77,7 @@ def read_state(out: Path) -> State:
     path = out / STATE
     if not path.exists():
         raise UserError(f"{out} holds no study: it has no {STATE}")
-    data = read_json(path)
+    data = {name: value for name, value in read_json(path).items() if name != RETIRED}
     try:
         return State(
             **cast("Any", {**data, "data": tuple(data["data"]), "done": tuple(data["done"])})
@@ -101,24 +102,26 @@ def run_tasks(
     todo = [task for task in plan.tasks if not task.skipped]
     with claimed(out / STATE, "--out"):
         for number, task in enumerate(todo, 1):
-            if task.id in state.done:
+            if task.id in state.done and task.id in state.cells:
                 continue
             console.print(f"\n{study.name}, part {task.part} ({number} of {len(todo)}): "
                           f"{task.network}, {', '.join(task.recipes)}")  # fmt: skip
             failed = {name: why for name, why in state.failed.items() if name != task.id}
             path = out / RUNS / f"{task.file}.json"
+            measure = Procedure(task)
             try:
-                _run(task, path, quiet=quiet)
+                _run(task, path, measure, quiet=quiet)
             except UserError as error:
                 # A report is handed on: it has no folder of this machine.
                 failed[task.id] = str(error).replace(f"--resume {path}: ", "")
                 console.print(f"not measured: {error}")
-            done = state.done if task.id in failed else (*state.done, task.id)
-            state = kept(out, replace(state, done=done, failed=failed))
+            done = tuple(dict.fromkeys([*state.done, *[task.id] * (task.id not in failed)]))
+            cells = {**state.cells, **({task.id: measure.keys} if measure.keys else {})}
+            state = kept(out, replace(state, done=done, failed=failed, cells=cells))
     return state
 
 
-def _run(task: Task, path: Path, *, quiet: bool) -> None:
+def _run(task: Task, path: Path, measure: Procedure, *, quiet: bool) -> None:
     """Measure a task into this file. UserError for what cannot be, on this machine or at all."""
     from e2e.commands.requests import request_of
     from e2e.commands.train import file_name, run_requests
@@ -139,47 +142,58 @@ def _run(task: Task, path: Path, *, quiet: bool) -> None:
     requests = [request_of(task.network, words, **instead)]
     if "predict" in task.measure:
         requests.insert(0, request_of(task.network, words, **instead, train=False))
-    run_requests(requests, file_name(task.file), _procedure(task, words))
+    run_requests(requests, file_name(task.file), measure)
 
 
-def _procedure(task: Task, words: Mapping[str, Any]) -> Procedure:
-    from e2e.commands.stalls import LOAD_BUDGET_S, Loaders, Stalls
-
-    if task.kind == "loader":
-        return Loaders([words["loader"]], task.workers, 0, False, LOAD_BUDGET_S)
-    if task.kind == "stalls":
-        budget_s = min(LOAD_BUDGET_S, words.get("budget") or LOAD_BUDGET_S)
-        return Stalls(task.workers, 0, "all", budget_s)
-    return Variants(task)
-
-
-@dataclass(frozen=True)
-class Variants:
-    """The usual procedure with a task's variants of recipes, interleaved: "O3", "O3+bn32"."""
+@dataclass
+class Procedure:
+    """How a task is measured. `keys` are those of its arms' cases, noted before anything runs."""
 
     task: Task
+    keys: tuple[str, ...] = ()
 
     def __call__(self, job: Job, run: Run) -> Run:
-        """Every batch size a comparison, every variant an arm of it."""
+        """Loaders alone, with the training beside them, or all variants of recipes interleaved."""
+        from e2e.commands.plan import Comparison
+        from e2e.commands.stalls import LOAD_BUDGET_S, Loaders, Stalls
         from e2e.commands.train import compare_recipes
+        from e2e.results.loader_types import load_case
 
-        return compare_recipes(job, run, self._comparisons(job))
+        arms = self._planned(job)
+        of_loader = self.task.kind == "loader"
+        self.keys = tuple((load_case(one.case) if of_loader else one.case).key for one in arms)
+        request = job.work.request
+        if of_loader:
+            names = [request.arms.base.loader]
+            return Loaders(names, self.task.workers, 0, False, LOAD_BUDGET_S)(job, run)
+        if self.task.kind == "stalls":
+            budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
+            return Stalls(self.task.workers, 0, "all", budget_s)(job, run)
+        by_batch: dict[int, list[Planned]] = {}
+        for one in dict.fromkeys(arms):
+            by_batch.setdefault(one.case.batch, []).append(one)
+        return compare_recipes(job, run, [Comparison(tuple(same)) for same in by_batch.values()])
 
-    def _comparisons(self, job: Job) -> list[Comparison]:
-        from e2e.commands.plan import Comparison, plan
+    def _planned(self, job: Job) -> list[Planned]:
+        """What each arm of the task trains: "O3" and "O3+bn32" are two cases of one recipe."""
+        from e2e.commands.plan import plan
 
         work = job.work
         asked = work.request.arms
-        by_batch: dict[int, list[Any]] = {}
+        found: list[Planned] = []
         for arm in self.task.arms(work.kind):
-            changes = {"loss_scale": arm.loss_scale, "keep_batchnorm_fp32": arm.keep_batchnorm_fp32}
+            changes: dict[str, Any] = {
+                "loss_scale": arm.loss_scale, "keep_batchnorm_fp32": arm.keep_batchnorm_fp32
+            }  # fmt: skip
+            if arm.workers is not None:
+                changes["workers"] = arm.workers
             own = replace(
-                asked, recipe=arm.recipe, batch=str(arm.batch), layout=arm.layout or None,
-                base=replace(asked.base, **changes),
+                asked, recipe=arm.recipe or asked.recipe, batch=str(arm.batch),
+                layout=arm.layout or None, base=replace(asked.base, **changes),
             )  # fmt: skip
-            (one,) = plan(work.network, own, work.kind, work.memory_bytes)
-            by_batch.setdefault(arm.batch, []).extend(one.arms)
-        return [Comparison(tuple(dict.fromkeys(arms))) for arms in by_batch.values()]
+            (comparison,) = plan(work.network, own, work.kind, work.memory_bytes)
+            found += comparison.arms
+        return found
 
 
 def device_of(out: Path) -> tuple[str, Run | None]:

@@ -8,38 +8,29 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from e2e.studies.factors import FACTORS, Factors, Value
 from e2e.studies.measures import MEASURES
-from e2e.studies.types import (
-    Claim,
-    FigureForm,
-    Json,
-    Part,
-    Profile,
-    Published,
-    Puzzle,
-    Study,
-    TableForm,
-    parse_test,
-)
+from e2e.studies.types import Part, Profile, Published, Study, TableForm
 from kernels.error_words import first_line, suggest
 from microbench.errors import UserError
+from microbench.results.values import Json
 
 SCHEMA = 1
 PROFILES = ("full", "quick", "smoke")
 OF_PART = ("measure", "skip")  # of a part, beside its factors
-OF_PROFILE = ("budget", "parts", "part")
+OF_PROFILE = ("about", "parts", "part")
 COMPARABLE = ("yes", "ratios", "no")
-HOLDS = ("confirmed", "contradicted")
 TEXTS = ("kind", "pretrained")  # fields, and factors whose fields are, that are texts
-UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-T = TypeVar("T")
-
-
-TOP = ("schema", "name", "title", "seed", "question", "differences", "defaults", "part", "profile",
-       "published", "table", "figure", "claim", "puzzle")  # fmt: skip
+TOP = (
+    "schema", "name", "title", "seed", "question", "differences", "defaults", "part", "profile",
+    "published", "table",
+)  # fmt: skip
+# What older files have and nothing reads any more: of a file, of a profile, of a table.
+RETIRED, RETIRED_BUDGET = ("figure", "claim", "puzzle"), "budget"
+RETIRED_OF_TABLE = ("rows", "pivot", "where")
+T = TypeVar("T", Published, TableForm)
 
 
 def shipped() -> list[str]:
@@ -79,25 +70,11 @@ def parse_study(content: bytes, name: str) -> Study:
         raise UserError(f"{name}: {error}") from None
 
 
-def seconds(text: object) -> float:
-    """Seconds of "150 s", "20m", "20 min" or "1h". UserError for another text."""
-    words = str(text).strip()
-    digits = words.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = words[len(digits) :].strip() or "s"
-    try:
-        found = float(digits) * UNITS_S[unit]
-    except (ValueError, KeyError):
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise UserError(f"{text!r} is no time; write 150s, 20m or 1h")
-    return found
-
-
 # ---------------------------------------------------------------- parsing
 
 
 def _study(data: Json, sha256: str) -> Study:
-    _known(data, TOP, "")
+    _known(data, (*TOP, *RETIRED), "")
     if data.get("schema") != SCHEMA:
         raise UserError(f"schema is {data.get('schema')!r}; this version reads {SCHEMA}")
     defaults = _factors(_table(data, "defaults", ""), "defaults")
@@ -108,35 +85,23 @@ def _study(data: Json, sha256: str) -> Study:
     published = tuple(_made(Published, one, "published") for one in _tables(data, "published"))
     for one in published:
         _check_published(one)
-    profiles = {name: _profile(one, name, ids) for name, one in _table(data, "profile", "").items()}
-    study = Study(
+    profiles = _table(data, "profile", "")
+    tables = tuple(_made(TableForm, one, "table") for one in _tables(data, "table"))
+    for form in tables:
+        _known([*form.parts, *form.elsewhere.values()], ids, f"table {form.id}: part")
+        _known(
+            [form.published], [one.table for one in published],
+            f"table {form.id}: published table",
+        )  # fmt: skip
+    retired = [name for name in RETIRED if name in data]
+    if any(RETIRED_BUDGET in _table(profiles, name, "profile") for name in profiles):
+        retired.append(RETIRED_BUDGET)
+    return Study(
         _text(data, "name"), data.get("title", _text(data, "name")), data.get("seed", ""),
-        data.get("question", ""), defaults, parts, profiles, published,
-        tuple(_made(TableForm, one, "table") for one in _tables(data, "table")),
-        tuple(_made(FigureForm, one, "figure") for one in _tables(data, "figure")),
-        tuple(_made(Claim, one, "claim") for one in _tables(data, "claim")),
-        tuple(_made(Puzzle, one, "puzzle") for one in _tables(data, "puzzle")),
-        tuple(data.get("differences", ())), sha256,
+        data.get("question", ""), defaults, parts,
+        {name: _profile(one, name, ids) for name, one in profiles.items()},
+        published, tables, tuple(data.get("differences", ())), tuple(retired), sha256,
     )  # fmt: skip
-    _check_references(study, ids)
-    return study
-
-
-def _check_references(study: Study, ids: list[str]) -> None:
-    """UserError for a part or a published table that is named and is not there."""
-    tables = [one.table for one in study.published]
-    for form in (*study.tables, *study.figures):
-        where = f"{'table' if isinstance(form, TableForm) else 'figure'} {form.id}"
-        elsewhere = form.elsewhere.values() if isinstance(form, TableForm) else ()
-        _known([*form.parts, *elsewhere], ids, f"{where}: part")
-        _known([form.published] if form.published else [], tables, f"{where}: published table")
-    for puzzle in study.puzzles:
-        _known([puzzle.part] if puzzle.part else [], ids, f"puzzle {puzzle.id}: part")
-    for claim in study.claims:
-        if (claim.test is None) != bool(claim.untestable):
-            raise UserError(f"claim {claim.id} needs a test, or untestable = the reason")
-        if claim.holds not in HOLDS:
-            raise UserError(f"claim {claim.id}: holds is {' or '.join(HOLDS)}")
 
 
 def _part(data: Json) -> Part:
@@ -153,13 +118,13 @@ def _part(data: Json) -> Part:
 def _profile(data: Json, name: str, ids: list[str]) -> Profile:
     where = f"profile.{name}"
     _known([name], PROFILES, "profile")
-    factors = _factors({k: v for k, v in data.items() if k not in OF_PROFILE}, where,
-                       also=OF_PROFILE)  # fmt: skip
+    known = (*OF_PROFILE, RETIRED_BUDGET)
+    factors = _factors({k: v for k, v in data.items() if k not in known}, where, also=known)
     _known(data.get("parts", ()), ids, f"{where}: part")
     own = _table(data, "part", where)
     _known(own, ids, f"{where}: part")
     laid = {part: _factors(one, f"{where}.part.{part}", also=OF_PART) for part, one in own.items()}
-    return Profile(seconds(data.get("budget", "1h")), factors, tuple(data.get("parts", ())), laid)
+    return Profile(factors, data.get("about", ""), tuple(data.get("parts", ())), laid)
 
 
 def _factors(data: Json, where: str, also: Iterable[str] = ()) -> Factors:
@@ -212,24 +177,21 @@ def _check_published(one: Published) -> None:
 
 
 def _made(kind: type[T], data: Json, table: str) -> T:
-    """The dataclass of a table of the file; lists become tuples, tests are parsed."""
-    named = data.get("id", data.get("table", ""))
-    where = f"{table} {named}".strip()
-    known = {one.name: one for one in fields(cast("Any", kind))}
+    """The dataclass of a table of the file; lists become tuples."""
+    where = f"{table} {data.get('id', data.get('table', ''))}".strip()
+    if kind is TableForm:
+        data = {name: value for name, value in data.items() if name not in RETIRED_OF_TABLE}
+    known = {one.name: one for one in fields(kind)}
     _known(data, known, where)
     for name, one in known.items():
         required = one.default is MISSING and one.default_factory is MISSING
         if required and name not in data:
             raise UserError(f"{where} has no {name}")
-    return kind(**{name: _value(name, value, where) for name, value in data.items()})
+    return kind(**{name: _frozen(value) for name, value in data.items()})
 
 
-def _value(name: str, value: Value, where: str) -> Value:
-    if name in ("test", "cause"):
-        return parse_test(str(value), where)
-    if isinstance(value, list):
-        return tuple(_value("", one, where) for one in cast("list[Value]", value))
-    return value
+def _frozen(value: Value) -> Value:
+    return tuple(map(_frozen, cast("list[Value]", value))) if isinstance(value, list) else value
 
 
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from e2e.report.figures import ratio as in_words
+from e2e.results.baselines import BASELINES
 from e2e.results.types import Training
-from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell, differing
-from e2e.studies.measures import COLUMNS, MEASURES, clock
+from e2e.studies.cells import RAN, UNTESTABLE, Cell, differing
+from e2e.studies.measures import COLUMNS, MEASURES, clock, gain_of
 from e2e.studies.types import Published, TableForm
+from microbench import fmt
 from microbench.report.table import Column, Row, Table
+from microbench.results.values import RUINED_PCT
 
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -59,7 +63,7 @@ def published_ratio(published: Published, record: Mapping[str, Any], column: str
         (
             other
             for other in published.records()
-            if _recipe(published, other) in BASES
+            if _recipe(published, other) in BASELINES["fp32"]
             and all(other[k] == record[k] for k in published.key if k not in RECIPE_KEYS)
         ),
         None,
@@ -96,17 +100,42 @@ def own_word(published: Published, key: str, cell: Cell) -> str:
 def table_of(
     form: TableForm, published: Published, cells: Sequence[Cell], device: str
 ) -> tuple[Table[Line], list[str]]:
-    """The author's table with ours in it, and why some cells cannot be compared."""
+    """A row a published row, then a row a measured cell; and why some cannot be compared."""
     ours = [
         _with_elsewhere(form, published, cell, cells) for cell in cells
-        if cell.part in form.parts and cell.fits(form.where) and "recipe" in cell.factors
+        if cell.part in form.parts and "recipe" in cell.factors
     ]  # fmt: skip
-    if form.pivot:
-        titles, lines = _pivoted(form, published, ours)
-    else:
-        titles, lines = _flat(form, published, ours)
-    keys = len(form.rows) + ("Metric" in titles)
-    return _table(titles, lines, keys), _notes(form, published, ours, device)
+    keys = published.key
+    titles = [*keys, *form.columns.values(), *([form.ratio_title] if form.ratio else []), "cell"]
+    lines: list[Line] = []
+    for record in published.records():
+        line = [Text(str(record[name])) for name in (*keys, *form.columns)]
+        if form.ratio:
+            times = published_ratio(published, record, form.ratio)
+            line.append(Text("" if times is None else f"{times:.3f}"))
+        lines.append([*line, Text("published")])
+    shown = {"recipe" if key in RECIPE_KEYS else key for key in keys}
+    beside = [name for name in differing(ours) if name not in shown]
+    for cell in ours:
+        line = [Text(own_word(published, key, cell)) for key in keys]
+        line += [_value(published, name, cell) for name in form.columns]
+        if form.ratio:
+            gain = gain_of(cell.training) if cell.training else None
+            line.append(Text(in_words(gain) if gain else ""))
+        lines.append([*line, Text(", ".join([cell.id, *cell.words(beside)]))])
+
+    def column(i: int, title: str) -> Column[Line]:
+        return Column(
+            title, lambda line: line[i].text, right=len(keys) <= i < len(titles) - 1,
+            key=i < len(keys), faint=lambda line: line[i].faint,
+            csv={title: lambda line: line[i].text},
+        )  # fmt: skip
+
+    notes = _notes(form, published, ours, device)
+    if any(text.text.endswith(fmt.UNCERTAIN) for line in lines for text in line):
+        notes.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict.")
+    columns = [column(i, title) for i, title in enumerate(titles)]
+    return Table(columns, [Row(line) for line in lines]), notes
 
 
 def _with_elsewhere(
@@ -126,125 +155,6 @@ def _with_elsewhere(
             most = max(measured, key=lambda other: int(other.factors.get("gpus", 1)))
             values[name] = most.values[name]
     return replace(cell, values=values)
-
-
-def _table(titles: Sequence[str], lines: Sequence[Line], keys: int) -> Table[Line]:
-    def column(i: int, title: str) -> Column[Line]:
-        return Column(
-            title, lambda line: line[i].text, right=i >= keys, key=i < keys,
-            faint=lambda line: line[i].faint, csv={title: lambda line: line[i].text},
-        )  # fmt: skip
-
-    return Table([column(i, title) for i, title in enumerate(titles)], [Row(x) for x in lines])
-
-
-def _flat(
-    form: TableForm, published: Published, ours: Sequence[Cell]
-) -> tuple[list[str], list[Line]]:
-    """A row a published row, then a row a measured cell."""
-    ratio = [form.ratio_title] if form.ratio else []
-    titles = [*form.rows, *form.columns.values(), *ratio, "cell"]
-    lines: list[Line] = []
-    for record in published.records():
-        line = [Text(str(record[name])) for name in (*form.rows, *form.columns)]
-        if form.ratio:
-            line.append(Text(_times(published_ratio(published, record, form.ratio))))
-        lines.append([*line, Text("published")])
-    shown = {"recipe" if key in RECIPE_KEYS else key for key in form.rows}
-    beside = [name for name in differing(ours) if name not in shown]
-    for cell in ours:
-        line = [Text(own_word(published, key, cell)) for key in form.rows]
-        line += [_value(published, name, cell) for name in form.columns]
-        if form.ratio:
-            line.append(_own_ratio(form, cell, ours))
-        lines.append([*line, Text(", ".join([cell.id, *cell.words(beside)]))])
-    return titles, lines
-
-
-def _pivoted(
-    form: TableForm, published: Published, ours: Sequence[Cell]
-) -> tuple[list[str], list[Line]]:
-    """A row a key and metric, a column a value of the pivot; ours are rows, or columns."""
-    records = published.records()
-    pivots = list(dict.fromkeys(str(record[form.pivot]) for record in records))
-    by_machine = form.pivot == published.machine
-    keys = list(dict.fromkeys(tuple(str(r[k]) for k in form.rows) for r in records))
-    metrics = [*form.columns, *([RATIO] if form.ratio else [])]
-    own = _by_key(form, published, ours)
-    mine = [*dict.fromkeys(place for _, place in own)]
-    if by_machine:
-        columns = [*pivots, *mine]
-    else:
-        columns = sorted({*pivots, *mine}, key=lambda word: (number_of(word) or 0.0, word))
-        keys += [key for key in dict.fromkeys(key for key, _ in own) if key not in keys]
-    titles = [*form.rows, *(["Metric"] if len(metrics) > 1 else []), *columns]
-    lines: list[Line] = []
-    for key in keys:
-        for metric in metrics:
-            line = [Text(word) for word in key]
-            if len(metrics) > 1:
-                line.append(Text(form.ratio_title if metric == RATIO else form.columns[metric]))
-            for place in columns:
-                record = next(
-                    (r for r in records if str(r[form.pivot]) == place
-                     and tuple(str(r[k]) for k in form.rows) == key), None,
-                )  # fmt: skip
-                cell = own.get((key, place))
-                line.append(
-                    _of_record(form, published, record, metric)
-                    if record
-                    else _of_cell(form, published, cell, metric, ours)
-                )
-            if any(text.text for text in line[len(titles) - len(columns) :]):
-                lines.append(line)
-    return titles, lines
-
-
-RATIO = "ratio"
-
-
-def _by_key(
-    form: TableForm, published: Published, ours: Sequence[Cell]
-) -> dict[tuple[tuple[str, ...], str], Cell]:
-    """Measured cells by (row, column)."""
-    found: dict[tuple[tuple[str, ...], str], Cell] = {}
-    for cell in ours:
-        several = len(form.parts) > 1
-        here = f"{HERE}, {cell.part}" if several else HERE
-        key = tuple(
-            here if k == published.machine else own_word(published, k, cell) for k in form.rows
-        )
-        place = here if form.pivot == published.machine else own_word(published, form.pivot, cell)
-        found.setdefault((key, place), cell)
-    return found
-
-
-def _of_record(form: TableForm, published: Published, record: Any, metric: str) -> Text:
-    if metric == RATIO:
-        return Text(_times(published_ratio(published, record, form.ratio)))
-    return Text(str(record[metric]))
-
-
-def _of_cell(
-    form: TableForm, published: Published, cell: Cell | None, metric: str, ours: Sequence[Cell]
-) -> Text:
-    if cell is None:
-        return Text()
-    if metric == RATIO:
-        return _own_ratio(form, cell, ours)
-    return _value(published, metric, cell)
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.3f}"
-
-
-def _own_ratio(form: TableForm, cell: Cell, ours: Sequence[Cell]) -> Text:
-    """The measured ratio, with its interval where variants were timed interleaved."""
-    if cell.speedup:
-        ratio, ends = cell.speedup
-        return Text(f"{ratio:.3f}" + (f" ±{(ends[1] - ends[0]) / 2:.3f}" if ends else ""))
-    return Text()
 
 
 def _value(published: Published, column: str, cell: Cell) -> Text:

@@ -1,4 +1,4 @@
-"""What a plan is made of: tasks and their arms, what was cut, and the machine that it is for."""
+"""What a plan is made of: tasks and their arms, and the machine that it is for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Arm:
 
     @property
     def factors(self) -> dict[str, Value]:
-        """What a table or a test calls its factors."""
+        """What a table calls its factors."""
         named = {"recipe": self.token, "batch": self.batch, "layout": self.layout}
         found = {name: value for name, value in named.items() if value}
         return found if self.workers is None else found | {"workers": self.workers}
@@ -111,21 +111,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What the budget left out of a part: what was asked and what is done."""
-
-    part: str
-    factor: str
-    asked: str
-    done: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """All tasks of a study. `lacking` are factors that training has not, as sentences by name."""
 
     tasks: tuple[Task, ...]
-    cuts: tuple[Cut, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -42,12 +42,6 @@ def cells(study: str) -> dict[str, dict[str, str]]:
         return {row["cell"]: row for row in csv.DictReader(file)}
 
 
-@cache
-def written(study: str) -> str:
-    (folder,) = (folder for folder in FOLDERS if folder.name == study)
-    return (folder / "report.md").read_text(encoding="utf-8")
-
-
 def per_s(row: dict[str, str]) -> float:
     return float(row["per_s"])
 
@@ -81,10 +75,11 @@ def test_what_is_said_of_single_cells() -> None:
         ends = (form.format(m // 60, m % 60) for m in (min(minutes), max(minutes)))
         says(STUDIES, "its author left empty", " to ".join(ends))
     says(STUDIES, "its author left empty", *{float(row["model_mb"]) for row in table_rows})
-    ((ratio, *ends),) = re.findall(
-        r"cannot tell \| ([\d.]+) \[([\d.]+), ([\d.]+)\]", written("resnet-precisions")
-    )
-    says(STUDIES, "multiple machines in parallel", *map(float, (ratio, *ends)))
+    ddp = trainings("studies/resnet-precisions/runs/ddp", "nvidia-h100")
+    (two,) = (row.efficiency for row in scaled(ddp) if row.many.case.recipe == "fp16"
+              and row.many.case.compress == "none")  # fmt: skip
+    assert two.ci95
+    says(STUDIES, "multiple machines in parallel", two.ratio, *two.ci95)
     weak = cells("finetune-multigpu")
     for many, one in (("weak-3", "weak-1"), ("weak-4", "weak-2")):
         rates = per_s(weak[one]), per_s(weak[many])

@@ -9,7 +9,7 @@ from samples.commands import run_here
 
 from e2e.__main__ import main
 
-SMALL = ("--profile", "quick", "--budget", "1h", "--set", "networks=cnn-cifar", "--set",
+SMALL = ("--profile", "quick", "--set", "networks=cnn-cifar", "--set",
          "batch=128", "--set", "timing_s=1", "--set", "iterations=20")  # fmt: skip
 
 
