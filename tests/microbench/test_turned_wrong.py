@@ -1,4 +1,4 @@
-"""Kernels that are right when they are checked and wrong later: failed, and their times dropped."""
+"""Kernels that turn wrong after their check, or take their process along: they alone fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from samples.commands import Ran, run_here, warm_children
 from kernels.case import Candidate, Case, Target
 from kernels.gemm import torch_blas
 from kernels.gemm.operands import Operands
+from microbench import measure, worker
 from microbench.__main__ import main
 from microbench.device.device import describe, open_telemetry
 from microbench.measure import Measurer
@@ -21,6 +22,10 @@ from microbench.results.types import Result
 from microbench.sweep import Group
 from microbench.timing.timers import CpuClock
 
+FATAL = {
+    "leaves": "exit code 7", "crashes": "SIGSEGV", "sleeps": "hung",
+    "has_no_memory": "out of memory",
+}  # fmt: skip
 GEMMS = ("wrong_later", "nan_later", "stale_later", "kept_later", "input_later")
 
 
@@ -86,6 +91,24 @@ def test_a_kernel_that_turns_wrong_in_a_later_process_fails_too(tmp_path: Path) 
     assert list(found["good"].vs_backend) == ["cpu"]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_kernel_that_takes_the_process_along_fails_alone(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "HANG_S", 6.0)
+    ran, found = measured(
+        tmp_path, "gemm", "--sizes", "32", "--budget", "0.5", "--processes", processes,
+        backends=(*FATAL, "good"), code=0,
+    )  # fmt: skip
+    assert "device" not in ran.stderr
+    assert read_run(tmp_path / "run.json").finished_at
+    assert {name for name, result in found.items() if result.status == "ok"} == {"good", "cpu"}
+    for name, said in FATAL.items():
+        assert found[name].status == "failed"
+        assert said in (found[name].reason or "")
+    assert found["good"].measurement is not None
+
+
 def test_a_kernel_that_is_wrong_for_some_rounds_only_is_seen_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,6 +125,7 @@ def test_a_kernel_that_is_wrong_for_some_rounds_only_is_seen_between_them(
         return [Candidate("wavers", call)]
 
     monkeypatch.setattr(torch_blas, "candidates", candidates)
+    monkeypatch.setattr(measure, "QUICK_S", 10.0)  # on a busy machine too
     info = describe("cpu")
     measurer = Measurer(
         info.target(), CpuClock(1 << 16, "warm"), open_telemetry(info), "sustained", 0
