@@ -18,8 +18,9 @@ from microbench.errors import UserError
 # Within a task these are variants and comparisons, not tasks of their own.
 INSIDE = ("recipes", "batch", "layout", "data", "seeds", "targets")
 OWN_DATA = ("generated", "made", "synthetic")  # that need no folder
-CROSSED_SHOWN = ("clip", "memory_gb", "cudnn_search", "compress", "optimizer")
 SHOWN = ("loader", "workers", "cpus", "lr", "epochs", "device")  # options that cells show
+# Factors that cells show in another way; of the others they show those that differ.
+SHOWN_OTHERWISE = ("networks", "gpus", "batch", "global_batch", *SHOWN)
 # Options that a run takes only where something is trained from scratch.
 OF_TRAINING = (
     "iterations", "epochs", "repeats", "same_seed", "schedule", "held_out", "evaluate",
@@ -147,7 +148,7 @@ def _task(
         {
             "network": factors["networks"], "gpus": gpus, "data": words["data"].partition(":")[0],
             **{name: words[name] for name in shown},
-            **{name: factors[name] for name in CROSSED_SHOWN if name in several},
+            **{k: v for k, v in factors.items() if k in several and k not in SHOWN_OTHERWISE},
         },
         skipped=_untestable(factors, gpus, spec, machine),
     )  # fmt: skip
