@@ -69,7 +69,7 @@ def tried_beside(path: Path, header: Mapping[str, Any]) -> Tried | None:
     return Tried(
         tuple(gain for gain in rows if gain is best[gain.cause]),
         {name: reason for name, reason in reasons.items() if isinstance(reason, str)},
-        steps if isinstance(steps, int) else 0,
+        steps if type(steps) is int and 0 <= steps < 1 << 31 else 0,
     )
 
 

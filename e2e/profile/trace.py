@@ -214,15 +214,13 @@ def kernels_alone(trace: Trace) -> Trace | None:
     process = main.partition("/")[0]
     spans: dict[str, list[Span]] = defaultdict(list)
     try:
-        names, ends = found["names"], [int(end) for end in found["ends"]]
-        for name, _, start, ns, lane, correlation in found["work"]:
-            spans[WORK].append(
-                Span(WORK, names[name], start, start + ns, f"device {lane}", correlation)
-            )
-        for name, start, ns, thread, correlation in found["calls"]:
-            lane = f"{process}/{thread}"
-            spans[LAUNCH].append(Span(LAUNCH, names[name], start, start + ns, lane, correlation))
-    except (LookupError, TypeError, ValueError):
+        names, ends = list(map(str, found["names"])), list(map(int, found["ends"]))
+        work = [(WORK, n, at, ns, f"device {lane}", c) for n, _, at, ns, lane, c in found["work"]]
+        calls = [(LAUNCH, n, at, ns, f"{process}/{t}", c) for n, at, ns, t, c in found["calls"]]
+        for kind, name, at, ns, lane, correlation in (*work, *calls):
+            start, end = int(at), int(at) + max(0, int(ns))
+            spans[kind].append(Span(kind, names[name], start, end, lane, int(correlation)))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
     if not spans[WORK] or len(ends) < 2:
         return None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
 from e2e.profile.lines import timed_reads
-from e2e.profile.step import Step, idle_term, step_of, timed_by
+from e2e.profile.step import NothingSeen, Step, idle_term, step_of, timed_by
 from e2e.profile.trace import Trace, kernels_alone
 from e2e.results.terms import IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
 from microbench.timing.stats import t_quantile
@@ -75,8 +76,9 @@ def steps_in(trace: Trace) -> Unprofiled:
     """The steps of a trace without the profiler. NothingSeen and UserError as of `step_of`."""
     step = step_of(trace)
     if alone := kernels_alone(trace):
-        timed = timed_by(step, alone)
-        step = timed if timed.matched >= LEAST_MATCHED else step
+        with suppress(NothingSeen):  # there is still the recording with names
+            timed = timed_by(step, alone)
+            step = timed if timed.matched >= LEAST_MATCHED else step
     return unprofiled(step)
 
 

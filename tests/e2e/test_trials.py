@@ -133,6 +133,7 @@ def test_damaged_results_tell_nothing_and_leave_the_others(beside: bool, tmp_pat
         for damaged in (value, *(whole | {name: value} for name in whole)):
             found = read(damaged)
             assert found is None or {gain.cause for gain in found.gains} <= {"loader"}
+            assert found is None or (type(found.steps) is int and found.steps >= 0)
     assert tried_beside(tmp_path / "another.json", {}) is None
 
 

@@ -96,6 +96,22 @@ def test_two_recordings_of_other_work_are_not_joined(tmp_path: Path) -> None:
     assert (both.step.matched, both.step.recorded[MATRIX_PRODUCTS]) == (1, 4 * MS)
 
 
+@pytest.mark.parametrize("junk", [None, "x", -7, [], {}, 10**30, float("inf")])
+def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
+    junk: object, tmp_path: Path
+) -> None:
+    made = recorded(played, times=recorded(played))
+    times = made.header["halfway"]["times"]
+    for name, rows in times.items():
+        first, *others = rows
+        whole = first if name in ("work", "calls") else []
+        damaged = [[*whole[:n], junk, *whole[n + 1 :]] for n in range(len(whole))]
+        for row in (junk, *damaged):
+            made.header["halfway"]["times"] = times | {name: [row, *others]}
+            run = diagnose([made.write(tmp_path / "t.json")]).runs[0]
+            assert run.ruined or run.ms(MATRIX_PRODUCTS) == approx(2, abs=0.05)
+
+
 def test_on_a_cpu_shares_stay_as_recorded(tmp_path: Path) -> None:
     for bare_ms in (4, 20):
         made = Made(header={"halfway": {"lead_in": 1, "traced": 1, "bare_s": [bare_ms / 1e3] * 4}})
