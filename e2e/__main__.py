@@ -75,7 +75,6 @@ LOADING = (
     ),
     "prefetch",
     "cpus",
-    "on_worker_death",
 )  # fmt: skip
 ARMS = (
     "amp", "recipe", "ladder", "batch", "input", "layout", "optimizer", "label_smoothing",
@@ -89,7 +88,7 @@ OPTIONS = {
         click.option(
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
-        "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
+        "data", "strict", "loader", "workers", "prefetch", "cpus", "iterations",
         "epochs", "held_out", "repeats", "same_seed", "seed", "lr", "warmup", "schedule", "clip",
         "count_gradients", "weights", "freeze", "memory_limit", "deterministic",
         "verify", "budget", "processes", "gpus", "strong", "compress",
@@ -358,14 +357,19 @@ def study(words: tuple[str, ...], **options: Any) -> None:
 @app.command(name="make-data")
 @click.argument("folder", metavar="DIR", type=FILE)
 @click.option(
-    "--images", default=20_000, show_default=True, help="Number of images, held-out ones included"
-)
-@click.option("--classes", default=100, show_default=True, help="Number of classes")
-@click.option("--seed", default=1, show_default=True, help="Seed of the generator")
+    "--images", default=20_000, show_default=True, type=click.IntRange(2, 10_000_000),
+    help="Number of images, held-out ones included",
+)  # fmt: skip
 @click.option(
-    "--shards", default=0, show_default=True, help="Also pack the images into this many tar files"
-)
-@click.option("--workers", type=int, help="Worker processes  [default: one per core]")
+    "--classes", default=100, show_default=True, type=click.IntRange(1, 1024),
+    help="Number of classes",
+)  # fmt: skip
+@click.option("--seed", default=1, show_default=True, type=AT_LEAST_0, help="Seed of the generator")
+@click.option(
+    "--shards", default=0, show_default=True, type=AT_LEAST_0,
+    help="Also pack the images into this many tar files",
+)  # fmt: skip
+@click.option("--workers", type=AT_LEAST_1, help="Worker processes  [default: one per core]")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def make_data(folder: Path, **options: Any) -> None:
     """Generate a synthetic JPEG dataset."""

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from e2e.case_checks import (
     check_cpus,
-    check_death,
     check_memory,
     check_positive,
     check_scale,
@@ -353,9 +352,6 @@ class TrainSettings:
         None, "Start from this state dict, or that of NETWORK in this folder"
     )
     strict: bool = choice(False, "Stop at the first broken image")
-    on_worker_death: str = choice(
-        "stop", "When a loader process dies: stop or restart", check=check_death
-    )
     case: TrainCase = TrainCase("", "", 1, "")
 
 

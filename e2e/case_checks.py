@@ -8,7 +8,6 @@ import re
 from e2e.schedule import parse_schedule
 from microbench.errors import UserError
 
-ON_DEATH = ("stop", "restart")
 MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
 
 
@@ -45,11 +44,6 @@ def parse_memory(text: str) -> int:
     if not size:
         raise UserError(f"--memory-limit: cannot read {text!r}; write 16GB or 800MB")
     return size
-
-
-def check_death(name: str, choice: str) -> None:
-    if choice not in ON_DEATH:
-        raise UserError(f"{name} takes {' or '.join(ON_DEATH)}, not {choice!r}")
 
 
 def check_cpus(name: str, cores: int) -> None:

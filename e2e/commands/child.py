@@ -249,7 +249,6 @@ def _opened(
         strict=settings.strict,
         workers=settings.case.workers,
         loader=settings.case.loader,
-        on_death=settings.on_worker_death,
         device=torch.device(device),
         share=(ranks.rank, ranks.world) if ranks else ALL,
     )

@@ -11,7 +11,7 @@ from e2e.commands.plan import Comparison
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job
 from e2e.commands.train import file_name, run_requests
-from e2e.data.loaders import LOADERS
+from e2e.data.loaders import LOADERS, check_name
 from e2e.data.loaders.cpus import cores
 from e2e.input_stalls import Alone, busy_points, measured_points, predict_together
 from e2e.results.baselines import baselines
@@ -38,6 +38,7 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
     request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
     loader = request.arms.base.loader
+    check_name(loader)
     fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
     if loader not in fitting:
         fit = ", ".join(fitting)
@@ -50,7 +51,11 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
 
 def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> Done:
     """Measure loaders alone, in images per second. UserError for options that do not fit."""
-    names = list(LOADERS) if backend == "all" else parse_names(backend, list(LOADERS), "--backend")
+    names = list(LOADERS)
+    if backend != "all":
+        for name in filter(None, backend.split(",")):
+            check_name(name.strip(), "--backend")
+        names = parse_names(backend, list(LOADERS), "--backend")
     data = str(words["data"]).partition(":")[0]
     if data == "synthetic":
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")

@@ -86,9 +86,9 @@ class Wanted:
     """The batches that a feed should make.
 
     `size` is (height, width) in pixels, `batch` in images. `cold`: each file is dropped from the
-    page cache right before it is read. `on_death`: what to do when a worker dies, "stop" or
-    "restart". Each worker is `prefetch` batches ahead. `note` gets remarks for the user, a line at
-    a time. `share` is (rank, ranks): this rank's part of a batch that is `ranks` times as large.
+    page cache right before it is read. Each worker is `prefetch` batches
+    ahead. `note` gets remarks for the user, a line at a time. `share` is (rank, ranks): this rank's
+    part of a batch that is `ranks` times as large.
     """
 
     size: tuple[int, int]
@@ -98,7 +98,6 @@ class Wanted:
     workers: int = 0
     channels_last: bool = False
     cold: bool = False
-    on_death: str = "stop"
     normal: Normal = IMAGENET
     prefetch: int = PREFETCH
     note: Note = lambda _: None
@@ -125,7 +124,7 @@ class Feed(Protocol):
     def fetch(self) -> object:
         """The next batch, as far as the host must work or wait for it.
 
-        UserError for a broken file of strict data; LoaderError when the loader cannot go on.
+        UserError for a broken file of strict data; or when the loader cannot go on.
         """
         ...
 
@@ -197,11 +196,6 @@ class Data(Protocol):
     @property
     def held_out_samples(self) -> int | None:
         """How many samples `held_out` has if none is broken; None where accuracy means nothing."""
-        ...
-
-    @property
-    def generated(self) -> bool:
-        """Whether numbers from this data must be labelled "generated"."""
         ...
 
     @property

@@ -68,13 +68,13 @@ def test_a_fed_step_is_the_mean_of_whole_blocks_beside_its_prediction(shop: Shop
 
 def test_loaders_alone_read_the_files_or_say_what_they_lack(shop: Shop, tmp_path: Path) -> None:
     file = tmp_path / "loader.json"
-    ran = shop.run("loader", "--backend", "torchvision-io,read", "--data", "folder:images",
+    ran = shop.run("loader", "--backend", "torchvision,read", "--data", "folder:images",
                    "--workers", "1", "--prefetch", "3", "--batch", "4", "--input", "3x32x32",
                    "--device", "cpu", "--budget", "0.2", "--json", file)  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
     found = {one["case"]["loader"]: one for one in results(file, "load")}
     assert {one["case"]["prefetch"] for one in found.values()} == {3}
-    assert found["torchvision-io"]["images_per_s"] > 0
+    assert found["torchvision"]["images_per_s"] > 0
     assert found["read"]["read_mb_per_s"] > 0
     (block, *_) = found["read"]["blocks"]
     sizes = sorted(path.stat().st_size for path in shop.folder.glob("images/train/*/*.jpg"))

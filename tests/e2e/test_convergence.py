@@ -66,7 +66,6 @@ class Plain:
     name = "plain"
     sample = (FEATURES,)
     classes = CLASSES
-    generated = False
     notes: tuple[str, ...] = ()
 
     def feed(

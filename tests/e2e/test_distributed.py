@@ -164,12 +164,10 @@ def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> Non
     assert [rank["same"] for rank in two] == [0, 0]
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5), st.integers(0, 4))
-def test_the_batches_of_all_ranks_are_one_order(
-    count: int, batch: int, ranks: int, start: int
-) -> None:
-    whole = iter(Shuffled(count, batch * ranks, 1, start))
-    parts = [iter(Shuffled(count, batch, 1, start, (rank, ranks))) for rank in range(ranks)]
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_the_batches_of_all_ranks_are_one_order(count: int, batch: int, ranks: int) -> None:
+    whole = iter(Shuffled(count, batch * ranks, 1))
+    parts = [iter(Shuffled(count, batch, 1, (rank, ranks))) for rank in range(ranks)]
     for _ in range(4):
         own = [next(part) for part in parts]
         assert [one for some in zip(*own, strict=True) for one in some] == next(whole)

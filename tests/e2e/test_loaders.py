@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import tarfile
 from collections import Counter
@@ -36,7 +35,7 @@ from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
+FROM_FILES = ("torchvision", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 
@@ -86,6 +85,8 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
     assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
     assert "cannot train" in message(lambda: opened(root, "read"))
+    said = message(lambda: opened(root, "torchvision-draft"))
+    assert said.startswith("--loader torchvision-draft is gone; use torchvision")
     said = message(lambda: opened(root, "gpu-decode", device=CPU))
     assert said == "loader gpu-decode cannot run here: it decodes on an NVIDIA GPU"
 
@@ -203,14 +204,8 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
     assert "train/a/2.jpg (No such file or directory)" in broken_note(data)
 
 
-def test_batches_can_begin_anywhere() -> None:
-    whole = list(itertools.islice(Shuffled(5, 3, 1), 45))
-    for start in (0, 1, 2, 3, 7, 40):
-        assert list(itertools.islice(Shuffled(5, 3, 1, start), 5)) == whole[start : start + 5]
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "pinned"])
+@pytest.mark.parametrize("loader", ["torchvision", "pinned"])
 def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
     gpu = torch.device("cuda")
     want = drawn(opened(root, loader).feed(3, CPU, 1), 12)

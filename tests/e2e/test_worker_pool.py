@@ -9,13 +9,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from samples.fetching import drawn, message, opened, same
+from samples.fetching import message, opened
 from samples.images import flat_folder
 from samples.processes import is_gone, kill, wait_for
 from torch.utils.data import Dataset
@@ -44,28 +43,8 @@ def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
     said = message(lambda: [feed.fetch() for _ in range(9)])
     assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
     assert "out of memory" in said
-    assert "--on-worker-death restart goes on" in said
     assert feed.pids == ()
     feed.close()
-
-
-def test_killed_workers_are_replaced_when_asked(root: Path) -> None:
-    want = drawn(opened(root).feed(3, CPU, 1), 12)
-    data = opened(root, workers=2, on_death="restart")
-    feed = data.feed(3, CPU, 1)
-    batches = [feed.place(feed.fetch()) for _ in range(5)]
-    pids = feed.pids
-    for pid in pids:
-        kill(pid)
-    batches += [feed.place(feed.fetch()) for _ in range(7)]
-    assert same(batches, want)
-    assert not set(feed.pids) & set(pids)
-    replaced = feed.pids
-    feed.close()
-    wait_for(lambda: all(is_gone(pid) for pid in replaced))
-    (note,) = (note for note in data.notes if "killed" in note)
-    assert f"(pid {pids[0]})" in note
-    assert "new ones went on" in note
 
 
 class Large(Dataset[bytes]):
@@ -101,9 +80,7 @@ def test_workers_end_with_a_run_that_is_killed() -> None:
 
 
 def counted(dataset: Dataset[Any], batch_bytes: int = 8) -> Workers[list[Any]]:
-    def batches(start: int) -> Iterator[list[int]]:
-        return ([number] for number in itertools.count(start))
-
+    batches = ([number] for number in itertools.count())
     wanted = Wanted((1, 1), 1, 1, CPU, workers=1, prefetch=1)
     return Workers(dataset, batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
 

@@ -86,20 +86,18 @@ def _synthetic(options: Options, folder: Path) -> Data:
 def _generated(options: Options, folder: Path) -> Data:
     if options.tokens is not None:
         return GeneratedTokens(options.sample, options.tokens, options.loader, options.share)
-    return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
-                    options)  # fmt: skip
+    return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, options)
 
 
 def _cifar10(options: Options, folder: Path) -> Data:
-    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, False,
-                    options)  # fmt: skip
+    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, options)
 
 
 def _made(options: Options, folder: Path) -> Data:
-    from e2e.data.synthetic_jpeg.dataset import USUAL, cached
+    from e2e.data.sources.jpegs import cached
 
     # The parent has made it, and said what there was to say.
-    folder = cached(USUAL, lambda _done, _total: None, lambda _said: None)
+    folder = cached(lambda _done, _total: None, lambda _said: None)
     return _folder(options, folder, "made")
 
 
@@ -109,7 +107,7 @@ def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
             f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
             "use a network with 3xHxW input"
         )
-    return Folder(name, folder, options, generated=name == "made")
+    return Folder(name, folder, options)
 
 
 KINDS: dict[str, Kind] = {

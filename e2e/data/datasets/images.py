@@ -42,7 +42,7 @@ class Options:
     `tokens` is the vocabulary of a network of tokens. `strict`:
     a broken image is an error. `workers` processes decode images (0: none). `loader` is a name of
     e2e.data.loaders (None: the usual one for the data; synthetic data heeds only "pinned").
-    `on_death`: "stop" or "restart" when a worker dies. `device`: check now that the loader runs for
+    `device`: check now that the loader runs for
     it; None: the first feed checks. `share` is this rank's of the training samples, as in `Wanted`.
     """
 
@@ -52,7 +52,6 @@ class Options:
     strict: bool = False
     workers: int = 0
     loader: str | None = None
-    on_death: str = "stop"
     device: torch.device | None = None
     share: Share = ALL
 
@@ -100,7 +99,7 @@ class Images:
         height, width = self._noise.sample[1:]
         wanted = Wanted(
             (height, width), batch, seed, device, workers, channels_last, cold,
-            self._options.on_death, self._normal, prefetch or PREFETCH, self._note,
+            self._normal, prefetch or PREFETCH, self._note,
             self._options.share,
         )  # fmt: skip
         return open_feed(name, self.source, wanted, self._tell)
@@ -123,10 +122,9 @@ class InMemory(Images):
         kept: Arrays,
         normal: Normal,
         classes: int,
-        generated: bool = False,
         options: Options | None = None,
     ) -> None:
-        self.name, self.generated = name, generated
+        self.name = name
         self.train, self.kept = train, kept
         self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
         # An object of its own: copies on a device live as long as it, not as long as `train`.
@@ -172,8 +170,8 @@ class Folder(Images):
     `held_out`.
     """
 
-    def __init__(self, name: str, root: Path, options: Options, *, generated: bool) -> None:
-        self.name, self.generated = name, generated
+    def __init__(self, name: str, root: Path, options: Options) -> None:
+        self.name = name
         self._strict = options.strict
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
@@ -214,8 +212,7 @@ class Folder(Images):
 
         place, seen = Placer(device, IMAGENET), 0
         size = (self.sample[1], self.sample[2])
-        workers, on_death = self._options.workers, self._options.on_death
-        wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
+        wanted = Wanted(size, batch, 0, device, self._options.workers)
         kept = self._listing.held_out
         kept = [kept[i] for i in some_of(len(kept), count)]
         for some in once(kept, wanted):

@@ -33,7 +33,6 @@ class Synthetic:
     name = "synthetic"
     train_samples: int | None = None
     held_out_samples: int | None = None
-    generated = False
     notes: tuple[str, ...] = ()
 
     def feed(

@@ -81,7 +81,6 @@ class GeneratedTokens:
     """
 
     name = "generated"
-    generated = True
 
     def __init__(
         self, sample: tuple[int, ...], vocabulary: int, loader: str | None = None,

@@ -60,13 +60,6 @@ LOADERS: dict[str, Backend] = {
     "torchvision": Backend(
         "pillow", "Pillow and torchvision's transforms in workers", ("files", "arrays")
     ),
-    "torchvision-io": Backend(
-        "torchvision_io", "torchvision's JPEG decoder and transforms in workers", ("files",)
-    ),
-    "torchvision-draft": Backend(
-        "draft", "as torchvision, but JPEGs are decoded at 1/2, 1/4 or 1/8 size where possible",
-        ("files",),
-    ),
     "gpu-decode": Backend(
         "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
         on_gpu=True,
@@ -89,6 +82,9 @@ LOADERS: dict[str, Backend] = {
 }  # fmt: skip
 
 
+# Names in older run files, and what to use instead.
+RETIRED = dict.fromkeys(("torchvision-io", "torchvision-draft"), "torchvision")
+
 _NEEDED = {
     "files": "image files (--data folder:DIR)",
     "arrays": "images in memory (--data cifar10:DIR, generated)",
@@ -104,12 +100,16 @@ def _fits(backend: Backend, source: Source) -> bool:
     )
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, option: str = "--loader") -> None:
     """UserError for a name that is neither in FIXED nor in LOADERS."""
     names = [*FIXED, *LOADERS]
+    if name in RETIRED:
+        raise UserError(
+            f"{option} {name} is gone; use {RETIRED[name]}, or gpu-decode to decode on the GPU"
+        )
     if name not in names:
         raise UserError(
-            f"--loader: unknown {name!r}; choose from {', '.join(names)}"
+            f"{option}: unknown {name!r}; choose from {', '.join(names)}"
             f"{suggest(name.lower(), names)}"
         )
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.jpeg_bytes import AREA, FLIPPED, RATIO, TRIES
-from e2e.data.loaders.worker_pool import LoaderError
 from e2e.data.types import Files, Source, Tell, Wanted, laid_out
 from microbench.errors import UserError
 
@@ -53,13 +52,13 @@ class DaliFeed:
         return self._wanted.prefetch
 
     def fetch(self) -> tuple[Tensor, Tensor]:
-        """The next batch, copied on the current stream. LoaderError for a broken file."""
+        """The next batch, copied on the current stream. UserError for a broken file."""
         if self._running is None:
             self._running = _iterator(self._files, self._wanted)
         try:
             (batch,) = next(self._running)
         except RuntimeError as error:
-            raise LoaderError(
+            raise UserError(
                 "DALI ends at a file that it cannot decode and does not name; other loaders name "
                 f"it ({_reason(error)})"
             ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -13,14 +12,9 @@ from PIL.ExifTags import Base
 from kernels.resample.geometry import ORIENTATIONS
 
 
-def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
-    """The image in a file's bytes as RGB, upright. Raises Pillow's error for a broken one.
-
-    `before` is called with the image when only its header is read.
-    """
+def decode(content: bytes) -> Image.Image:
+    """The image in a file's bytes as RGB, upright. Raises Pillow's error for a broken one."""
     with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
-        if before:
-            before(image)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         if image.mode == "RGB":

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from statistics import fmean
 from typing import Generic, TypeVar, cast
@@ -61,7 +60,7 @@ class DecodedFeed:
         self._decoder = Decoder(encoded.by_pillow, wanted, self._device)
         self._workers: Workers[Packed] = Workers(
             encoded,
-            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed, share=wanted.share),
+            Shuffled(len(files.pictures), wanted.batch, wanted.seed, wanted.share),
             wanted,
             collate=pack,
             pinned=wanted.pinned,

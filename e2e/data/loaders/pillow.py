@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.decode import decode
 from e2e.data.loaders.pixels import Batch, Pictures, PixelFeed, Sample, SampleWorkers, seeded
 from e2e.data.loaders.resident import CENTRE, PADDING
 from e2e.data.loaders.worker_pool import Draw
@@ -25,8 +24,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     if isinstance(source, Arrays):
         samples: Dataset[Sample] = _Decoded(source, random_shift(wanted.size))
     else:
-        cut = random_cut(wanted.size)
-        samples = Pictures(source.pictures, decode, cut, cold=wanted.cold)
+        samples = Pictures(source.pictures, random_cut(wanted.size), cold=wanted.cold)
     return PixelFeed(samples, source, wanted, tell)
 
 
@@ -36,11 +34,8 @@ def once(
     """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out."""
     draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + wanted.batch] for at in range(0, len(draws), wanted.batch)]
-    workers = SampleWorkers(
-        Pictures(pictures, decode, cut or centre(wanted.size), whole=True),
-        lambda start: batches[start:],
-        wanted,
-    )
+    samples = Pictures(pictures, cut or centre(wanted.size), whole=True)
+    workers = SampleWorkers(samples, batches, wanted)
     try:
         yield from workers
     finally:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import (
     Dataset,
@@ -14,14 +14,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from e2e.data.loaders.decode import short
+from e2e.data.loaders.decode import decode, short
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import read
 from e2e.data.loaders.worker_pool import Draw, Shuffled, Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
-
-Decoded = TypeVar("Decoded")
 
 
 class Sample(NamedTuple):
@@ -40,7 +38,7 @@ class Batch(NamedTuple):
     broken: list[Broken]
 
 
-class Pictures(Dataset[Sample], Generic[Decoded]):
+class Pictures(Dataset[Sample]):
     """Image files, decoded and cropped at random. The next good one replaces a broken one.
 
     If `whole`, nothing is random, and a broken file is left out instead.
@@ -49,14 +47,12 @@ class Pictures(Dataset[Sample], Generic[Decoded]):
     def __init__(
         self,
         pictures: Sequence[Picture],
-        decode: Callable[[bytes], Decoded],
-        cut: Callable[[Decoded], Tensor],
+        cut: Callable[[Image.Image], Tensor],
         *,
         cold: bool = False,
         whole: bool = False,
     ) -> None:
-        self._pictures = pictures
-        self._decode, self._cut = decode, cut
+        self._pictures, self._cut = pictures, cut
         self._cold, self._whole = cold, whole
 
     def __getitem__(self, draw: Draw) -> Sample:
@@ -66,7 +62,7 @@ class Pictures(Dataset[Sample], Generic[Decoded]):
         for index in range(first, first + tries):
             path, label = self._pictures[index % len(self._pictures)]
             try:
-                image = seeded(self._cut, self._decode(read(path, self._cold)), seed)
+                image = seeded(self._cut, decode(read(path, self._cold)), seed)
             except Exception as error:  # decoders raise nearly anything on broken files
                 broken.append((path, short(error)))
                 continue
@@ -97,29 +93,21 @@ def together(samples: Sequence[Sample]) -> Batch:
 
 
 class SampleWorkers(Workers[Batch]):
-    """Workers that make batches of samples; `batches(n)` has the draws from the n-th batch on."""
+    """Workers that make batches of samples."""
 
     def __init__(
-        self,
-        samples: Dataset[Sample],
-        batches: Callable[[int], Iterable[list[Any]]],
-        wanted: Wanted,
+        self, samples: Dataset[Sample], batches: Iterable[list[Any]], wanted: Wanted
     ) -> None:
         super().__init__(
-            samples,
-            batches,
-            wanted,
-            collate=together,
-            pinned=wanted.pinned,
-            batch_bytes=wanted.batch_bytes,
-        )
+            samples, batches, wanted,
+            collate=together, pinned=wanted.pinned, batch_bytes=wanted.batch_bytes,
+        )  # fmt: skip
 
 
 class PixelFeed(SampleWorkers):
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device.
 
-    `batches(n)` has the draws from the n-th batch on; None: all samples, shuffled, epoch after
-    epoch.
+    `batches` are the draws; None: all samples, shuffled, epoch after epoch.
     """
 
     def __init__(
@@ -128,11 +116,11 @@ class PixelFeed(SampleWorkers):
         source: Source,
         wanted: Wanted,
         tell: Tell,
-        batches: Callable[[int], Iterable[list[Any]]] | None = None,
+        batches: Iterable[list[Any]] | None = None,
     ) -> None:
         count = len(source.pictures if isinstance(source, Files) else source.classes)
-        batches = batches or partial(Shuffled, count, wanted.batch, wanted.seed, share=wanted.share)
-        super().__init__(samples, batches, wanted)
+        shuffled = Shuffled(count, wanted.batch, wanted.seed, wanted.share)
+        super().__init__(samples, batches or shuffled, wanted)
         self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,7 +109,7 @@ class ReadFeed(Workers[Read]):
     def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
         super().__init__(
             _Files(files.pictures, wanted.cold),
-            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed, share=wanted.share),
+            Shuffled(len(files.pictures), wanted.batch, wanted.seed, wanted.share),
             wanted,
             collate=_added_up,
             pinned=False,

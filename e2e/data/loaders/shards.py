@@ -53,14 +53,12 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
         )
     classes = 1 + max(picture.label for picture in source.pictures)
     samples = _Shards(paths, classes, random_cut(wanted.size), wanted)
-    return PixelFeed(
-        samples, source, wanted, tell, lambda start: ([number] for number in itertools.count(start))
-    )
+    return PixelFeed(samples, source, wanted, tell, ([number] for number in itertools.count()))
 
 
 class _Shards(Dataset[Sample]):
-    """Whole batches by their number. DataLoader gives batch n to worker n % workers, and so on, so
-    that a worker reads in a row; one that takes another's place reads on where that was.
+    """Whole batches by their number: DataLoader gives batch n to worker n % workers, which reads
+    its shards in a row.
     """
 
     def __init__(
@@ -77,8 +75,7 @@ class _Shards(Dataset[Sample]):
         (number,) = numbers
         if self._raw is None:
             every = max(1, self._wanted.workers)
-            before = number // every * self._wanted.batch
-            self._raw = itertools.islice(self._drawn(number % every, every), before, None)
+            self._raw = self._drawn(number % every, every)
         raw = list(itertools.islice(self._raw, self._wanted.batch))
         samples = [self._sample(raw, index) for index in range(len(raw))]
         shards, self._broken = self._broken, []

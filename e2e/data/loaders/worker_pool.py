@@ -1,4 +1,4 @@
-"""Batches from worker processes: torch's DataLoader, and what to do when a worker dies."""
+"""Batches from worker processes: torch's DataLoader, and what is said when a worker dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from microbench.errors import UserError
 # As in a user's own script. What torch would choose here is what the training process was started
 # by, and each worker would import torch, which takes seconds.
 START = "fork"
-MAX_LOSSES = 2  # of the same batch: then the batch itself is the likely cause
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
 WATCH_S = 0.5  # how often a worker looks whether its parent lives
 NOT_HANDED_OVER = 79  # exit code of a worker whose batch could not be sent
@@ -48,20 +47,13 @@ Batch = TypeVar("Batch")
 _starting = threading.Lock()
 
 
-class LoaderError(UserError):
-    """A loader cannot go on: a worker died, or its batches do not fit the shared memory."""
-
-
 class Workers(Iterator[Batch], Generic[Batch]):
-    """`collate([dataset[draw] for draw in draws])` for the draws of each batch, in order.
+    """`collate([dataset[draw] for draw in draws])` for the draws of each of `batches`, in order.
 
-    `batches(n)` has the draws from the n-th batch on; they must decide all that is random. Workers
-    start at the first `next`; without workers, batches are made in this process. When one is
-    killed, `wanted.on_death` "stop" raises a LoaderError that names it; "restart" continues with
-    new workers at the first batch not yet returned, so that none is lost or repeated, and tells
-    `wanted.note`.
+    The draws must decide all that is random. Workers start at the first `next`; without workers,
+    batches are made in this process. When one dies, `next` raises a UserError that names it.
 
-    `batch_bytes` is the shared memory of a batch in bytes: LoaderError, before any worker starts,
+    `batch_bytes` is the shared memory of a batch in bytes: UserError, before any worker starts,
     when the batches under way do not fit. A `LoaderFeed` derived from this class adds `fetch` and
     `place`.
     """
@@ -71,7 +63,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        batches: Callable[[int], Iterable[list[Any]]],
+        batches: Iterable[list[Any]],
         wanted: Wanted,
         *,
         collate: Callable[[list[Any]], Batch],
@@ -82,9 +74,6 @@ class Workers(Iterator[Batch], Generic[Batch]):
         self._collate, self._pinned, self._batch_bytes = collate, pinned, batch_bytes
         self._running: Iterator[Batch] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
-        self._given = 0
-        self._losses = 0
-        self.restarts = 0
 
     @property
     def ahead(self) -> int:
@@ -97,28 +86,22 @@ class Workers(Iterator[Batch], Generic[Batch]):
         return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def __next__(self) -> Batch:
-        while True:
-            if self._dead():
-                self._bury()
-            try:
-                if self._running is None:
-                    self._running = self._start()
-                batch = next(self._running)
-            except StopIteration:
-                raise
-            except Exception:
-                if not self._found_dead():
-                    raise
-            else:
-                self._given += 1
-                self._losses = 0
-                return batch
+        self._check_alive()
+        if self._running is None:
+            self._running = self._start()
+        try:
+            return next(self._running)
+        except StopIteration:
+            raise
+        except Exception:
+            until_s = time.monotonic() + DYING_S
+            while self._processes and time.monotonic() < until_s:
+                self._check_alive()  # the connections of a dying one end before it does
+                time.sleep(DYING_S / 100)
+            raise
 
     def close(self) -> None:
         """End the workers. A `next` waiting in another thread raises within some seconds."""
-        self._end()
-
-    def _end(self) -> None:
         self._running = None  # its end is theirs, unless another thread waits in it
         processes, self._processes = self._processes, ()
         for process in processes:
@@ -134,7 +117,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
             before = set(multiprocessing.active_children())
             loader = DataLoader(
                 self._dataset,
-                batch_sampler=self._batches(self._given),  # type: ignore[arg-type]
+                batch_sampler=self._batches,  # type: ignore[arg-type]
                 num_workers=workers,
                 multiprocessing_context=START if workers else None,
                 collate_fn=self._collate,
@@ -148,8 +131,13 @@ class Workers(Iterator[Batch], Generic[Batch]):
             try:
                 running = iter(loader)
             except OSError as error:
-                _forget(error, set(multiprocessing.active_children()) - before)
-                raise LoaderError(
+                for process in set(multiprocessing.active_children()) - before:
+                    process.kill()
+                # torch's iterator complains that it is half made when it is let go.
+                hook, sys.unraisablehook = sys.unraisablehook, _ignore
+                traceback.clear_frames(error.__traceback__)
+                sys.unraisablehook = hook
+                raise UserError(
                     f"{workers} loader workers cannot be started ({error.strerror}): they need "
                     "shared memory (/dev/shm) that can be written, and open files (ulimit -n); "
                     "fewer --workers need less, 0 none"
@@ -162,53 +150,22 @@ class Workers(Iterator[Batch], Generic[Batch]):
         needed, free = (self.ahead + 1) * self._batch_bytes, free_shared_memory()
         if not self.ahead or free is None or needed <= free:
             return
-        raise LoaderError(
+        raise UserError(
             f"--workers {self._wanted.workers} has {self.ahead + 1} batches of "
             f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
             f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
             "in a container, --shm-size gives more"
         )
 
-    def _dead(self) -> list[BaseProcess]:
-        return [process for process in self._processes if not process.is_alive()]
-
-    def _found_dead(self) -> bool:
-        """Whether a worker is dead or dying: its connections end before the process does."""
-        until_s = time.monotonic() + DYING_S
-        while self._processes and not self._dead():
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(DYING_S / 100)
-        return bool(self._processes)
-
-    def _bury(self) -> None:
-        """Prepare to continue after a worker's death. LoaderError when that is not wanted."""
-        dead = self._dead()[0]
-        number = self._processes.index(dead) + 1
-        said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"
-        self._end()
-        self._losses += 1
-        if self._wanted.on_death != "restart":
-            raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
-        if self._losses == MAX_LOSSES:
-            raise LoaderError(f"{said}; so was the one before it, at the same batch")
-        self.restarts += 1
-        self._wanted.note(f"{said}; new ones went on from the batch that was lost")
-
-
-def _forget(error: OSError, started: Iterable[BaseProcess]) -> None:
-    """End the workers of a loader that did not start, and the loader itself: torch's complains that
-    it is half made.
-    """
-    for process in started:
-        process.terminate()
-        process.join()
-    hook, sys.unraisablehook = sys.unraisablehook, _ignore
-    try:
-        traceback.clear_frames(error.__traceback__)
-        gc.collect()
-    finally:
-        sys.unraisablehook = hook
+    def _check_alive(self) -> None:
+        """End the workers and raise a UserError when one of them is dead."""
+        for number, process in enumerate(self._processes, 1):
+            if not process.is_alive():
+                self.close()
+                raise UserError(
+                    f"loader worker {number} of {self._wanted.workers} (pid {process.pid}) "
+                    f"{_end_of(process)}"
+                )
 
 
 def _ignore(_fault: object) -> None:
@@ -289,15 +246,13 @@ LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold 
 class Shuffled:
     """Lists of `batch` draws from `count` images, epoch after epoch; one may span two epochs.
 
-    They begin with batch number `start`, and are the same as when started from 0. Of a `share`
-    (rank, ranks) every rank has its own draws, of one order: together they are batches of `ranks`
-    times as many.
+    Of a `share` (rank, ranks) every rank has its own draws, of one order: together they are batches
+    of `ranks` times as many.
     """
 
     count: int
     batch: int
     seed: int
-    start: int = 0
     share: Share = ALL
 
     def __iter__(self) -> Iterator[list[Draw]]:
@@ -307,12 +262,8 @@ class Shuffled:
 
     def _draws(self) -> Iterator[Draw]:
         generator = torch.Generator().manual_seed(self.seed)
-        left_out = self.start * self.batch * self.share[1]
         while True:
             order = torch.randperm(self.count, generator=generator)
             seeds = torch.randint(2**62, (self.count,), generator=generator)
-            if left_out < self.count:
-                drawn = torch.stack([order, seeds])[:, left_out:]
-                for some in torch.split(drawn, LISTED, dim=1):
-                    yield from zip(*some.numpy().tolist(), strict=True)
-            left_out = max(0, left_out - self.count)
+            for some in torch.split(torch.stack([order, seeds]), LISTED, dim=1):
+                yield from zip(*some.numpy().tolist(), strict=True)

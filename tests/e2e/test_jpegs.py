@@ -18,22 +18,18 @@ from hypothesis import strategies as st
 from PIL import Image
 from samples.fetching import message
 
+from e2e.data.sources import jpegs
+from e2e.data.sources.jpegs import MANIFEST, Plan, cached, make, size_of
 from e2e.data.sources.listing import list_images
-from e2e.data.synthetic_jpeg import dataset
-from e2e.data.synthetic_jpeg.dataset import MANIFEST, Plan, cached, make
-from e2e.data.synthetic_jpeg.picture import LONGEST, size_of
 
-PLAN = Plan(20, 2)
-SMALL = Plan(4, 2)
-SHARDS = 3
+PLAN = Plan(20, 2, shards=3)
 
 
-def ignore(done: int, total: int) -> None:
-    pass
-
-
-def made_in(folder: Path, *, processes: int = 1, shards: int = 0) -> bool:
-    return make(folder, PLAN, processes=processes, shards=shards, on_progress=ignore)
+def made_in(folder: Path, plan: Plan = PLAN, processes: int = 1) -> list[int] | None:
+    """How many images there were at each report; None where all were there."""
+    reports: list[int] = []
+    is_new = make(folder, plan, lambda done, _: reports.append(done), processes)
+    return reports if is_new else None
 
 
 def alter(folder: Path, **fields: object) -> None:
@@ -55,7 +51,7 @@ def snapshot(folder: Path) -> tuple[dict[str, bytes], list[int]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset made by two processes, with tar files; not to be changed."""
     folder = tmp_path_factory.mktemp("made") / "whole"
-    assert made_in(folder, processes=2, shards=SHARDS)
+    assert made_in(folder, processes=2) is not None
     return folder
 
 
@@ -68,26 +64,22 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 
 def test_sizes_are_about_those_of_imagenet() -> None:
-    sizes = [size_of(1, index) for index in range(3000)]
-    widths = np.array([size.width for size in sizes])
-    heights = np.array([size.height for size in sizes])
-    assert widths.mean() == pytest.approx(465, abs=20)
-    assert heights.mean() == pytest.approx(405, abs=20)
-    usual = Counter((size.width, size.height) for size in sizes).most_common(1)[0][0]
-    assert usual == (500, 375)
-    longer = np.maximum(widths, heights)
-    assert 1000 < longer.max() <= LONGEST
+    sizes = np.array([size_of(1, index) for index in range(3000)])
+    assert sizes.mean(axis=0) == pytest.approx([465, 405], abs=20)
+    assert Counter(map(tuple, sizes.tolist())).most_common(1)[0][0] == (500, 375)
+    longer = sizes.max(axis=1)
+    assert 1000 < longer.max() <= 1200
     assert 0.01 < (longer < 250).mean() < 0.1
 
 
 def test_files_have_about_the_bytes_of_imagenet(whole: Path) -> None:
-    size_bytes = [path.stat().st_size for path in whole.glob("*/*/*.jpg")]
-    assert 80_000 < np.mean(size_bytes) < 140_000
-    for path in whole.glob("train/*/*.jpg"):
-        size = size_of(1, int(path.stem))
+    bits, pixels = 0, 0
+    for path in whole.glob("*/*/*.jpg"):
         with Image.open(path) as image:
             assert (image.format, image.mode) == ("JPEG", "RGB")
-            assert image.size == (size.width, size.height)
+            assert image.size == size_of(1, int(path.stem))
+            bits, pixels = bits + 8 * path.stat().st_size, pixels + image.width * image.height
+    assert 3.8 < bits / pixels < 5.2
 
 
 # ---- which image is where
@@ -97,15 +89,19 @@ def test_files_have_about_the_bytes_of_imagenet(whole: Path) -> None:
 def test_a_plan_names_each_image_once(
     classes: int, rounds: int, more: int, data: st.DataObject
 ) -> None:
-    plan = Plan(classes * rounds + more % classes, classes)
-    index = data.draw(st.integers(0, plan.images - 1))
-    assert len({plan.path(i) for i in range(plan.images)}) == plan.images
-    trained = Counter(plan.label(i) for i in plan.trained())
-    held_out = Counter(plan.label(i) for i in range(plan.images) if plan.is_held_out(i))
+    images = classes * rounds + more % classes
+    plan = Plan(images, classes, shards=data.draw(st.integers(0, classes)))
+    index = data.draw(st.integers(0, images - 1))
+    assert len({plan.path(i) for i in range(images)}) == images
+    trained = Counter(i % classes for i in plan.trained())
+    held_out = Counter(i % classes for i in range(images) if plan.is_held_out(i))
     assert set(held_out) == set(trained) == set(range(classes))
-    assert sum(held_out.values()) <= max(classes, plan.images / 10 + classes)
+    assert sum(held_out.values()) <= max(classes, images / 10 + classes)
+    parts = plan.tars().values()
+    assert len(parts) == plan.shards
+    assert [i for part in parts for i in part] == plan.trained() * bool(parts)
     # A longer plan has the same images, and more.
-    assert Plan(plan.images + 7, classes).path(index) == plan.path(index)
+    assert Plan(images + 7, classes).path(index) == plan.path(index)
 
 
 def test_the_folders_and_tar_files_are_what_training_opens(whole: Path) -> None:
@@ -116,8 +112,8 @@ def test_the_folders_and_tar_files_are_what_training_opens(whole: Path) -> None:
     for image in (*listing.train, *listing.held_out):
         assert image.label == int(Path(image.path).stem) % PLAN.classes
     found: dict[str, tuple[bytes, int]] = {}
-    for number in range(SHARDS):
-        with tarfile.open(whole / f"train-{number:06}.tar") as tar:
+    for name in PLAN.tars():
+        with tarfile.open(whole / name) as tar:
             files = [(member.name, tar.extractfile(member)) for member in tar.getmembers()]
             content = [(name, file.read()) for name, file in files if file]
         for (image, raw), (label, digits) in zip(content[::2], content[1::2], strict=True):
@@ -133,44 +129,67 @@ def test_the_folders_and_tar_files_are_what_training_opens(whole: Path) -> None:
 
 
 def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> None:
-    made_in(tmp_path / "alone", shards=SHARDS)
+    made_in(tmp_path / "alone")
     assert contents(tmp_path / "alone") == contents(whole)
 
 
 def test_a_dataset_is_not_made_again(copy: Path) -> None:
     before = snapshot(copy)
-    for shards in (0, SHARDS):
-        assert not made_in(copy, shards=shards)
+    assert made_in(copy) is None
     assert snapshot(copy) == before
 
 
-def killed(*_: object) -> bytes:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return b""
-
-
-def test_a_killed_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "jpeg", killed)
-    assert "was killed" in message(lambda: made_in(tmp_path, processes=2))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_damaged_cache_is_made_anew_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", [17, 5])
+def test_an_interrupted_dataset_is_hidden_and_gone_on_with(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
+    """A process is killed at an image, and then another one."""
+    real = jpegs.jpeg
+
+    def killed(seed: int, index: int, label: int) -> bytes:
+        if index == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(seed, index, label)
+
+    folder = tmp_path / "made"
+    with monkeypatch.context() as patch:
+        patch.setattr(jpegs, "jpeg", killed)
+        assert "was killed" in message(lambda: made_in(folder))
+    assert not [path for path in folder.iterdir() if not path.name.startswith(".")]
+    made = len([*folder.rglob("*.jpg")])
+    assert made == last
+    reports = made_in(folder)
+    assert reports is not None
+    assert reports[0] == made
+    assert contents(folder) == contents(whole)
+
+
+def test_one_interrupted_while_it_moved_up_is_completed(copy: Path, whole: Path) -> None:
+    work = copy / ".part-2-20-2-1-3"
+    (work / "val").parent.mkdir()
+    for name in ("val", MANIFEST):
+        (copy / name).rename(work / name)
+    assert made_in(copy) == [20]
+    assert contents(copy) == contents(whole)
+
+
+@pytest.mark.parametrize("name", [PLAN.path(3), "train-000001.tar"])
+def test_what_was_deleted_is_made_again(copy: Path, whole: Path, name: str) -> None:
+    (copy / name).unlink()
+    assert made_in(copy) is not None
+    assert contents(copy) == contents(whole)
+
+
+def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpegs, "USUAL", Plan(4, 2))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
-    damaged = cached(SMALL, ignore, said.append)
-    good = contents(damaged)
-    assert cached(SMALL, ignore, said.append) == damaged
+    folder = cached(lambda *_: None, said.append)
+    assert folder.is_relative_to(tmp_path)
+    before = snapshot(folder)
+    assert cached(lambda *_: None, said.append) == folder
+    assert snapshot(folder) == before
     assert not said
-    (damaged / MANIFEST).write_text("[" * 5000)
-    before = snapshot(damaged)
-    folder = cached(SMALL, ignore, said.append)
-    assert contents(folder) == good
-    assert snapshot(damaged) == before
-    assert len(said) == 1
-    assert str(damaged) in said[0]
 
 
 # ---- other people's folders
@@ -180,25 +199,22 @@ def test_a_damaged_cache_is_made_anew_and_left_alone(
     ("change", "said"),
     [
         (lambda folder: alter(folder, seed=2), "seed 2"),
-        (lambda folder: alter(folder, files_sha256=None), "is unfinished"),
-        (lambda folder: (folder / PLAN.path(3)).unlink(), f"lacks its file {PLAN.path(3)}"),
+        (lambda folder: alter(folder, format=1), "no dataset that this version generated"),
+        (lambda folder: alter(folder, images="4" * 5000), "no dataset"),
+        (lambda folder: (folder / MANIFEST).unlink(), "no dataset"),
+        (lambda folder: (folder / MANIFEST).write_text("[" * 5000), "no dataset"),
         (
             lambda folder: (folder / "train/class-0001/cat.jpg").touch(),
             "was not generated with the file train/class-0001/cat.jpg",
         ),
         (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "no dataset"),
-        (
-            lambda folder: alter(folder, shards=[{"name": "../a", "bytes": 4, "sha256": "0"}]),
-            "in 1 tar files",
-        ),
+        (lambda folder: alter(folder, shards=1), "in 1 tar files"),
     ],
 )
 def test_a_folder_with_anything_else_is_left_alone(
     copy: Path, change: Callable[[Path], None], said: str
 ) -> None:
-    victim = copy.parent / "a"
-    victim.write_text("keep")
     change(copy)
     before = snapshot(copy.parent)
-    assert said in message(lambda: made_in(copy, shards=SHARDS))
+    assert said in message(lambda: made_in(copy))
     assert snapshot(copy.parent) == before

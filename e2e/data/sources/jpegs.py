@@ -1,0 +1,323 @@
+"""Synthetic JPEG datasets: class folders below train/ and val/, and optional tar shards.
+
+An image is a part of 1/f noise, as photographs are, with the tint and the stripes of its class.
+Sizes and compression are about those of ImageNet: most of it came from Flickr, which gives
+photographs 500 pixels at their longer side, and is compressed at quality 96 without halving the
+colours' resolution (terryalanunlimited.com/compression-in-the-imagenet-dataset, with torchjpeg).
+
+On one machine an image depends on the seed, its number and its class alone. manifest.json says
+which dataset a folder holds. It is made in a hidden subfolder and moved up when complete, the
+manifest last: an interrupted one is never taken for complete, and the next call goes on with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from kernels.files import read_json_file
+from kernels.user_folders import cache_folder, made_writable, temporary_folder, warn
+from microbench.device.host import usable_cores
+from microbench.errors import UserError
+from microbench.stopping import die_with_parent
+
+# Raised when other pixels or other files are made.
+KIND = {"what": "images made by halfway", "format": 2}
+MANIFEST = "manifest.json"
+PART, DRAFT = ".part-", ".draft"  # how names begin and end of what is not complete
+TRAIN, HELD_OUT = "train", "val"
+HELD_OUT_OF = 10  # rounds of all classes, of which the second is held out
+CHUNK = 16  # images that a process makes before it reports them
+MEAN_BYTES = 116_000  # of an image on a disk, about
+
+FIELD = 2048  # pixels a side of the noise
+SLOPE, LONGEST_WAVE = 1.1, 1024  # amplitude 1/f ** SLOPE; longer waves would change a whole image
+FLICKR_SHARE, FLICKR_SIDE = 0.68, 500
+OTHER_SIDES = (140, 200, 256, 300, 340, 400, 450, 500, 540, 600, 660, 760, 940, 1200)  # quantiles
+# The shorter side over the longer: 3/4 and 2/3, and quantiles of the other images.
+SHAPES, SHAPE_SHARES = (3 / 4, 2 / 3), (0.5, 0.26)
+OTHER_SHAPES = (0.52, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.86, 0.94, 1.0)
+PORTRAIT_SHARE, HALVED_SHARE = 0.28, 0.25
+USUAL_QUALITY_SHARE, USUAL_QUALITY, LEAST_QUALITY = 0.7, 96, 75
+BRIGHTNESS, CONTRAST, COLOURS = (90, 165), (13, 28), 0.2  # of the noise: mean, deviation, share
+TINT, STRIPES, WAVELENGTH = 24, 9, (10, 30)  # strengths, and pixels from stripe to stripe
+
+OnProgress = Callable[[int, int], None]  # images that are made, and those wanted
+
+
+def size_of(seed: int, index: int) -> tuple[int, int]:
+    """(width, height) of an image in pixels."""
+    draw = np.random.default_rng((seed, index, 0))
+
+    def one_of(quantiles: Sequence[float]) -> float:
+        return float(
+            np.interp(draw.random() * (len(quantiles) - 1), range(len(quantiles)), quantiles)
+        )
+
+    longer = FLICKR_SIDE if draw.random() < FLICKR_SHARE else int(one_of(OTHER_SIDES))
+    kind = int(draw.choice(3, p=(*SHAPE_SHARES, 1 - sum(SHAPE_SHARES))))
+    shorter = int(longer * (SHAPES[kind] if kind < len(SHAPES) else one_of(OTHER_SHAPES)))
+    return (shorter, longer) if draw.random() < PORTRAIT_SHARE else (longer, shorter)
+
+
+def jpeg(seed: int, index: int, label: int) -> bytes:
+    """An image as JPEG bytes, encoded by Pillow."""
+    width, height = size_of(seed, index)
+    draw = np.random.default_rng((seed, index, 1))
+    top, left = draw.integers(FIELD - height + 1), draw.integers(FIELD - width + 1)
+    part = _field()[top : top + height, left : left + width]
+    part = part[:: draw.choice((-1, 1)), :: draw.choice((-1, 1))]
+    pixels = part * np.float32(draw.uniform(*CONTRAST))
+    look = np.random.default_rng((label, 2))  # of the class, the same for every seed
+    stripes = 2 * np.pi / look.uniform(*WAVELENGTH) * np.exp(1j * look.uniform(0, np.pi))
+    tint = TINT * np.exp(1j * look.uniform(0, 2 * np.pi))
+    across = (np.arange(width) * stripes.real + draw.uniform(0, 2 * np.pi)).astype(np.float32)
+    down = (np.arange(height) * stripes.imag).astype(np.float32)
+    pixels[..., 0] += STRIPES * np.sin(down[:, None] + across)
+    mean = (draw.uniform(*BRIGHTNESS), 128 + tint.real, 128 + tint.imag)
+    pixels += np.array(mean, np.float32)
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8), "YCbCr")
+    usual, other = draw.random() < USUAL_QUALITY_SHARE, draw.integers(LEAST_QUALITY, USUAL_QUALITY)
+    halved, file = draw.random() < HALVED_SHARE, io.BytesIO()
+    quality, subsampling = (USUAL_QUALITY if usual else int(other)), "4:2:0" if halved else "4:4:4"
+    image.save(file, "JPEG", quality=quality, subsampling=subsampling)
+    return file.getvalue()
+
+
+@cache
+def _field() -> NDArray[np.float32]:
+    """1/f noise of brightness and two colours, [FIELD, FIELD, 3]: a second and 50 MB a process."""
+    draw = np.random.default_rng(0)
+    frequency = np.hypot(np.fft.fftfreq(FIELD)[:, None], np.fft.rfftfreq(FIELD)[None])
+    kept = frequency >= 1 / LONGEST_WAVE
+    amplitude = np.where(kept, np.maximum(frequency, 1 / FIELD) ** -SLOPE, 0)
+    found = np.empty((FIELD, FIELD, 3), np.float32)
+    for plane, strength in enumerate((1, COLOURS, COLOURS)):
+        waves = np.fft.irfft2(amplitude * np.exp(2j * np.pi * draw.random(frequency.shape)))
+        found[..., plane] = waves * (strength / waves.std())
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one.
+
+    `shards` tar files have the training images too. UserError for numbers that do not fit.
+    """
+
+    images: int
+    classes: int
+    seed: int = 1
+    shards: int = 0
+
+    def __post_init__(self) -> None:
+        if self.images < 2 * self.classes:
+            raise UserError(
+                f"--images {self.images:,} is too few for {self.classes:,} classes: each needs one "
+                f"for training and one held out, {2 * self.classes:,} in total"
+            )
+        if self.shards > len(self.trained()):
+            raise UserError(
+                f"--shards takes at most {len(self.trained()):,} (each has an image), not "
+                f"{self.shards:,}"
+            )
+
+    def __str__(self) -> str:
+        tars = f" in {self.shards} tar files too" * bool(self.shards)
+        return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}{tars}"
+
+    def is_held_out(self, index: int) -> bool:
+        """Whether an image belongs to val/."""
+        return index // self.classes % HELD_OUT_OF == 1
+
+    def trained(self) -> list[int]:
+        """The numbers of the training images."""
+        return [index for index in range(self.images) if not self.is_held_out(index)]
+
+    def path(self, index: int) -> str:
+        """An image's file below the folder; names of classes sort as their numbers do."""
+        part = HELD_OUT if self.is_held_out(index) else TRAIN
+        return f"{part}/class-{index % self.classes:04}/{index:08}.jpg"
+
+    def tars(self) -> dict[str, list[int]]:
+        """The images of each tar file: spread evenly, in order."""
+        trained = self.trained()
+        ends = [len(trained) * at // max(1, self.shards) for at in range(self.shards + 1)]
+        parts = [trained[first:last] for first, last in pairwise(ends)]
+        return {f"{TRAIN}-{number:06}.tar": part for number, part in enumerate(parts)}
+
+
+USUAL = Plan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
+
+
+def cached(on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
+    """The folder of `USUAL` in the user's cache; generated once. UserError as of `make`.
+
+    Without a cache that takes files it is among the temporary files; `say` gets the text.
+    """
+    cache, name = cache_folder("made"), f"{KIND['format']}-{USUAL.images}-{USUAL.classes}"
+    fault = made_writable(cache)
+    if cache is None or (fault and not os.path.isdir(cache / name)):
+        try:
+            cache = temporary_folder("made")
+        except OSError as error:
+            raise UserError(
+                f"no folder takes the images of --data made ({fault}; {error.filename}: "
+                f"{error.strerror}); set XDG_CACHE_HOME to one that does"
+            ) from None
+        say(f"no cache ({fault}): the images are in {cache}, and made again when it is emptied")
+    make(cache / name, USUAL, on_progress)
+    return cache / name
+
+
+def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | None = None) -> bool:
+    """Generate a dataset in a folder, as far as it is not there; False if it is there already.
+
+    UserError for a folder with other content, too little disk space, and a file that cannot be
+    written. Files that are not the dataset's are never changed.
+    """
+    work = folder / (
+        PART + "-".join(str(value) for value in (KIND["format"], *asdict(plan).values()))
+    )
+    try:
+        if _is_whole(folder, work, plan):
+            on_progress(plan.images, plan.images)
+            return False
+        work.mkdir(parents=True, exist_ok=True)
+        with (work / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of two that make the same, one does it
+            missing = not _is_whole(folder, work, plan)
+            if missing:
+                _write(folder, work, plan, processes or usable_cores(), on_progress)
+                (work / MANIFEST).write_text(json.dumps(KIND | asdict(plan), indent=1))
+                for path in (*sorted(_files(work)), MANIFEST):
+                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    (work / path).rename(folder / path)
+            shutil.rmtree(work, ignore_errors=True)
+            return missing
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+
+
+def _is_whole(folder: Path, work: Path, plan: Plan) -> bool:
+    """Whether a folder holds the whole dataset. UserError where it holds anything else."""
+    try:
+        names = [name for name in os.listdir(folder) if not name.startswith(PART)]
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}") from None
+    if not names:
+        return False
+    try:
+        # Without its own manifest it was interrupted when it was moved up.
+        content: Any = read_json_file((folder if MANIFEST in names else work) / MANIFEST)
+        if {name: content[name] for name in KIND} != KIND:
+            raise ValueError
+        held = Plan(*(int(content[name]) for name in asdict(plan)))
+    except (OSError, UserError, ValueError, TypeError, KeyError):
+        raise UserError(
+            f"{folder} is not empty, and has no dataset that this version generated; "
+            "delete it or name another folder"
+        ) from None
+    if held != plan:
+        raise UserError(f"{folder} holds {held}, not {plan}; name another folder")
+    wanted, found = {*map(plan.path, range(plan.images)), *plan.tars()}, _files(folder)
+    if strange := sorted(found - wanted):
+        raise UserError(
+            f"{folder} was not generated with the file {strange[0]}; name another folder"
+        )
+    return MANIFEST in names and found == wanted
+
+
+def _files(root: Path) -> set[str]:
+    """The complete images and tar files below a folder."""
+    parts = [step for part in (TRAIN, HELD_OUT) for step in os.walk(root / part)]
+    images = {os.path.relpath(os.path.join(here, name), root) for here, _, s in parts for name in s}
+    found = images | {path.name for path in root.glob("*.tar")}
+    return {name for name in found if not name.endswith(DRAFT)}
+
+
+def _write(folder: Path, work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
+    """Write what is in neither folder to `work`. UserError when a process was killed."""
+    found = _files(folder) | _files(work)
+    todo = [index for index in range(plan.images) if plan.path(index) not in found]
+    tars = {name: images for name, images in plan.tars().items() if name not in found}
+    needed, free = MEAN_BYTES * sum(map(len, (todo, *tars.values()))), shutil.disk_usage(work).free
+    if needed > free:
+        raise UserError(
+            f"{len(todo):,} images{' and their tar files' if tars else ''} need about "
+            f"{needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; "
+            "use fewer --images or a folder on another disk"
+        )
+    for name in {os.path.dirname(plan.path(index)) for index in todo}:
+        (work / name).mkdir(parents=True, exist_ok=True)
+    done = plan.images - len(todo)
+    on_progress(done, plan.images)
+    _field()  # before the processes are forked, so that they share it
+    chunks = [todo[at : at + CHUNK] for at in range(0, len(todo), CHUNK)]
+    before, pool = set(multiprocessing.active_children()), None
+    try:
+        try:
+            fork = multiprocessing.get_context("fork")
+            pool = ProcessPoolExecutor(min(processes, len(chunks) or 1), fork, die_with_parent)
+            parts = [pool.submit(_write_chunk, work, plan, some) for some in chunks]
+        except OSError as error:
+            raise UserError(
+                f"worker processes cannot be started ({error.strerror}): they need shared memory "
+                "(/dev/shm) that can be written, and open files (ulimit -n)"
+            ) from None
+        for part in as_completed(parts):
+            done += part.result()
+            on_progress(done, plan.images)
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed (out of memory?); the next call goes on from here, try "
+            "fewer --workers"
+        ) from None
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()  # the pool forgets those that it started before one failed to start
+            process.join()
+    for name, images in tars.items():
+        with tarfile.open(work / f"{name}{DRAFT}", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for index in images:
+                _pack(tar, folder, work, plan, index)
+        (work / f"{name}{DRAFT}").rename(work / name)
+
+
+def _pack(tar: tarfile.TarFile, folder: Path, work: Path, plan: Plan, index: int) -> None:
+    path, label = plan.path(index), str(index % plan.classes).encode()
+    image = (work if (work / path).exists() else folder) / path
+    for suffix, content in ((".jpg", image.read_bytes()), (".cls", label)):
+        member = tarfile.TarInfo(f"{index:08}{suffix}")  # without owner and time
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+
+def _write_chunk(work: Path, plan: Plan, indices: Sequence[int]) -> int:
+    for index in indices:
+        path = work / plan.path(index)
+        draft = path.with_name(path.name + DRAFT)
+        draft.write_bytes(jpeg(plan.seed, index, index % plan.classes))
+        draft.rename(path)  # whole or not at all
+    return len(indices)

@@ -1,1 +1,0 @@
-"""Synthetic JPEG datasets: photo-like images in class folders, with the sizes of ImageNet."""
