@@ -226,8 +226,8 @@ class Seen:
         ]  # fmt: skip
         names = {span.name for op in ours for span in op.ops}
         together = any("_foreach_" in name or "_fused_" in name for name in names)
-        count = sum(op.term == TERMS["optimizer"] for op in ours) / step.steps
-        return ours if count >= MANY_UPDATES and not together else ()
+        count = len({op.number for op in ours if op.term not in IDLE})
+        return ours if count >= MANY_UPDATES * step.steps and not together else ()
 
     @cached_property
     def regions(self) -> Sequence[Op]:
@@ -393,13 +393,20 @@ def _own(seen: Seen) -> Found:
 
 def _launch(seen: Seen) -> Found:
     """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
+    on_cpu = seen.run.step.on_cpu
     if ours := seen.single_updates:
-        count = sum(op.term == TERMS["optimizer"] for op in ours) / seen.run.step.steps
+        count = len({op.number for op in ours if op.term not in IDLE}) / seen.run.step.steps
         waits = seen.ms(seen.ns(op for op in ours if op.term in IDLE))
+        lbfgs = any("LBFGS" in note.name for note in seen.spans("note"))
         yield from seen.cause(
-            "optimizer", ours, f"{count:,.0f} kernels a step, and {waits:.3g} ms of waits for them"
-        )
-    if seen.run.step.on_cpu:
+            "optimizer", ours,
+            f"{count:,.0f} operators a step" if on_cpu
+            else f"{count:,.0f} kernels a step, and {waits:.3g} ms of waits for them",
+            title="the optimizer's search for a direction (LBFGS)" if lbfgs else "",
+            remedy="a smaller history_size, or fewer iterations a step (max_iter)" if lbfgs
+            else "fused=True in the optimizer, if it has that" if on_cpu else "",
+        )  # fmt: skip
+    if on_cpu:
         return
     if loops := small_loops(seen):
         launched = len({op.number for op in loops if op.term not in IDLE}) / seen.run.step.steps

@@ -65,6 +65,23 @@ def test_waits_for_an_optimizer_of_many_kernels_are_the_optimizer_s(
     assert [one.ms for one in optimizer] == approx([waits_ms + 0.3] * single, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("name", "title", "remedy"), [("Adam", "one tensor at a time", "fused"),
+                                  ("LBFGS", "LBFGS", "history_size")],
+)  # fmt: skip
+def test_an_optimizer_gets_the_remedy_that_it_has(
+    name: str, title: str, remedy: str, tmp_path: Path
+) -> None:
+    made = Made()
+    made.steps(10 * MS, 20 * MS)
+    made.note(f"Optimizer.step#{name}.step", 12 * MS, 19 * MS)
+    for start in (MS, *range(12 * MS, 18 * MS, 200 * US)):
+        made.op("aten::add_", start, start + 190 * US)
+    (one,) = found(made, folder=tmp_path).findings[:1]
+    assert title in one.title
+    assert ("30 operators" in one.where, remedy in one.remedy, "foreach" in one.remedy) == (1, 1, 0)
+
+
 @pytest.mark.parametrize("regions", [1, 20])
 def test_many_small_compiled_regions_are_a_cause_and_one_is_not(
     regions: int, tmp_path: Path
