@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from e2e.case import DATA_WORDS
-from e2e.input_stalls import Joint, joints
-from e2e.report.joint import joint_title
+from e2e.report.joint import Joint, joint_title, joints
 from e2e.report.plots import RECIPE_COLOURS
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training

@@ -12,7 +12,6 @@ from typing import Any
 from rich.text import Text
 
 from e2e.case import DATA_WORDS, OP, TrainCase
-from e2e.input_stalls import joints
 from e2e.report import (
     causes,
     costs,
@@ -24,7 +23,13 @@ from e2e.report import (
 )
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
-from e2e.report.joint import joint_part, joint_sentences, joint_table, joint_warnings
+from e2e.report.joint import (
+    joint_part,
+    joint_sentences,
+    joint_table,
+    joint_warnings,
+    joints,
+)
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
 from e2e.report.verdict import verdict
 from e2e.results import loader_types

@@ -9,10 +9,10 @@ from samples.pages import Row, document, rows_in, run, says, shows, table, text,
 
 from e2e.commands.list import cells
 from e2e.data.datasets import KINDS
-from e2e.input_stalls import joints
 from e2e.recipes import RECIPES
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.figures import ratio as as_read
+from e2e.report.joint import joints
 from e2e.results.baselines import by_the_wall
 from e2e.results.loader_types import Loading
 from e2e.results.types import StepTimes, Training

@@ -14,15 +14,12 @@ from hypothesis import strategies as st
 from e2e.case import TrainCase
 from e2e.input_stalls import (
     Alone,
-    Gain,
-    Joint,
     busy_points,
-    joints,
     measured_points,
     pays_from,
     predict_together,
 )
-from e2e.report.joint import joint_part
+from e2e.report.joint import Gain, Joint, joint_part, joints
 from e2e.report.loaders import loaders_lines
 from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
