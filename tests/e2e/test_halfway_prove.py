@@ -571,7 +571,7 @@ def test_an_evaluation_gets_its_own_batches_and_schedules_stand_still(
     monkeypatch.setattr(prove, "TRIALS", {"rest": Switch().trial()})
     train, held_out, training = data(0, 50), data(0, 5), Training()
     schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 1.0, total_steps=5)
-    batches, taken, rates = batches_of(train), list[int](), set[float]()
+    batches, taken, rates = batches_of(train), list[int](), set[Any]()
 
     def step() -> None:
         taken.append(next(batches))
