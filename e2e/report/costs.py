@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from rich.text import Text
 
 from e2e.report.arms import View
-from e2e.report.table import arms_table, item, name_columns, plain_row
+from e2e.report.table import arms_table, item
 from e2e.results.types import Phase, Training
 from microbench import fmt
 from microbench.report.table import Column, Part, Row, Table, Value
@@ -37,32 +38,35 @@ def phases_part(view: View, *, details: bool = True) -> Part:
     title = f"Phases of a step, timed in a separate pass (ms: {clocks})"
     if len(timed.arms) > MOST_PHASES and not details:
         return Part(title, notes=[f"timed for {len(timed.arms)} arms; --verbose shows all"])
-    table = arms_table(timed, [*name_columns(view), *phase_columns(view)], plain_row(view))
+    table = arms_table(view, timed, phase_columns(view))
     both = any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
     return Part(title, table, notes=[CPU_PHASES] * both)
 
 
 def phase_columns(view: View) -> list[Column[Training]]:
     """Times by the clocks of host and GPU; the usual phases are always in CSV, in seconds."""
-    timed = dict.fromkeys(phase.name for arm in view.arms for phase in arm.phases)
-    columns = [_phase_column(name, drop) for drop, name in enumerate(timed, 1)]
-    return [*columns, *(Column(csv=_clocks(name)) for name in PHASES if name not in timed)]
 
-
-def _phase_column(name: str, drop: int) -> Column[Training]:
-    return Column(fmt.clean(name), lambda arm: _cell(_phase(arm, name)), right=True, drop=drop,
-                  csv=_clocks(name))  # fmt: skip
-
-
-def _clocks(name: str) -> dict[str, Callable[[Training], Value]]:
-    def seconds(arm: Training, clock: str) -> float | None:
+    def seconds(name: str, clock: str, arm: Training) -> float | None:
         phase = _phase(arm, name)
         return getattr(phase, clock) if phase else None
 
-    return {
-        f"{name}_host_s": lambda arm: seconds(arm, "host_s"),
-        f"{name}_gpu_s": lambda arm: seconds(arm, "gpu_s"),
-    }
+    def cell(name: str, arm: Training) -> str:
+        """ "0.20 / 12.0": the host's and the GPU's ms, to a hundredth where there are few."""
+        return " / ".join(
+            f"{1e3 * took_s:.2f}" if took_s < 1e-3 else fmt.milliseconds(took_s)
+            for clock in ("host_s", "gpu_s")
+            if (took_s := seconds(name, clock, arm)) is not None
+        )
+
+    def clocks(name: str) -> dict[str, Callable[[Training], Value]]:
+        return {f"{name}_{clock}": partial(seconds, name, clock) for clock in ("host_s", "gpu_s")}
+
+    timed = dict.fromkeys(phase.name for arm in view.arms for phase in arm.phases)
+    return [
+        *(Column(fmt.clean(name), partial(cell, name), right=True, drop=drop, csv=clocks(name))
+          for drop, name in enumerate(timed, 1)),
+        *(Column(csv=clocks(name)) for name in PHASES if name not in timed),
+    ]  # fmt: skip
 
 
 def _phase(arm: Training, name: str) -> Phase | None:
@@ -70,21 +74,17 @@ def _phase(arm: Training, name: str) -> Phase | None:
     return {phase.name: phase for phase in arm.phases}.get(name)
 
 
-def _cell(phase: Phase | None) -> str:
-    """ "0.20 / 12.0": the host's and the GPU's milliseconds, to a hundredth where there are few."""
-    times_s = (phase.host_s, phase.gpu_s) if phase else ()
-    return " / ".join(
-        f"{1e3 * seconds:.2f}" if seconds < 1e-3 else fmt.milliseconds(seconds)
-        for seconds in times_s
-        if seconds is not None
-    )
-
-
 def setups(view: View) -> list[Text]:
     """Time for building and compiling, such as "not included above: set-up fp32 3.1 s"."""
     arms = [arm for arm in view.arms if arm.setup_s is not None]
     if not arms:
         return []
+
+    def setup(arm: Training) -> str:
+        text = f"{view.label(arm)} {fmt.duration(arm.setup_s or 0.0)}"
+        what = "compiling" if arm.case.compile else "first step"
+        return f"{text} ({what} {fmt.duration(arm.compile_s)})" if arm.compile_s else text
+
     if len(arms) > MOST_SETUPS:
         spent = sorted(arm.setup_s or 0.0 for arm in arms)
         ends = dict.fromkeys([fmt.duration(spent[0]), fmt.duration(spent[-1])])
@@ -94,7 +94,7 @@ def setups(view: View) -> list[Text]:
         if compiled:
             text += f" ({fmt.duration(sum(compiled))} of it before the first steps)"
     else:
-        text = f"set-up {', '.join(_setup(arm, view) for arm in arms)}"
+        text = f"set-up {', '.join(setup(arm) for arm in arms)}"
     return [Text(f"not included above: {text}", "dim")]
 
 
@@ -107,14 +107,6 @@ def float8_layers(view: View) -> list[Text]:
         if arm.float8_layers and arm.linear_layers
     )
     return [Text(line, "dim") for line in found]
-
-
-def _setup(arm: Training, view: View) -> str:
-    text = f"{view.label(arm)} {fmt.duration(arm.setup_s or 0.0)}"
-    if not arm.compile_s:
-        return text
-    what = "compiling" if arm.case.compile else "first step"
-    return f"{text} ({what} {fmt.duration(arm.compile_s)})"
 
 
 def states(view: View) -> list[Text]:

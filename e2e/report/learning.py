@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from statistics import fmean
 
 from e2e.report.arms import View, grouped, is_generated
 from e2e.report.figures import spread
-from e2e.report.table import JOIN, arms_table, coloured_row, name_columns, raw, raw_pair
+from e2e.report.table import JOIN, arms_table, raw, raw_pair
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Part
-
-Pair = tuple[float, float] | None  # mean and deviation over the repeats
+from microbench.report.table import Column, Part, Value
 
 
 def was_trained(arm: Training) -> bool:
@@ -28,14 +27,32 @@ def learning_part(view: View) -> Part:
     title = "Convergence"
     if generated != {False}:
         title += f", {'in part ' if len(generated) > 1 else ''}on generated data"
-    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
+    table = arms_table(view, trained, learning_columns(view), title=view.first_title)
     notes = [*_reasons(view, trained.arms), *_legend(trained.arms)]
-    return Part(title, arms_table(trained, columns, coloured_row(view)), notes=notes)
+    return Part(title, table, notes=notes)
 
 
 def learning_columns(view: View) -> list[Column[Training]]:
     """Results of the repeats, accuracy in per cent; in Markdown beside those of speed."""
     generated = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
+
+    def means(**columns: str) -> dict[str, Callable[[Training], Value]]:
+        return {name: partial(_mean_of, of=of) for name, of in columns.items()}
+
+    def training_loss(arm: Training) -> str:
+        mean = _mean_of(arm, "train_loss")
+        return "" if mean is None else spread((mean, 0.0), several=False)
+
+    def each(name: str, arm: Training) -> list[int]:
+        return [getattr(repeat, name) for repeat in arm.repeats]
+
+    def joined(name: str) -> Callable[[Training], Value]:
+        return lambda arm: JOIN.join(map(str, each(name, arm)))
+
+    def skipped(arm: Training) -> str:
+        found = each("skipped_steps", arm)
+        return _range(found) if any(found) else ""
+
     return [
         Column(
             "accuracy\n%", accuracy, right=True, always=True,
@@ -43,35 +60,27 @@ def learning_columns(view: View) -> list[Column[Training]]:
             markdown_title=f"accuracy{generated}",
             csv={
                 **raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
-                **{f"{name}_population_std": _population(name)
+                **{f"{name}_population_std": partial(_population, name)
                    for name in ("accuracy", "loss", "train_s")},
             },
         ),
         Column("held-out\nloss", loss, right=True, drop=2,
                always=True, markdown_title=f"held-out loss{generated}",
                csv=raw_pair("loss_mean", "loss_std", attrgetter("loss"))),
-        Column("training\nloss", lambda arm: spread(_mean_loss(arm), several=False), right=True,
-               drop=5, always=True,
-               csv={
-                   "train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None,
-                   "last_loss_mean": lambda arm: _mean_of(arm, "last_loss"),
-                   "all_steps_loss_mean": lambda arm: _mean_of(arm, "mean_loss"),
-                   "zero_gradients_mean": lambda arm: _mean_of(arm, "zero_gradients"),
-                   "infinite_gradients_mean": lambda arm: _mean_of(arm, "infinite_gradients"),
-               }),
+        Column("training\nloss", training_loss, right=True, drop=5, always=True, csv=means(
+            train_loss_mean="train_loss", last_loss_mean="last_loss",
+            all_steps_loss_mean="mean_loss", zero_gradients_mean="zero_gradients",
+            infinite_gradients_mean="infinite_gradients",
+        )),
         Column("training\ns", lambda arm: spread(arm.train_s, len(arm.repeats) > 1), right=True,
                drop=1, always=True,
                csv=raw_pair("train_mean_s", "train_std_s", attrgetter("train_s"))),
-        Column("steps", lambda arm: _range(_steps(arm)), right=True, drop=6, always=True,
-               markdown_title="training steps",
-               csv={"train_steps": lambda arm: JOIN.join(map(str, _steps(arm)))}),
-        Column("skipped\nsteps", lambda arm: _range(_skipped(arm)) if any(_skipped(arm)) else "",
-               right=True, drop=3, always=True,
-               csv={"train_skipped_steps": lambda arm: JOIN.join(map(str, _skipped(arm)))}),
+        Column("steps", lambda arm: _range(each("steps", arm)), right=True, drop=6, always=True,
+               markdown_title="training steps", csv={"train_steps": joined("steps")}),
+        Column("skipped\nsteps", skipped, right=True, drop=3, always=True,
+               csv={"train_skipped_steps": joined("skipped_steps")}),
         Column("repeats", _repeats, right=True, drop=4, always=True, csv={
-            "repeats": lambda arm: len(arm.repeats),
-            "seeds": lambda arm: JOIN.join(str(repeat.seed) for repeat in arm.repeats),
-            "chance": lambda arm: arm.chance,
+            "repeats": lambda arm: len(arm.repeats), "seeds": joined("seed"), **raw("", "chance"),
         }),
         Column("result", _verdict, always=True, markdown=_judged,
                csv=raw("", "converged", "convergence")),
@@ -86,14 +95,6 @@ def accuracy(arm: Training) -> str:
 def loss(arm: Training) -> str:
     """Held-out loss, with the deviation of several repeats."""
     return spread(arm.loss, len(arm.repeats) > 1)
-
-
-def _steps(arm: Training) -> list[int]:
-    return [repeat.steps for repeat in arm.repeats]
-
-
-def _skipped(arm: Training) -> list[int]:
-    return [repeat.skipped_steps for repeat in arm.repeats]
 
 
 def _repeats(arm: Training) -> str:
@@ -112,20 +113,14 @@ def _judged(arm: Training) -> str:
     return {True: "converged", False: f"not converged{why}", None: ""}[arm.converged]
 
 
-def _mean_loss(arm: Training) -> Pair:
-    """Mean training loss at the end, when every repeat had a finite one."""
-    mean = _mean_of(arm, "train_loss")
-    return None if mean is None else (mean, 0.0)
-
-
-def _mean_of(arm: Training, name: str) -> float | None:
+def _mean_of(arm: Training, of: str) -> float | None:
     """The mean of a number over the repeats, when every one has it and it is finite."""
-    losses = [loss for repeat in arm.repeats if (loss := getattr(repeat, name)) is not None]
+    losses = [loss for repeat in arm.repeats if (loss := getattr(repeat, of)) is not None]
     return fmean(losses) if losses and len(losses) == len(arm.repeats) else None
 
 
-def _population(name: str) -> Callable[[Training], float | None]:
-    return lambda arm: arm.population_deviations[name]
+def _population(name: str, arm: Training) -> float | None:
+    return arm.population_deviations[name]
 
 
 def _range(values: Sequence[int]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from functools import partial
 from statistics import median
 
 from e2e.report.arms import Group, View, arms_of, grouped, in_order, place
 from e2e.report.figures import bottleneck_short, signed_pct
-from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
+from e2e.report.table import BASELINES, arms_table, raw, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.table import Column, Part, Value
@@ -76,7 +76,6 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
     alone = any(map(of_operations, arms.arms))
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
     columns: list[Column[Training]] = [
-        *name_columns(view),
         Column("predicted\nms", lambda arm: fmt.milliseconds(_of(arm).step_s), right=True),
         Column("interval", lambda arm: interval(_of(arm)), right=True, drop=9),
         Column("measured\nms", _measured, right=True),
@@ -92,7 +91,7 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
     ]  # fmt: skip
     return Part(
         "Predicted GPU time of a step (operations alone)" if alone else "Predicted step",
-        arms_table(arms, columns, plain_row(arms)),
+        arms_table(view, arms, columns),
         _calls(arms, details),
         notes=[_predicting(arms)],
     )
@@ -142,25 +141,21 @@ def _calls(view: View, details: bool) -> list[str]:
 
 def raw_columns() -> list[Column[Training]]:
     """The predictions in CSV: seconds, bytes, per cent."""
+
+    def speedup(name: str, arm: Training) -> Value:
+        return arm.predicted.speedup.get(name) if arm.predicted else None
+
     return [
         Column(csv={
-            "predicted_step_s": _raw("step_s"), "predicted_error_pct": error_pct,
-            "predicted_per_s": attrgetter("predicted_per_s"),
+            **raw("predicted", predicted_step_s="step_s"), "predicted_error_pct": error_pct,
+            **raw("", "predicted_per_s"),
             **raw_pair("predicted_low_s", "predicted_high_s",
                        lambda arm: arm.predicted.interval_s if arm.predicted else None),
-            "predicted_at_host_speed_s": _raw("paced_s"), "predicted_limit": _raw("limit"),
-            "predicted_memory_peak_bytes": _raw("memory_bytes"),
-            **{f"predicted_speedup_{name}": _raw_speedup(name) for name in BASELINES},
+            **raw("predicted", predicted_at_host_speed_s="paced_s", predicted_limit="limit",
+                  predicted_memory_peak_bytes="memory_bytes"),
+            **{f"predicted_speedup_{name}": partial(speedup, name) for name in BASELINES},
         })
     ]  # fmt: skip
-
-
-def _raw(name: str) -> Callable[[Training], Value]:
-    return lambda arm: getattr(arm.predicted, name) if arm.predicted else None
-
-
-def _raw_speedup(name: str) -> Callable[[Training], Value]:
-    return lambda arm: arm.predicted.speedup.get(name) if arm.predicted else None
 
 
 # ---------------------------------------------------------------- sentences

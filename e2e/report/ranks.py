@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 from e2e.report.arms import View, in_words
 from e2e.report.figures import ratio
-from e2e.report.table import arms_table, name_columns, plain_row, raw_pair
+from e2e.report.table import arms_table, raw, raw_pair
 from e2e.results.baselines import Scaled, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Part, Row, Table, Value
+from microbench.report.table import Column, Part, Row, Table
 
 SCALING_NOTE = (
     "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same batch "
@@ -68,31 +67,36 @@ def _added(row: Scaled) -> str:
 def exchange_part(view: View) -> Part:
     """The arms whose exchange was measured."""
     seen = view.only(lambda arm: arm.exchange is not None)
-    table = arms_table(seen, [*name_columns(seen), *exchange_columns()], plain_row(seen))
+    table = arms_table(view, seen, exchange_columns())
     return Part("Exchange of gradients", table, notes=EXCHANGE_NOTES)
 
 
 def exchange_columns() -> list[Column[Training]]:
     """Bytes, milliseconds and rates; in CSV bytes and seconds."""
+
+    def cell(write: Callable[[Exchange], str]) -> Callable[[Training], str]:
+        return lambda arm: write(arm.exchange) if arm.exchange else ""
+
     return [
-        Column("MB", _cell(lambda e: f"{e.bytes / 1e6:.1f}"), right=True,
-               csv={"exchange_bytes": _raw("bytes")}),
-        Column("adds ms", _cell(_exposed), right=True, csv={
-            "exchange_exposed_s": _raw("exposed_s"),
+        Column("MB", cell(lambda e: f"{e.bytes / 1e6:.1f}"), right=True,
+               csv=raw("exchange", exchange_bytes="bytes")),
+        Column("adds ms", cell(_exposed), right=True, csv={
+            **raw("exchange", exchange_exposed_s="exposed_s"),
             **raw_pair("exchange_exposed_low_s", "exchange_exposed_high_s",
                        lambda arm: arm.exchange and arm.exchange.exposed_ci95_s),
         }),
-        Column("copies ms", _cell(lambda e: _ms(e.copies_s) if e.copies else ""), right=True,
-               csv={"exchange_copies_s": _raw("copies_s")}),
-        Column("alone ms", _cell(lambda e: _ms(e.alone_s)), right=True,
-               csv={"exchange_alone_s": _raw("alone_s")}),
-        Column("hidden", _cell(_hidden),
-               right=True, csv={"exchange_overlapped": _raw("overlapped")}),
-        Column("bus\nGB/s", _cell(lambda e: "" if e.bus_bytes_per_s is None else (
+        Column("copies ms", cell(lambda e: _ms(e.copies_s) if e.copies else ""), right=True,
+               csv=raw("exchange", exchange_copies_s="copies_s")),
+        Column("alone ms", cell(lambda e: _ms(e.alone_s)), right=True,
+               csv=raw("exchange", exchange_alone_s="alone_s")),
+        Column("hidden", cell(_hidden), right=True,
+               csv=raw("exchange", exchange_overlapped="overlapped")),
+        Column("bus\nGB/s", cell(lambda e: "" if e.bus_bytes_per_s is None else (
                    fmt.number(e.bus_bytes_per_s / 1e9))),
-               right=True, csv={"bus_bytes_per_s": attrgetter("bus_bytes_per_s")}),
-        Column("ranks without it, ms", _cell(_ranks), right=True, drop=1,
-               csv={"rank_local_s": _all_ranks}),
+               right=True, csv=raw("exchange", bus_bytes_per_s="bus_bytes_per_s")),
+        Column("ranks without it, ms", cell(_ranks), right=True, drop=1, csv={
+            "rank_local_s": cell(lambda e: "; ".join(f"{s:.6g}" for s in e.rank_local_s)),
+        }),
     ]  # fmt: skip
 
 
@@ -110,14 +114,6 @@ def exchange_sentences(arms: Sequence[Training]) -> list[str]:
             text += f"; the exchange adds {_exposed(exchange)} of {_ms(step_s)} ms"
         found.append(f"{text}.")
     return found
-
-
-def _cell(write: Callable[[Exchange], str]) -> Callable[[Training], str]:
-    return lambda arm: write(arm.exchange) if arm.exchange else ""
-
-
-def _raw(name: str) -> Callable[[Training], Value]:
-    return lambda arm: getattr(arm.exchange, name) if arm.exchange else None
 
 
 def _ms(seconds: float) -> str:
@@ -147,7 +143,3 @@ def _ranks(exchange: Exchange) -> str:
     if not exchange.rank_local_s:
         return ""
     return f"{_ms(min(exchange.rank_local_s))} to {_ms(max(exchange.rank_local_s))}"
-
-
-def _all_ranks(arm: Training) -> Value:
-    return "; ".join(f"{s:.6g}" for s in arm.exchange.rank_local_s) if arm.exchange else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -31,46 +32,38 @@ SHORT_NOTE = (
 
 
 def arms_table(
-    view: View, columns: Sequence[Column[Training]], row: Callable[[Training], Row[Training]]
-) -> Table[Training]:
-    """One row per arm of the view, in blocks by group."""
-    table = Table(columns)
-    for group in view.groups:
-        table.block(group.title, map(row, group.arms))
+    view: View, shown: View, columns: Sequence[Column[Training]], *,
+    title: str = "recipe", mark: Callable[[Training], str] | None = None,
+    row: Callable[[Training, View], Row[Training]] | None = None,
+) -> Table[Training]:  # fmt: skip
+    """One row per arm of `shown`, in blocks by group, under its name in the view; `mark` follows.
+
+    The group is in Markdown only, which has no headings.
+    """
+    names = [
+        Column[Training]("", key=True, markdown=lambda arm: view.group_of(arm).title),
+        Column(title, lambda arm: view.label(arm) + (mark(arm) if mark else ""), key=True,
+               markdown=view.label),
+    ]  # fmt: skip
+    table = Table([*names, *columns])
+    for group in shown.groups:
+        table.block(group.title, [(row or _plain_row)(arm, view) for arm in group.arms])
     return table
 
 
-def name_columns(
-    view: View, title: str = "recipe", mark: Callable[[Training], str] | None = None
-) -> list[Column[Training]]:
-    """The group (Markdown only, which has no headings) and the arm; `mark` follows its name."""
-    return [
-        Column("", key=True, markdown=lambda arm: view.group_of(arm).title),
-        Column(
-            title,
-            lambda arm: view.label(arm) + (mark(arm) if mark else ""),
-            key=True,
-            markdown=view.label,
-        ),
-    ]
-
-
-def plain_row(view: View) -> Callable[[Training], Row[Training]]:
-    """Makes rows; those of baselines are dim."""
-    return lambda arm: Row(arm, style=DIM if view.is_baseline(arm) else "")
-
-
-def coloured_row(view: View) -> Callable[[Training], Row[Training]]:
-    """Makes rows as `plain_row`, red where the arm did not converge."""
-    plain = plain_row(view)
-    return lambda arm: Row(arm, style="red") if arm.converged is False else plain(arm)
+def _plain_row(arm: Training, view: View) -> Row[Training]:
+    """Dim of a baseline, red where the arm did not converge."""
+    style = DIM if view.is_baseline(arm) else ""
+    return Row(arm, style="red" if arm.converged is False else style)
 
 
 def train_table(view: View, more: Sequence[Column[Training]] = ()) -> Table[Training]:
     """The arms that were run, or the reason why they have no times; `more` columns come last."""
     ran = view.only(was_run)
-    names = name_columns(ran, ran.first_title, lambda arm: NOT_CONVERGED * (arm.converged is False))
-    return arms_table(ran, [*names, *speed_columns(ran), *more], lambda arm: _row(arm, ran))
+    return arms_table(
+        ran, ran, [*speed_columns(ran), *more], title=ran.first_title, row=_row,
+        mark=lambda arm: NOT_CONVERGED * (arm.converged is False),
+    )  # fmt: skip
 
 
 def _row(arm: Training, view: View) -> Row[Training]:
@@ -80,7 +73,7 @@ def _row(arm: Training, view: View) -> Row[Training]:
         if arm.status == "ok":
             return Row(arm, said, style, markdown=arm.status)
         return Row(arm, f"{said}: {reason(arm)}", style, f"{arm.status}: {reason(arm)}")
-    return coloured_row(view)(arm)
+    return _plain_row(arm, view)
 
 
 def speed_columns(view: View) -> list[Column[Training]]:
@@ -90,9 +83,10 @@ def speed_columns(view: View) -> list[Column[Training]]:
         Column(
             f"{unit}/s" if unit else "per s",
             lambda arm: fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * (not unit),
-            right=True, csv={"images_per_s": attrgetter("per_s")},
+            right=True, csv=raw("", images_per_s="per_s"),
         ),
-        Column("±", _half_interval, right=True, drop=19, csv={
+        Column("±", lambda arm: fmt.half_interval(arm.steps.median_s, arm.steps.ci95_s)
+               if arm.steps else "", right=True, drop=19, csv={
             **raw_pair("ci95_low_s", "ci95_high_s",
                        lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
@@ -107,7 +101,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
                right=True, drop=20, markdown_title="W", csv=raw("state", "power_w")),
         Column(f"{unit}/J" if unit else "per J",
                lambda arm: fmt.throughput(arm.per_j) if arm.per_j else "",
-               right=True, drop=17, csv={"images_per_j": attrgetter("per_j")}),
+               right=True, drop=17, csv=raw("", images_per_j="per_j")),
         Column("GPU\nbusy", lambda arm: fmt.per_cent(busy_pct(arm)), right=True, drop=21,
                csv=raw("steps", "busy_s")),
         Column("CPU\nms", _step_ms("host_s"), right=True, drop=22, csv=raw("steps", "host_s")),
@@ -131,7 +125,7 @@ def part_lines(part: Part, width: int) -> list[Text]:
 
 def raw_columns() -> list[Column[Training]]:
     """Columns for CSV only: the case, its status, and the state of the device."""
-    utilisation = raw("state.gpu_util_pct", "mean", "min", "max")
+    utilisation = {f"gpu_util_{name}_pct": name for name in ("mean", "min", "max")}
     return [
         Column(csv={"op": lambda _: OP, **raw("case", *(one.name for one in fields(TrainCase)))}),
         Column(csv={
@@ -142,26 +136,24 @@ def raw_columns() -> list[Column[Training]]:
             **raw("", *LATER),
             **raw_pair("step_min_s", "step_max_s", attrgetter("step_range_s")),
             "throttle": lambda arm: JOIN.join(arm.state.throttle),
-            **{f"gpu_util_{name}_pct": read for name, read in utilisation.items()},
+            **raw("state.gpu_util_pct", **utilisation),
         }),
         *(Column(csv=_speedup(name)) for name in BASELINES),
     ]  # fmt: skip
 
 
-def raw(of: str, *names: str) -> dict[str, Callable[[Any], Value]]:
+def raw(of: str, *names: str, **renamed: str) -> dict[str, Callable[[Any], Value]]:
     """CSV columns of these names: attributes of a row's `of` ("": of the row itself).
 
-    None where `of` is None.
+    None where `of` is None. `renamed` are called otherwise in CSV: name of the column=attribute.
     """
 
-    def reader(name: str) -> Callable[[Any], Value]:
-        def read(row: Any) -> Value:
-            found = attrgetter(of)(row) if of else row
-            return None if found is None else getattr(found, name)
+    def read(name: str, row: Any) -> Value:
+        found = attrgetter(of)(row) if of else row
+        return None if found is None else getattr(found, name)
 
-        return read
-
-    return {name: reader(name) for name in names}
+    columns = dict(zip(names, names, strict=True)) | renamed
+    return {column: partial(read, name) for column, name in columns.items()}
 
 
 def raw_pair(
@@ -187,10 +179,6 @@ def _speedup(name: str) -> dict[str, Callable[[Training], Value]]:
 
 
 # ---------------------------------------------------------------- cells
-
-
-def _half_interval(arm: Training) -> str:
-    return fmt.half_interval(arm.steps.median_s, arm.steps.ci95_s) if arm.steps else ""
 
 
 def _step_ms(name: str) -> Callable[[Training], str]:
@@ -250,69 +238,46 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
     arms = ran.arms
     timed = [arm for arm in arms if arm.steps]
     ratios = [found for arm in arms for found in arm.speedup.values()]
+
+    def has(name: str) -> bool:
+        return any(getattr(arm.steps, name) is not None for arm in timed)
+
     signs = [
-        (
-            "±, [low, high]: 95 % confidence interval",
-            any(a.steps and a.steps.ci95_s for a in timed),
-        ),
+        ("±, [low, high]: 95 % confidence interval", any(a.steps.ci95_s for a in timed if a.steps)),
         ("~1: no difference measured; under 1: slower", bool(ratios)),
         ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
-        (
-            f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict",
-            any(found.ruined_pct for found in ratios),
-        ),
-    ]
+        (f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict",
+         any(found.ruined_pct for found in ratios)),
+    ]  # fmt: skip
     titles = [
-        ("GPU busy", ": share of the step in which a kernel runs", _has(timed, "busy_s")),
-        ("CPU ms", ": to launch one step on an idle GPU", _has(timed, "host_s")),
+        ("GPU busy", ": share of the step in which a kernel runs", has("busy_s")),
+        ("CPU ms", ": to launch one step on an idle GPU", has("host_s")),
         ("data wait ms", ": per step, on the CPU", any(arm.case.fed for arm in arms)),
-        (
-            "of the card",
-            ": share of the step that its work takes at the card's rates",
-            any(of_card_pct(arm) is not None for arm in timed),
-        ),
-    ]
+        ("of the card", ": share of the step that its work takes at the card's rates",
+         any(of_card_pct(arm) is not None for arm in timed)),
+    ]  # fmt: skip
     lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
     skipped = [f"{ran.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
+    gaps = [wall_gap(arm) for arm in timed if arm.wall_gap is not None and not arm.by_wall]
+    by_wall = ["trainings that a loader feeds"] if any(arm.case.fed for arm in timed) else []
+    by_wall += [
+        f"{ran.full_label(arm)} (median step: {fmt.throughput(arm.median_per_s or 0.0)})"
+        for arm in timed
+        if wall_gap(arm) > MAX_WALL_GAP
+    ]
     lines = [
         "; ".join(text for text, said in signs if said),
         "; ".join(title + text for title, text, there in titles
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         SHORT_NOTE * any(_is_short(ran, name) for name in ran.compared),
-        wall_check(timed),
-        by_wall(ran, timed),
+        f"wall-clock throughput: within {100 * max(gaps):.1f} % of these" if gaps else "",
+        f"by the wall clock: {fmt.listed(by_wall, 4)}" * bool(by_wall),
         processes(timed),
         f"steps skipped by the loss scaler: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
-
-
-def _has(timed: Sequence[Training], name: str) -> bool:
-    return any(getattr(arm.steps, name) is not None for arm in timed)
-
-
-def wall_check(timed: Sequence[Training]) -> str:
-    """The largest gap between wall-clock and median-step throughput, in per cent; "" if unknown."""
-    gaps = [wall_gap(arm) for arm in timed if arm.wall_gap is not None and not arm.by_wall]
-    return f"wall-clock throughput: within {100 * max(gaps):.1f} % of these" if gaps else ""
-
-
-def by_wall(view: View, timed: Sequence[Training]) -> str:
-    """Whose throughput is by the wall clock, with the median step's where the two differ."""
-    found = ["trainings that a loader feeds"] if any(arm.case.fed for arm in timed) else []
-    found += far_from_median(view, timed)
-    return f"by the wall clock: {fmt.listed(found, 4)}" * bool(found)
-
-
-def far_from_median(view: View, timed: Sequence[Training]) -> list[str]:
-    """ "amp (16 workers) (median step: 2,901)" of each arm whose wall clock says otherwise."""
-    return [
-        f"{view.full_label(arm)} (median step: {fmt.throughput(arm.median_per_s or 0.0)})"
-        for arm in timed
-        if wall_gap(arm) > MAX_WALL_GAP
-    ]
 
 
 def processes(timed: Sequence[Training]) -> str:
