@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
-BUFFER = 1000  # undecoded images of a worker from which the next is drawn
+BUFFER = 1000  # undecoded images of a worker from which the next is drawn; broken ones of a batch
 TAR_BLOCK = 512
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
@@ -67,47 +67,29 @@ class _Shards(Dataset[Sample]):
         self._paths, self._classes, self._cut = paths, classes, cut
         self._wanted = wanted
         self._raw: Iterator[tuple[Raw, int]] | None = None
-        self._broken: list[Broken] = []  # shards
+        self._broken: list[Broken] = []
         self._reading = ""
 
     def __getitems__(self, numbers: list[int]) -> list[Sample]:
-        """The samples of a batch. A broken one gives its place to a good one, which comes twice."""
+        """The samples of a batch. The next good one takes the place of a broken one."""
         (number,) = numbers
-        if self._raw is None:
-            every = max(1, self._wanted.workers)
-            self._raw = self._drawn(number % every, every)
-        raw = list(itertools.islice(self._raw, self._wanted.batch))
-        samples = [self._sample(raw, index) for index in range(len(raw))]
-        shards, self._broken = self._broken, []
-        return [*samples, Sample(None, 0, shards)]
-
-    def _sample(self, raw: Sequence[tuple[Raw, int]], first: int) -> Sample:
-        broken: list[Broken] = []
-        seed = raw[first][1]
-        following = self._following()
-        for parts, _ in itertools.chain(raw[first:], raw[:first], following):
+        workers = max(1, self._wanted.workers)
+        self._raw = self._raw or self._drawn(number % workers, workers)
+        samples: list[Sample] = []
+        for parts, seed in itertools.islice(self._raw, self._wanted.batch + BUFFER):
             try:
                 label = self._label(parts)
-                image = next(parts[suffix] for suffix in SUFFIXES if suffix in parts)
-                sample = Sample(seeded(self._cut, decode(image), seed), label, broken)
-                following.close()
-                return sample
+                image = next((parts[suffix] for suffix in SUFFIXES if suffix in parts), None)
+                if image is None:
+                    raise ValueError("no image in it")
+                samples.append(Sample(seeded(self._cut, decode(image), seed), label, []))
             except Exception as error:  # decoders raise nearly anything on broken files
                 name = os.path.join(str(parts["__url__"]), str(parts["__key__"]))
-                none = isinstance(error, StopIteration)
-                broken.append((name, "no image in it" if none else short(error)))
-        return Sample(None, 0, broken)
-
-    def _following(self) -> Generator[tuple[Raw, int], None, None]:
-        """The next samples, at most BUFFER of them; they stay in the stream."""
-        assert self._raw is not None
-        seen: list[tuple[Raw, int]] = []
-        try:
-            for one in itertools.islice(self._raw, BUFFER):
-                seen.append(one)
-                yield one
-        finally:
-            self._raw = itertools.chain(seen, self._raw)
+                self._broken.append((name, short(error)))
+            if len(samples) == self._wanted.batch:
+                break
+        broken, self._broken = self._broken, []
+        return [*samples, Sample(None, 0, broken)]
 
     def _label(self, parts: Raw) -> int:
         if "cls" not in parts:

@@ -47,15 +47,7 @@ def list_images(root: Path) -> Listing:
 
     The order and the held-out part depend on names alone, not on the file system.
     """
-    if not root.is_dir():
-        what = "is a file, not a folder" if root.exists() else "does not exist"
-        raise UserError(f"{root} {what}; {LAYOUT}")
-    if not _entries(root):
-        raise UserError(f"{root} is empty; {LAYOUT}")
-    train_root = root / TRAIN if (root / TRAIN).is_dir() else root
-    kept_root = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
-    if kept_root is not None and train_root is root:
-        raise UserError(f"{root} has {kept_root.name} but no {TRAIN}; {LAYOUT}")
+    train_root, kept_root = _parts(root)
     left_out, unread = Counter[str](), Counter[str]()
     found = _by_class(train_root, left_out, unread)
     classes = tuple(name for name, paths in found.items() if paths)
@@ -64,17 +56,28 @@ def list_images(root: Path) -> Listing:
     notes = [f"no image in {train_root / name}" for name, paths in found.items() if not paths]
     if len(classes) == 1:
         notes.append(f"only one class, {classes[0]}: accuracy is meaningless")
-    train = _labelled(found, classes)
-    held_out: list[Picture] = []
-    if kept_root:
-        held_out = _labelled(_known_only(kept_root, classes, left_out, unread), classes)
-    notes += _left_out_notes(left_out)
+    kept = _by_class(kept_root, left_out, unread) if kept_root else {}
+    if unknown := [name for name, paths in kept.items() if paths and name not in classes]:
+        raise UserError(
+            f"{kept_root} has classes that the train folder lacks: {', '.join(unknown[:3])}"
+        )
+    if left_out:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
+        more = len(left_out) - MOST_KINDS
+        notes.append(
+            f"left out, for their names are no images': {printable_name(kinds)}"
+            + (f" and {more} more kinds" if more > 0 else "")
+        )
     notes += [f"left out, {what}: {count:,}" for what, count in unread.items()]
-    files = [picture.path for picture in (*train, *held_out)]
-    reasons = ((path, _trouble(path, opened=len(files) <= MAX_OPENED)) for path in files)
-    broken = {path: reason for path, reason in reasons if reason}
-    train = [picture for picture in train if picture.path not in broken]
-    held_out = [picture for picture in held_out if picture.path not in broken]
+    opened = sum(map(len, (*found.values(), *kept.values()))) <= MAX_OPENED
+    broken: dict[str, str] = {}
+
+    def labelled(paths: dict[str, list[str]]) -> list[Picture]:
+        every = [Picture(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
+        broken.update((one.path, why) for one in every if (why := _trouble(one.path, opened)))
+        return [one for one in every if one.path not in broken]
+
+    train, held_out = labelled(found), labelled(kept)
     if not held_out:
         train, held_out = _split(train, root)
         notes.append(f"no {HELD_OUT[0]} images: {len(held_out):,} of {TRAIN} are held out instead")
@@ -87,13 +90,19 @@ def list_images(root: Path) -> Listing:
     return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
 
 
-def _left_out_notes(left_out: Counter[str]) -> list[str]:
-    """A note on the files in class folders without the suffix of an image: they are not loaded."""
-    if not left_out:
-        return []
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
-    more = f" and {len(left_out) - MOST_KINDS} more kinds" if len(left_out) > MOST_KINDS else ""
-    return [f"left out, for their names are no images': {printable_name(kinds)}{more}"]
+def _parts(root: Path) -> tuple[Path, Path | None]:
+    """Where the images to train on are, and those held out, where they have a folder."""
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "does not exist"
+        raise UserError(f"{root} {what}; {LAYOUT}")
+    if not _names(root):
+        raise UserError(f"{root} is empty; {LAYOUT}")
+    kept_root = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
+    if (root / TRAIN).is_dir():
+        return root / TRAIN, kept_root
+    if kept_root:
+        raise UserError(f"{root} has {kept_root.name} but no {TRAIN}; {LAYOUT}")
+    return root, None
 
 
 def printable(path: str, root: Path) -> str:
@@ -110,67 +119,39 @@ def _by_class(root: Path, left_out: Counter[str], unread: Counter[str]) -> dict[
     """The image files below each folder of a folder, in the order of their names; what else is
     there is counted by kind, and folders that cannot be read or are links that lead nowhere or up.
     """
-    names: list[str] = []
-    for entry in _entries(root):
-        leads = _leads(entry)
-        if leads is None or (leads and entry.is_symlink() and _is_above(entry, root)):
+    found: dict[str, list[str]] = {}
+    for name in sorted(_names(root)):
+        path = root / name
+        leads = path.exists() and not root.resolve().is_relative_to(path.resolve())
+        if path.is_symlink() and not leads:
             unread["links that lead nowhere, or to a folder above"] += 1
-        elif leads:
-            names.append(entry.name)
-    return {name: sorted(_files(root / name, left_out, unread)) for name in sorted(names)}
-
-
-def _leads(entry: os.DirEntry[str]) -> bool | None:
-    """Whether it is a folder or a link to one; None for a link that leads nowhere."""
-    try:
-        return entry.is_dir() or (None if entry.is_symlink() and not entry.is_file() else False)
-    except OSError:  # links in a circle
-        return None
-
-
-def _is_above(link: os.DirEntry[str], folder: Path) -> bool:
-    return folder.resolve().is_relative_to(Path(link.path).resolve())
-
-
-def _files(folder: Path, left_out: Counter[str], unread: Counter[str]) -> Iterator[str]:
-    try:
-        entries = _entries(folder)
-    except UserError:
-        unread["folders that cannot be read"] += 1
-        return
-    for entry in entries:
-        suffix = os.path.splitext(entry.name)[1].lower()
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), left_out, unread)
-        elif suffix in SUFFIXES:
-            yield entry.path
-        else:
-            left_out["link to a folder" if _leads(entry) else suffix or "no suffix"] += 1
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden. UserError when it cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
-
-
-def _known_only(
-    root: Path, classes: Sequence[str], left_out: Counter[str], unread: Counter[str]
-) -> dict[str, list[str]]:
-    found = {name: paths for name, paths in _by_class(root, left_out, unread).items() if paths}
-    unknown = [name for name in found if name not in classes]
-    if unknown:
-        raise UserError(f"{root} has classes that the train folder lacks: {', '.join(unknown[:3])}")
+        elif path.is_dir():
+            found[name] = sorted(_files(path, left_out, unread))
     return found
 
 
-def _labelled(found: dict[str, list[str]], classes: Sequence[str]) -> list[Picture]:
-    return [
-        Picture(path, label) for label, name in enumerate(classes) for path in found.get(name, [])
-    ]
+def _files(folder: Path, left_out: Counter[str], unread: Counter[str]) -> Iterator[str]:
+    def unreadable(_: OSError) -> None:
+        unread["folders that cannot be read"] += 1
+
+    for here, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for _link in (name for name in folders if os.path.islink(os.path.join(here, name))):
+            left_out["link to a folder"] += 1
+        for name in files:
+            suffix = os.path.splitext(name)[1].lower()
+            if suffix in SUFFIXES and not name.startswith("."):
+                yield os.path.join(here, name)
+            elif not name.startswith("."):
+                left_out[suffix or "no suffix"] += 1
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder and not hidden. UserError when it cannot be read."""
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
 
 
 def _split(pictures: Sequence[Picture], root: Path) -> tuple[list[Picture], list[Picture]]:
@@ -180,21 +161,17 @@ def _split(pictures: Sequence[Picture], root: Path) -> tuple[list[Picture], list
     """
 
     def rank(picture: Picture) -> bytes:
-        return hashlib.sha256(
-            os.path.relpath(picture.path, root).encode(errors="surrogateescape")
-        ).digest()
+        name = os.path.relpath(picture.path, root).encode(errors="surrogateescape")
+        return hashlib.sha256(name).digest()
 
-    held_out: set[str] = set()
+    held_out: set[Picture] = set()
     by_label: dict[int, list[Picture]] = {}
     for picture in pictures:
         by_label.setdefault(picture.label, []).append(picture)
     for some in by_label.values():
         count = max(1, round(HELD_OUT_SHARE * len(some))) if len(some) > 1 else 0
-        held_out.update(picture.path for picture in sorted(some, key=rank)[:count])
-    return (
-        [picture for picture in pictures if picture.path not in held_out],
-        [picture for picture in pictures if picture.path in held_out],
-    )
+        held_out.update(sorted(some, key=rank)[:count])
+    return [p for p in pictures if p not in held_out], [p for p in pictures if p in held_out]
 
 
 def _trouble(path: str, opened: bool) -> str | None:
