@@ -19,7 +19,7 @@ from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Fused, Product, fused_kernels, products
 from e2e.profile.ranks import Ranks, ranks_of
-from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, WORK, Trace, read_trace
+from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, Trace, read_trace
 from e2e.profile.trials import judged, refuted
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.results import terms
@@ -218,7 +218,8 @@ class _Side:
             tried.steps if tried else 0,
             self.rates.source if self.rates and any(p.measured for p in self.products) else "",
             run.ci95_s, str(self.trace.facts.get("unit", "optimizer step")), _slowed(run),
-            min(1.0, 1e9 * sum(floors) / whole_ns) if floors else None, ruined,
+            min(1.0, 1e9 * sum(floors) / whole_ns / run.step.trace.devices) if floors and
+            not run.step.on_cpu else None, ruined,
             fused_kernels(run.step),
         )  # fmt: skip
 
@@ -326,8 +327,8 @@ def missing(run: Unprofiled) -> Iterator[str]:
         )
     if "AMD" in trace.device or "Instinct" in trace.device:
         yield "This is a trace of ROCm: halfway is not tested with those."
-    if len(devices := {span.lane.partition("/")[0] for span in trace.spans[WORK]}) > 1:
-        yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
+    if (devices := trace.devices) > 1:
+        yield f"{devices} GPUs worked: time counts as idle only where none of them did."
     times = [
         end - start - sum(
             op.ns for op in step.ops if op.term == LOADER and start <= op.start < end

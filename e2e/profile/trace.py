@@ -95,6 +95,11 @@ class Trace:
         )
 
     @property
+    def devices(self) -> int:
+        """How many GPUs worked."""
+        return len({span.lane.partition("/")[0] for span in self.spans[WORK]})
+
+    @property
     def device(self) -> str:
         """The name of the (first) GPU; "cpu" or "unknown" where the trace does not say."""
         if isinstance(named := self.facts.get("device"), str):

@@ -38,7 +38,11 @@ def sheet(data: Json) -> Sheet:
         raise ValueError("runs are not one or two of at least one step")
     if any(run.window_ns < 1 for run in found.runs):
         raise ValueError("window_ns is no time above zero")
-    if any(run.bare_step_s is not None and run.bare_step_s <= 0 for run in found.runs):
+    if any(abs(term.ns) >= 1 << 63 for run in found.runs for term in run.terms):
+        raise ValueError("ns of a term is no time")
+    if found.ranks and len(found.ranks.ranks) < 2:
+        raise ValueError("ranks are not two or more")
+    if not all(run.bare_step_s is None or 0 < run.bare_step_s < 1e9 for run in found.runs):
         raise ValueError("bare_step_s is no time above zero")
     if any(gain.step_ms <= 0 for run in found.runs for gain in run.gains):
         raise ValueError("step_ms of a gain is no time above zero")

@@ -417,6 +417,22 @@ def test_launches_of_an_optimizer_are_no_wait_s_too(see: Any) -> None:
     assert sum(one.ms for one in run.findings if one.cause in WAITS) <= run.step_ms - 5
 
 
+def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path) -> None:
+    """Each has a product of 2 ms, one of them 1 ms later: 4 ms of work in 3."""
+
+    def both(tape: Tape) -> None:
+        tape.product(2 * MS)
+        tape.product(2 * MS, stream=17, after=tape.free[7] - MS)
+        tape.free[7] = tape.free[17]
+
+    tape, alone = recorded(both), see(lambda tape: tape.product(2 * MS)).of_card
+    for event in tape.events:
+        event["args"] |= {"device": 1} if event["tid"] == 17 else {}
+    run = diagnosed(tape, tmp_path)
+    assert run.of_card == approx(alone * 4 / 3 / 2, rel=0.05)
+    assert any("2 GPUs worked" in line for line in run.missing)
+
+
 def waits_for_data(tape: Tape) -> None:
     """70 ms for the data, then 8 ms of launches, and 2 ms of work."""
     with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
