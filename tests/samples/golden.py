@@ -21,9 +21,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -213,68 +212,6 @@ def choices(case: Any) -> list[str]:
     return found
 
 
-def variants() -> Iterator[Item]:
-    """What cuBLASLt's algorithms are called, for the cases that it measured."""
-    for path, run in readable():
-        found = [f"{r.case.key} {r.variant}\n" for r in run.results if r.variant]
-        if found:
-            yield f"variants/{name_of(path)}", "".join(found)
-
-
-def torch_version() -> str:
-    """ "torch-2.15" """
-    return "torch-" + ".".join(metadata.version("torch").split(".")[:2])
-
-
-def ops_of(network: str) -> str:
-    """How the names of a network's recorded calls begin, with the torch that is installed."""
-    return f"ops/{torch_version()} {network}"
-
-
-def op_lists(networks: Sequence[str]) -> Iterator[Item]:
-    """The ATen calls recorded of a step of each network, under each recipe, as this torch has them.
-
-    The name holds torch's version: another version's lists are others.
-    """
-    import torch
-
-    from e2e.case import TrainCase
-    from e2e.networks import find
-    from e2e.networks.network import written
-    from e2e.prediction.trace.fake_trace import trace
-
-    for name in networks:
-        network = find(name)
-        layout = "" if network.tokens is not None else "nhwc"
-        for recipe in ("fp32", "amp"):
-            case = TrainCase(
-                network.name, recipe, 2, written(network.input), layout,
-                optimizer=network.optimizer,
-            )  # fmt: skip
-            found = trace(network, case, torch.device("cpu"), network.classes or 1000)
-            lines = [f"{found.held_bytes}\n"]
-            lines += [f"{op}\n" for op in found.ops]
-            yield f"{ops_of(name)} {recipe}", "".join(lines)
-
-
-def product_lists(networks: Sequence[str]) -> Iterator[Item]:
-    """The convolutions and GEMMs that `layers` finds in each network."""
-    from microbench.network.trace import trace
-
-    for name in networks:
-        found = trace(name, 2)
-        lines = [f"{item}\n" for item in (*found.layers, *found.skipped)]
-        yield f"products/{torch_version()} {name}", "".join(lines)
-
-
-IMAGES = (
-    "resnet18", "resnet50", "resnext50_32x4d", "densenet121", "swin_t", "vit_b_16", "convnext_tiny",
-    "mobilenet_v2", "efficientnet_b0", "vgg16",
-)  # fmt: skip
-VALIDATED = ("resnet18", "wrn-16-4", "gpt", "vit_b_16", "densenet121", "swin_t", "convnext_tiny",
-             "resnet50", "resnext50_32x4d", "mobilenet_v2", "efficientnet_b0", "vgg16")  # fmt: skip
-
-
 def shown() -> Iterator[Item]:
     """Every run file, as `show` prints it."""
     for path in run_files():
@@ -287,9 +224,6 @@ GROUPS: dict[str, Callable[[], Iterator[Item]]] = {
     "compare": comparisons,
     "keys": case_keys,
     "labels": labels,
-    "variants": variants,
-    "ops": lambda: op_lists(VALIDATED),
-    "products": lambda: product_lists(IMAGES),
 }
 
 
