@@ -8,9 +8,9 @@ is not declared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from typing import cast
+from typing import Any, cast
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.exchange import Exchange
@@ -19,7 +19,6 @@ from e2e.results.types import (
     BORDER,
     LIMITS,
     PREDICTED,
-    Cause,
     LedgerLine,
     Predicted,
     Repeat,
@@ -46,6 +45,8 @@ LATER = (
     "first_step_s", "float8_layers", "linear_layers",
 )  # fmt: skip
 SHARES = ("zero_gradients", "infinite_gradients")
+LATER_OF_PREDICTED = ("terms_ms", "exchange_s", "launches")
+OF_EXCHANGE = ("overlapped", "bus_bytes_per_s")  # what follows from it
 LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations", *SHARES)
 # What may be under zero: losses, changes, gains, and what noise makes of a difference.
 SIGNED = frozenset((
@@ -62,8 +63,7 @@ OPTIONAL = ("layer", "dtype", "misaligned", "within", "cause")  # of a part or a
 
 def to_json(training: Training) -> Json:
     """The training as the schema has it. Step times are seconds, rounded to TIME_DECIMALS."""
-    steps, state = training.steps, training.state
-    deviations = training.population_deviations
+    steps, state, exchange = training.steps, training.state, training.exchange
     measured: Json = {name: getattr(steps, name) if steps else None for name in STEPS}
     for name in RAW_TIMES if steps else ():
         measured[name] = [round(seconds, TIME_DECIMALS) for seconds in measured[name]]
@@ -82,71 +82,45 @@ def to_json(training: Training) -> Json:
         **{name: getattr(state, name) for name in STATE},
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
         "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
-        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
-        "loss": _mean_and_deviation(training.loss, deviations["loss"]),
-        "accuracy": _mean_and_deviation(training.accuracy, deviations["accuracy"]),
+        "repeats": [_known(repeat, LATER_OF_REPEAT) for repeat in training.repeats],
+        **{name: _mean_and_deviation(training, name) for name in ("loss", "accuracy")},
         "warnings": [asdict(warning) for warning in training.warnings],
-        "predicted": _predicted_to_json(training.predicted) if training.predicted else None,
+        "predicted": _known(training.predicted, LATER_OF_PREDICTED) if training.predicted else None,
         "ledger": [asdict(line) for line in training.ledger] or None,
         "bound": _finite(training.bound),
-        "causes": [_cause_to_json(cause) for cause in training.causes] or None,
+        "causes": [_finite(asdict(cause)) for cause in training.causes] or None,
         **({"measured_at": training.measured_at} if training.measured_at else {}),
         **({"traced": _traced_to_json(training.traced)} if training.traced else {}),
-        **({"exchange": _exchange_to_json(training.exchange)} if training.exchange else {}),
-    }
-
-
-def _exchange_to_json(exchange: Exchange) -> Json:
-    """With what follows from it."""
-    more: Json = {n: getattr(exchange, n) for n in ("overlapped", "bus_bytes_per_s")}
-    return {**asdict(exchange), **more}
+        **({"exchange": asdict(exchange) | {n: getattr(exchange, n) for n in OF_EXCHANGE}}
+           if exchange else {}),
+    }  # fmt: skip
 
 
 def _traced_to_json(traced: TracedStep) -> Json:
     """Without what is empty or unknown: most parts have a term and a time."""
-    data = asdict(traced)
+    data = _known(traced, ("of_card",))
     for name in ("parts", "costs"):
         data[name] = [
             {n: v for n, v in one.items() if v != "" or n not in OPTIONAL} for one in data[name]
         ]
-    return {name: value for name, value in data.items() if value is not None}
-
-
-def _repeat_to_json(repeat: Repeat) -> Json:
-    """Without what is not known, as files were before there was any of it."""
-    data = _finite_values(asdict(repeat), LATER_OF_REPEAT)
-    more: Json = {
-        "curve": [_finite(loss) for loss in repeat.curve],
-        "last_loss": _finite(repeat.last_loss),
-        "mean_loss": _finite(repeat.mean_loss),
-        "evaluations": [_finite_values(asdict(one)) for one in repeat.evaluations],
-        **{name: getattr(repeat, name) for name in SHARES},
-    }
-    return data | {name: value for name, value in more.items() if value not in (None, [])}
-
-
-def _finite_values(data: Json, but: Sequence[str] = ()) -> Json:
-    return {name: _finite(value) for name, value in data.items() if name not in but}
-
-
-def _predicted_to_json(predicted: Predicted) -> Json:
-    data = {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
-    if not predicted.terms_ms:
-        del data["terms_ms"]
-    for name in ("exchange_s", "launches"):
-        if data[name] is None:
-            del data[name]
     return data
 
 
-def _cause_to_json(cause: Cause) -> Json:
-    return {
-        "title": cause.title,
-        "why": cause.why,
-        "fix": cause.fix,
-        **{name: _finite(getattr(cause, name)) for name in GAINS},
-        "case_change": None if cause.case_change is None else dict(cause.case_change),
-    }
+def _known(value: Any, later: Collection[str]) -> Json:
+    """Its fields, but those of `later` only where they are known, as older files have them."""
+    data = _finite(asdict(value))
+    return {n: one for n, one in data.items() if n not in later or one not in (None, [], {})}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: a number that is none is written as null, anywhere below."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in cast(Json, value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in cast("Sequence[object]", value)]
+    return value
 
 
 def _image_size(case: TrainCase) -> int | None:
@@ -156,14 +130,11 @@ def _image_size(case: TrainCase) -> int | None:
     return int(sizes[2]) if square else None
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: a number that is none is written as null."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _mean_and_deviation(pair: tuple[float, float] | None, population: float | None) -> Json | None:
+def _mean_and_deviation(training: Training, name: str) -> Json | None:
+    pair: tuple[float, float] | None = getattr(training, name)
     if pair is None or not all(map(math.isfinite, pair)):
         return None
+    population = training.population_deviations[name]
     return {"mean": pair[0], "std": pair[1], "population_std": population}
 
 

@@ -422,12 +422,17 @@ class Training:
     @property
     def accuracy(self) -> tuple[float, float] | None:
         """(mean, standard deviation) of held-out accuracy, 0 to 1; deviation 0 for one repeat."""
-        return _mean_and_deviation([r.accuracy for r in self.repeats])
+        return _mean_and_deviation(self._each("accuracy"))
 
     @property
     def loss(self) -> tuple[float, float] | None:
         """(mean, standard deviation) of held-out loss; deviation 0 for one repeat."""
-        return _mean_and_deviation([r.loss for r in self.repeats])
+        return _mean_and_deviation(self._each("loss"))
+
+    @property
+    def train_s(self) -> tuple[float, float] | None:
+        """(mean, standard deviation) of wall seconds of a training; deviation 0 for one."""
+        return _mean_and_deviation(self._each("train_s"))
 
     @property
     def population_deviations(self) -> dict[str, float | None]:
@@ -435,8 +440,13 @@ class Training:
 
         Published "mean ± std" is often by this one; None where a mean is not known.
         """
-        named = ("accuracy", "loss", "train_s")
-        return {name: _population([getattr(r, name) for r in self.repeats]) for name in named}
+        named = {name: self._each(name) for name in ("accuracy", "loss", "train_s")}
+        return {name: pstdev(known) if known else None for name, known in named.items()}
+
+    def _each(self, name: str) -> list[float]:
+        """Of each repeat in which it is finite."""
+        values: list[float | None] = [getattr(repeat, name) for repeat in self.repeats]
+        return [value for value in values if value is not None and math.isfinite(value)]
 
     def seconds_to(self, accuracy: float) -> tuple[float, float] | None:
         """(mean, standard deviation) of the seconds of training to an accuracy from 0 to 1.
@@ -444,7 +454,8 @@ class Training:
         None unless every repeat reached it.
         """
         times = [repeat.seconds_to(accuracy) for repeat in self.repeats]
-        return None if None in times else _mean_and_deviation(times)
+        known = [seconds for seconds in times if seconds is not None]
+        return _mean_and_deviation(known) if len(known) == len(times) else None
 
     @property
     def step_range_s(self) -> tuple[float, float] | None:
@@ -462,23 +473,8 @@ class Training:
         """Bytes per second of the exchange of gradients alone; see `Exchange`."""
         return self.exchange and self.exchange.bus_bytes_per_s
 
-    @property
-    def train_s(self) -> tuple[float, float] | None:
-        """(mean, standard deviation) of wall seconds of a training; deviation 0 for one."""
-        return _mean_and_deviation([r.train_s for r in self.repeats])
 
-
-def _mean_and_deviation(values: list[float | None]) -> tuple[float, float] | None:
-    known = _known(values)
+def _mean_and_deviation(known: list[float]) -> tuple[float, float] | None:
     if not known:
         return None
     return fmean(known), stdev(known) if len(known) > 1 else 0.0
-
-
-def _population(values: list[float | None]) -> float | None:
-    known = _known(values)
-    return pstdev(known) if known else None
-
-
-def _known(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
