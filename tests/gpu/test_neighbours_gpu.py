@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from samples.bad_gpu_kernels import NEIGHBOUR
-from samples.commands import ROOT, environment, run_here, warm_children
+from samples.commands import ROOT, Main, environment, run_here, warm_children
 
 from e2e.__main__ import main as train
 from microbench.__main__ import main
@@ -83,25 +83,17 @@ def test_memory_that_another_program_takes_later_costs_the_case_that_needs_it(
     assert "other processes hold" in (failed.reason or "")
 
 
-def test_a_program_that_computes_beside_a_training_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [(train, "e2e cnn-cifar --batch 64 --recipe fp32"),
+     (main, "microbench gemm --sizes 512 --dtype fp16 --vs none --backend cublas")],
+    ids=["training", "gemm"],
+)  # fmt: skip
+def test_a_program_that_computes_meanwhile_is_said(main: Main, words: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     with neighbour("compute"):
         ran = run_here(
-            train, "e2e", "cnn-cifar", "--batch", "64", "--recipe", "fp32", "--budget", "1",
-            "--processes", "1", "--json", file,
-        )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    load = read_run(file).settings[LOAD]
-    assert load.get(COMPUTING) or load.get(PROCESSES) or load.get(LATER), load
-    assert "on the GPU" in ran.stdout
-
-
-def test_a_program_that_computes_meanwhile_is_said(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    with neighbour("compute"):
-        ran = run_here(
-            main, "microbench", "gemm", "--sizes", "512", "--dtype", "fp16", "--vs", "none",
-            "--backend", "cublas", "--budget", "1", "--processes", "1", "--json", file,
+            main, *words.split(), "--budget", "1", "--processes", "1", "--json", file
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     load = read_run(file).settings[LOAD]
