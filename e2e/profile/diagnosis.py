@@ -298,10 +298,10 @@ def _ruined(run: Unprofiled) -> Iterator[str]:
         yield "Other work on the machine does that, or steps that differ by themselves."
     elif abs(run.missed) > UNEXPLAINED:
         where = "in no recorded step" if run.missed > 0 else "in the recorded steps alone"
-        yield f"Nothing is concluded: {100 * abs(run.missed):.0f} % of a step is {where}."
+        yield f"Nothing is concluded: {100 * abs(run.missed):,.0f} % of a step is {where}."
         yield (
-            "Something happens every few steps, as a checkpoint or an evaluation, or other work "
-            "ran on the machine."
+            "Something happens every few steps, as a compilation, a checkpoint or an evaluation, "
+            "or other work ran on the machine."
         )
     else:
         return

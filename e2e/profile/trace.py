@@ -219,12 +219,13 @@ def kernels_alone(trace: Trace) -> Trace | None:
     process = main.partition("/")[0]
     spans: dict[str, list[Span]] = defaultdict(list)
     try:
-        names, ends = list(map(str, found["names"])), list(map(int, found["ends"]))
+        names: list[str] = list(map(str, found["names"]))
+        ends: list[int] = list(map(int, found["ends"]))
         work = [(WORK, n, at, ns, f"device {lane}", c) for n, _, at, ns, lane, c in found["work"]]
         calls = [(LAUNCH, n, at, ns, f"{process}/{t}", c) for n, at, ns, t, c in found["calls"]]
         for kind, name, at, ns, lane, correlation in (*work, *calls):
             start, end = int(at), int(at) + max(0, int(ns))
-            spans[kind].append(Span(kind, names[name], start, end, lane, int(correlation)))
+            spans[kind].append(Span(kind, names[int(name)], start, end, lane, int(correlation)))
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
     if not spans[WORK] or len(ends) < 2:

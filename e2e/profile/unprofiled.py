@@ -17,7 +17,7 @@ from statistics import fmean, median
 from e2e.profile.lines import timed_reads
 from e2e.profile.step import NothingSeen, Step, idle_term, step_of, timed_by
 from e2e.profile.trace import Trace, kernels_alone
-from e2e.results.terms import IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
+from e2e.results.terms import COMPILATION, IDLE, LAUNCH, LOADER, PYTHON, RESIDUAL, SYNC
 from microbench.timing.stats import t_quantile
 
 LEAST_MATCHED = 0.9  # of the work of two recordings: less, and only one of them is used
@@ -97,10 +97,15 @@ def unprofiled(step: Step) -> Unprofiled:
     rest_ns = whole_ns - sum(terms.values())
     if rest_ns < 0:  # kernels that took longer while they were recorded
         terms = {term: ns * whole_ns / (whole_ns - rest_ns) for term, ns in terms.items()}
+    # What the profiler does not slow, and is more than a step: it is in the recorded steps alone.
+    steady = (COMPILATION,) if step.on_cpu else step.recorded.keys() - {LOADER, *_slowed(step)}
+    over_ns = sum(step.recorded.get(term, 0) for term in steady)
+    over_ns -= whole_ns - terms.get(LOADER, 0)
     ends = mean_interval(own)
     return Unprofiled(
         step, fmean(times), mean_interval(times), whole_ns, _whole(terms, whole_ns),
-        (ends[1] - ends[0]) / 2 / fmean(times) if ends else 0.0, rest_ns / whole_ns,
+        (ends[1] - ends[0]) / 2 / fmean(times) if ends else 0.0,
+        (-over_ns if over_ns > 0 else rest_ns) / whole_ns,
     )  # fmt: skip
 
 
@@ -123,10 +128,16 @@ def _divided(
         whole = sum(rest.values())
         found = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
     else:
-        # Of the script's own code a recording of kernels alone has no more than there is.
-        slowed = SLOWED if step.named else (*SLOWED, PYTHON)
-        found = {**fixed, **_scaled(rest, left_ns, slowed)}
+        found = {**fixed, **_scaled(rest, left_ns, _slowed(step))}
     return found | ({LOADER: waits_ns} if waits_ns else {})
+
+
+def _slowed(step: Step) -> Collection[str]:
+    """Idle time that the profiler makes longer.
+
+    Of the script's own code a recording of kernels alone has no more than there is.
+    """
+    return SLOWED if step.named else (*SLOWED, PYTHON)
 
 
 def _scaled(terms: Mapping[str, float], whole: float, slowed: Collection[str]) -> dict[str, float]:

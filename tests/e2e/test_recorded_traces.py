@@ -167,13 +167,13 @@ def test_a_cpu_s_compiled_code_has_products_by_layer_and_loops_of_its_own(name: 
     assert not {one.cause for one in run.findings} & {"tf32", "float32"}, "a CPU has no other"
 
 
-def test_compiled_products_match_in_pieces_too_and_a_recompilation_is_first() -> None:
+def test_compiled_products_match_in_pieces_too_and_a_recompilation_is_of_no_usual_step() -> None:
     found = diagnosis.diagnose([COMPILED / f"{name}.json.gz" for name in ("steady", "broken")])
     assert found.aligned is not None
     assert found.aligned.alike > 0.5
     (run,) = diagnosis.diagnose([COMPILED / "recompiled.json.gz"]).runs
-    assert run.findings[0].title == "compilation inside the steps"
     assert run.ms(COMPILATION) > 0.5 * run.step_ms
+    assert "in the recorded steps alone" in run.ruined[0], "steps take 34 ms, and it took 24 s"
     # Tensors that dynamo only traces with are no work of the step.
     assert run.ms(MATRIX_PRODUCTS) < 0.1 * run.step_ms
 
