@@ -1,26 +1,18 @@
-"""How often 95 % intervals hold the truth, in simulations, and how rounds of run files correlate.
+"""How often 95 % intervals hold the truth, in simulations.
 
-`python tests/samples/coverage.py` prints the tables of docs/notes/method.md; with run files, the
-correlation of a round with the next one in them.
+`python tests/samples/coverage.py` prints the tables of docs/notes/method.md.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from microbench.results.runfile import read_run
-from microbench.results.types import Result
-from microbench.timing import HEAVY_S, LARGE_FLOPS
 from microbench.timing.interleave import LOOKS, Arm, Clock, Pace, Turns
 from microbench.timing.stats import (
     MAX_INTERVAL_PCT,
@@ -35,8 +27,6 @@ Floats = NDArray[np.float64]
 Blocks = list[list[float]]
 TRUE_S = 1e-3
 SEED = 28
-TRIAL_RHOS = np.arange(-10, 19) / 20
-TRIAL_TRIES = 20_000
 
 
 def correlated(rng: np.random.Generator, count: int, rho: float) -> Floats:
@@ -168,84 +158,6 @@ def share(tries: int, one: Callable[..., bool], *given: float) -> float:
     return 100 * sum(one(*given) for _ in range(tries)) / tries
 
 
-# ------------------------------------------------------------------- correlations in run files
-
-
-def heavy(results: Sequence[Result]) -> bool:
-    """Whether a comparison with these cases is heavy."""
-    slow = any((result.median_s or 0.0) >= HEAVY_S for result in results)
-    return slow or results[0].flops >= LARGE_FLOPS
-
-
-def series(path: Path) -> Iterator[tuple[bool, str, list[Floats]]]:
-    """(heavy, "medians" or "ratios", logarithms by round) of every comparison and process."""
-    cases = [result for result in read_run(path).results if result.measurement]
-    for _, members in itertools.groupby(cases, lambda result: result.case.group):
-        group = list(members)
-        every = [r.measurement.by_process for r in group if r.measurement]
-        for number in every[0]:
-            found = [own[number] for own in every if len(own.get(number, [])) > 2]
-            logs = [np.log([float(np.median(block)) for block in blocks]) for blocks in found]
-            yield heavy(group), "medians", logs
-            pairs = [a - b for a, b in itertools.combinations(logs, 2) if len(a) == len(b)]
-            yield heavy(group), "ratios", pairs
-
-
-@cache
-def expected(rounds: int) -> Floats:
-    """Mean lag-1 autocorrelation about their own mean of `rounds` with each of TRIAL_RHOS."""
-    rng = np.random.default_rng(SEED)
-    fresh = rng.standard_normal((rounds, TRIAL_TRIES))
-    found: list[float] = []
-    for rho in TRIAL_RHOS:
-        values = fresh * math.sqrt(1 - rho**2)
-        values[0] = fresh[0]
-        for i in range(1, rounds):
-            values[i] += rho * values[i - 1]
-        centred = values - values.mean(axis=0)
-        next_to = (centred[1:] * centred[:-1]).sum(axis=0)
-        found.append(float((next_to / (centred**2).sum(axis=0)).mean()))
-    return np.array(found)
-
-
-def pooled(groups: Sequence[Sequence[Floats]]) -> float:
-    """The correlation that explains all series; each comparison counts once."""
-    seen = 0.0
-    models = np.zeros(len(TRIAL_RHOS))
-    for members in groups:
-        for logs in members:
-            centred = logs - logs.mean()
-            if (square := float(centred @ centred)) > 0:
-                seen += float(centred[1:] @ centred[:-1]) / square / len(members)
-                models += expected(len(logs)) / len(members)
-    return float(np.interp(seen, models, TRIAL_RHOS))
-
-
-def print_correlations(paths: Sequence[Path]) -> None:
-    """A table by class and number of rounds, with 95 % intervals by resampling comparisons."""
-    found = [item for path in paths for item in series(path)]
-    rng = np.random.default_rng(SEED)
-    print("| class | of | rounds | comparisons | correlation | 95 % |\n|---|---|---|--:|--:|---|")
-    for is_heavy, what, (least, most) in itertools.product(
-        (False, True), ("medians", "ratios"), ((3, 6), (7, 13), (14, 56))
-    ):
-        groups = [
-            logs
-            for is_so, of, logs in found
-            if (is_so, of) == (is_heavy, what) and logs and least <= len(logs[0]) <= most
-        ]
-        if len(groups) < 10:
-            continue
-        again = [
-            pooled([groups[i] for i in rng.integers(0, len(groups), len(groups))])
-            for _ in range(100)
-        ]
-        low, high = np.quantile(again, (0.025, 0.975))
-        name = "heavy" if is_heavy else "light"
-        print(f"| {name} | {what} | {least} to {most} | {len(groups)} | {pooled(groups):.2f} "
-              f"| {low:.2f} to {high:.2f} |")  # fmt: skip
-
-
 # ------------------------------------------------------------------- tables
 
 
@@ -269,7 +181,4 @@ def print_coverage(tries: int = 2000) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print_correlations([Path(word) for word in sys.argv[1:]])
-    else:
-        print_coverage()
+    print_coverage()
