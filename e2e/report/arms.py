@@ -258,8 +258,9 @@ def reason(training: Training) -> str:
 
 def shows_no_difference(training: Training, compared: Sequence[str]) -> bool:
     """Whether the interval of its speed-up contains 1, for the first of these baselines it has."""
-    ratio = next((training.speedup[name] for name in compared if name in training.speedup), None)
-    return bool(ratio and ratio.ci95 and not excludes_one(ratio.ci95))
+    name = next((name for name in compared if name in training.speedup), "")
+    ratio = training.speedup.get(name)
+    return bool(ratio and ratio.ci95 and not differs(training, name))
 
 
 def differs(training: Training, baseline: str) -> bool:

@@ -192,17 +192,15 @@ def _steps(view: View, sound: Sequence[Training]) -> list[str]:
     climbed = [(arm, arm.speedup["previous"]) for arm in sound if "previous" in arm.speedup]
     steps = [(arm, ratio) for arm, ratio in climbed if differs(arm, "previous")]
     losses = [f"{view.label(arm)} ({faster(ratio)})" for arm, ratio in steps if ratio.ratio < 1]
-    same = [arm for arm, ratio in climbed if ratio.ci95 and not differs(arm, "previous")]
+    same = [view.label(a) for a, ratio in climbed if ratio.ci95 and not differs(a, "previous")]
     lines: list[str] = []
     best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
     if best and gain and gain.ratio > 1:
-        text = f"  Largest gain: {view.label(best)}, {faster(gain)} than the rung before."
-        lines.append(text)
+        lines.append(f"  Largest gain: {view.label(best)}, {faster(gain)} than the rung before.")
     if losses:
         lines.append(f"  Slower than the rung before: {fmt.listed(losses, MOST_NAMED)}.")
     if same:
-        named = [view.label(arm) for arm in same]
-        lines.append(f"  No difference measured for: {fmt.listed(named, MOST_NAMED)}.")
+        lines.append(f"  No difference measured for: {fmt.listed(same, MOST_NAMED)}.")
     return lines
 
 
@@ -210,13 +208,12 @@ def _steps(view: View, sound: Sequence[Training]) -> list[str]:
 
 
 def _missing(view: View, family: Sequence[Group]) -> list[str]:
-    lines: list[str] = []
-    for label, arms in view.curves(family).items():
-        without = [arm for arm in arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
-        if without:
-            batches = fmt.listed([str(arm.case.batch) for arm in without], MOST_NAMED)
-            lines.append(f"  {label} was not measured at batch {batches}: {reason(without[0])}.")
-    return lines
+    lost = [a for a in arms_of(family) if a.steps is None and a.status != "ok" and was_run(a)]
+    return [
+        f"  {label} was not measured at batch "
+        f"{fmt.listed([str(arm.case.batch) for arm in arms], MOST_NAMED)}: {reason(arms[0])}."
+        for label, arms in grouped((view.label(arm), arm) for arm in lost).items()
+    ]
 
 
 def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
@@ -274,16 +271,10 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
 
 def _only_slowed(arm: Training) -> bool:
     """Whether less than half of what a loader makes the step longer is waiting for it."""
-    waited, longer = _waited_pct(arm), _longer_pct(arm)
-    if arm.limit != "data" or waited is None or longer is None:
+    waited_pct, unfed_s = _waited_pct(arm), arm.steps.unfed_s if arm.steps else None
+    if arm.limit != "data" or waited_pct is None or not unfed_s or not arm.headline_s:
         return False
-    return waited < longer / 2
-
-
-def _longer_pct(arm: Training) -> float | None:
-    if arm.steps is None or not arm.steps.unfed_s or not arm.headline_s:
-        return None
-    return 100 * (arm.headline_s / arm.steps.unfed_s - 1)
+    return waited_pct < 100 * (arm.headline_s / unfed_s - 1) / 2
 
 
 def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:

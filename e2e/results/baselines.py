@@ -76,10 +76,12 @@ class Scaled:
         assert self.one.per_s
         assert self.many.per_s
         ratio = self.many.per_s / self.one.per_s / self.many.case.gpus
-        halves = [_half_of_log(one) for one in (self.one, self.many)]
-        if None in halves:
-            return Ratio(ratio, None)
-        half = math.hypot(*(h for h in halves if h is not None))
+        halves: list[float] = []  # of the intervals of the steps' logarithms
+        for timed in (self.one.timed, self.many.timed):
+            if timed is None or timed.ci95_s is None:
+                return Ratio(ratio, None)
+            halves.append(math.log(timed.ci95_s[1] / timed.ci95_s[0]) / 2)
+        half = math.hypot(*halves)
         return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
 
     @property
@@ -112,11 +114,11 @@ def scaled(trainings: Sequence[Training]) -> list[Scaled]:
     more trainings over as many GPUs have. Learning rates may differ: they change no time.
     """
     timed_last = sorted(trainings, key=lambda training: training.per_s is not None)
-    ones = {_over_one(t.case, t.case.batch): t for t in timed_last if t.case.gpus == 1}
+    ones = {_over_one(t.case, WEAK): t for t in timed_last if t.case.gpus == 1}
     found: list[Scaled] = []
     for training in {t.case: t for t in trainings if t.case.gpus > 1 and t.per_s}.values():
         for kind in _kinds(trainings, training.case.gpus, ones):
-            one = ones.get(_over_one(training.case, _batch_of_one(training.case, kind)))
+            one = ones.get(_over_one(training.case, kind))
             if one and one.per_s:
                 found.append(Scaled(kind, one, training))
                 break
@@ -133,22 +135,10 @@ def _kinds(
     `--strong` is recognised.
     """
     cases = [t.case for t in trainings if t.case.gpus == gpus]
-    counts = {
-        kind: sum(_over_one(case, _batch_of_one(case, kind)) in ones for case in cases)
-        for kind in (WEAK, STRONG)
-    }
+    counts = {kind: sum(_over_one(c, kind) in ones for c in cases) for kind in (WEAK, STRONG)}
     return sorted(counts, key=lambda kind: -counts[kind])
 
 
-def _batch_of_one(case: TrainCase, kind: str) -> int:
-    return case.batch if kind == WEAK else case.batch * case.gpus
-
-
-def _over_one(case: TrainCase, batch: int) -> TrainCase:
+def _over_one(case: TrainCase, kind: str) -> TrainCase:
+    batch = case.batch if kind == WEAK else case.batch * case.gpus
     return replace(case, gpus=1, batch=batch, compress=NO_COMPRESSION, lr=None)
-
-
-def _half_of_log(training: Training) -> float | None:
-    """Half of the interval of the logarithm of its step; None without an interval."""
-    timed = training.timed
-    return timed and timed.ci95_s and math.log(timed.ci95_s[1] / timed.ci95_s[0]) / 2

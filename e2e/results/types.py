@@ -183,11 +183,6 @@ class Predicted:
         """Whether it is the sum of operations: the GPU's time, less than that of a step."""
         return self.launches is not None
 
-    @property
-    def efficiency(self) -> float | None:
-        """The step of one GPU over that of several, of the same batch each; None for one GPU."""
-        return None if self.exchange_s is None else 1 - self.exchange_s / self.step_s
-
     def beside(self, step_s: float | None) -> Predicted:
         """The same with its error (%) against a measured step in seconds; None: not measured.
 
@@ -467,11 +462,6 @@ class Training:
             return None
         times = self.steps.wall_times_s if self.case.fed else self.steps.times_s
         return (min(times), max(times)) if times else None
-
-    @property
-    def bus_bytes_per_s(self) -> float | None:
-        """Bytes per second of the exchange of gradients alone; see `Exchange`."""
-        return self.exchange and self.exchange.bus_bytes_per_s
 
 
 def _mean_and_deviation(known: list[float]) -> tuple[float, float] | None:

@@ -190,7 +190,9 @@ COLUMNS: dict[str, Column] = {
         "exchange alone ms", lambda t: t.exchange and 1e3 * t.exchange.alone_s, text=fixed(2)
     ),
     "overlapped_pct": Column("exchange hidden, %", lambda t: _overlapped(t), text=fixed(0)),
-    "bandwidth": Column("bus GB/s", lambda t: _over(t.bus_bytes_per_s, 1e9)),
+    "bandwidth": Column(
+        "bus GB/s", lambda t: t.exchange and _over(t.exchange.bus_bytes_per_s, 1e9)
+    ),
     "allocated_mb": Column(
         "allocated MB", lambda t: _over(t.memory_peak_bytes, MB), text=fixed(0)
     ),

@@ -11,8 +11,7 @@ launches.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -119,12 +118,16 @@ def _recorded(
     weights = list(trainer.module.parameters())
     recorder.hold((*weights, *trainer.module.buffers(), *trainer.optimizer.tensors()))
     recorder.hold(feed.place(None))
-    with _without_cycles(), recorder:
-        trainer.step(feed, recorder.mark)
-        held_bytes = recorder.begin()
-        trainer.step(feed, recorder.mark)
-        ops = recorder.end()
-    return Trace(case, ops, held_bytes)
+    gc.collect()
+    gc.disable()  # it would free memory at arbitrary moments
+    try:
+        with recorder:
+            trainer.step(feed, recorder.mark)
+            held_bytes = recorder.begin()
+            trainer.step(feed, recorder.mark)
+            return Trace(case, recorder.end(), held_bytes)
+    finally:
+        gc.enable()
 
 
 def fixed_feed(
@@ -163,14 +166,3 @@ def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.devi
             if id(buffer) not in made:
                 made[id(buffer)] = moved(buffer, layer)
             setattr(layer, name, made[id(buffer)])
-
-
-@contextmanager
-def _without_cycles() -> Generator[None]:
-    """Without garbage collection, which would free memory at arbitrary moments."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -120,10 +120,7 @@ def cache_bytes(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 0
-    facts = cast(
-        Any,
-        torch.cuda.get_device_properties(device),  # pyright: ignore[reportUnknownMemberType]
-    )
+    facts = cast(Any, torch.cuda).get_device_properties(device)
     halves = 2 if architecture((facts.major, facts.minor)).l2_in_halves else 1
     return int(facts.L2_cache_size) // halves
 
