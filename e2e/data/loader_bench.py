@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -41,8 +40,9 @@ class LoadMeter:
         discarded. "skipped", with the reason, if the back end cannot run here; "failed" if it
         raised an error.
         """
-        backend = LOADERS[case.loader]
-        reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())
+        reason = LOADERS[case.loader].missing(self._device)
+        if case.cold and not reason:
+            reason = cold_missing(self._source) if self._source else "there are no files"
         if reason:
             return Loading(case, "skipped", reason)
         feed: LoaderFeed | None = None
@@ -50,7 +50,7 @@ class LoadMeter:
             if not case.cold:
                 self._have_read(case)
             feed = self._feed(case)
-            return _measured(feed, case, self._device, budget_s, trains=backend.trains)
+            return _measured(feed, case, self._device, budget_s)
         except UserError as error:
             return Loading(case, "failed", str(error))
         finally:
@@ -62,9 +62,6 @@ class LoadMeter:
             case.batch, self._device, self._seed, channels_last=self._device.type == "cuda",
             loader=case.loader, workers=case.workers, cold=case.cold, prefetch=case.prefetch,
         )  # fmt: skip
-
-    def _cannot_be_cold(self) -> str | None:
-        return cold_missing(self._source) if self._source else "there are no files"
 
     def _have_read(self, case: LoadCase) -> None:
         """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
@@ -82,53 +79,42 @@ class LoadMeter:
             feed.close()
 
 
-def _measured(
-    feed: LoaderFeed, case: LoadCase, device: torch.device, budget_s: float, *, trains: bool
-) -> Loading:
-    def next_batch() -> tuple[int, int | None]:
-        """(images, bytes read when they are counted) of one batch."""
-        fetched = feed.fetch()
-        if isinstance(fetched, Read):
-            return fetched.files, fetched.size_bytes
-        if trains:
-            feed.place(fetched)
-        return case.batch, None
+def _measured(feed: LoaderFeed, case: LoadCase, device: torch.device, budget_s: float) -> Loading:
+    def load(batches: int) -> tuple[int, int]:
+        """Images of so many batches, and the bytes of those that are only read."""
+        images = size_bytes = 0
+        for _ in range(batches):
+            fetched = feed.fetch()
+            if isinstance(fetched, Read):
+                images, size_bytes = images + fetched.files, size_bytes + fetched.size_bytes
+            else:
+                feed.place(fetched)
+                images += case.batch
+        return images, size_bytes
+
+    def block() -> LoadBlock:
+        """Some loading: as many batches from each worker, as they come in turn."""
+        images = size_bytes = 0
+        start_s, start_cpu_s = time.perf_counter(), _cpu_s(feed)
+        while time.perf_counter() - start_s < min(BLOCK_S, budget_s / LOOKS[0]):
+            more, more_bytes = load(max(1, case.workers))
+            images, size_bytes = images + more, size_bytes + more_bytes
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        wall_s = time.perf_counter() - start_s
+        cpu_s = max(0.0, _cpu_s(feed) - start_cpu_s)
+        # Without workers all is the device's work, which this process spins for.
+        spins = device.type == "cuda" and not feed.pids
+        return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes or None)
 
     began_s = time.perf_counter()
-    next_batch()
-    first_s = time.perf_counter() - began_s
-    for _ in range(feed.ahead):
-        next_batch()
-    found = Loading(case, "ok", first_s=first_s)
+    load(1)
+    found = Loading(case, "ok", first_s=time.perf_counter() - began_s)
+    load(feed.ahead)
     until_s = time.perf_counter() + budget_s
     while not _enough(found, time.perf_counter() > until_s):
-        block = _block(next_batch, feed, case, device, min(BLOCK_S, budget_s / LOOKS[0]))
-        found = replace(found, blocks=(*found.blocks, block))
+        found = replace(found, blocks=(*found.blocks, block()))
     return found
-
-
-def _block(
-    next_batch: Callable[[], tuple[int, int | None]],
-    feed: LoaderFeed,
-    case: LoadCase,
-    device: torch.device,
-    block_s: float,
-) -> LoadBlock:
-    """At least `block_s` of loading; as many batches from each worker, as they come in turn."""
-    images, size_bytes = 0, None
-    start_s, start_cpu_s = time.perf_counter(), _cpu_s(feed)
-    while time.perf_counter() - start_s < block_s:
-        for _ in range(max(1, case.workers)):
-            count, read = next_batch()
-            images += count
-            size_bytes = size_bytes if read is None else (size_bytes or 0) + read
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    wall_s = time.perf_counter() - start_s
-    cpu_s = max(0.0, _cpu_s(feed) - start_cpu_s)
-    # Without workers all is the device's work, which this process spins for.
-    spins = device.type == "cuda" and not feed.pids
-    return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes)
 
 
 def _cpu_s(feed: LoaderFeed) -> float:

@@ -124,7 +124,7 @@ class Feed(Protocol):
     def fetch(self) -> object:
         """The next batch, as far as the host must work or wait for it.
 
-        UserError for a broken file of strict data; or when the loader cannot go on.
+        UserError for a broken file of strict data, or when the loader cannot go on.
         """
         ...
 

@@ -198,17 +198,16 @@ def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda folder: alter(folder, seed=2), "seed 2"),
-        (lambda folder: alter(folder, format=1), "no dataset that this version generated"),
-        (lambda folder: alter(folder, images="4" * 5000), "no dataset"),
-        (lambda folder: (folder / MANIFEST).unlink(), "no dataset"),
-        (lambda folder: (folder / MANIFEST).write_text("[" * 5000), "no dataset"),
+        (lambda folder: alter(folder, seed=2), f"does not hold {PLAN}"),
+        (lambda folder: alter(folder, format=1), f"does not hold {PLAN}, as this version makes"),
+        (lambda folder: alter(folder, shards=1), "seed 1 in 3 tar files too"),
+        (lambda folder: (folder / MANIFEST).unlink(), "is not empty"),
+        (lambda folder: (folder / MANIFEST).write_text("[" * 5000), "is not empty"),
+        (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "is not empty"),
         (
             lambda folder: (folder / "train/class-0001/cat.jpg").touch(),
             "was not generated with the file train/class-0001/cat.jpg",
         ),
-        (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "no dataset"),
-        (lambda folder: alter(folder, shards=1), "in 1 tar files"),
     ],
 )
 def test_a_folder_with_anything_else_is_left_alone(

@@ -143,8 +143,8 @@ def test_torchs_pinning_thread_may_lose_a_worker_unheard(
     name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", failures.append)
-    worker_pool._keep_quiet_about_the_dead()
+    monkeypatch.setattr(threading, "__excepthook__", failures.append)
+    monkeypatch.setattr(threading, "excepthook", worker_pool.unless_pinning)
 
     def fail() -> None:
         raise error

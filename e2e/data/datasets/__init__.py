@@ -6,7 +6,7 @@ To add a kind, put an entry into `KINDS`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,40 +39,31 @@ def open_data(spec: str, options: Options) -> Data:
     UserError for an unknown word, a folder with other content, a sample shape that the data does
     not have, and a loader that does not fit.
     """
-    sample = options.sample
-    name, kind, folder = _parsed(spec)
-    if options.tokens is not None:
-        if not kind.tokens:
-            raise UserError(
-                f"a network of tokens needs --data synthetic or generated; {name} has images"
-            )
-    elif kind.sample is not None and sample != kind.sample:
-        raise UserError(
-            f"{name} has images of {_written(kind.sample)}, the network takes {_written(sample)}; "
-            "use a network with 32x32 input, for example resnet18-cifar, or --input 3x32x32"
-        )
-    return kind.open(options, folder)
-
-
-def _parsed(spec: str) -> tuple[str, Kind, Path]:
-    name, colon, folder = spec.partition(":")
+    name, colon, path = spec.partition(":")
     kind = KINDS.get(name)
     if kind is None:
+        choices = ", ".join(name + ":DIR" * kind.folder for name, kind in KINDS.items())
         raise UserError(
-            f"--data: unknown {name!r}; choose from {_choices()}{suggest(name.lower(), KINDS)}"
+            f"--data: unknown {name!r}; choose from {choices}{suggest(name.lower(), KINDS)}"
         )
-    if kind.folder and not folder:
+    if kind.folder and not path:
         raise UserError(f"--data {name} needs a folder: --data {name}:DIR")
     if colon and not kind.folder:
         raise UserError(f"--data {name} takes no folder")
-    return name, kind, Path(os.path.expanduser(folder))
+    if options.tokens is not None and not kind.tokens:
+        raise UserError(
+            f"a network of tokens needs --data synthetic or generated; {name} has images"
+        )
+    if options.tokens is None and kind.sample not in (None, options.sample):
+        raise UserError(
+            f"{name} has images of {_written(kind.sample)}, the network takes "
+            f"{_written(options.sample)}; use a network with 32x32 input, for example "
+            "resnet18-cifar, or --input 3x32x32"
+        )
+    return kind.open(options, Path(os.path.expanduser(path)))
 
 
-def _choices() -> str:
-    return ", ".join(name + ":DIR" * kind.folder for name, kind in KINDS.items())
-
-
-def _written(shape: tuple[int, ...]) -> str:
+def _written(shape: Iterable[int]) -> str:
     return "x".join(str(side) for side in shape)
 
 

@@ -39,11 +39,11 @@ class Options:
     """What the network takes, and how data is read unless a feed asks otherwise.
 
     `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
-    `tokens` is the vocabulary of a network of tokens. `strict`:
-    a broken image is an error. `workers` processes decode images (0: none). `loader` is a name of
-    e2e.data.loaders (None: the usual one for the data; synthetic data heeds only "pinned").
-    `device`: check now that the loader runs for
-    it; None: the first feed checks. `share` is this rank's of the training samples, as in `Wanted`.
+    `tokens` is the vocabulary of a network of tokens. `strict`: a broken image is an error.
+    `workers` processes decode images (0: none). `loader` is a name of e2e.data.loaders (None: the
+    usual one for the data; synthetic data heeds only "pinned"). `device`: check now that the loader
+    runs for it; None: the first feed checks. `share` is this rank's of the training samples, as in
+    `Wanted`.
     """
 
     sample: tuple[int, ...]
@@ -116,14 +116,9 @@ class InMemory(Images):
     """Decoded images in memory; loader "resident" shares one copy of them on the device."""
 
     def __init__(
-        self,
-        name: str,
-        train: Arrays,
-        kept: Arrays,
-        normal: Normal,
-        classes: int,
+        self, name: str, train: Arrays, kept: Arrays, normal: Normal, classes: int,
         options: Options | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.train, self.kept = train, kept
         self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}

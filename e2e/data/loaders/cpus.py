@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -45,8 +46,12 @@ def limit_cpus(count: int) -> list[int]:
     for task in TASKS.iterdir():  # a process has no set of its own, each thread has
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(task.name), chosen)
-    if count < len(allowed):
-        _check_limit(count)
+    # Some sandboxes ignore the limit.
+    if count < len(allowed) and (got := _spun(count + MORE_THREADS)) > TOLERATED * count:
+        raise UserError(
+            f"--cpus {count}: this system does not enforce CPU affinity (threads got {got:.1f} "
+            "cores at once); limit the container's CPUs instead"
+        )
     torch.set_num_threads(count)
     return chosen
 
@@ -64,16 +69,6 @@ def physical_first(numbers: Iterable[int], root: Path = Path("/")) -> list[int]:
         ranked.append((before[siblings], number))
         before[siblings] += 1
     return [number for _, number in sorted(ranked)]
-
-
-def _check_limit(count: int) -> None:
-    """UserError when threads get more than `count` cores; some sandboxes ignore the limit."""
-    got = _spun(count + MORE_THREADS)
-    if got > TOLERATED * count:
-        raise UserError(
-            f"--cpus {count}: this system does not enforce CPU affinity (threads got {got:.1f} "
-            "cores at once); limit the container's CPUs instead"
-        )
 
 
 def _spun(threads: int) -> float:
@@ -95,22 +90,17 @@ def _spun(threads: int) -> float:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU seconds of these processes so far, user and system; 0 for one that ended."""
-    return sum(_ticks(pid) for pid in pids) / TICKS_PER_S
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+    return ticks / TICKS_PER_S
 
 
 def free_shared_memory() -> int | None:
     """Bytes free in shared memory; None where the system does not say."""
     try:
-        status = os.statvfs(SHARED_MEMORY)
+        return shutil.disk_usage(SHARED_MEMORY).free
     except OSError:
         return None
-    return status.f_bavail * status.f_frsize
-
-
-def _ticks(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])

@@ -59,24 +59,17 @@ class PinnedFeed(ReadyFeed):
     def __init__(
         self, batch: tuple[Tensor, Tensor], device: torch.device, channels_last: bool = False
     ) -> None:
-        inputs, targets = batch
-        if device.type == "cuda":
-            inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        self._tokens = batch[0] is batch[1]
-        self._batch = [inputs, targets]
+        different = batch[:1] if batch[0] is batch[1] else batch
+        self._batch = [one.pin_memory() if device.type == "cuda" else one for one in different]
         self._placer = Placer(device, IMAGENET, channels_last)
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """Copy the batch to the device, without waiting, and normalise it there."""
         assert self._batch, "closed"
-        inputs, targets = self._batch
-        if inputs.dtype == torch.uint8:
-            return self._placer(inputs, targets)
-        if self._tokens:
-            (tokens,) = self._placer.copied(inputs)
-            return tokens, tokens
-        inputs, targets = self._placer.copied(inputs, targets)
-        return inputs, targets
+        if self._batch[0].dtype == torch.uint8:
+            return self._placer(*self._batch)
+        copied = self._placer.copied(*self._batch)
+        return copied[0], copied[-1]  # tokens are their own targets
 
     def close(self) -> None:
         """Release the batch."""

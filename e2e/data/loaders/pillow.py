@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.pixels import Batch, Pictures, PixelFeed, Sample, SampleWorkers, seeded
+from e2e.data.loaders.pixels import Batch, Pictures, PixelFeed, Sample, seeded, together
 from e2e.data.loaders.resident import CENTRE, PADDING
-from e2e.data.loaders.worker_pool import Draw
+from e2e.data.loaders.worker_pool import Draw, Workers
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
@@ -35,7 +35,7 @@ def once(
     draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + wanted.batch] for at in range(0, len(draws), wanted.batch)]
     samples = Pictures(pictures, cut or centre(wanted.size), whole=True)
-    workers = SampleWorkers(samples, batches, wanted)
+    workers = Workers(samples, batches, wanted, collate=together)
     try:
         yield from workers
     finally:

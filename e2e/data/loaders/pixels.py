@@ -45,13 +45,9 @@ class Pictures(Dataset[Sample]):
     """
 
     def __init__(
-        self,
-        pictures: Sequence[Picture],
-        cut: Callable[[Image.Image], Tensor],
-        *,
-        cold: bool = False,
-        whole: bool = False,
-    ) -> None:
+        self, pictures: Sequence[Picture], cut: Callable[[Image.Image], Tensor], *,
+        cold: bool = False, whole: bool = False,
+    ) -> None:  # fmt: skip
         self._pictures, self._cut = pictures, cut
         self._cold, self._whole = cold, whole
 
@@ -92,35 +88,19 @@ def together(samples: Sequence[Sample]) -> Batch:
     return Batch(default_collate([one.image for one in good]), labels, broken)
 
 
-class SampleWorkers(Workers[Batch]):
-    """Workers that make batches of samples."""
-
-    def __init__(
-        self, samples: Dataset[Sample], batches: Iterable[list[Any]], wanted: Wanted
-    ) -> None:
-        super().__init__(
-            samples, batches, wanted,
-            collate=together, pinned=wanted.pinned, batch_bytes=wanted.batch_bytes,
-        )  # fmt: skip
-
-
-class PixelFeed(SampleWorkers):
+class PixelFeed(Workers[Batch]):
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device.
 
     `batches` are the draws; None: all samples, shuffled, epoch after epoch.
     """
 
     def __init__(
-        self,
-        samples: Dataset[Sample],
-        source: Source,
-        wanted: Wanted,
-        tell: Tell,
+        self, samples: Dataset[Sample], source: Source, wanted: Wanted, tell: Tell,
         batches: Iterable[list[Any]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         count = len(source.pictures if isinstance(source, Files) else source.classes)
         shuffled = Shuffled(count, wanted.batch, wanted.seed, wanted.share)
-        super().__init__(samples, batches or shuffled, wanted)
+        super().__init__(samples, batches or shuffled, wanted, collate=together)
         self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True

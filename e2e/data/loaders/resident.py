@@ -29,18 +29,12 @@ def kept_size(size: tuple[int, int]) -> tuple[int, int]:
     return math.ceil(size[0] / CENTRE), math.ceil(size[1] / CENTRE)
 
 
-def kept_bytes(count: int, size: tuple[int, int]) -> int:
-    """Bytes needed to keep `count` predecoded images of `kept_size(size)`: uint8, 3 channels."""
-    height, width = kept_size(size)
-    return count * 3 * height * width
-
-
 def no_room(count: int, size: tuple[int, int], free_bytes: int | None) -> str | None:
     """Why `count` images for crops of `size` may not be kept on the device, or None.
 
     The limit is half of the free bytes; None if those are unknown.
     """
-    needed = kept_bytes(count, size)
+    needed = count * 3 * math.prod(kept_size(size))
     if free_bytes is None or needed <= SHARE * free_bytes:
         return None
     return (

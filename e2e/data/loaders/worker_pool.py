@@ -53,25 +53,22 @@ class Workers(Iterator[Batch], Generic[Batch]):
     The draws must decide all that is random. Workers start at the first `next`; without workers,
     batches are made in this process. When one dies, `next` raises a UserError that names it.
 
-    `batch_bytes` is the shared memory of a batch in bytes: UserError, before any worker starts,
-    when the batches under way do not fit. A `LoaderFeed` derived from this class adds `fetch` and
-    `place`.
+    `batch_bytes` is the shared memory of a batch (None: of the one that is wanted): UserError,
+    before any worker starts, when the batches under way do not fit. A `LoaderFeed` derived from
+    this class adds `fetch` and `place`.
     """
 
     idle_cpu_s = 0.0
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        batches: Iterable[list[Any]],
-        wanted: Wanted,
-        *,
-        collate: Callable[[list[Any]], Batch],
-        pinned: bool,
-        batch_bytes: int,
-    ) -> None:
+        self, dataset: Dataset[Any], batches: Iterable[list[Any]], wanted: Wanted, *,
+        collate: Callable[[list[Any]], Batch], pinned: bool | None = None,
+        batch_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         self._dataset, self._batches, self._wanted = dataset, batches, wanted
-        self._collate, self._pinned, self._batch_bytes = collate, pinned, batch_bytes
+        self._collate = collate
+        self._pinned = wanted.pinned if pinned is None else pinned
+        self._batch_bytes = wanted.batch_bytes if batch_bytes is None else batch_bytes
         self._running: Iterator[Batch] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
 
@@ -126,8 +123,8 @@ class Workers(Iterator[Batch], Generic[Batch]):
                 generator=torch.Generator(),  # else it draws from the training's random numbers
                 worker_init_fn=partial(_end_with, os.getpid()),
             )
-            if workers and self._pinned:
-                _keep_quiet_about_the_dead()
+            if workers and self._pinned and threading.excepthook is threading.__excepthook__:
+                threading.excepthook = unless_pinning
             try:
                 running = iter(loader)
             except OSError as error:
@@ -222,20 +219,14 @@ def _quiet_children() -> Generator[None, None, None]:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
-def _keep_quiet_about_the_dead() -> None:
+def unless_pinning(args: threading.ExceptHookArgs) -> None:
     """No traceback when a worker dies while torch's pinning thread reads from it: `Workers` says
     it.
     """
-    hook = threading.excepthook
-    if not (isinstance(hook, partial) and hook.func is _unless_pinning):
-        threading.excepthook = partial(_unless_pinning, hook)
-
-
-def _unless_pinning(otherwise: Callable[[Any], object], args: Any) -> None:
     pinning = "_pin_memory_loop" in getattr(args.thread, "name", "")
     gone = isinstance(args.exc_value, (ConnectionError, EOFError, FileNotFoundError))
     if not (pinning and gone):
-        otherwise(args)
+        threading.__excepthook__(args)
 
 
 Draw = tuple[int, int]  # which image, and the seed of how it is cut

@@ -24,6 +24,7 @@ PIXELS = 3 * 32 * 32
 # Of the training images.
 NORMAL = Normal((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 PYTHON_FOLDER, BINARY_FOLDER = "cifar-10-batches-py", "cifar-10-batches-bin"
+FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
 
 Records = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -36,26 +37,20 @@ def read(folder: Path) -> tuple[Arrays, Arrays]:
     broken.
     """
     base, suffix = _found(folder)
-    train = [base / f"data_batch_{i}{suffix}" for i in range(1, 6)]
-    test = base / f"test_batch{suffix}"
-    missing = [path.name for path in (*train, test) if not path.is_file()]
-    if missing:
+    paths = [base / f"{name}{suffix}" for name in FILES]
+    if missing := [path.name for path in paths if not path.is_file()]:
         raise UserError(f"{base} lacks {', '.join(missing)} of CIFAR-10")
-    records = _binary if suffix else _pickled
-    return _joined([records(path) for path in train]), _joined([records(test)])
-
-
-def _joined(parts: list[Records]) -> Arrays:
-    pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SAMPLE)
-    labels = np.concatenate([labels for _, labels in parts])
-    return Arrays(torch.as_tensor(pixels), torch.as_tensor(labels))
+    read = [(_binary if suffix else _pickled)(path) for path in paths]
+    pixels, labels = (torch.as_tensor(np.concatenate(part)) for part in zip(*read, strict=True))
+    pixels, kept = pixels.reshape(-1, *SAMPLE), len(read[-1][1])
+    return Arrays(pixels[:-kept], labels[:-kept]), Arrays(pixels[-kept:], labels[-kept:])
 
 
 def _found(folder: Path) -> tuple[Path, str]:
     """Where the files are, and how their names end."""
     for base in (folder, folder / PYTHON_FOLDER, folder / BINARY_FOLDER):
         for suffix in ("", ".bin"):
-            if (base / f"data_batch_1{suffix}").is_file():
+            if (base / f"{FILES[0]}{suffix}").is_file():
                 return base, suffix
     packed = next((name for name in ARCHIVES if (folder / name).is_file()), None)
     remedy = f"; unpack it first: tar -xf {folder / packed} -C {folder}" if packed else ""

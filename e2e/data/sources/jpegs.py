@@ -24,9 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,10 +156,9 @@ class Plan:
 
     def tars(self) -> dict[str, list[int]]:
         """The images of each tar file: spread evenly, in order."""
-        trained = self.trained()
-        ends = [len(trained) * at // max(1, self.shards) for at in range(self.shards + 1)]
-        parts = [trained[first:last] for first, last in pairwise(ends)]
-        return {f"{TRAIN}-{number:06}.tar": part for number, part in enumerate(parts)}
+        trained, of = self.trained(), self.shards
+        parts = (slice(*(len(trained) * at // of for at in (n, n + 1))) for n in range(of))
+        return {f"{TRAIN}-{number:06}.tar": trained[part] for number, part in enumerate(parts)}
 
 
 USUAL = Plan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
@@ -228,17 +225,14 @@ def _is_whole(folder: Path, work: Path, plan: Plan) -> bool:
         return False
     try:
         # Without its own manifest it was interrupted when it was moved up.
-        content: Any = read_json_file((folder if MANIFEST in names else work) / MANIFEST)
-        if {name: content[name] for name in KIND} != KIND:
-            raise ValueError
-        held = Plan(*(int(content[name]) for name in asdict(plan)))
-    except (OSError, UserError, ValueError, TypeError, KeyError):
+        held = read_json_file((folder if MANIFEST in names else work) / MANIFEST)
+    except (OSError, UserError, ValueError):
+        held = None
+    if held != KIND | asdict(plan):
         raise UserError(
-            f"{folder} is not empty, and has no dataset that this version generated; "
-            "delete it or name another folder"
-        ) from None
-    if held != plan:
-        raise UserError(f"{folder} holds {held}, not {plan}; name another folder")
+            f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
+            "name another folder, or delete it"
+        )
     wanted, found = {*map(plan.path, range(plan.images)), *plan.tars()}, _files(folder)
     if strange := sorted(found - wanted):
         raise UserError(
