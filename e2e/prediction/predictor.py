@@ -144,11 +144,8 @@ class Predictor:
                 problems[key] = found
             else:
                 times[key] = self._fresh[key] = found
-        self._store.add({
-            key: times[key]
-            for key in missing
-            if key in times and _is_steady(times[key], kind)
-        })  # fmt: skip
+        new = {key: times[key] for key in missing if key in times}
+        self._store.add({key: one for key, one in new.items() if _is_steady(one, kind)})
         return times, problems
 
     def _host_s(self, launches: int) -> float | None:
@@ -180,28 +177,22 @@ def predicted_of(
     ends = ((1 - GPU_ERROR) * min(rounds_s), (1 + GPU_ERROR) * max(rounds_s))
     launched = zip(traced.launched, keys, strict=True)
     scratch = {op.call.key: times[key].scratch_bytes for op, key in launched if key in times}
+    lost = Counter(
+        (op.call.name, problems[key])
+        for op, key in zip(traced.launched, keys, strict=True)
+        if key in problems
+    )
     return Predicted(
         middle_s,
         None if problems else ends,
         limit=None,
         speedup={},
         memory_bytes=traced.peak_bytes(scratch),
-        uncovered=_uncovered(traced, problems),
+        uncovered=tuple(
+            f"{count} x {name}: {why} ({count} of {len(keys)} calls)"
+            for (name, why), count in lost.items()
+        ),
         launches=round(sum(one.kernels for one in known)),
-    )
-
-
-def _uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
-    """The calls without a time, a line per name and reason, for the reader."""
-    missing = Counter(
-        (op.call.name, problems[key])
-        for op in traced.launched
-        if (key := key_of(traced.case, op)) in problems
-    )
-    many = len(traced.launched)
-    return tuple(
-        f"{count} x {name}: {why} ({count} of {many} calls)"
-        for (name, why), count in missing.items()
     )
 
 

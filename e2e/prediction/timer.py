@@ -138,19 +138,13 @@ def _meet(one: _Ready, device: torch.device) -> None:
 
 def _on_cpu(ready: Sequence[_Ready]) -> dict[int, CallTime]:
     """A CPU runs a call before it returns: all of the time is the device's."""
-    rounds = [[_clocked(one) for one in ready] for _ in range(CPU_LAUNCHES)]
-    return {
-        one.place: CallTime(times)
-        for one, times in zip(ready, zip(*rounds, strict=True), strict=True)
-    }
-
-
-def _clocked(one: _Ready) -> float:
-    """Seconds of a launch on fresh content."""
-    one.replay.restore()
-    began_s = time.perf_counter()
-    one.replay.launch()
-    return time.perf_counter() - began_s
+    times_s: dict[int, list[float]] = {one.place: [] for one in ready}
+    for one in CPU_LAUNCHES * list(ready):
+        one.replay.restore()
+        began_s = time.perf_counter()
+        one.replay.launch()
+        times_s[one.place].append(time.perf_counter() - began_s)
+    return {place: CallTime(tuple(times)) for place, times in times_s.items()}
 
 
 # ---------------------------------------------------------------- by the profiler

@@ -16,6 +16,8 @@ from torch._prims_common import make_contiguous_strides_for, suggest_memory_form
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from e2e.aten.call import schema_of
+
 # Calls that `_is_elementwise` cannot tell by torch's tags and the names of overloads.
 ELEMENTWISE = {
     "aten.hardswish.default",
@@ -51,7 +53,9 @@ def as_when_real(func: OpOverload, args: Sequence[Any], out: Any) -> Any:
         return out
     name, on_cpu = str(func), args[0].device.type == "cpu"
     if on_cpu and name in NORMS:
-        out = _with_statistics_of(args[NORMS[name]], args[0], out)
+        weight = args[NORMS[name]]
+        if weight is not None and weight.dtype != args[0].dtype:
+            out = (out[0], *(statistic.to(weight.dtype) for statistic in out[1:]))
     elif name == EFFICIENT_ATTENTION:
         return (*out[:2], *(seed.to("cpu") for seed in out[2:]))
     elif name == GROUP_NORM_BACKWARD and out[0] is not None:
@@ -60,12 +64,6 @@ def as_when_real(func: OpOverload, args: Sequence[Any], out: Any) -> Any:
     if rule is None and _is_elementwise(func, args):
         rule = _as_if_contiguous
     return _laid_out(rule, args, out) if rule else out
-
-
-def _with_statistics_of(weight: Tensor | None, x: Tensor, out: Any) -> Any:
-    if weight is None or weight.dtype == x.dtype:
-        return out
-    return (out[0], *(statistic.to(weight.dtype) for statistic in out[1:]))
 
 
 def _laid_out(rule: Rule, args: Sequence[Any], out: Any) -> Any:
@@ -85,7 +83,7 @@ def _is_elementwise(func: OpOverload, args: Sequence[Any]) -> bool:
     name = str(func)
     if name in ELEMENTWISE:
         return True
-    schema = func._schema  # pyright: ignore[reportPrivateUsage]
+    schema = schema_of(func)
     if torch.Tag.pointwise not in func.tags or schema.is_mutable:
         return False
     if name in ALIKE or "Scalar" in schema.overload_name:
@@ -149,12 +147,6 @@ def _contiguous(out: Tensor, args: Sequence[Any]) -> Tensor:
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
-def _rrelu_backward(out: Tensor, args: Sequence[Any]) -> Tensor:
-    """In training the noise times the gradient, else the gradient of leaky ReLU."""
-    training = args[5]
-    return (_as_sum_of(2, 0) if training else _as_sum_of(1, 0))(out, args)
-
-
 # From ATen/native: Activation.cpp, GatedLinearUnit.cpp, Loss.cpp, SoftMax.cpp, layer_norm.cpp, and
 # cuda/ of these. On a CPU, tests/e2e/test_fake_tensor_strides.py compares each with the kernel.
 RULES: dict[str, Rule] = {
@@ -165,7 +157,10 @@ RULES: dict[str, Rule] = {
     "aten.elu_backward.default": _as_sum_of(0, 5),
     "aten.log_sigmoid_backward.default": _like(0),
     "aten.binary_cross_entropy_backward.default": _like(1),
-    "aten.rrelu_with_noise_backward.default": _rrelu_backward,
+    # In training the noise times the gradient, else the gradient of leaky ReLU.
+    "aten.rrelu_with_noise_backward.default": lambda out, args: (
+        _as_sum_of(2, 0) if args[5] else _as_sum_of(1, 0)
+    )(out, args),
     "aten.rrelu_with_noise.default": _contiguous,
     "aten.glu_backward.default": _contiguous,
     "aten.mse_loss_backward.default": _contiguous,

@@ -66,11 +66,6 @@ class TracedOp:
     cold: Cold = WARM
 
 
-def block_bytes(tensor: Tensor) -> int:
-    """Bytes that torch's caching allocator takes for a tensor: a multiple of BLOCK_BYTES."""
-    return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-
-
 class Cache:
     """A least-recently-used model of the L2 cache, `size` bytes. Storages have numbers.
 
@@ -126,37 +121,39 @@ def cache_bytes(device: torch.device) -> int:
 
 
 class Storages:
-    """The storages that are alive: it sees every tensor, and notices when a storage is freed."""
+    """The storages that are alive, `total` bytes: it sees every tensor, and notices when a storage
+    is freed.
+    """
 
     def __init__(self, cache: Cache) -> None:
-        self.alive: dict[int, tuple[object, int]] = {}
-        self.freed = 0
+        self.total = 0
+        self._alive: dict[int, object] = {}
+        self._freed = 0
         self._cache = cache
 
-    @property
-    def total(self) -> int:
-        """Bytes of the storages that are alive."""
-        return sum(size for _, size in self.alive.values())
-
     def see(self, tensor: Tensor, device_type: str) -> int:
-        """Bytes of the tensor's storage if it is new and on this kind of device, else 0."""
-        if tensor.device.type != device_type:
-            return 0
+        """Bytes that torch's caching allocator takes for the tensor's storage if it is new and on
+        this kind of device, else 0.
+        """
         storage = tensor.untyped_storage()
-        if id(storage) in self.alive or not storage.nbytes():
-            return 0
-        size = block_bytes(tensor)
         key = id(storage)
-        self.alive[key] = (weakref.ref(storage, lambda _: self._gone(key)), size)
-        return size
+        if tensor.device.type != device_type or key in self._alive or not storage.nbytes():
+            return 0
+        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        self.total += size
 
-    def _gone(self, key: int) -> None:
-        self.freed += self.alive.pop(key)[1]
-        self._cache.forget(key)
+        def gone(_: object) -> None:
+            del self._alive[key]
+            self._freed += size
+            self.total -= size
+            self._cache.forget(key)
+
+        self._alive[key] = weakref.ref(storage, gone)
+        return size
 
     def take_freed(self) -> int:
         """Bytes freed since the last call."""
-        freed, self.freed = self.freed, 0
+        freed, self._freed = self._freed, 0
         return freed
 
 
