@@ -15,14 +15,9 @@ from microbench import fmt
 from microbench.report.table import Column, Part, Value
 
 
-def was_trained(arm: Training) -> bool:
-    """Whether the arm was trained for accuracy, or has a verdict on convergence."""
-    return bool(arm.repeats) or arm.converged is not None
-
-
 def learning_part(view: View) -> Part:
     """The arms that were trained for accuracy, with seeds and reasons."""
-    trained = view.only(was_trained)
+    trained = view.only(lambda arm: bool(arm.repeats) or arm.converged is not None)
     generated = {is_generated(arm.case) for arm in trained.arms}
     title = "Convergence"
     if generated != {False}:
@@ -38,6 +33,9 @@ def learning_columns(view: View) -> list[Column[Training]]:
 
     def means(**columns: str) -> dict[str, Callable[[Training], Value]]:
         return {name: partial(_mean_of, of=of) for name, of in columns.items()}
+
+    def deviation(name: str, arm: Training) -> float | None:
+        return arm.population_deviations[name]
 
     def training_loss(arm: Training) -> str:
         mean = _mean_of(arm, "train_loss")
@@ -60,7 +58,7 @@ def learning_columns(view: View) -> list[Column[Training]]:
             markdown_title=f"accuracy{generated}",
             csv={
                 **raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
-                **{f"{name}_population_std": partial(_population, name)
+                **{f"{name}_population_std": partial(deviation, name)
                    for name in ("accuracy", "loss", "train_s")},
             },
         ),
@@ -117,10 +115,6 @@ def _mean_of(arm: Training, of: str) -> float | None:
     """The mean of a number over the repeats, when every one has it and it is finite."""
     losses = [loss for repeat in arm.repeats if (loss := getattr(repeat, of)) is not None]
     return fmean(losses) if losses and len(losses) == len(arm.repeats) else None
-
-
-def _population(name: str, arm: Training) -> float | None:
-    return arm.population_deviations[name]
 
 
 def _range(values: Sequence[int]) -> str:

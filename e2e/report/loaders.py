@@ -27,12 +27,13 @@ def loaders_table(run: Run) -> Table[Loading]:
 
 def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
     """Settings that are the same, and as usual, in all rows have no column on the screen."""
+    is_cold = ("warm", "cold")
     files, batch = any(case.cold for case in cases), len({case.batch for case in cases}) > 1
     return [
         Column(csv={"op": lambda _: OP, **raw("case", *SETTINGS)}),
         Column("loader", lambda one: fmt.clean(one.case.loader), key=True),
-        Column("files", lambda one: _files(one) if files else "", drop=6, key=True,
-               markdown=_files),
+        Column("files", lambda one: is_cold[one.case.cold] if files else "", drop=6, key=True,
+               markdown=lambda one: is_cold[one.case.cold]),
         Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
         Column("prefetch",
@@ -48,7 +49,8 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
         }),
         Column("img/s\nper core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
                csv=raw("", images_per_s_per_core="per_s_per_core")),
-        Column("MB/s\nread", _read, right=True, drop=4,
+        Column("MB/s\nread", lambda one: "" if one.bytes_per_s is None else (
+                   fmt.throughput(one.bytes_per_s / 1e6)), right=True, drop=4,
                csv=raw("", read_bytes_per_s="bytes_per_s")),
         Column("first\nbatch",
                lambda one: "" if one.first_s is None else fmt.duration(one.first_s),
@@ -65,21 +67,12 @@ def _row(loading: Loading) -> Row[Loading]:
     return Row(loading, said, style, f"{loading.status}: {reason}")
 
 
-def _files(loading: Loading) -> str:
-    return "cold" if loading.case.cold else "warm"
-
-
 def _are_ahead(cases: Sequence[LoadCase]) -> bool:
     return any(case.prefetch for case in cases)
 
 
 def _rate(per_s: float | None) -> str:
     return fmt.throughput(per_s) if per_s else ""
-
-
-def _read(loading: Loading) -> str:
-    read = loading.bytes_per_s
-    return fmt.throughput(read / 1e6) if read is not None else ""
 
 
 # ---------------------------------------------------------------- the screen

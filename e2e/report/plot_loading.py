@@ -7,12 +7,12 @@ from typing import Any
 
 from e2e.case import DATA_WORDS
 from e2e.report.joint import Joint, joint_title, joints
-from e2e.report.plots import RECIPE_COLOURS
+from e2e.report.plots import recipe_colour
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.drawing_style import OTHER_COLOUR, library, main_title, panel_title, styled
+from microbench.report.drawing_style import library, main_title, panel_title, styled
 from microbench.results.types import Json, Run
 
 LOADER_LINE, LOADER_COLOUR = "loader alone", "#d55e00"
@@ -71,7 +71,7 @@ def _rows(points: Iterable[tuple[str, int, float | None, str]]) -> list[Json]:
 
 
 def _colours(joint: Joint) -> dict[str, str]:
-    named = {fmt.clean(name): RECIPE_COLOURS.get(name, OTHER_COLOUR) for name in joint.recipes}
+    named = {fmt.clean(name): recipe_colour(name) for name in joint.recipes}
     return {**named, LOADER_LINE: LOADER_COLOUR}
 
 

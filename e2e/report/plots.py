@@ -111,16 +111,13 @@ def training_chart(run: Run) -> Any:
         raise UserError("nothing to draw: the run has no training with step times")
     family = max(view.families, key=batches_of)
     if not timed:
-        found = library().vconcat(*falls, spacing=24).properties(title=heading(run, []))
-        return styled(found)
+        chart = library().vconcat(*falls, spacing=24)
+        return styled(chart.properties(title=heading(run, [])))
     chart = curves(run, view, family) if batches_of(family) >= FEWEST_SIZES else bars(run, view)
     looks = looks_of({view.label(arm): arm.case.recipe for arm in view.arms})
     if losses := loss_panels(library(), view, looks):
-        chart = (
-            library()
-            .vconcat(chart, *losses, spacing=36)
-            .resolve_scale(color="independent", strokeDash="independent")
-        )
+        chart = library().vconcat(chart, *losses, spacing=36)
+        chart = chart.resolve_scale(color="independent", strokeDash="independent")
     if falls:
         chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
     return styled(chart)
@@ -225,27 +222,33 @@ def learning_panels(view: View) -> list[Panel]:
         return []
     data = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
     read: list[tuple[str, Values]] = [
-        (f"held-out accuracy, %{data}",
-         lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
+        (f"held-out accuracy, %{data}", _accuracies),
         (f"held-out loss{data}", lambda arm: [repeat.loss for repeat in arm.repeats]),
         ("training loss, mean of the last tenth of the steps",
          lambda arm: [repeat.train_loss for repeat in arm.repeats]),
     ]  # fmt: skip
-    found = [Panel(title, _repeat_rows(view, values), False) for title, values in read]
+    found = [
+        Panel(title, [
+            {
+                "label": view.full_label(arm), "recipe": fmt.clean(arm.case.recipe), "one": one,
+                **band(values, "mean"),
+            }
+            for arm in view.arms
+            for values in [_known(values_of(arm))]
+            for one in values
+        ], False)
+        for title, values_of in read
+    ]  # fmt: skip
     return [panel for panel in found if panel.rows]
 
 
-def _repeat_rows(view: View, values_of: Values) -> list[Json]:
-    """A row for each repeat, with the mean and deviation of its arm."""
-    return [
-        {
-            "label": view.full_label(arm), "recipe": fmt.clean(arm.case.recipe), "one": one,
-            **band(values, "mean"),
-        }
-        for arm in view.arms
-        if (values := [value for value in values_of(arm) if value is not None])
-        for one in values
-    ]  # fmt: skip
+def _accuracies(arm: Training) -> list[float | None]:
+    """In per cent, of each repeat."""
+    return [repeat.accuracy and 100 * repeat.accuracy for repeat in arm.repeats]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def learning_panel(alt: Any, panel: Panel, recipes: Sequence[str]) -> Any:
@@ -281,34 +284,26 @@ def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     times: tuple[str, Values] = ("ms/step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
     if any(arm.train_s for arm in arms_of(family)):
         times = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
-    values: list[tuple[str, Values]] = [
+    read: list[tuple[str, Values]] = [
         (f"{unit}/s", lambda arm: [arm.per_s]),
         times,
-        ("peak memory, GB", lambda arm: [_peak_gb(arm)]),
-        (accuracy, lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
-    ]
-    found = [
-        Panel(title, _curve_rows(view, family, read), title != accuracy) for title, read in values
-    ]
-    return [panel for panel in found if panel.rows]
-
-
-def _peak_gb(arm: Training) -> float | None:
-    ran = arm.memory_peak_bytes and arm.status == "ok"
-    return arm.memory_peak_bytes / 1e9 if ran and arm.memory_peak_bytes else None
-
-
-def _curve_rows(view: View, family: Sequence[Group], values_of: Values) -> list[Json]:
-    """A row an arm and batch: mean and deviation of its values."""
-    return [
-        {
-            "arm": label, "recipe": fmt.clean(arm.case.recipe), "batch": arm.case.batch,
-            **band(values, "value"), "lost": arm.converged is False,
-        }
-        for label, arms in view.curves(family).items()
-        for arm in arms
-        if (values := [value for value in values_of(arm) if value is not None])
+        ("peak memory, GB", lambda arm: [arm.memory_peak_bytes / 1e9]
+         if arm.memory_peak_bytes and arm.status == "ok" else []),
+        (accuracy, _accuracies),
     ]  # fmt: skip
+    found = [
+        Panel(title, [
+            {
+                "arm": label, "recipe": fmt.clean(arm.case.recipe), "batch": arm.case.batch,
+                **band(values, "value"), "lost": arm.converged is False,
+            }
+            for label, arms in view.curves(family).items()
+            for arm in arms
+            if (values := _known(values_of(arm)))
+        ], title != accuracy)
+        for title, values_of in read
+    ]  # fmt: skip
+    return [panel for panel in found if panel.rows]
 
 
 def curves(run: Run, view: View, family: Sequence[Group]) -> Any:
