@@ -50,14 +50,11 @@ def cannot_drop(path: str | Path) -> str | None:
             os.fsync(file.fileno())
         if not file.read(1):
             return None
-        try:
-            known = _in_memory(file.fileno())
-            kept = all(_kept(file.fileno(), wait_s) for wait_s in TRIES_S)
-        except OSError:
-            known = kept = False
-    if not known:
-        return "no cold reads: the file system does not say what it holds in memory"
-    return "no cold reads: the file system keeps in memory what it is to drop" if kept else None
+        with suppress(OSError):
+            if _in_memory(file.fileno()):
+                kept = all(_kept(file.fileno(), wait_s) for wait_s in TRIES_S)
+                return "no cold reads: the file system keeps what it is to drop" if kept else None
+    return "no cold reads: the file system does not say what it holds in memory"
 
 
 def cold_missing(source: Source) -> str | None:

@@ -47,14 +47,12 @@ MEAN_BYTES = 116_000  # of an image on a disk, about
 
 FIELD = 2048  # pixels a side of the noise
 SLOPE, LONGEST_WAVE = 1.1, 1024  # amplitude 1/f ** SLOPE; longer waves would change a whole image
-FLICKR_SHARE, FLICKR_SIDE = 0.68, 500
-OTHER_SIDES = (140, 200, 256, 300, 340, 400, 450, 500, 540, 600, 660, 760, 940, 1200)  # quantiles
-# The shorter side over the longer: 3/4 and 2/3, and quantiles of the other images.
-SHAPES, SHAPE_SHARES = (3 / 4, 2 / 3), (0.5, 0.26)
-OTHER_SHAPES = (0.52, 0.6, 0.64, 0.68, 0.72, 0.76, 0.8, 0.86, 0.94, 1.0)
+# Equidistant quantiles: of the longer side in pixels, the shorter over the longer, JPEG's quality.
+SIDES = (140, 300, 400, 450, *(500,) * 15, 640, 840, 1200)
+SHAPES = (0.52, 0.62, *(2 / 3,) * 6, *(3 / 4,) * 12, 0.82, 1.0)
+QUALITIES = (75, 88, 92, *(96,) * 8)
 PORTRAIT_SHARE, HALVED_SHARE = 0.28, 0.25
-USUAL_QUALITY_SHARE, USUAL_QUALITY, LEAST_QUALITY = 0.7, 96, 75
-BRIGHTNESS, CONTRAST, COLOURS = (90, 165), (13, 28), 0.2  # of the noise: mean, deviation, share
+BRIGHTNESS, CONTRAST, COLOURS = (90, 165), (11, 25), 0.2  # of the noise: mean, deviation, share
 TINT, STRIPES, WAVELENGTH = 24, 9, (10, 30)  # strengths, and pixels from stripe to stripe
 
 OnProgress = Callable[[int, int], None]  # images that are made, and those wanted
@@ -63,16 +61,14 @@ OnProgress = Callable[[int, int], None]  # images that are made, and those wante
 def size_of(seed: int, index: int) -> tuple[int, int]:
     """(width, height) of an image in pixels."""
     draw = np.random.default_rng((seed, index, 0))
-
-    def one_of(quantiles: Sequence[float]) -> float:
-        return float(
-            np.interp(draw.random() * (len(quantiles) - 1), range(len(quantiles)), quantiles)
-        )
-
-    longer = FLICKR_SIDE if draw.random() < FLICKR_SHARE else int(one_of(OTHER_SIDES))
-    kind = int(draw.choice(3, p=(*SHAPE_SHARES, 1 - sum(SHAPE_SHARES))))
-    shorter = int(longer * (SHAPES[kind] if kind < len(SHAPES) else one_of(OTHER_SHAPES)))
+    longer = int(_drawn(SIDES, draw))
+    shorter = int(longer * _drawn(SHAPES, draw))
     return (shorter, longer) if draw.random() < PORTRAIT_SHARE else (longer, shorter)
+
+
+def _drawn(quantiles: Sequence[float], draw: np.random.Generator) -> float:
+    last = len(quantiles) - 1
+    return float(np.interp(draw.uniform(0, last), range(last + 1), quantiles))
 
 
 def jpeg(seed: int, index: int, label: int) -> bytes:
@@ -92,10 +88,8 @@ def jpeg(seed: int, index: int, label: int) -> bytes:
     mean = (draw.uniform(*BRIGHTNESS), 128 + tint.real, 128 + tint.imag)
     pixels += np.array(mean, np.float32)
     image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8), "YCbCr")
-    usual, other = draw.random() < USUAL_QUALITY_SHARE, draw.integers(LEAST_QUALITY, USUAL_QUALITY)
-    halved, file = draw.random() < HALVED_SHARE, io.BytesIO()
-    quality, subsampling = (USUAL_QUALITY if usual else int(other)), "4:2:0" if halved else "4:4:4"
-    image.save(file, "JPEG", quality=quality, subsampling=subsampling)
+    file, subsampling = io.BytesIO(), "4:2:0" if draw.random() < HALVED_SHARE else "4:4:4"
+    image.save(file, "JPEG", quality=int(_drawn(QUALITIES, draw)), subsampling=subsampling)
     return file.getvalue()
 
 
