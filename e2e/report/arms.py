@@ -24,6 +24,7 @@ GENERATED = ("synthetic", "generated", "made")  # data that were not collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
+RANGES = {"batch": "batch {}..{}", "gpus": "{}..{} GPUs"}  # of settings that differ
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
 K = TypeVar("K")
@@ -199,12 +200,9 @@ def what_was_trained(run: Run) -> list[str]:
         if name in view.within or name in loaded:
             continue
         values = list(dict.fromkeys(text for case in cases for text in in_words(case, [name])))
-        if name == "batch" and len(values) > 1:
-            batches = [case.batch for case in cases]
-            parts.append(f"batch {min(batches)}..{max(batches)}")
-        elif name == "gpus" and len({case.gpus for case in cases}) > 1:
-            counts = [case.gpus for case in cases]
-            parts.append(f"{min(counts)}..{max(counts)} GPUs")
+        numbers = [getattr(case, name) for case in cases]
+        if name in RANGES and len(set(numbers)) > 1:
+            parts.append(RANGES[name].format(min(numbers), max(numbers)))
         elif name == "network" and len(values) > 3:
             parts.append(fmt.count(len(values), "network"))
         elif values:

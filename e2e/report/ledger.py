@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from e2e.report.arms import Group, View, arms_of
+from e2e.report.table import raw
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
-from microbench.report.table import Column, Part, Row, Table, Value
+from microbench.report.table import Column, Part, Row, Table
 
 SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
 NOTHING_SHARE = 0.001  # of it: changes up to it are not named
@@ -192,14 +193,9 @@ def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:
 
 def raw_columns() -> list[Column[Training]]:
     """The ledger in CSV: its baseline, Amdahl's bound (a ratio), and each term with its ms."""
-
-    def listed(arm: Training) -> Value:
-        return "; ".join(f"{line.term}: {line.ms:.9g}" for line in arm.ledger)
-
     return [Column(csv={
-        "ledger_base": lambda arm: arm.ledger_base,
-        "ledger_bound": lambda arm: arm.bound,
-        "ledger_ms": listed,
+        **raw("", "ledger_base", ledger_bound="bound"),
+        "ledger_ms": lambda arm: "; ".join(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
     })]  # fmt: skip
 
 
@@ -248,10 +244,6 @@ def _in_short(arm: Training, label: str) -> str:
     for what, sign in (("saved", -1), ("added", 1)):
         most = max(between, key=lambda line: sign * line.ms, default=first)
         if sign * most.ms > NOTHING_SHARE * first.ms and most is not first:
-            parts.append(f"most is {what} in {_named(most)}")
+            name = "the unexplained part" if most.term == RESIDUAL else term_words(most.term)
+            parts.append(f"most is {what} in {name} ({fmt.hundredths(abs(most.ms))} ms)")
     return "; ".join(parts) + "."
-
-
-def _named(line: LedgerLine) -> str:
-    name = "the unexplained part" if line.term == RESIDUAL else term_words(line.term)
-    return f"{name} ({fmt.hundredths(abs(line.ms))} ms)"

@@ -186,9 +186,19 @@ def _step_ms(name: str) -> Callable[[Training], str]:
 
 
 def _ratio_columns(view: View) -> list[Column[Training]]:
+    def cell(names: Sequence[str], arm: Training) -> str:
+        """Of the last of these baselines. A baseline is compared with those before it only: the
+        rest would repeat the same ratios upside down.
+        """
+        group, found = view.group_of(arm), arm.speedup.get(names[-1])
+        if found is None:
+            return "base" if is_base(arm, names[-1], group) else "-"
+        own = any(is_base(arm, name, group) for name in names if name not in LADDER)
+        return "-" if own else ratio(found)
+
     return [
         Column(f"x {view.title(name)}{SHORT_MARK * _is_short(view, name)}",
-               _ratio_cell(view, view.compared[:place]), right=True, drop=place)
+               partial(cell, view.compared[:place]), right=True, drop=place)
         for place, name in enumerate(view.compared, 1)
     ]  # fmt: skip
 
@@ -199,20 +209,6 @@ def _is_short(view: View, name: str) -> bool:
     They do over IEEE float32; in tf32 and below the first three algorithms are as fast as all.
     """
     return name in OVER_FP32 and any(arm.case.search == SHORT for arm in view.arms)
-
-
-def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
-    """The cell of the last of these baselines. A baseline is compared with those before it only:
-    the rest would repeat the same ratios upside down."""
-
-    def cell(arm: Training) -> str:
-        group, found = view.group_of(arm), arm.speedup.get(names[-1])
-        if found is None:
-            return "base" if is_base(arm, names[-1], group) else "-"
-        own = any(is_base(arm, name, group) for name in names if name not in LADDER)
-        return "-" if own else ratio(found)
-
-    return cell
 
 
 def busy_pct(arm: Training) -> float | None:
