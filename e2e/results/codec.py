@@ -151,7 +151,7 @@ def from_json(data: Json, where: str) -> Training:
     for name, least in LEAST.items():
         if getattr(training.case, name) < least:
             raise ValueError(f"{where}.case.{name} is {getattr(training.case, name)}")
-    _check_not_negative(training, where)
+    check_not_negative(training, where)
     _check_training(training, where)
     if training.steps:
         _check_steps(training.steps, where)
@@ -164,17 +164,17 @@ def from_json(data: Json, where: str) -> Training:
     return training
 
 
-def _check_not_negative(value: object, where: str) -> None:
+def check_not_negative(value: object, where: str) -> None:
     """ValueError names a number under zero, anywhere below, that is none of SIGNED."""
     if is_dataclass(value):
         for one in fields(value):
             if one.name not in SIGNED:
-                _check_not_negative(getattr(value, one.name), f"{where}.{one.name}")
+                check_not_negative(getattr(value, one.name), f"{where}.{one.name}")
     elif isinstance(value, Mapping):
-        _check_not_negative(tuple(cast("Mapping[str, object]", value).values()), where)
+        check_not_negative(tuple(cast("Mapping[str, object]", value).values()), where)
     elif isinstance(value, tuple):
         for one in cast("tuple[object, ...]", value):
-            _check_not_negative(one, where)
+            check_not_negative(one, where)
     elif isinstance(value, int | float) and value < 0:
         raise ValueError(f"{where} is {value}, under zero")
 

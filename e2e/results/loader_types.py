@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 
 from e2e.case import TrainCase
+from e2e.results.codec import check_not_negative
 from e2e.results.types import TimedStep
 from microbench.results.fields import decode
 from microbench.results.types import STATUSES
@@ -156,14 +157,11 @@ def from_json(data: Json, where: str) -> Loading:
         raise ValueError(f"{where}.status is {loading.status!r}")
     if loading.status == "ok" and not loading.blocks:
         raise ValueError(f"{where} is ok and has no blocks")
-    case = loading.case
-    if case.batch < 1 or min(case.workers, case.prefetch, case.cpus) < 0:
-        raise ValueError(f"{where}.case has a batch, workers, prefetch or cpus that cannot be")
-    if (loading.first_s or 0) < 0:
-        raise ValueError(f"{where}.first_s is {loading.first_s}")
+    if loading.case.batch < 1:
+        raise ValueError(f"{where}.case.batch is {loading.case.batch}")
     for i, block in enumerate(loading.blocks):
         if block.images < 1 or block.wall_s <= 0:
             raise ValueError(f"{where}.blocks[{i}] has no images, or no time above zero")
-        if (block.cpu_s or 0) < 0 or (block.read_bytes or 0) < 0:
-            raise ValueError(f"{where}.blocks[{i}] has a time or bytes under zero")
+    for part, of in ((loading, where), (loading.case, f"{where}.case")):
+        check_not_negative(part, of)
     return loading
