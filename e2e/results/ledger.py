@@ -103,19 +103,19 @@ def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
     first, last = terms_ms(base), terms_ms(other)
     changes: list[LedgerLine] = []
     for term in dict.fromkeys((*ORDER, *first, *last)):
-        if term in first or term in last:
-            taken = first.get(term, 0.0), last.get(term, 0.0)
-            detail = f"{taken[0]:.4f} to {taken[1]:.4f} ms"
-            if term in PRODUCT_TERMS:
-                detail += _top_layers(base, other, term)
-            source = "traced"
-            if term == RESIDUAL:
-                detail = (
-                    "measured minus recorded (the profiler, another CPU speed): "
-                    f"base {taken[0]:+.4f}, other {taken[1]:+.4f}"
-                )
-                source = "measured"
-            changes.append(LedgerLine(term, taken[1] - taken[0], source, detail))
+        if term not in first and term not in last:
+            continue
+        before_ms, after_ms = first.get(term, 0.0), last.get(term, 0.0)
+        detail, source = f"{before_ms:.4f} to {after_ms:.4f} ms", "traced"
+        if term in PRODUCT_TERMS:
+            detail += _top_layers(base, other, term)
+        elif term == RESIDUAL:
+            source = "measured"
+            detail = (
+                "measured minus recorded (the profiler, another CPU speed): "
+                f"base {before_ms:+.4f}, other {after_ms:+.4f}"
+            )
+        changes.append(LedgerLine(term, after_ms - before_ms, source, detail))
     changes.sort(key=lambda line: line.term == RESIDUAL)
     return (
         LedgerLine(f"{base.case.recipe} step", 1e3 * base.measured_s, "measured"),
@@ -176,22 +176,19 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
             f"the step takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
             f"ms ({100 * wait_ms / step_ms:.0f} % less)"
         )
+        title, remedy = LOADING, "more loader workers, or less work for each sample"
         if steps.wait_s is not None and 1e3 * steps.wait_s < wait_ms / 2:
             why += "; mostly it does not wait for data"
+            title = COMPETING
             remedy = "fewer workers, or a CUDA graph, so that the CPU has less to launch"
-            found.append((wait_ms, Cause(COMPETING, why, remedy)))
-        else:
-            remedy = "more loader workers, or less work for each sample"
-            found.append((wait_ms, Cause(LOADING, why, remedy)))
+        found.append((wait_ms, Cause(title, why, remedy)))
     for cost in traced.costs if traced else ():
         assert traced
         ms = min(cost.ns / traced.steps / 1e6, step_ms)
         if ms <= LEAST_SHARE * step_ms or (training.case.graph and cost.cause in OF_LAUNCHING):
             continue
-        where = f": {cost.where}" if cost.where else ""
-        why = (
-            f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %){where}"
-        )
+        why = f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %)"
+        why += f": {cost.where}" * bool(cost.where)
         found.append((ms, Cause(cost.title, why, cost.remedy)))
     if base and traced and training.case.recipe not in FULL_PRECISION:
         found += _slower_layers(base, training, step_ms)
