@@ -102,7 +102,7 @@ def test_casts_reads_and_the_optimizer_are_tried_and_calls_replayed(tmp_path: Pa
 
 def test_each_back_end_of_attention_is_tried(tmp_path: Path) -> None:
     run = diagnosed(tmp_path, ATTENTION)
-    assert {"amp", "sdpa_flash", "sdpa_efficient"} <= names(run)
+    assert {"amp", "sdpa"} <= names(run)  # of the back ends the best one
 
 
 # ---------------------------------------------------------------- in this process
