@@ -38,7 +38,7 @@ MOST_CALLS = 16  # of one kind, the longest
 MOST_NAMED = 2
 HALVES = ("float16", "bfloat16")
 NO_CALLS = frozenset({TERMS["cast"], LAYOUT})  # they are no work of their own
-WARM_UPS = 3
+LAUNCHES = 3  # of a call in a round
 FOREACH = {"mul_": "_foreach_mul_", "add_": "_foreach_add_", "copy_": "_foreach_copy_"}
 
 
@@ -80,10 +80,9 @@ def replayed(target: Target, run: Unprofiled) -> Tried:
     with _settings(tf32, search):
         times = _times(target, [pair for some in pairs.values() for pair in some])
         found = [_gain(cause, some, times, step_ms) for cause, some in pairs.items()]
-        if not step.on_cpu:
-            for again in (_attention, _loops):
-                with suppress(RuntimeError, TypeError, ValueError):  # too large, or odd shapes
-                    found.append(again(run, torch.device(target.torch_device), step_ms))
+        for again in (_attention, _loops):
+            with suppress(RuntimeError, TypeError, ValueError):  # too large, or odd shapes
+                found.append(again(run, torch.device(target.torch_device), step_ms))
     return Tried(tuple(gain for gain in found if gain is not None), {}, 0)
 
 
@@ -287,7 +286,7 @@ def _attention(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | 
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             torch.autograd.grad(out, (q, k, v), out)
 
-        for number, taken in enumerate(_device_s(once, len(as_is))):
+        for number, taken in enumerate(_seconds(once, device, len(as_is))):
             changed[number] += taken * count / run.step.steps
     change = "replayed: scaled_dot_product_attention of the same shapes"
     gain = gain_of("attention", change, [[s] for s in as_is], [[s] for s in changed])
@@ -326,7 +325,7 @@ def _loops(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None
         )
         call: Any = getattr(torch, FOREACH[name])
         once = partial(call, first, 1.0) if name == "mul_" else partial(call, first, second)
-        for number, taken in enumerate(_wall_s(once, device, len(as_is))):
+        for number, taken in enumerate(_seconds(once, device, len(as_is))):
             changed[number] += taken
     gain = gain_of(
         "loops", "replayed: torch._foreach_* on the same tensors", [[s] for s in as_is],
@@ -344,32 +343,19 @@ def _by_step(run: Unprofiled, ops: Sequence[Op]) -> list[float]:
     return found
 
 
-def _device_s(once: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of the device for one call, by its own clock."""
-    for _ in range(WARM_UPS):
-        once()
-    found: list[float] = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(WARM_UPS):
-            once()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / 1e3 / WARM_UPS)
-    return found
+def _seconds(once: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
+    """Seconds of a call, launched several times and waited for, in each round."""
 
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-def _wall_s(once: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
-    """Seconds until one call has been launched and is done."""
-    for _ in range(WARM_UPS):
-        once()
     found: list[float] = []
-    for _ in range(rounds):
-        torch.cuda.synchronize(device)
+    for _ in range(1 + rounds):  # the first one warms up
+        wait()
         began_s = time.perf_counter()
-        once()
-        torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - began_s)
-    return found
+        for _ in range(LAUNCHES):
+            once()
+        wait()
+        found.append((time.perf_counter() - began_s) / LAUNCHES)
+    return found[1:]
