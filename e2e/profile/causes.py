@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from math import prod
@@ -58,6 +58,8 @@ GOOD_NORM = 0.65
 NORM_PASSES = {"batch_norm": (3, 5)}
 OTHER_PASSES = (2, 5)  # a row fits in registers
 MOST_PLACES = 3
+LAUNCH_BOUND = 0.5  # of a step that the GPU waits for launches
+KERNELS = frozenset({"tf32", "float32", "islands", "misaligned", "bf16"})  # that are too long
 MATH = "scaled_dot_product_attention"  # around operators: of a back end that is no kernel
 LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
 
@@ -323,8 +325,14 @@ class Seen:
 
 
 def causes_of(seen: Seen) -> list[Cause]:
-    """Every cause that costs at least LEAST_SHARE of a step, the costliest first."""
-    return ranked(cause for rule in RULES for cause in rule(seen))
+    """Every cause that costs at least LEAST_SHARE of a step, the costliest first.
+
+    Where the GPU waits for launches most of the time, shorter kernels alone gain nothing yet.
+    """
+    found = [cause for rule in RULES for cause in rule(seen)]
+    if seen.run.terms.get(LAUNCH, 0) >= LAUNCH_BOUND * seen.run.whole_ns:
+        found = [replace(one, status=AFTER) if one.cause in KERNELS else one for one in found]
+    return ranked(found)
 
 
 def ranked(causes: Iterable[Cause]) -> list[Cause]:
@@ -485,7 +493,7 @@ def _layout(seen: Seen) -> Found:
             status=POSSIBLE,
         )  # fmt: skip
         return
-    ours = [op for op in seen.run.step.ops if is_product(op) and "conv" in layer_op(op)]
+    ours = [op for op in seen.run.step.ops if op.term == terms.CONVOLUTIONS]
     last = [op for op in ours if _is_channels_last(op)]
     if ours and 2 * seen.ns(last) > seen.ns(ours):
         yield from seen.cause(
@@ -494,12 +502,6 @@ def _layout(seen: Seen) -> Found:
         )  # fmt: skip
         return
     yield from seen.cause("layout", ops, seen.places(ops))
-
-
-def layer_op(op: Op) -> str:
-    """The name of its product; "" without."""
-    found = product(op.ops)
-    return found.name if found is not None else ""
 
 
 def _is_channels_last(op: Op) -> bool:

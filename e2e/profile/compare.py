@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -12,21 +12,13 @@ from e2e.profile.operators import HALF, is_product, product, shapes_of, types_of
 from e2e.profile.products import Product
 from e2e.profile.step import ELSEWHERE, FORWARD, Op, Step
 from e2e.profile.unprofiled import Unprofiled
-from e2e.results.terms import (
-    COMMUNICATION,
-    COPIES,
-    FILLS,
-    IDLE,
-    LATE,
-    LAYOUT,
-    PRODUCT_TERMS,
-    RECOMPUTATION,
-    TERMS,
-)
+from e2e.results import terms
+from e2e.results.terms import IDLE, PRODUCT_TERMS, TERMS
 
 # What exists for a type's, a layout's or an optimizer's sake has no counterpart in the other step.
 ALONE = frozenset((
-    *IDLE, COMMUNICATION, LATE, COPIES, FILLS, RECOMPUTATION, LAYOUT,
+    *IDLE, terms.COMMUNICATION, terms.LATE, terms.COPIES, terms.FILLS, terms.RECOMPUTATION,
+    terms.LAYOUT,
     *(TERMS[kind] for kind in ("cast", "copy", "optimizer", "scaler")),
 ))  # fmt: skip
 WHOLE_STEP = "step"
@@ -179,22 +171,20 @@ def _work_by(step: Step, key: Callable[[Op], Key]) -> Counter[Key]:
 
 
 def paired_causes(
-    base: Unprofiled, other: Unprofiled, base_products: Iterable[Product],
+    base: Unprofiled, other: Unprofiled, base_products: Sequence[Product],
     other_products: Iterable[Product],
 ) -> tuple[Cause, ...]:  # fmt: skip
     """Causes of the other step that need the base beside it, at least LEAST_SHARE of it."""
-    found = [*_slower(base.step, other), *_tf32_base(other, base_products, other_products)]
-    return tuple(found)
+    return *_slower(base.step, other), *_tf32_base(other, base_products, other_products)
 
 
 def _tf32_base(
-    other: Unprofiled, base: Iterable[Product], products: Iterable[Product]
+    other: Unprofiled, base: Sequence[Product], products: Iterable[Product]
 ) -> Iterator[Cause]:
     """The base's float32 products ran on Tensor Cores: that explains a small gain, and costs none.
 
     Nothing can be saved, so it has no time.
     """
-    base = list(base)
     proved = sum(p.ns for p in base if p.precision == "tf32" and p.tensor_cores)
     if proved >= LEAST_SHARE * other.whole_ns and any(p.precision in HALF_NAMES for p in products):
         share = proved / sum(p.ns for p in base)

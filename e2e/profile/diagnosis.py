@@ -19,12 +19,14 @@ from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Fused, Product, fused_kernels, products
 from e2e.profile.ranks import Ranks, ranks_of
-from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, Trace, read_trace
+from e2e.profile.step import UPDATES
+from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, STEP, WORK, Trace, read_trace
 from e2e.profile.trials import judged, refuted
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.results import terms
 from e2e.results.terms import LAYOUT, LOADER, RESIDUAL, SYNC, TERMS
 from kernels.gpus import find_card
+from microbench.device.profiler import is_communication
 from microbench.errors import UserError
 from microbench.roofline.rates import Rates, known_rates, read_rates
 
@@ -240,13 +242,18 @@ def _no_causes(
 ) -> Iterator[str]:
     """What takes too little of the step, and what gained too little when it was tried.
 
-    A recording of a CPU alone acquits only what it can show.
+    Acquitted is only what the recording can show: waits for a DataLoader, if there is one.
     """
-    named = {one.cause for one in found}
-    suspects = (
-        LOADER, SYNC, terms.ALLOCATION, terms.COPIES, TERMS["cast"], LAYOUT, terms.COMMUNICATION,
-    )  # fmt: skip
-    for term in (LOADER, TERMS["cast"]) if run.step.on_cpu else suspects:
+    named, trace = {one.cause for one in found}, run.step.with_names.trace
+    loads = trace.seconds("loading_s") or any(
+        note.name.startswith(LOADING) for note in trace.spans[NOTE]
+    )
+    suspects = [*([LOADER] if loads else []), TERMS["cast"]]
+    if not run.step.on_cpu:
+        suspects += [SYNC, terms.ALLOCATION, terms.COPIES, LAYOUT]
+        if any(is_communication(work.name) for work in trace.spans[WORK]):
+            suspects.append(terms.COMMUNICATION)
+    for term in suspects:
         share = run.terms.get(term, 0) / run.whole_ns
         if share < LEAST_SHARE and CAUSES.get(term) not in named:
             yield f"{term} {100 * share:.1f} %"
@@ -340,6 +347,15 @@ def missing(run: Unprofiled) -> Iterator[str]:
             f"One recorded step took {max(times) / 1e6:,.0f} ms and another "
             f"{median_low(times) / 1e6:,.0f}, waits for data apart: an evaluation or a checkpoint "
             "may be in it. Record other steps (--after), or more (--traced)."
+        )
+    notes = trace.spans[NOTE]
+    at = [note.start for note in notes if note.name.startswith(UPDATES)]
+    marks = [note for note in notes if note.name.startswith(STEP)][1 : 1 + step.steps]
+    counts = {sum(mark.start <= one < mark.end for one in at) for mark in marks}
+    if "lead_in" in trace.facts and len(counts) > 1:
+        yield (
+            f"Optimizers step {min(counts)} to {max(counts)} times in a recorded step: steps "
+            "differ, so record as many (--traced) as it takes for all to come round."
         )
     if any(map(is_product, step.ops)) and not any(shapes_of(op) for op in trace.spans[OP]):
         yield (

@@ -15,16 +15,8 @@ from e2e.profile.products import products
 from e2e.profile.step import NothingSeen, Op, term_of_operators
 from e2e.profile.trace import WORK, Trace, read_trace
 from e2e.profile.unprofiled import Unprofiled, steps_in
-from e2e.results.terms import (
-    COMMUNICATION,
-    EXCHANGE,
-    LATE,
-    LAYOUT,
-    PRODUCT_TERMS,
-    TracedCost,
-    TracedPart,
-    TracedStep,
-)
+from e2e.results import terms
+from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from kernels.gpus import find_card
 from microbench.roofline.rates import known_rates
 
@@ -90,10 +82,10 @@ def _key(op: Op, *, on_cpu: bool) -> tuple[str, str, str, str, str]:
     """What distinguishes a part from others: its fields but the time. Sizes are misaligned for
     Tensor Cores alone.
     """
-    if op.term in (COMMUNICATION, LATE):
-        return EXCHANGE, "", "", "", ""
-    within = term_of_operators(op.ops) if op.term == LAYOUT else op.term
-    if within not in PRODUCT_TERMS:
+    if op.term in (terms.COMMUNICATION, terms.LATE):
+        return terms.EXCHANGE, "", "", "", ""
+    within = term_of_operators(op.ops) if op.term == terms.LAYOUT else op.term
+    if within not in terms.PRODUCT_TERMS:
         return op.term, "", "", "", ""
     types = types_of(op.ops)
     # Of mixed types the lowest: FP8 before half precision before float32.
@@ -101,5 +93,5 @@ def _key(op: Op, *, on_cpu: bool) -> tuple[str, str, str, str, str]:
     return (
         op.term, op.module, low[0] if low else "float32" if "float32" in types else "",
         misaligned(op.ops) if types & HALF and not on_cpu else "",
-        within if op.term == LAYOUT else "",
+        within if op.term == terms.LAYOUT else "",
     )  # fmt: skip
