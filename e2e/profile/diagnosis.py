@@ -315,7 +315,7 @@ def _ruined(run: Unprofiled) -> Iterator[str]:
     yield "Record more steps (--bare 60 --traced 10) on a quiet machine. The figures are kept."
 
 
-_TOLD_BY = {
+_STEPS_BY = {
     "optimizer": "The trace has no ProfilerStep: a step ends where the optimizer's does.",
     "one step": "The trace has one step only.",
     "whole": "The trace has no steps (no ProfilerStep, no optimizer): all of it counts as one.",
@@ -325,8 +325,8 @@ _TOLD_BY = {
 def missing(run: Unprofiled) -> Iterator[str]:
     """The lines that go missing, and what would bring them."""
     step, trace = run.step.with_names, run.step.with_names.trace
-    if told := _TOLD_BY.get(step.told_by):
-        yield told
+    if said := _STEPS_BY.get(step.steps_by):
+        yield said
     if run.step.on_cpu and trace.header.get("deviceProperties"):
         yield (
             "The trace has no work of a GPU: these are the CPU's times. If the training used one, "

@@ -442,9 +442,9 @@ class Watch:
             "lead_in": LEAD_IN,
             "traced": self.traced,
             # Torch does not tell where a script mixes its older and newer names.
-            "allow_tf32": _told(lambda: bool(backends.cuda.matmul.allow_tf32)) if cuda else None,
-            "cudnn_allow_tf32": _told(lambda: bool(backends.cudnn.allow_tf32)),
-            "matmul_precision": _told(torch.get_float32_matmul_precision),
+            "allow_tf32": _or_none(lambda: bool(backends.cuda.matmul.allow_tf32)) if cuda else None,
+            "cudnn_allow_tf32": _or_none(lambda: bool(backends.cudnn.allow_tf32)),
+            "matmul_precision": _or_none(torch.get_float32_matmul_precision),
             "cudnn_benchmark": bool(backends.cudnn.benchmark),
             "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
@@ -453,7 +453,7 @@ class Watch:
             "samples": self._samples,
             **self._seen,
         }
-        times = _told(lambda: compact(self._times))
+        times = _or_none(lambda: compact(self._times))
         return {**facts, "times": {"ends": self._ends, **times}} if times else facts
 
 
@@ -731,7 +731,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, function: Function) -> Cal
         return function(original, *arguments, **named)
 
     def back() -> None:
-        if owner.__dict__.get(name) is instead:  # and nobody else's is before it
+        if owner.__dict__.get(name) is instead:  # and no other one stands before it
             delattr(owner, name) if own is None else setattr(owner, name, own)
 
     setattr(owner, name, instead)
@@ -763,7 +763,7 @@ def _cuda() -> bool:
 
 
 def _autocast_is_on() -> bool:
-    return bool(_told(torch._C._is_any_autocast_enabled))
+    return bool(_or_none(torch._C._is_any_autocast_enabled))
 
 
 def _paths(model: Any) -> dict[int, str]:
@@ -813,7 +813,7 @@ def compact(text: bytes) -> dict[str, Any]:
     return {"names": list(names), "work": work, "calls": calls}
 
 
-def _told(tell: Callable[[], Any]) -> Any:
+def _or_none(tell: Callable[[], Any]) -> Any:
     try:
         return tell()
     except Exception:

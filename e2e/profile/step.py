@@ -62,7 +62,7 @@ _BACKWARD = re.compile(r"Backward\d*$")
 
 
 class NothingSeen(UserError):
-    """A trace of which nothing can be told: no work, or too much of it lost."""
+    """A trace of which nothing can be said: no work, or too much of it lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Op:
 class Step:
     """`steps` whole steps from `start` to `end`, divided into `ops` without gap or overlap.
 
-    `ends` are those of each step, the first is `start`. `told_by` is how steps are known, "" where
+    `ends` are those of each step, the first is `start`. `steps_by` is how steps are known, "" where
     the profiler's own notes say it. `named` is the same step with its operators, where the times
     are of a recording of kernels alone. `matched` is the share of its work that both recordings
     have.
@@ -110,7 +110,7 @@ class Step:
     ops: tuple[Op, ...]
     trace: Trace
     ends: tuple[int, ...] = ()
-    told_by: str = ""
+    steps_by: str = ""
     named: Step | None = None
     matched: float = 1.0
 
@@ -218,7 +218,7 @@ def _check(trace: Trace) -> None:
 
 
 def _divided(trace: Trace, ran: Sequence[Op], idle: _Idle) -> Step:
-    ends, told_by = _step_ends(trace)
+    ends, steps_by = _step_ends(trace)
     start, end = ends[0], ends[-1]
     inside = [
         replace(op, start=max(op.start, start), end=min(op.end, end))
@@ -233,7 +233,7 @@ def _divided(trace: Trace, ran: Sequence[Op], idle: _Idle) -> Step:
             found += idle.between(at, op.start)
         found.append(op)
         at = op.end
-    return Step(start, end, len(ends) - 1, tuple(found[:-1]), trace, tuple(ends), told_by)
+    return Step(start, end, len(ends) - 1, tuple(found[:-1]), trace, tuple(ends), steps_by)
 
 
 # ---------------------------------------------------------------- where steps end
@@ -249,8 +249,8 @@ def _step_ends(trace: Trace) -> tuple[list[int], str]:
     notes = [note for note in trace.spans[NOTE] if note.name.startswith(STEP)]
     begun = sorted(span.start for span in events)
     if "lead_in" in trace.facts:
-        ends, told_by = _of_ours(trace, [note.end for note in notes]), ""
-        return _work_ends(trace, ends), told_by
+        ends, steps_by = _of_ours(trace, [note.end for note in notes]), ""
+        return _work_ends(trace, ends), steps_by
     whole = [n for n in notes if bisect_left(begun, n.end) > bisect_left(begun, n.start)]
     updates = [note for note in trace.spans[NOTE] if note.name.startswith(UPDATES)]
     first = min(begun)

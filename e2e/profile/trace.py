@@ -155,9 +155,9 @@ def read_trace(path: Path) -> Trace:
         raise UserError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
     for found in spans.values():
         found.sort(key=lambda span: (span.start, -span.end))
-    told = cast(dict[str, Any], header)
-    facts: Any = told.pop(FACTS, {})
-    return Trace(spans, told, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
+    said = cast(dict[str, Any], header)
+    facts: Any = said.pop(FACTS, {})
+    return Trace(spans, said, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
 
 
 def _content(path: Path) -> bytes:

@@ -27,7 +27,7 @@ def traced_step(step: Callable[[], object], module: Any, count: int, *, named: b
     """Run and record `count` steps, and a few before them that do not count.
 
     `module` is the network, whose layers have their names in it if `named`. UserError where nothing
-    can be told of what was recorded; what a step raises is raised.
+    can be said of what was recorded; what a step raises is raised.
     """
     with tempfile.TemporaryDirectory(prefix="halfway-trace-") as folder:
         trace = _recorded(step, module, count, Path(folder) / "trace.json", named=named)

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
@@ -138,7 +139,7 @@ def test_right_and_wrong_answers_are_counted() -> None:
         assert said in text, said
 
 
-def test_the_page_has_the_table_of_the_published_run() -> None:
+def test_the_page_has_the_tables_of_the_published_runs() -> None:
     data = json.loads((ROOT / "results/nvidia-h200/diagnose-scenarios.json").read_text())
     ran = decode(tuple[Scenario, ...], data["scenarios"], "scenarios")
     page = (ROOT / "docs/notes/diagnose.md").read_text()
@@ -146,3 +147,8 @@ def test_the_page_has_the_table_of_the_published_run() -> None:
     assert len(rows) == len(data["scenarios"])
     for row in rows:
         assert row in page
+    costs = json.loads((ROOT / "results/nvidia-h200/diagnose-slowdown.json").read_text())
+    for one in costs["trainings"]:
+        bare_s = fmean(one["bare_s"])
+        more = [100 * (median(one[k]) / bare_s - 1) for k in ("kernels_alone_s", "with_names_s")]
+        assert f"| {1e3 * bare_s:.2f} | {more[0]:+.0f} % | {more[1]:+.0f} % |" in page
