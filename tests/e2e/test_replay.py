@@ -15,7 +15,6 @@ from microbench.device.device import describe
 
 
 def seen(step: Callable[[], object], path: Path) -> Traced:
-    """A recording of some steps on this CPU, with replays."""
     plan = schedule(wait=0, warmup=1, active=4, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as one:
         for _ in range(5):
