@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
-    before = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, before := signal.SIG_DFL)  # another test may have left torch's
     feed = opened(root, workers=2).feed(4, CPU, 1)
     assert feed.pids == ()
     feed.fetch()
