@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
-from samples.processes import is_gone, wait_for
+from samples.processes import wait_for
 
 from e2e.__main__ import main
 from e2e.case import TrainCase
@@ -353,7 +353,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_others_and_costs_its_variant_alone(
             found = launcher.pids()
             time.sleep(0.5)  # they time the steps of a variant, or compare what they have
             os.kill(found[1], number)
-            wait_for(lambda rank=found[0]: is_gone(rank))
+            wait_for(lambda rank=found[0]: not Path(f"/proc/{rank}").exists())  # torchrun saw it
             with suppress(ProcessLookupError):
                 os.kill(found[1], signal.SIGKILL)  # nothing here is a child of what started it
         _, errors = ran.communicate(timeout=240)
