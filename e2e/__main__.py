@@ -60,9 +60,9 @@ def app() -> None:
 AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (click.IntRange(min=least) for least in range(3))
 OUTPUT = (
     "json",
-    "csv",
     "chart",
     "html",
+    "overwrite",
     "resume",
     said("verbose", help="Show all rows and every detail"),
     "quiet",

@@ -10,6 +10,8 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,9 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from kernels.case import Candidate, Case, Target
-from kernels.error_words import one_line, suggest
+from kernels.error_words import first_line, one_line, suggest
 
 OUR_NAMES = ("kernels", "microbench", "e2e")
+# What Triton says where it has no GPU, or is given a tensor of the CPU.
+NO_GPU_FOR_TRITON = ("0 active drivers", "cannot be accessed from Triton")
 # Arguments that only a convolution has: a function that names one of them is for convolutions.
 OF_CONVOLUTIONS = frozenset({"which", "shape", "stride", "padding", "dilation", "groups"})
 
@@ -65,6 +69,30 @@ def _import(module_name: str) -> ModuleType:
                 f"no module {missing!r} in {os.getcwd()} or among the installed packages"
             ) from None
         raise ValueError(f"importing {module_name} raised {one_line(error)}") from None
+
+
+def described(error: BaseException) -> str:
+    """What a user's kernel raised, in one line: its type, its text, and the line that raised it.
+
+    Of an error that no line of the user's has part in, the text alone.
+    """
+    text = one_line(error)
+    if any(words in text for words in NO_GPU_FOR_TRITON):
+        text = (
+            text.rstrip(".")
+            + "; a Triton kernel needs a GPU: TRITON_INTERPRET=1 runs it on the CPU"
+        )
+    others = [str(Path(__file__).resolve().parents[1] / name) for name in OUR_NAMES]
+    others += [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    known = ("<", *(f"{folder}{os.sep}" for folder in others))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(known)
+    ]
+    if not frames:
+        return first_line(error)
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
 class UserBackend:

@@ -72,7 +72,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
         changed.get("dtype", "dtype"), said("backend", help=backends), changed.get("vs", "vs"),
         "data", changed.get("device", "device"),
         "l2", "regime", "timer",
-        REST, changed.get("budget", "budget"), "json", "csv", "chart", "html",
+        REST, changed.get("budget", "budget"), "json", "chart", "html", "overwrite",
         said("resume", help="Continue this run file: measure what it lacks"),
         "autotune", "no_tune", "without", "seed", "verbose", "quiet",
     )  # fmt: skip
@@ -148,7 +148,7 @@ def layers(**options: Any) -> None:
 @DEVICE
 @click.option("--only", help="Only ceilings with these words in their names: wgmma,fp16,DRAM")
 @BUDGET
-@click_options("", {"": ("json", "csv", "chart", "html", "verbose", "quiet")}, Outputs)
+@click_options("", {"": ("json", "chart", "html", "overwrite", "verbose", "quiet")}, Outputs)
 def ceilings(device: str, only: str | None, budget: float | None, **options: Any) -> None:
     """Measure what a GPU's instructions and memories can do.
 
@@ -239,7 +239,7 @@ def doctor(device: str, html: Path | None) -> None:
         click.option("--fail-on", default="failed,slow", show_default=True,
                      help="Exit with 1 on these findings; or none"),
         "seed", said("json", help="File to write; - is stdout  [default: in the state folder]"),
-        "csv", "html", "verbose", "quiet",
+        "html", "overwrite", "verbose", "quiet",
     )},
     GemmRequest, Conditions, Outputs,
 )  # fmt: skip

@@ -235,9 +235,9 @@ class Outputs:
     json: Path | None = choice(
         None, "Run file to write; - is stdout  [default: in the state folder]"
     )
-    csv: Path | None = choice(None, "Write the results as CSV")
     chart: Path | None = choice(None, "Write a chart: .png, .svg or .html")
     html: Path | None = choice(None, "Write an HTML page, one file, works offline")
+    overwrite: bool = choice(False, "Replace the files named above where they exist")
     resume: Path | None = choice(None, "Continue this run file: measure what it lacks")
     verbose: bool = choice(False, "Show all rows and every explanation")
     quiet: bool = choice(False, "Print errors only")

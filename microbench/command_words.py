@@ -15,7 +15,7 @@ from kernels.files import read_json_file
 from microbench.command_line import Switch
 from microbench.errors import UserError
 
-SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not of a run
+SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")  # of a call, not of a run
 # Commands with --resume, as run files keep them; a word that is none is a network to train.
 COMMANDS = (
     "gemm", "conv", "payoff", "layers", "train", "predict", "stalls", "loader", "ceilings",

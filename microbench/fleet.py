@@ -153,7 +153,6 @@ class _Session:
         from microbench.report.documents import print_document
         from microbench.report.fleet import fleet_sheet
         from microbench.report.page import document_page, write_page
-        from microbench.report.table import records, write_csv
 
         sheet, data = fleet_sheet(fleet), fleet_to_json(fleet, self.facts)
         print_document(data, sheet, run_console(self.outputs), details=self.outputs.verbose)
@@ -162,8 +161,6 @@ class _Session:
             sys.stdout.write(self.path.read_text(encoding="utf-8"))
         if self.outputs.html:
             write_page(document_page(data, sheet, "Output of fleet"), self.outputs.html)
-        if self.outputs.csv:
-            write_text(write_csv([records(sheet.table)]).rstrip("\n"), self.outputs.csv)
 
 
 def _unseen(_key: str, _stage: str) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import random
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
-from kernels.choosing import NONE, TUNED
 from kernels.error_words import first_line
-from kernels.op import OpSession
+from kernels.op import OWN, OpSession
+from kernels.tune import NONE, TUNED
+from kernels.user import described
 from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others
 from microbench.device.telemetry import Telemetry, TelemetrySummary
@@ -48,6 +50,7 @@ class Measurer:
     regime: str
     seed: int
     search: str = NONE  # of the ways to run a case: none, quick or wide
+    tracebacks: bool = False  # of a user's kernel, to standard error
     chance: random.Random = field(default_factory=random.Random)  # when to check again
     estimator: Estimator = field(default_factory=Estimator)
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
@@ -124,7 +127,7 @@ class Measurer:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
             self._raise_if_dead(error)
-            return replace(blank, status="failed", reason=describe_failure(error, case))
+            return replace(blank, status="failed", reason=self._described(error, case))
 
     def _checked(
         self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
@@ -232,10 +235,16 @@ class Measurer:
         cause = failure.__cause__
         assert isinstance(cause, Exception)
         self._raise_if_dead(cause)
-        reason, error = describe_failure(cause, item.result.case), item.result.rel_error
+        reason, error = self._described(cause, item.result.case), item.result.rel_error
         if isinstance(cause, TurnedWrong):
             error = cause.error if math.isfinite(cause.error) else None
         return replace(item.result, status="failed", reason=reason, rel_error=error)
+
+    def _described(self, error: Exception, case: Case) -> str:
+        """Why a case failed; with `tracebacks`, what a kernel of the user's raised is printed."""
+        if self.tracebacks and OWN in case.backend and not isinstance(error, TurnedWrong):
+            traceback.print_exception(error)
+        return describe_failure(error, case)
 
     def _without(
         self, failure: ArmFailed, ready: Sequence[_Ready]
@@ -356,4 +365,5 @@ def describe_failure(error: Exception, case: Case) -> str:
         said = f"out of memory: the tensors alone take {need_gb:.1f} GB"
         others = held_by_others()
         return f"{said}; {others}" if others else f"{said}; try a smaller problem"
-    return first_line(error)
+    own = OWN in case.backend and not isinstance(error, TurnedWrong)
+    return described(error) if own else first_line(error)

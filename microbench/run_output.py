@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import click
 
 from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
+from microbench import fmt
 from microbench.command_line import Outputs
 from microbench.command_words import WORDS
 from microbench.device.host import watched_environment
@@ -30,11 +32,11 @@ from microbench.results.runfile import (
     claimed_new,
     read_run,
     write_run,
-    write_text,
 )
 from microbench.results.types import METHOD_VERSION, Run
-from microbench.results.values import Entry, Json
+from microbench.results.values import Json
 from microbench.streams import give_up, is_of_stream
+from microbench.verdict import asked_for
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ CONSOLE = "halfway"  # the console command
 STUDY = "study"  # a command that goes on without --resume FILE
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
-PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html", "--out")
+PATH_OPTIONS = ("--json", "--resume", "--chart", "--html", "--out")
 FILE_NAMED = ("--weights", "--held-out")  # of these the name alone is kept, without the folder
 
 
@@ -53,16 +55,15 @@ def check_outputs(outputs: Outputs) -> None:
     """UserError for outputs that conflict or cannot be written. Call it before measuring."""
     if outputs.json and outputs.resume:
         raise UserError("--resume writes to the run file it continues; leave out --json")
-    if STDOUT in (outputs.csv, outputs.resume, outputs.chart, outputs.html):
+    if STDOUT in (outputs.resume, outputs.chart, outputs.html):
         raise UserError("only --json can write to standard output (-)")
     if outputs.chart:
         from microbench.report.drawing import check_chart_path
 
-        check_chart_path(outputs.chart)
-    for path, option in ((outputs.csv, "--csv"), (outputs.html, "--html")):
-        if path:
-            check_writable(path, option)
-    names = ("json", "resume", "csv", "chart", "html")
+        check_chart_path(outputs.chart, overwrite=outputs.overwrite)
+    if outputs.html:
+        check_writable(outputs.html, "--html", overwrite=outputs.overwrite)
+    names = ("json", "resume", "chart", "html")
     check_apart({f"--{name}": getattr(outputs, name) for name in names})
 
 
@@ -87,7 +88,7 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
             yield outputs.resume, read_run(outputs.resume)
         return
     path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
-    with claimed_new(path, "--json", resumes=True):
+    with claimed_new(path, "--json", resumes=True, overwrite=outputs.overwrite):
         yield path, None
 
 
@@ -214,9 +215,9 @@ class Done:
     outputs: Outputs
 
     def report(self) -> None:
-        """Print the run, and write its chart, page and CSV as asked.
+        """Print the run, and write its chart and page as asked; with --quiet what failed.
 
-        NothingMeasured where all that was tried failed (skipped cases do not count); UserError
+        NothingMeasured where no case was measured, or a kernel of the user's failed; UserError
         where a file or the report cannot be written.
         """
         try:
@@ -228,8 +229,10 @@ class Done:
             raise UserError(
                 f"cannot write the report ({error.strerror}); the results are in {self.path}"
             ) from None
-        if {entry.status for entry in _judged(self.run)} - {"skipped"} == {"failed"}:
-            raise NothingMeasured
+        if self.outputs.quiet:
+            for name, reason in _failed(self.run):
+                print(f"failed: {name}: {reason}", file=sys.stderr)
+        check_measured(self.run)
 
     def _report(self) -> None:
         from microbench.report.console import print_run
@@ -250,20 +253,39 @@ class Done:
 
             write_page(to_page(run), outputs.html)
             console.print(f"Page: {outputs.html}")
-        if outputs.csv:
-            _write_csv(run, outputs.csv)
 
 
-def _judged(run: Run) -> Sequence[Entry]:
-    """The results that a run was for: those of the user's own kernels, or of the first kind that
-    it has.
+def check_measured(run: Run) -> None:
+    """NothingMeasured where no case has figures, or a kernel of the user's failed.
+
+    Judged are the results that the run was for: those of the user's own kernels, else of the
+    precisions that were asked for and not only compared with, else of the first kind that it has.
     """
     own = [result for result in run.results if OWN in result.case.backend]
-    if own:
-        return own
+    broken = [result for result in own if result.status == "failed"]
+    if broken:
+        names = ", ".join(dict.fromkeys(result.case.backend for result in broken))
+        raise NothingMeasured(f"{names} failed in {len(broken)} of {len(own)} cases")
     found = {entry.case.op for entry in run.others}
     first = next((op for op in KINDS if op in found), None)
-    return run.results or [entry for entry in run.others if entry.case.op == first]
+    asked = [result for result in run.results if result.case.precision_name in asked_for(run)]
+    others = [entry for entry in run.others if entry.case.op == first]
+    judged = own or asked or run.results or others
+    if all(entry.status in ("failed", "skipped") for entry in judged):
+        why = Counter(entry.reason for entry in judged).most_common(1)
+        more = f": {why[0][0]}" if why else ""
+        raise NothingMeasured(f"nothing was measured{more}")
+
+
+def _failed(run: Run) -> Iterator[tuple[str, str]]:
+    """The name of each case that failed, and why."""
+    for result in run.results:
+        if result.status == "failed":
+            yield fmt.name(result.case), result.reason or ""
+    for entry in run.others:
+        if entry.status == "failed":
+            cells = KINDS[entry.case.op].report.cells(entry.case)
+            yield " ".join(cell for cell in cells if cell), entry.reason or ""
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:
@@ -278,12 +300,3 @@ def without(words: Sequence[str], *options: str) -> list[str]:
         elif not any(word.startswith(f"{option}=") for option in options):
             kept.append(word)
     return kept
-
-
-def _write_csv(run: Run, path: Path) -> None:
-    from microbench.report.export import to_csv
-
-    try:
-        write_text(to_csv(run).rstrip("\n"), path)
-    except OSError as error:
-        raise UserError(f"--csv {path}: cannot write the file ({error.strerror})") from None

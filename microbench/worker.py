@@ -406,8 +406,9 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
 
     with devices.open_telemetry(info) as telemetry:
         measurer = Measurer(
-            target, timer, telemetry, settings.regime, settings.seed or 0, settings.search
-        )
+            target, timer, telemetry, settings.regime, settings.seed or 0, settings.search,
+            tracebacks=settings.outputs.verbose,
+        )  # fmt: skip
         while True:
             kind, *rest = pipe.recv()
             if kind == "calibrate":

@@ -34,14 +34,14 @@ vegaEmbed("#chart", drawing, {
 """
 
 
-def check_chart_path(path: Path) -> None:
+def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
     """UserError for an unknown format, a missing library, or a file that cannot be written.
 
     Call it before measuring.
     """
     _suffix(path)
     library()
-    check_writable(path, "--chart")
+    check_writable(path, "--chart", overwrite=overwrite)
 
 
 def draw(run: Run, path: Path) -> None:

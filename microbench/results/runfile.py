@@ -96,10 +96,13 @@ def _short(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def check_writable(path: Path, option: str, *, resumes: bool = False) -> None:
+def check_writable(
+    path: Path, option: str, *, resumes: bool = False, overwrite: bool | None = None
+) -> None:
     """UserError unless a new file can be made at `path`: call it before measuring.
 
-    `option` names it; `resumes` where the command can go on with a file.
+    `option` names it; `resumes` where the command can go on with a file. A file that is there may
+    be replaced where `overwrite`; None where the command has no option for that.
     """
     try:
         mode = os.stat(path).st_mode
@@ -109,8 +112,11 @@ def check_writable(path: Path, option: str, *, resumes: bool = False) -> None:
         raise UserError(f"{option} {path}: {_short(error)}") from None
     if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{option} {path} is a folder; give a file name")
-    if mode is not None:
-        more = f", or add to it with --resume {path}" if resumes else ""
+    if mode is not None and overwrite and not stat.S_ISREG(mode):
+        raise UserError(f"{option} {path} is no regular file; choose another file name")
+    if mode is not None and not overwrite:
+        more = ", replace it with --overwrite" if overwrite is False else ""
+        more += f", or add to it with --resume {path}" if resumes else ""
         raise UserError(f"{option} {path} already exists; choose another file name{more}")
     probe(path, option)
 
@@ -181,11 +187,14 @@ def claimed(path: Path, option: str) -> Generator[None]:
 
 
 @contextmanager
-def claimed_new(path: Path, option: str, *, resumes: bool = False) -> Generator[None]:
-    """Hold a file that is to be new; errors as of `check_writable` and `claimed`."""
-    check_writable(path, option, resumes=resumes)
+def claimed_new(
+    path: Path, option: str, *, resumes: bool = False, overwrite: bool | None = None
+) -> Generator[None]:
+    """Hold a file that is to be new, or replaced; errors as of `check_writable` and `claimed`."""
+    check_writable(path, option, resumes=resumes, overwrite=overwrite)
     with claimed(path, option):
-        check_writable(path, option, resumes=resumes)  # another command may have ended just now
+        # another command may have ended just now
+        check_writable(path, option, resumes=resumes, overwrite=overwrite)
         yield
 
 

@@ -180,6 +180,11 @@ class Entry(Protocol):
         ...
 
     @property
+    def reason(self) -> str | None:
+        """Why it was not measured; None where it was."""
+        ...
+
+    @property
     def timed(self) -> Timed | None:
         """Its time; None if not measured."""
         ...

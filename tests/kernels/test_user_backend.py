@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples.commands import run_here, warm_children
+from samples.commands import Ran, run_here, warm_children
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
@@ -37,6 +37,9 @@ def wider(a, b):
 
 def broken(a, b):
     raise ValueError("first line\\nsecond line")
+
+def driver(a, b):
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
 
 def conv(x, w, stride, padding, dilation, groups):
     return torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups)
@@ -76,7 +79,9 @@ def measured(folder: Path, name: str, *words: str, code: int = 0) -> Run:
     common = ("--vs", "none", "--dtype", "fp32", "--device", "cpu", "--budget", "0.2")
     with warm_children():
         ran = run_here(main, "microbench", *words, *common, "--json", path, cwd=folder)
-    assert (ran.returncode, ran.stderr) == (code, "")
+    assert ran.returncode == code
+    assert ran.stderr.startswith("error: my_own:" if code else "")
+    assert len(ran.stderr.splitlines()) == code
     return read_run(path)
 
 
@@ -87,7 +92,8 @@ def found(run: Run) -> dict[str, Any]:
 def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: Path) -> None:
     names = ("gemm", "into", "wrong", "unfinished", "wider", "broken", "several")
     backends = ",".join(f"my_own:{name}" for name in names)
-    by = found(measured(folder, "gemm", "gemm", "--sizes", "48", "--backend", backends))
+    words = ("gemm", "--sizes", "48", "--backend", backends)
+    by = found(measured(folder, "gemm", *words, code=1))  # some of the user's failed
     assert by["cpu"].status == "ok"
     for name in ("gemm", "into", "several"):
         result = by[f"my_own:{name}"]
@@ -99,12 +105,39 @@ def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: 
     assert "relative error 0.1 against float64" in reasons["wrong"]
     assert "wrong result" in reasons["unfinished"]
     assert reasons["wider"] == "returned float64 [48, 48], not float32 [48, 48]"
-    assert reasons["broken"] == "first line"
+    line = MINE.splitlines().index("def broken(a, b):") + 2
+    assert reasons["broken"] == f"ValueError: first line (my_own.py:{line})"
     assert all(by[f"my_own:{name}"].measurement is None for name in names[2:6])
     words = ("gemm", "--sizes", "47", "--backend", "my_own:several,my_own:broken")
-    by = found(measured(folder, "odd", *words, code=1))  # none of ours is right
+    by = found(measured(folder, "odd", *words, code=1))
     assert by["my_own:several"].reason == "no odd sizes"
-    assert by["my_own:broken"].reason == "first line"
+
+
+def test_a_gate_says_what_failed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With --quiet one line a failed case, with --verbose the traceback; what is there is replaced
+    with --overwrite only; and without a GPU a Triton kernel says how it runs."""
+    words = ("gemm", "--sizes", "48", "--vs", "none", "--dtype", "fp32", "--device", "cpu",
+             "--budget", "0.2", "--json", folder / "gate.json")  # fmt: skip
+    (folder / "gate.json").write_text("{}")
+
+    def run(*more: str) -> Ran:
+        with warm_children():
+            return run_here(main, "microbench", *words, *more, cwd=folder)
+
+    backend = ("--backend", "my_own:broken,my_own:gemm")
+    ran = run(*backend, "--quiet")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "--overwrite" in ran.stderr
+    assert (folder / "gate.json").read_text() == "{}\n".strip()
+    ran = run(*backend, "--quiet", "--overwrite")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    failed, error = ran.stderr.splitlines()
+    assert failed.startswith("failed: fp32 48 my_own:broken: ValueError: first line (my_own.py:")
+    assert error == "error: my_own:broken failed in 1 of 2 cases"
+    assert run(*backend, "--verbose", "--overwrite").returncode == 1
+    assert "Traceback" in capfd.readouterr().err  # of the child
+    assert "TRITON_INTERPRET=1" in run("--backend", "my_own:driver", "--overwrite").stdout
+    assert "error: nothing was measured: " in run("--backend", "triton", "--overwrite").stderr
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

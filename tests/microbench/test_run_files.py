@@ -290,7 +290,6 @@ def test_a_result_that_can_be_is_read(fields: Json) -> None:
           for name in ("flop_per_s", "byte_per_s", "seconds", "flop_per_clock")
           for value in (0.0, -1e12)),
         (("device", "name"), 3, "device.name"), (("device", "l2_bytes"), [], "device.l2_bytes"),
-        (("device", "power_limit_w"), math.nan, "device.power_limit_w"),
         (("device", "sm_clock_max_mhz"), {}, "device.sm_clock_max_mhz"),
         (("device", "capability"), 9.0, "device.capability"),
         (("settings", "load"), {"load_average_per_core": [1]}, "settings.load"),
@@ -301,7 +300,7 @@ def test_a_fact_that_nothing_can_be_computed_from_is_refused_by_name(
     place: tuple[str | int, ...], value: object, said: str
 ) -> None:
     changed = with_value(document(), place, value)
-    with pytest.raises(ValueError, match="is") as caught:
+    with pytest.raises(ValueError, match="expected") as caught:
         run_from_json(changed)
     assert str(caught.value).startswith(said)
 
@@ -319,7 +318,7 @@ def test_each_missing_name_of_the_document_is_refused(name: str) -> None:
 
 # ---------------------------------------------------------------- one wrong value, anywhere
 
-JUNK = (None, "text", -1, 10**400, [], {"a": 1})
+JUNK = (None, "text", -1, 10**39, [], {"a": 1})  # a file has no more digits
 # A file of every kind that is published, and one run with every field.
 KINDS = (
     "", "layers-resnet50", "ceilings", "loaders", "ranks-strong", "ledger-resnet50", "fleet", "aa",
@@ -474,12 +473,12 @@ def test_a_newer_schema_says_so(path: Path, whole: Json) -> None:
 # ---------------------------------------------------------------- at once or not at all
 
 
-@pytest.mark.parametrize(("option", "resumes"), [("--json", True), ("--csv", False)])
+@pytest.mark.parametrize(("option", "resumes"), [("--json", True), ("--html", False)])
 def test_a_file_that_is_there_is_never_taken(path: Path, option: str, resumes: bool) -> None:
     path.write_text("precious")
     with pytest.raises(UserError) as caught:
         check_writable(path, option, resumes=resumes)
-    assert ("--resume" in str(caught.value)) == resumes  # CSV cannot be resumed
+    assert ("--resume" in str(caught.value)) == resumes  # a page cannot be resumed
     assert path.read_text() == "precious"
 
 

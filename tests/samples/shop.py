@@ -63,7 +63,6 @@ class Kept:
     name: str
     ran: Ran
     file: Path
-    csv: Path
 
     @property
     def document(self) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class Shop:
     def kept(self, name: str) -> Kept:
         """One of COMMANDS."""
         if name not in self._kept:
-            file, csv = self.folder / f"{name}.json", self.folder / f"{name}.csv"
-            ran = self.run(*words_of(name), "--json", file, "--csv", csv)
-            self._kept[name] = Kept(name, ran, file, csv)
+            file = self.folder / f"{name}.json"
+            ran = self.run(*words_of(name), "--json", file)
+            self._kept[name] = Kept(name, ran, file)
         return self._kept[name]
