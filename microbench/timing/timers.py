@@ -6,9 +6,11 @@ the block are queued, so CPU time is not measured.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from microbench.errors import UserError
@@ -17,7 +19,10 @@ from microbench.timing.stats import median
 Launch = Callable[[], object]
 
 
-EVENT_TICK_S = 32e-9  # steps in which event readings come on an H200 (seen: multiples of 32 ns)
+# Steps in which event readings come on an H200: in place of a measured one where all readings of a
+# card are equal, and of training steps, which are thousands of times as long.
+EVENT_TICK_S = 32e-9
+LEAST_TICK_S = 1e-9  # of `tick_of`: less apart is how readings are rounded
 CPU_TICK_S = 1e-9
 WARM_REPEATS = 10  # launches between one pair of events when the cache stays warm
 # Queued behind the samples and thrown away: a sample with no command queued behind it reads half a
@@ -27,9 +32,13 @@ GATE_TRIES = 3  # a busy CPU may launch later than the gate stays closed
 SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
 CPU_FLUSH_FACTOR = 2
 
-# What Nsight Compute reports (gpu__time_duration) for an empty kernel on an H200: the hardware's
-# own launch and drain, which belong to a kernel's duration; what events read beyond is overhead.
-EMPTY_KERNEL_S = 1.41e-6
+# The duration of an empty kernel: the hardware's own launch and drain, which belong to a kernel's
+# duration; what events read beyond is overhead. By card, as Nsight Compute reports it
+# (gpu__time_duration); other cards ask torch's profiler, and where it sees no kernel the H200's
+# stands for them.
+EMPTY_KERNELS_S = {"NVIDIA H200": 1.41e-6}
+EMPTY_KERNEL_S = EMPTY_KERNELS_S["NVIDIA H200"]
+PROFILED_LAUNCHES = 21
 CALIBRATION_SAMPLES = 101
 
 
@@ -77,7 +86,6 @@ class GatedEvents:
     """
 
     name = "events"
-    resolution_s = EVENT_TICK_S
 
     def __init__(self, device_index: int, l2_bytes: int, sm_count: int, l2: str) -> None:
         from microbench.timing.instruments import Instruments
@@ -86,35 +94,41 @@ class GatedEvents:
         self.flush_s = 0.0
         self.instruments = Instruments(device_index, l2_bytes, sm_count)
         self.overhead_s = 0.0
+        # Flushes differ from each other by many ticks, so that their readings show one.
+        self.run(self.instruments.flush_l2, 1)
+        readings = self._samples(self.instruments.flush_l2, SAMPLES_BEHIND_GATE, 1, False).times_s
+        self.resolution_s = tick_of(readings)
         if l2 == "cold":
             self.flush_s = self._time_flush()
-            self.overhead_s = self._calibrate()
+            self.overhead_s = self._calibrate(device_index)
 
-    def _calibrate(self) -> float:
+    def _calibrate(self, device_index: int) -> float:
         """What a pair of events reads beyond the duration of an empty kernel."""
-        self.run(self.instruments.launch_empty, 1)
-        readings: list[float] = []
-        while len(readings) < CALIBRATION_SAMPLES:
-            readings += self._batch(self.instruments.launch_empty, SAMPLES_BEHIND_GATE, 1, False)[0]
-        return max(0.0, median(readings) - EMPTY_KERNEL_S)
+        launch = self.instruments.launch_empty
+        self.run(launch, 1)
+        readings = self._samples(launch, CALIBRATION_SAMPLES, 1, False).times_s
+        return max(0.0, median(readings) - empty_kernel_s(device_index))
 
     def _time_flush(self) -> float:
-        self.run(self.instruments.flush_l2, 1)
         start = time.perf_counter()
         self.run(self.instruments.flush_l2, 10)
         return (time.perf_counter() - start) / 10
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """Samples in seconds per launch, in gated batches of at most SAMPLES_BEHIND_GATE.
+        """Samples in seconds per launch.
 
         RuntimeError when the launch waits for the GPU, which the closed gate holds up.
         """
+        cold = self.l2 == "cold"
+        return self._samples(launch, samples, 1 if cold else WARM_REPEATS, cold)
+
+    def _samples(self, launch: Launch, samples: int, repeats: int, flush: bool) -> Block:
+        """Samples of `repeats` launches, in gated batches of at most SAMPLES_BEHIND_GATE."""
         times: list[float] = []
         clocks: list[float] = []
-        cold = self.l2 == "cold"
         while len(times) < samples:
             wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
-            got, clock = self._batch(launch, wanted, 1 if cold else WARM_REPEATS, cold)
+            got, clock = self._batch(launch, wanted, repeats, flush)
             times += got
             clocks += [clock] if clock else []
         return Block(tuple(times), sum(clocks) / len(clocks) if clocks else None)
@@ -187,14 +201,8 @@ class GraphReplay(GatedEvents):
 
         RuntimeError, from torch, for a launch that cannot be captured.
         """
-        replay = self._graph(launch).replay
-        times: list[float] = []
-        clock: float | None = None
-        while len(times) < samples:
-            wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
-            got, clock = self._batch(replay, wanted, 1, False)
-            times += got
-        return Block(tuple(t / WARM_REPEATS for t in times), clock)
+        replayed = self._samples(self._graph(launch).replay, samples, 1, False)
+        return Block(tuple(t / WARM_REPEATS for t in replayed.times_s), replayed.sm_clock_mhz)
 
     def _graph(self, launch: Launch) -> Any:
         import torch
@@ -251,6 +259,46 @@ class CpuClock:
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+
+def tick_of(readings_s: Sequence[float]) -> float:
+    """The tick of a timer, in seconds: the longest of which all differences of readings are
+    multiples (Euclid's algorithm, to LEAST_TICK_S). EVENT_TICK_S where all readings are equal.
+    """
+    tick_s = 0.0
+    for low, high in itertools.pairwise(sorted(readings_s)):
+        rest_s = high - low
+        while rest_s > LEAST_TICK_S:
+            tick_s, rest_s = rest_s, tick_s % rest_s
+    return tick_s or EVENT_TICK_S
+
+
+@cache
+def empty_kernel_s(device_index: int) -> float:
+    """The duration of an empty kernel on this GPU, in seconds: what is known of its model, or else
+    the median of torch's profiler, asked once a process; the H200's where that sees no kernel.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from microbench.timing.instruments import Instruments
+
+    known = EMPTY_KERNELS_S.get(torch.cuda.get_device_name(device_index))
+    if known is not None:
+        return known
+    instruments = Instruments(device_index, 16, 1)  # nothing is flushed
+    try:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            for _ in range(PROFILED_LAUNCHES):
+                instruments.launch_empty()
+            torch.cuda.synchronize()
+    except RuntimeError:  # a driver that lets nobody profile
+        return EMPTY_KERNEL_S
+    events: Any = profiler.events() or ()
+    seen_s: list[float] = [
+        event.time_range.elapsed_us() * 1e-6 for event in events if event.name == "empty"
+    ]
+    return median(seen_s) if seen_s else EMPTY_KERNEL_S
 
 
 def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_count: int) -> Timer:

@@ -1,0 +1,127 @@
+"""Timers of a GPU on a card that is simulated: what they read, subtract and average."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples.fake_card import FakeCard
+
+from microbench.timing import timers
+from microbench.timing.timers import (
+    EMPTY_KERNEL_S,
+    EVENT_TICK_S,
+    SAMPLES_BEHIND_GATE,
+    empty_kernel_s,
+    make_timer,
+    tick_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def _new_process() -> Iterator[None]:
+    empty_kernel_s.cache_clear()
+    yield
+    empty_kernel_s.cache_clear()
+
+
+def profiler_sees(monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] | None) -> list[int]:
+    """torch's profiler reports empty kernels of these durations; None: it may not. The list has an
+    entry each time it is asked."""
+    asked: list[int] = []
+
+    @contextlib.contextmanager
+    def profile(**_: object) -> Iterator[SimpleNamespace]:
+        asked.append(1)
+        if seconds is None:
+            raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+        events = [
+            SimpleNamespace(
+                name="empty", time_range=SimpleNamespace(elapsed_us=lambda s=s: s * 1e6)
+            )
+            for s in seconds
+        ]
+        other = SimpleNamespace(name="gate", time_range=SimpleNamespace(elapsed_us=lambda: 1e6))
+        yield SimpleNamespace(events=lambda: [*events, other])
+
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+    return asked
+
+
+def timer_on(card: FakeCard, monkeypatch: pytest.MonkeyPatch, name: str, l2: str) -> timers.Timer:
+    card.install(monkeypatch)
+    return make_timer(name, l2, "cuda", 0, 1 << 20, 8)
+
+
+# ---------------------------------------------------------------- the clock of a block
+
+
+@pytest.mark.parametrize("name", ["events", "graph"])
+def test_a_blocks_clock_is_the_mean_of_all_its_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = FakeCard()
+    timer = timer_on(card, monkeypatch, name, "warm")
+    card.mhz[:] = [1900.0, 1600.0, 1500.0]
+    block = timer.block(lambda: card.launch(5e-6), 2 * SAMPLES_BEHIND_GATE + 1)
+    assert len(block.times_s) == 2 * SAMPLES_BEHIND_GATE + 1
+    assert block.times_s == pytest.approx([5e-6] * len(block.times_s), abs=card.tick_s)
+    assert block.sm_clock_mhz == pytest.approx((1900 + 1600 + 1500) / 3)
+
+
+# ---------------------------------------------------------------- the card's own constants
+
+
+@pytest.mark.parametrize("tick_s", [32e-9, 500e-9, 1.024e-6])
+@pytest.mark.parametrize(("name", "l2"), [("events", "cold"), ("graph", "warm")])
+def test_a_timers_resolution_is_the_tick_of_its_card(
+    tick_s: float, name: str, l2: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler_sees(monkeypatch, [1e-6])
+    timer = timer_on(FakeCard(tick_s=tick_s), monkeypatch, name, l2)
+    assert timer.resolution_s == pytest.approx(tick_s, rel=1e-3)
+
+
+@given(st.floats(5e-9, 2e-6), st.lists(st.integers(50, 4000), min_size=12, unique=True))
+def test_a_tick_is_the_longest_that_divides_all_differences(tick_s: float, of: list[int]) -> None:
+    found = tick_of([n * tick_s for n in [*of, 10_000, 10_001]])
+    assert found == pytest.approx(tick_s, abs=1e-9)
+    assert tick_of([3 * tick_s] * 5) == EVENT_TICK_S  # equal readings do not say
+
+
+def test_what_a_cold_sample_has_beyond_the_launch_is_measured_on_its_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Events that read 2 us too much; an empty kernel of 0.8 us: 2 us are subtracted."""
+    asked = profiler_sees(monkeypatch, [0.8e-6, 0.7e-6, 5e-6, 0.8e-6])
+    card = FakeCard(tick_s=1e-9, event_s=2e-6, empty_s=0.8e-6)
+    timer = timer_on(card, monkeypatch, "events", "cold")
+    assert timer.overhead_s == pytest.approx(2e-6, abs=2e-9)
+    again = timer_on(card, monkeypatch, "events", "cold")
+    assert again.overhead_s == timer.overhead_s
+    assert len(asked) == 1  # once a process
+    (time_s,) = timer.block(lambda: card.launch(9e-6), 1).times_s
+    assert time_s - timer.overhead_s == pytest.approx(9e-6, abs=3e-9)
+
+
+@pytest.mark.parametrize("seen", [None, []])
+def test_where_no_profiler_sees_a_kernel_the_h200s_duration_stands_for_it(
+    seen: list[float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler_sees(monkeypatch, seen)
+    FakeCard().install(monkeypatch)
+    assert empty_kernel_s(0) == EMPTY_KERNEL_S
+
+
+def test_the_card_that_nsight_compute_has_measured_is_not_profiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = profiler_sees(monkeypatch, [9e-6])
+    FakeCard().install(monkeypatch, "NVIDIA H200")
+    assert empty_kernel_s(0) == 1.41e-6
+    assert not asked
