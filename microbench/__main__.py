@@ -33,7 +33,6 @@ from microbench.command_line import (
 )
 from microbench.command_words import Command, Named
 from microbench.conditions import Conditions
-from microbench.errors import UserError
 from microbench.requests import (
     ConvRequest,
     GemmRequest,
@@ -44,7 +43,6 @@ from microbench.requests import (
 
 DEVICE = options_of(Conditions)["device"].click()
 BUDGET = options_of(Conditions)["budget"].click()
-QUIET = options_of(Outputs)["quiet"].click()
 FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
 
 
@@ -236,14 +234,12 @@ def doctor(device: str, html: Path | None) -> None:
         said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
         said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
-        click.option("--fail-on", default="failed,slow", show_default=True,
-                     help="Exit with 1 on these findings; or none"),
         "seed", said("json", help="File to write; - is stdout  [default: in the state folder]"),
-        "html", "overwrite", "verbose", "quiet",
+        "overwrite", "verbose", "quiet",
     )},
     GemmRequest, Conditions, Outputs,
 )  # fmt: skip
-def fleet(threshold: str, fail_on: str, **options: Any) -> int:
+def fleet(threshold: str, **options: Any) -> int:
     """Check every GPU with the same GEMM, and name outliers.
 
     One process a GPU, all at once. A GPU is slow where its whole 95 % interval is beyond the
@@ -251,70 +247,14 @@ def fleet(threshold: str, fail_on: str, **options: Any) -> int:
 
     \b
     Exit codes:
-      0  no finding that --fail-on names
+      0  no GPU failed or is slow
       1  a GPU failed, or is slow
       2  a mistake, or no GPU
     """
     from microbench.fleet import check_fleet
 
     asked = {**options, "vs": "none", "device": "all", "budget": options["budget"] or FLEET_S}
-    return check_fleet(request_of(GemmRequest, asked), threshold, fail_on)
-
-
-@app.command()
-@click.argument("what", type=click.Choice(["timer", "aa", "compare", "power"]))
-@click.argument("runs", metavar="[RUN]...", type=FILE, nargs=-1)
-@click.option("--json", type=FILE, required=True, help="File to write")
-@DEVICE
-@click.option(
-    "--tries",
-    type=int,
-    help="aa: comparisons  [default: 300]; compare, power: splits  [default: 100]",
-)
-@click.option("--budget", type=float, help="aa: seconds for each comparison  [default: 2.5]")
-@click.option(
-    "--processes",
-    default=3,
-    show_default=True,
-    help="compare, power: processes in each half of a split",
-)
-@click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def validate(
-    what: str, runs: tuple[Path, ...], json: Path, device: str, tries: int | None,
-    budget: float | None, processes: int, html: Path | None,
-) -> None:  # fmt: skip
-    """Validate the timer, the intervals of ratios, or the verdicts of compare.
-
-    timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
-
-    compare, power: split each RUN of many processes into two runs. compare counts false
-    differences; power counts how often a known slow-down is called slower.
-    """
-    from microbench.selftest.run import SPLITS, validate_compare, validate_method
-
-    if what in ("compare", "power"):
-        if budget is not None:
-            raise UserError(f"validate {what} takes no --budget: it measures nothing")
-        validate_compare(what, runs, json, processes, SPLITS if tries is None else tries, html)
-    elif runs:
-        raise UserError(f"validate {what} takes no run file")
-    else:
-        validate_method(what, json, device, tries, budget, html)
-
-
-@app.command()
-@click.option("--json", type=FILE, help="Write every planted case and its diagnosis")
-@DEVICE
-@BUDGET
-@QUIET
-@click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def selftest(
-    json: Path | None, device: str, budget: float | None, quiet: bool, html: Path | None
-) -> int:
-    """Test the diagnosis on planted bottlenecks."""
-    from microbench.selftest.run import run_selftest
-
-    return run_selftest(json_path=json, device=device, budget=budget, quiet=quiet, html=html)
+    return check_fleet(request_of(GemmRequest, asked), threshold)
 
 
 def main(arguments: list[str] | None = None) -> int:

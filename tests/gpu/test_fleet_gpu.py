@@ -7,59 +7,40 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from microbench.__main__ import main
 from microbench.device.device import gpu_for
-from microbench.fleet_verdict import (
-    COPY,
-    FAILED,
-    SLOW,
-    Fleet,
-    findings,
-    fleet_from_json,
-    peers,
-    relative,
-)
-
-SHORT = ("--sizes", "4096", "--budget", "1", "--fail-on", "failed")
+from microbench.report.fleet import COPY, FAILED, SLOW
 
 
-def checked(path: Path) -> Fleet:
-    fleet = fleet_from_json(json.loads(path.read_text()))
-    assert not [one for one in findings(fleet) if one.kind == FAILED]
-    return fleet
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    rows = json.loads(path.read_text())["rows"]
+    assert not [row for row in rows if row["finding"] == FAILED]
+    return rows
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("fleet") / "fleet.json"
-    assert main(["fleet", *SHORT, "--json", str(found)]) == 0
+    words = ("--sizes", "4096", "--budget", "1", "--threshold", "1000%")
+    assert main(["fleet", *words, "--json", str(found)]) == 0
     return found
 
 
-def test_every_gpu_has_a_row_with_rates_and_sensors(path: Path) -> None:
-    fleet = checked(path)
-    assert [row.gpu for row in fleet.rows] == list(range(torch.cuda.device_count()))
-    for row in fleet.rows:
-        assert [one.per_s is not None for one in row.readings] == [True, True]
-        copied = row.reading(COPY)
-        assert copied
-        assert copied.per_s
-        assert 1e11 < copied.per_s < 1e13
-        if gpu_for(row.gpu):
-            assert row.readings[1].sm_clock_mhz
-
-
-def test_gpus_are_compared_where_there_are_several(path: Path) -> None:
-    fleet = checked(path)
-    for row in fleet.rows:
-        others = peers(row, fleet)
-        ratio = relative(row, others, fleet.cases[1])
-        assert (ratio is None) == (not others)
-        assert ratio is None or ratio.ci95
+def test_every_gpu_has_rows_with_rates_and_sensors(path: Path) -> None:
+    rows = rows_of(path)
+    assert [row["gpu"] for row in rows[::2]] == list(range(torch.cuda.device_count()))
+    for copied, gemm in zip(rows[::2], rows[1::2], strict=True):
+        assert copied["case"] == COPY
+        assert 1e11 < copied["work"] / copied["median_s"] < 1e13
+        assert gemm["median_s"]
+        if gpu_for(gemm["gpu"]):
+            assert gemm["sm_clock_mhz"]
+        assert (gemm["vs_others_pct"] is None) == (torch.cuda.device_count() == 1)
 
 
 def test_the_file_names_neither_card_nor_host(path: Path) -> None:
@@ -73,8 +54,8 @@ def test_gemm_on_all_devices_has_every_case_of_each(tmp_path: Path) -> None:
     path = tmp_path / "gemm.json"
     words = ["gemm", "--device", "all", "--sizes", "1024,2048", "--backend", "cublas"]
     assert main([*words, "--budget", "2", "--json", str(path)]) in (0, 1)
-    for row in checked(path).rows:
-        assert len(row.readings) == 1 + 2 * 3  # fp16, fp32, tf32
+    cases = 1 + 2 * 3  # fp16, fp32, tf32
+    assert len(rows_of(path)) == torch.cuda.device_count() * cases
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
@@ -88,8 +69,7 @@ def test_a_gpu_that_another_process_keeps_busy_is_named_slow(tmp_path: Path) -> 
     finally:
         busy.kill()
         busy.wait()
-    slow = [one for one in findings(checked(path)) if one.kind == SLOW]
-    assert {one.where for one in slow} == {"GPU 1"}
+    assert {row["gpu"] for row in rows_of(path) if row["finding"] == SLOW} == {1}
 
 
 BUSY = """

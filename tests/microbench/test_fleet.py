@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.measuring import result_of
 
-from kernels.case import Target
+from kernels.case import Case, Target
 from microbench import fleet as command
 from microbench.__main__ import main
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.fleet_verdict import (
-    COPY,
-    FAILED,
-    SLOW,
-    Fleet,
-    GpuRow,
-    Reading,
-    findings,
-    fleet_from_json,
-    fleet_to_json,
-)
-from microbench.report.fleet import fleet_sheet
+from microbench.report.fleet import COPY, FAILED, SLOW, Reading, judged, sheet, sheet_of, to_json
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
 from microbench.worker import Greeting, Worker, WorkerDied
@@ -42,15 +31,14 @@ CASE = "fp16 8192 cublas"
 NOISE = st.floats(0.99, 1.01)
 
 
-def gpu_row(gpu: int, seconds: float = 1e-3, half: float = 0.002) -> GpuRow:
+def gpu_row(gpu: int, seconds: float = 1e-3, half: float = 0.002) -> Reading:
     """A GPU on which the case takes so long, with an interval of ± `half` of it."""
     ends = (seconds * (1 - half), seconds * (1 + half))
-    readings = (Reading(COPY, 1e9, 2.5e-4), Reading(CASE, 1e12, seconds, ends, sm_clock_mhz=1500.0))
-    return GpuRow(gpu, "NVIDIA H200", None, readings)
+    return Reading(gpu, "NVIDIA H200", CASE, 1e12, seconds, ends, sm_clock_mhz=1500.0)
 
 
-def found_in(*rows: GpuRow) -> list[tuple[str, str]]:
-    return [(f.where, f.kind) for f in findings(Fleet(rows, 5.0))]
+def found_in(*rows: Reading) -> dict[int, str]:
+    return {row.gpu: row.finding for row in judged(rows, 5.0) if row.finding}
 
 
 @given(st.lists(NOISE, min_size=2, max_size=16), st.floats(1.1, 5.0), st.data())
@@ -58,44 +46,45 @@ def test_the_one_slow_gpu_is_named_and_no_other(
     factors: list[float], slower: float, data: st.DataObject
 ) -> None:
     rows = [gpu_row(i, 1e-3 * factor) for i, factor in enumerate(factors)]
-    assert found_in(*rows) == []
+    assert found_in(*rows) == {}
     one = data.draw(st.integers(0, len(factors) - 1))
     rows[one] = gpu_row(one, 1e-3 * factors[one] * slower)
-    assert found_in(*rows) == [(f"GPU {one}", SLOW)]
+    assert found_in(*rows) == {one: SLOW}
+    assert f"GPU {one} slow" in sheet_of(judged(rows, 5.0)).first[0]
 
 
 def test_what_the_figures_do_not_bear_out_is_no_finding() -> None:
-    assert found_in(gpu_row(0, 1e-3, 0.1), gpu_row(1, 1.1e-3, 0.1)) == [], "wide intervals"
-    scattered = [gpu_row(i, 1e-3 + 1e-4 * i) for i in range(6)]
-    assert found_in(*scattered) == []
-    assert found_in(gpu_row(0), replace(gpu_row(1, 3e-3), name="NVIDIA A100")) == []
-    slow = replace(gpu_row(2), readings=(Reading(COPY, 1e9, 5e-4), *gpu_row(2).readings[1:]))
-    assert found_in(gpu_row(0), gpu_row(1), slow) == [("GPU 2", SLOW)], "its memory"
-
-
-def test_a_ruined_interval_is_no_finding_and_is_said() -> None:
-    fleet = Fleet((*map(gpu_row, range(5)), gpu_row(5, 1e-2, 0.5)), 5.0)
-    assert findings(fleet) == []
-    said = " ".join(note.plain for note in fleet_sheet(fleet).notes)
-    assert "No verdict on GPU 5 fp16 8192 cublas: too uncertain" in said
-    assert "Try:" in said
+    assert found_in(gpu_row(0, 1e-3, 0.1), gpu_row(1, 1.1e-3, 0.1)) == {}, "wide intervals"
+    assert found_in(gpu_row(0), replace(gpu_row(1, 3e-3), name="NVIDIA A100")) == {}
+    assert found_in(*map(gpu_row, range(5)), gpu_row(5, 1e-2, 0.5)) == {5: "unclear"}
+    copies = [Reading(i, "NVIDIA H200", COPY, 1e9, 2.5e-4 * (1 + (i == 2))) for i in range(3)]
+    assert found_in(*map(gpu_row, range(3)), *copies) == {2: SLOW}, "its memory"
 
 
 def test_wrong_results_and_lost_gpus_are_failures() -> None:
-    wrong = replace(gpu_row(0), readings=(Reading(CASE, 1.0, status="failed", reason="wrong"),))
-    assert found_in(wrong, GpuRow(1, reason="lost")) == [("GPU 0", FAILED), ("GPU 1", FAILED)]
+    wrong = Reading(0, "NVIDIA H200", CASE, 1.0, status="failed", reason="wrong")
+    assert found_in(wrong, Reading(1, status="failed", reason="lost")) == {0: FAILED, 1: FAILED}
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4))
-def test_the_file_holds_all_of_it(times: list[float]) -> None:
-    fleet = Fleet(tuple(gpu_row(i, seconds) for i, seconds in enumerate(times)), 5.0)
-    data = json.loads(json.dumps(fleet_to_json(fleet, {})))
-    assert fleet_from_json(data) == fleet
-    data["rows"][0] |= {"rank": None, "state": {"ecc": True}}
-    assert fleet_from_json(data | {"expected": 2, "missing": [1]}) == fleet, "of older versions"
-    data["rows"][0]["readings"][0]["median_s"] = 0.0
+def test_the_file_holds_all_of_it_and_older_ones_are_read(times: list[float]) -> None:
+    rows = judged([gpu_row(i, seconds) for i, seconds in enumerate(times)], 5.0)
+    data = json.loads(json.dumps(to_json({"threshold_pct": 5.0}, rows)))
+    assert [row.item for row in sheet(data).table.items] == rows
+    older = [
+        {"gpu": row.gpu, "name": row.name, "rank": None, "reason": None, "others": 0,
+         "readings": [{name: value for name, value in vars(row).items()
+                       if name not in ("gpu", "name", "vs_others_pct", "finding")}]}
+        for row in rows
+    ]  # fmt: skip
+    older[0]["reason"] = "hung"
+    found = sheet(json.loads(json.dumps({"threshold_pct": 5.0, "rows": older})))
+    *shown, died = sorted((row.item for row in found.table.items), key=lambda row: row.case == "")
+    assert shown == rows
+    assert (died.gpu, died.finding, died.rate) == (0, FAILED, "hung")
+    data["rows"][0]["median_s"] = 0.0
     with pytest.raises(ValueError, match="rows"):
-        fleet_from_json(data)
+        sheet(data)
 
 
 # ---------------------------------------------------------------- the command
@@ -109,6 +98,7 @@ class Machine:
     seconds: dict[str, float] = field(default_factory=dict)
     trouble: Callable[[str, str], None] = lambda _device, _stage: None
     closed: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
 
     def check(self, *words: str) -> tuple[int, dict[str, Any]]:
         code = main(["fleet", "--json", str(self.path), *words])
@@ -124,12 +114,15 @@ class SimulatedGpu:
 
     def greet(self) -> Greeting:
         self.machine.trouble(self.settings.device, "greet")
-        target = Target("cuda", "NVIDIA H200", (9, 0), 132)
-        facts = {"name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "card": "abc"}
+        name = self.machine.names.get(self.settings.device, "NVIDIA H200")
+        target = Target("cuda", name, (9, 0), 132)
+        facts = {"name": name, "kind": "cuda", "capability": "9.0", "card": "abc"}
         return Greeting(facts, {}, target, None)
 
-    def ask(self, request: tuple[object, ...], _on_stage: object, _patience_s: float) -> Any:
-        self.machine.trouble(self.settings.device, str(request[0]))
+    def calibrate(
+        self, names: Sequence[str], large: Sequence[str], cases: Sequence[Case], on_stage: object
+    ) -> list[Ceiling]:
+        self.machine.trouble(self.settings.device, "calibrate")
         return [Ceiling("memory", "measured", byte_per_s=4e12)]
 
     def measure(self, group: Group, _budget_s: float, _on_stage: object) -> list[Result]:
@@ -157,16 +150,32 @@ def test_equal_gpus_pass_and_show_prints_the_same(
     assert main(["show", str(machine.path)]) == 0
     assert capsys.readouterr().out.strip() in printed
     assert code == 0
-    assert [row["gpu"] for row in data["rows"]] == [0, 1, 2, 3]
-    assert all(row["reason"] is None for row in data["rows"])
+    assert [row["gpu"] for row in data["rows"]] == [i for i in range(4) for _ in (COPY, CASE)]
     assert sorted(machine.closed) == [f"cuda:{i}" for i in range(4)]
     assert data["device"]["card"] is None
     assert socket.gethostname() not in machine.path.read_text()
 
 
-def test_a_slow_gpu_fails_the_check_unless_that_is_not_asked(machine: Machine) -> None:
+def test_the_file_s_device_is_the_first_gpu_whichever_is_done_first(machine: Machine) -> None:
+    machine.names = {"cuda:0": "NVIDIA A100"}
+    waits = machine.path.with_name("others are done")
+
+    def trouble(device: str, stage: str) -> None:
+        if (device, stage) == ("cuda:0", "greet"):
+            while not waits.exists():
+                pass
+        if (device, stage) == ("cuda:3", "measure"):
+            waits.touch()
+
+    machine.trouble = trouble
+    _, data = machine.check()
+    assert data["device"]["name"] == "NVIDIA A100"
+    assert [row["name"] for row in data["rows"][::2]] == ["NVIDIA A100", *["NVIDIA H200"] * 3]
+
+
+def test_a_slow_gpu_fails_the_check_beyond_the_threshold(machine: Machine) -> None:
     machine.seconds = {"cuda:2": 1.2e-3}
-    for words, code in (((), 1), (("--fail-on", "failed"), 0), (("--threshold", "30%"), 0)):
+    for words, code in (((), 1), (("--threshold", "30%"), 0)):
         machine.path.unlink(missing_ok=True)
         assert machine.check(*words)[0] == code
 
@@ -176,7 +185,7 @@ def test_a_slow_gpu_fails_the_check_unless_that_is_not_asked(machine: Machine) -
     [("greet", UserError("lost")), ("calibrate", KeyError),
      ("measure", WorkerDied("", "hung: no response"))],
 )  # fmt: skip
-def test_a_gpu_that_dies_costs_its_own_row_alone(
+def test_a_gpu_that_dies_costs_its_own_rows_alone(
     machine: Machine, stage: str, error: Exception | type[Exception]
 ) -> None:
     def trouble(device: str, at: str) -> None:
@@ -186,8 +195,8 @@ def test_a_gpu_that_dies_costs_its_own_row_alone(
     machine.trouble = trouble
     code, data = machine.check()
     assert code == 1
-    assert [bool(row["reason"]) for row in data["rows"]] == [False, True, False, False]
-    assert all(len(data["rows"][i]["readings"]) == 2 for i in (0, 2, 3))
+    assert {row["gpu"] for row in data["rows"] if row["finding"] == FAILED} == {1}
+    assert [row["gpu"] for row in data["rows"] if row["case"] == CASE] == [0, 2, 3]
 
 
 def test_a_killed_process_and_a_missing_device_are_rows_with_reasons(
@@ -207,9 +216,13 @@ def test_a_killed_process_and_a_missing_device_are_rows_with_reasons(
     path = tmp_path / "f.json"
     small = ["--backend", "cpu", "--dtype", "fp32", "--sizes", "64", "--budget", "0.5"]
     words = ["gemm", "--device", "all", *small, "--vs", "none", "--json", str(path)]
-    assert main([*words, "--html", str(tmp_path / "f.html")]) == 1
-    killed, missing = json.loads(path.read_text())["rows"]
+    assert main(words) == 1
+    copied, killed, missing = json.loads(path.read_text())["rows"]
+    assert (copied["case"], copied["status"]) == (COPY, "ok"), "before it died"
     assert "SIGKILL" in killed["reason"]
-    assert killed["readings"][0]["status"] == "ok", "its memory, before it died"
     assert "no CUDA device" in missing["reason"]
-    assert (tmp_path / "f.html").stat().st_size
+
+
+def test_what_a_check_cannot_write_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gemm", "--device", "all", "--sizes", "64", "--html", "x.html"]) == 2
+    assert "--device all takes no --html" in capsys.readouterr().err
