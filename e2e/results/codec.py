@@ -8,12 +8,11 @@ is not declared.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
-from e2e.results.exchange import Exchange
 from e2e.results.terms import TracedStep
 from e2e.results.types import (
     BORDER,
@@ -26,7 +25,7 @@ from e2e.results.types import (
     StepTimes,
     Training,
 )
-from microbench.results.fields import as_object, decode
+from microbench.results.fields import decode
 from microbench.results.types import STATUSES, TIME_DECIMALS
 from microbench.results.values import PROCESSES, Interval, Json, check_processes, processes_json
 
@@ -48,12 +47,6 @@ SHARES = ("zero_gradients", "infinite_gradients")
 LATER_OF_PREDICTED = ("terms_ms", "exchange_s", "launches")
 OF_EXCHANGE = ("overlapped", "bus_bytes_per_s")  # what follows from it
 LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations", *SHARES)
-# What may be under zero: losses, changes, gains, and what noise makes of a difference.
-SIGNED = frozenset((
-    "loss", "first_loss", "train_loss", "last_loss", "mean_loss", "curve", "ms", "error_pct",
-    "predicted_gain_pct", "measured_gain_pct", "exposed_s", "exposed_ci95_s", "temperature_c",
-    "case", "case_change",
-))  # fmt: skip
 LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
 GAINS = ("predicted_gain_pct", "measured_gain_pct")
@@ -151,7 +144,6 @@ def from_json(data: Json, where: str) -> Training:
     for name, least in LEAST.items():
         if getattr(training.case, name) < least:
             raise ValueError(f"{where}.case.{name} is {getattr(training.case, name)}")
-    check_not_negative(training, where)
     _check_training(training, where)
     if training.steps:
         _check_steps(training.steps, where)
@@ -164,21 +156,6 @@ def from_json(data: Json, where: str) -> Training:
     return training
 
 
-def check_not_negative(value: object, where: str) -> None:
-    """ValueError names a number under zero, anywhere below, that is none of SIGNED."""
-    if is_dataclass(value):
-        for one in fields(value):
-            if one.name not in SIGNED:
-                check_not_negative(getattr(value, one.name), f"{where}.{one.name}")
-    elif isinstance(value, Mapping):
-        check_not_negative(tuple(cast("Mapping[str, object]", value).values()), where)
-    elif isinstance(value, tuple):
-        for one in cast("tuple[object, ...]", value):
-            check_not_negative(one, where)
-    elif isinstance(value, int | float) and value < 0:
-        raise ValueError(f"{where} is {value}, under zero")
-
-
 def _is_interval(ends: Interval | None) -> bool:
     """Whether it is one above zero, or none."""
     return not ends or 0 < ends[0] <= ends[1]
@@ -186,7 +163,7 @@ def _is_interval(ends: Interval | None) -> bool:
 
 def _case(data: Json, where: str) -> Json:
     """The case; older files have the kind of data where newer ones have its loader."""
-    case = as_object(data.get("case"), f"{where}.case")
+    case = decode(Json, data.get("case"), f"{where}.case")
     kind = case.get("loader")
     if "data" in case or not isinstance(kind, str):
         return case
@@ -201,24 +178,13 @@ def _check_training(training: Training, where: str) -> None:
     if (training.steps or training.predicted) and training.step_units < 1:
         raise ValueError(f"{where} has steps of {training.step_units} {training.unit}")
     if training.exchange:
-        _check_exchange(training.exchange, f"{where}.exchange")
-
-
-def _check_exchange(exchange: Exchange, where: str) -> None:
-    sizes = [point.bytes for point in exchange.curve]
-    counts = [exchange.ranks, *sizes, *exchange.buckets]
-    if copies := exchange.copies:
-        counts += [copies.count, copies.bytes]
-    if min(counts) < 1:
-        raise ValueError(f"{where} has ranks or bytes that cannot be")
-    if sizes != sorted(set(sizes)):
-        raise ValueError(f"{where}.curve has sizes that do not rise")
+        sizes = [point.bytes for point in training.exchange.curve]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"{where}.exchange.curve has sizes that do not rise")
 
 
 def _check_steps(steps: StepTimes, where: str) -> None:
-    if not steps.times_s or min(steps.median_s, *steps.times_s, *steps.wall_times_s) <= 0:
-        raise ValueError(f"{where} has no steps, or a time that is not above zero")
-    if sum(steps.blocks) != len(steps.times_s) or min(steps.blocks, default=0) < 1:
+    if sum(steps.blocks) != len(steps.times_s):
         raise ValueError(f"{where}.blocks is no division of {len(steps.times_s)} times")
     if not _is_interval(steps.ci95_s):
         raise ValueError(f"{where}.ci95_s is no interval of times")
@@ -226,11 +192,6 @@ def _check_steps(steps: StepTimes, where: str) -> None:
 
 
 def _check_repeat(repeat: Repeat, where: str) -> None:
-    shares = {name: getattr(repeat, name) for name in ("accuracy", *SHARES)}
-    shares |= {f"evaluations[{i}]": one.accuracy for i, one in enumerate(repeat.evaluations)}
-    for name, share in shares.items():
-        if (share or 0) > 1:
-            raise ValueError(f"{where}.{name} is {share}, not from 0 to 1")
     if any(one.steps > repeat.steps for one in repeat.evaluations):
         raise ValueError(f"{where}.evaluations has more steps than the training")
     if len(repeat.curve) > repeat.steps:
@@ -244,10 +205,8 @@ def _check_predictions(training: Training, where: str) -> None:
         _check_predicted(training.predicted, f"{where}.predicted")
     if training.ledger:
         _check_ledger(training.ledger, f"{where}.ledger")
-    if training.traced and (training.traced.steps < 1 or training.traced.window_ns < 1):
+    if training.traced and not training.traced.window_ns:
         raise ValueError(f"{where}.traced has no steps, or nothing in them")
-    if training.bound is not None and training.bound <= 0:
-        raise ValueError(f"{where}.bound is {training.bound}")
     for i, cause in enumerate(training.causes):
         for name in GAINS:
             gain_pct = getattr(cause, name)
@@ -256,15 +215,10 @@ def _check_predictions(training: Training, where: str) -> None:
 
 
 def _check_predicted(predicted: Predicted, where: str) -> None:
-    if predicted.step_s <= 0:
-        raise ValueError(f"{where}.step_s is {predicted.step_s}")
     if not _is_interval(predicted.interval_s):
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit not in (None, *LIMITS, BORDER):
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
-    for name, ratio in predicted.speedup.items():
-        if ratio <= 0:
-            raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
 
 
 def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:

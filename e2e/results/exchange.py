@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from microbench.results.values import Interval
+from microbench.results.values import Amount, AtLeastOne, Count, Interval
 
 STRAGGLES = 0.05  # a rank that needs so much longer than the median of the others is named
 
@@ -17,8 +17,8 @@ STRAGGLES = 0.05  # a rank that needs so much longer than the median of the othe
 class AllReduce:
     """An all-reduce of `bytes` a rank with nothing beside it: `alone_s` seconds."""
 
-    bytes: int
-    alone_s: float
+    bytes: AtLeastOne
+    alone_s: Amount
 
 
 Curve = Sequence[AllReduce]  # of different sizes, the smallest first
@@ -32,10 +32,10 @@ class Copies:
     element each take `least_s`.
     """
 
-    count: int
-    bytes: int
-    all_s: float
-    least_s: float
+    count: AtLeastOne
+    bytes: AtLeastOne
+    all_s: Amount
+    least_s: Amount
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Exchange:
     no copies.
     """
 
-    ranks: int
-    bytes: int
-    local_s: float
-    alone_s: float
+    ranks: AtLeastOne
+    bytes: Count
+    local_s: Amount
+    alone_s: Amount
     exposed_s: float
     exposed_ci95_s: Interval | None = None
-    rank_local_s: tuple[float, ...] = ()
-    buckets: tuple[int, ...] = ()
+    rank_local_s: tuple[Amount, ...] = ()
+    buckets: tuple[AtLeastOne, ...] = ()
     curve: tuple[AllReduce, ...] = ()
     copies: Copies | None = None
 

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from microbench.results.values import Amount, AtLeastOne, Count
+
 # What the Tensor Cores compute, and what the other terms do not explain.
 PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
 RESIDUAL = "residual"
@@ -67,7 +69,7 @@ class TracedPart:
     """
 
     term: str
-    ns: int
+    ns: Count
     layer: str = ""
     dtype: str = ""
     misaligned: str = ""
@@ -82,7 +84,7 @@ class TracedCost:
     """
 
     title: str
-    ns: int
+    ns: Count
     where: str
     remedy: str
     cause: str = ""
@@ -97,11 +99,11 @@ class TracedStep:
     the share of a step (0 to 1) that its work takes at the card's rates; None where unknown.
     """
 
-    steps: int
-    launches: int
+    steps: AtLeastOne
+    launches: Count
     parts: tuple[TracedPart, ...]
     costs: tuple[TracedCost, ...] = ()
-    of_card: float | None = None
+    of_card: Amount | None = None
 
     @property
     def window_ns(self) -> int:

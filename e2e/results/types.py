@@ -6,11 +6,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev, stdev
+from typing import Annotated
 
 from e2e.case import TrainCase
 from e2e.results.exchange import Exchange
 from e2e.results.terms import TracedStep
-from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
+from microbench.results.values import (
+    NOT_EMPTY,
+    Amount,
+    AtLeastOne,
+    Count,
+    Interval,
+    Positive,
+    ProcessTime,
+    Ratio,
+    Sampled,
+    Share,
+    Warning,
+)
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 BORDER = "border"  # a predicted one only: GPU or CPU launch, too close to call
@@ -43,20 +56,20 @@ class StepTimes(Sampled):
     their medians, `ci95_s` the interval of that mean; the rest are sums or means over processes.
     """
 
-    times_s: tuple[float, ...]
-    wall_times_s: tuple[float, ...]
-    blocks: tuple[int, ...]
-    median_s: float
+    times_s: Annotated[tuple[Positive, ...], NOT_EMPTY]
+    wall_times_s: tuple[Positive, ...]
+    blocks: tuple[AtLeastOne, ...]
+    median_s: Positive
     ci95_s: Interval | None
-    wall_s: float
-    wall_steps: int
-    busy_s: float | None = None
-    host_s: float | None = None
-    launches: int | None = None
-    wait_s: float | None = None
-    unfed_s: float | None = None
-    loaded_per_s: float | None = None
-    host_pace: float | None = None
+    wall_s: Amount
+    wall_steps: Count
+    busy_s: Amount | None = None
+    host_s: Amount | None = None
+    launches: Count | None = None
+    wait_s: Amount | None = None
+    unfed_s: Amount | None = None
+    loaded_per_s: Amount | None = None
+    host_pace: Amount | None = None
     processes: tuple[ProcessTime, ...] = ()
 
 
@@ -65,17 +78,17 @@ class Phase:
     """One part of a step, timed in a separate pass: seconds on the GPU's and the host's clock."""
 
     name: str  # "data", "copy", "forward", "backward", "optimizer"
-    gpu_s: float | None
-    host_s: float
+    gpu_s: Amount | None
+    host_s: Amount
 
 
 @dataclass(frozen=True)
 class Spread:
     """Mean, minimum and maximum of a sensor while the arm ran, in its own unit."""
 
-    mean: float
-    min: float
-    max: float
+    mean: Amount
+    min: Amount
+    max: Amount
 
 
 @dataclass(frozen=True)
@@ -86,8 +99,8 @@ class State:
     """
 
     gpu_util_pct: Spread | None = None
-    sm_clock_mhz: float | None = None
-    power_w: float | None = None
+    sm_clock_mhz: Amount | None = None
+    power_w: Amount | None = None
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
 
@@ -99,10 +112,10 @@ class Evaluation:
     `train_s` is in seconds, without evaluations. NaN and infinity are written as None.
     """
 
-    steps: int
-    train_s: float
+    steps: Count
+    train_s: Amount
     loss: float | None
-    accuracy: float | None
+    accuracy: Share | None
 
 
 @dataclass(frozen=True)
@@ -118,20 +131,20 @@ class Repeat:
     infinity are written as None.
     """
 
-    seed: int
-    steps: int
-    train_s: float
+    seed: Count
+    steps: Count
+    train_s: Amount
     first_loss: float | None
     train_loss: float | None
     loss: float | None
-    accuracy: float | None
-    skipped_steps: int = 0
+    accuracy: Share | None
+    skipped_steps: Count = 0
     curve: tuple[float | None, ...] = ()
     last_loss: float | None = None
     mean_loss: float | None = None
     evaluations: tuple[Evaluation, ...] = ()
-    zero_gradients: float | None = None
-    infinite_gradients: float | None = None
+    zero_gradients: Share | None = None
+    infinite_gradients: Share | None = None
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Seconds of training until an evaluation had this accuracy (0 to 1); None: never."""
@@ -162,21 +175,21 @@ class Predicted:
     launch them.
     """
 
-    step_s: float
+    step_s: Positive
     interval_s: Interval | None
     limit: str | None
-    speedup: Mapping[str, float]
-    memory_bytes: int | None = None
+    speedup: Mapping[str, Positive]
+    memory_bytes: Count | None = None
     uncovered: tuple[str, ...] = ()
     error_pct: float | None = None
-    took_s: Mapping[str, float] = field(default_factory=dict[str, float])
-    paced_s: float | None = None
+    took_s: Mapping[str, Amount] = field(default_factory=dict[str, float])
+    paced_s: Amount | None = None
     from_step: tuple[str, ...] = ()
-    gpu_s: float | None = None
-    host_s: float | None = None
-    terms_ms: Mapping[str, float] = field(default_factory=dict[str, float])
-    exchange_s: float | None = None
-    launches: int | None = None
+    gpu_s: Amount | None = None
+    host_s: Amount | None = None
+    terms_ms: Mapping[str, Amount] = field(default_factory=dict[str, float])
+    exchange_s: Amount | None = None
+    launches: Count | None = None
 
     @property
     def of_operations(self) -> bool:
@@ -270,18 +283,18 @@ class Training:
     status: str
     reason: str | None = None
     unit: str = "img"
-    step_units: int = 0
+    step_units: Count = 0
     steps: StepTimes | None = None
     phases: tuple[Phase, ...] = ()
     state: State = field(default_factory=State)
-    setup_s: float | None = None
-    compile_s: float | None = None
-    memory_peak_bytes: int | None = None
-    fits_batch: int | None = None
-    skipped_steps: int | None = None
+    setup_s: Amount | None = None
+    compile_s: Amount | None = None
+    memory_peak_bytes: Count | None = None
+    fits_batch: Count | None = None
+    skipped_steps: Count | None = None
     speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
     repeats: tuple[Repeat, ...] = ()
-    chance: float | None = None
+    chance: Amount | None = None
     converged: bool | None = None
     convergence: str | None = None
     limit: str | None = None
@@ -291,17 +304,17 @@ class Training:
     predicted: Predicted | None = None
     ledger: tuple[LedgerLine, ...] = ()
     ledger_base: str | None = None
-    bound: float | None = None
+    bound: Positive | None = None
     causes: tuple[Cause, ...] = ()
     measured_at: str | None = None  # ISO 8601, UTC; older files do not have it
     traced: TracedStep | None = None
-    memory_reserved_bytes: int | None = None
-    memory_process_bytes: int | None = None
-    model_bytes: int | None = None
-    checkpoint_bytes: int | None = None
-    first_step_s: float | None = None
-    float8_layers: int | None = None
-    linear_layers: int | None = None
+    memory_reserved_bytes: Count | None = None
+    memory_process_bytes: Count | None = None
+    model_bytes: Count | None = None
+    checkpoint_bytes: Count | None = None
+    first_step_s: Amount | None = None
+    float8_layers: Count | None = None
+    linear_layers: Count | None = None
     exchange: Exchange | None = None
 
     @property

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import cast
 
-from kernels.case import Case
 from kernels.choosing import HOW
+
+from kernels.case import Case
 from kernels.precision import precision
-from microbench.results.fields import as_object, decode
+from microbench.results.fields import decode
 from microbench.results.kinds import KINDS, Kind
-from microbench.results.types import STATUSES, Ceiling, Json, Measurement, Result, Run
+from microbench.results.types import STATUSES, Json, Measurement, Result, Run
 from microbench.results.values import PROCESSES, check_processes, processes_json
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
@@ -116,7 +117,7 @@ def run_from_json(data: Json) -> Run:
     if not isinstance(results, list):
         raise ValueError("results is no list")
     found = {
-        f"results[{i}]": as_object(result, f"results[{i}]")
+        f"results[{i}]": decode(Json, result, f"results[{i}]")
         for i, result in enumerate(cast("list[object]", results))
     }
     kinds = {where: _kind(item) for where, item in found.items()}
@@ -124,8 +125,6 @@ def run_from_json(data: Json) -> Run:
     run = decode(Run, {**data, "results": [], "others": []}, "")
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
-    for i, ceiling in enumerate(run.ceilings):
-        _check_ceiling(ceiling, f"ceilings[{i}]")
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
@@ -139,7 +138,7 @@ def _kind(item: Json) -> Kind | None:
 
 
 def _result_from_json(data: Json, where: str) -> Result:
-    dims = dict(as_object(data.get("case"), f"{where}.case"))
+    dims = decode(Json, data.get("case"), f"{where}.case").copy()
     names = {
         "op": data.get("op"),
         "precision_name": data.get("precision"),
@@ -149,9 +148,8 @@ def _result_from_json(data: Json, where: str) -> Result:
         "dims": dims,
     }
     measured = data.get("times_s") is not None
-    measurement = {name: data.get(name) for name in MEASURED} if measured else None
-    if measurement is not None and PROCESSES in data:
-        measurement[PROCESSES] = data[PROCESSES]
+    names_of = (*MEASURED, PROCESSES)
+    measurement = {n: data[n] for n in names_of if n in data} if measured else None
     body = {**data, "case": names, "measurement": measurement}
     result = decode(Result, body, where)
     _check_case(result.case, where)
@@ -159,8 +157,6 @@ def _result_from_json(data: Json, where: str) -> Result:
         raise ValueError(f"{where}.status is {result.status!r}")
     if result.choice is not None and result.choice.how not in HOW:
         raise ValueError(f"{where}.choice.how is {result.choice.how!r}")
-    if result.tile is not None and min(result.tile) < 1:
-        raise ValueError(f"{where}.tile has no size above zero")
     check_measurement(result.measurement, where)
     return result
 
@@ -181,19 +177,10 @@ def _check_case(case: Case, where: str) -> None:
         raise ValueError(f"{where}.case: {error}") from None
 
 
-def _check_ceiling(ceiling: Ceiling, where: str) -> None:
-    for name in ("flop_per_s", "byte_per_s", "seconds", "flop_per_clock", "working_set"):
-        value = getattr(ceiling, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"{where}.{name} is {value}, not above zero")
-
-
 def check_measurement(measurement: Measurement | None, where: str) -> None:
     """ValueError for times, an interval or processes that none can be."""
     if measurement is None:
         return
-    if measurement.median_s <= 0 or not measurement.times_s:
-        raise ValueError(f"{where} has no time above zero")
     check_processes(measurement.processes, len(measurement.blocks), where)
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from kernels.choosing import Choice
 
 from kernels.case import Case
-from kernels.choosing import Choice
-from microbench.results.values import Entry, Sampled
+from microbench.results.values import NOT_EMPTY, Amount, AtLeastOne, Count, Entry, Positive, Sampled
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import ProcessTime as ProcessTime
@@ -54,9 +55,9 @@ class Measurement(Sampled):
     `l2` and `regime` are values of the options of these names.
     """
 
-    times_s: tuple[float, ...]
-    blocks: tuple[int, ...]
-    median_s: float
+    times_s: Annotated[tuple[float, ...], NOT_EMPTY]
+    blocks: tuple[Count, ...]
+    median_s: Positive
     ci95_s: Interval | None
     timer: str
     l2: str
@@ -93,12 +94,12 @@ class Ceiling:
     name: str
     source: str  # "datasheet" or "measured"
     precision: str | None = None
-    flop_per_s: float | None = None
-    byte_per_s: float | None = None
-    seconds: float | None = None
+    flop_per_s: Positive | None = None
+    byte_per_s: Positive | None = None
+    seconds: Positive | None = None
     reference: str = ""
-    flop_per_clock: float | None = None
-    working_set: int | None = None
+    flop_per_clock: Positive | None = None
+    working_set: AtLeastOne | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -126,16 +127,16 @@ class Result:
     status: str
     reason: str | None = None
     measurement: Measurement | None = None
-    flops: int = 0
-    min_bytes: int = 0
-    rel_error: float | None = None
-    total_error: float | None = None
+    flops: Count = 0
+    min_bytes: Count = 0
+    rel_error: Amount | None = None
+    total_error: Amount | None = None
     variant: str | None = None
     tuned: bool | None = None
     choice: Choice | None = None
     kernels: tuple[str, ...] = ()
-    kernels_s: tuple[float, ...] = ()
-    tile: tuple[int, ...] | None = None
+    kernels_s: tuple[Amount, ...] = ()
+    tile: tuple[AtLeastOne, ...] | None = None
     tensor_core: bool | None = None
     speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
     vs_backend: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
@@ -200,7 +201,7 @@ class LayerUse:
 
     group: str
     which: str
-    count: int
+    count: AtLeastOne
     names: tuple[str, ...]
 
 
@@ -213,8 +214,8 @@ class NotMeasured:
 
     what: str
     reason: str
-    count: int
-    flops: int
+    count: AtLeastOne
+    flops: Count
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,8 @@ class NetworkUse:
     """
 
     name: str
-    batch: int
-    image: int | None
+    batch: AtLeastOne
+    image: AtLeastOne | None
     layers: tuple[LayerUse, ...]
     not_measured: tuple[NotMeasured, ...] = ()
 

@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from msgspec import Meta
 
 Json = dict[str, Any]
 Interval = tuple[float, float]
+# Numbers of a file: what else is read is refused. Integers from 2**63 on are no sizes or counts.
+Positive = Annotated[float, Meta(gt=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+NOT_EMPTY = Meta(min_length=1)
 RUINED_PCT = 30.0  # half of an interval: no verdict rests on a figure beyond it
 PROCESSES = "processes"  # the field of a run file, which older ones lack, and those of one process
 
@@ -61,11 +70,11 @@ class ProcessTime:
     steps.
     """
 
-    number: int
-    rounds: int
-    median_s: float
-    sm_clock_mhz: float | None = None
-    host_pace: float | None = None
+    number: Count
+    rounds: AtLeastOne
+    median_s: Positive
+    sm_clock_mhz: Amount | None = None
+    host_pace: Amount | None = None
 
 
 def processes_json(processes: Sequence[ProcessTime]) -> Json:
@@ -75,14 +84,9 @@ def processes_json(processes: Sequence[ProcessTime]) -> Json:
 
 
 def check_processes(processes: Sequence[ProcessTime], rounds: int, where: str) -> None:
-    """ValueError unless they are of so many rounds in all, or none, all figures above zero."""
+    """ValueError unless they are of so many rounds in all, or none, and each is there once."""
     if sum(one.rounds for one in processes) not in (0, rounds):
         raise ValueError(f"{where}.processes do not account for its blocks")
-    if any(
-        min(one.median_s, one.rounds, one.host_pace or 1, one.sm_clock_mhz or 1) <= 0
-        for one in processes
-    ):
-        raise ValueError(f"{where}.processes has no time above zero")
     if len({one.number for one in processes}) < len(processes):
         raise ValueError(f"{where}.processes has a number twice")
 

@@ -35,7 +35,9 @@ counts = st.integers(1, 10**9)
 intervals = st.tuples(times, times).map(lambda pair: (min(pair), max(pair)))
 BY_TYPE = {
     "bool": st.booleans(), "int": counts, "float": numbers, "str": words, "Interval": intervals,
-    "Mapping[str, float]": st.dictionaries(words, times, max_size=2),
+    "Amount": numbers, "Positive": times, "Share": shares, "Count": counts, "AtLeastOne": counts,
+    "Mapping[str, Amount]": st.dictionaries(words, times, max_size=2),
+    "Mapping[str, Positive]": st.dictionaries(words, times, max_size=2),
     "tuple[str, ...]": st.lists(words, max_size=2).map(tuple),
 }  # fmt: skip
 
