@@ -15,16 +15,14 @@ from microbench.command_line import Program, run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")
-# Sections of --help and their commands; `validate` says here of what.
+# Sections of --help and their commands.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
-    "Check the machine and the method": (
-        "ceilings", "doctor", "fleet", "selftest", "validate-method",
-    ),
+    "Check the machine": ("ceilings", "doctor", "fleet"),
     "Set up": ("completion",),
 }  # fmt: skip
 
@@ -69,7 +67,7 @@ def completion(shell: str) -> None:
 def _collect() -> None:
     for group in (kernels_line.app, training_line.app):
         for name, command in group.commands.items():
-            app.add_command(command, "validate-method" if name == "validate" else name)
+            app.add_command(command, name)
 
 
 _collect()

@@ -28,6 +28,7 @@ CODE = {
     "microbench layers": ("kernels", *TIMING),
     "microbench ceilings": ("kernels/ceilings", *TIMING),
     "microbench": ("kernels", *TIMING),
+    "tests.validation.plants": ("microbench/roofline", *TIMING),
     "e2e loader": ("e2e/data",),
     "e2e stalls": ("e2e/data", "e2e/training"),
     "e2e predict": ("e2e/prediction",),
@@ -79,7 +80,9 @@ def measure(name: str, folder: Path, limit_s: float) -> None:
         print(f"{name}: there already")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", *command_of(name), "--json", str(out)]
+    module, *words = command_of(name)
+    file = [] if module.startswith("tests.") else ["--json"]
+    command = [sys.executable, "-m", module, *file, str(out), *words]
     began_s = time.monotonic()
     with out.with_suffix(".txt").open("w") as screen:
         process = subprocess.Popen(command, cwd=ROOT, stdout=screen, stderr=subprocess.STDOUT)

@@ -3,10 +3,10 @@
     cd examples/kernels
     python -m microbench gemm --dtype fp16 --vs none --processes 8 \
         --backend planted:base,planted:plus5,planted:plus10 --sizes 1024x1024x1280
-    python -m microbench validate power run.json --json power.json
+    python -m tests.validation.splits power.json power run.json   # in a checkout
 
 At K = 1280 there are 20 blocks of 64, so that each more is 5 % more work. The product stays right,
-since what a block adds again is multiplied by zeros. `validate power` counts how often `compare`
+since what a block adds again is multiplied by zeros. The last counts how often `compare`
 calls plus5 and plus10 slower than base.
 """
 

@@ -139,16 +139,10 @@ class Document:
 
 
 DOCUMENTS = (
-    Document("validate aa", {"check": "aa"}, "microbench.selftest.aa:sheet"),
-    Document("validate timer", {"check": "timer"}, "microbench.selftest.ncu:sheet"),
-    Document("validate compare", {"check": "compare"},
-             "microbench.selftest.split_tables:compare_sheet"),
-    Document("validate power", {"check": "power"},
-             "microbench.selftest.split_tables:power_sheet"),
     Document("fleet", {"check": "fleet"}, "microbench.report.fleet:sheet"),
     Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
-    Document("tests.scenarios", {"check": "scenarios"}, "microbench.report.documents:elsewhere"),
-    Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
+    Document("a check of the method (tests/)", {"check": None},
+             "microbench.report.documents:check"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),
     Document("compare --json of several runs", dict.fromkeys(("baseline", "comparisons")),

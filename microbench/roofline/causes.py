@@ -1,6 +1,6 @@
 """The bottlenecks that a case can have, each with the measured number that shows it.
 
-`explain` takes the first that applies. `microbench.selftest` checks it on cases whose bottleneck is
+`explain` takes the first that applies. `tests.validation.plants` checks it on cases whose bottleneck is
 known by construction.
 """
 

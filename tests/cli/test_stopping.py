@@ -30,7 +30,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
              "--processes", "2"),
     "halfway": (*HALFWAY, "conv", "--channels", "8..64", "--image", "14", "--batch", "4", *CPU),
     "payoff": (*MICROBENCH, "payoff", "--channels", "8..64", "--image", "7..14", *CPU),
-    "selftest": (*MICROBENCH, "selftest", *CPU),
     "train": (*E2E, "cnn-cifar", "--batch", "8", "--iterations", "9999", *CPU),
     "predict": (*E2E, "predict", "cnn-cifar", "--batch", "8", *CPU),
     "stalls": (*E2E, "stalls", "resnet18", "--batch", "2", "--workers", "1,2", *CPU),
@@ -131,7 +130,7 @@ def drawn(number: int) -> Moment:
     rng = random.Random(number)
     name = rng.choice(list(COMMANDS))
     events = [Running.loads, Running.speaks, Running.results]
-    when = rng.choice(events[: 2 if name in ("make-data", "predict", "selftest") else 3])
+    when = rng.choice(events[: 2 if name in ("make-data", "predict") else 3])
     return name, when, rng.choice(list(CODES)), rng.random() < 0.5, rng.uniform(0, 1)
 
 

@@ -143,7 +143,6 @@ def test_an_error_to_a_closed_stream_keeps_its_code(tmp_path: Path, where: str) 
         "compare run.json run.json --json a.json",
         "compare run.json run.json --html a.html", "doctor --device cpu --html a.html",
         f"{' '.join(GEMM)} --json a.json", "gemm --resume run.json --processes 2",
-        "validate aa --device cpu --tries 1 --budget 0.1 --json a.json",
     ],
 )  # fmt: skip
 def test_a_full_disk_is_one_line_and_nothing_is_lost_or_left(
@@ -212,7 +211,6 @@ def test_a_loop_of_links_is_no_output(tmp_path: Path, option: str) -> None:
 @pytest.mark.parametrize(
     "words", ["show run.json --html a.svg --chart a.svg", "show run.json --html b --chart a.svg",
               "show run.json --chart run.svg",
-              "selftest --device cpu --json a --html a", "validate aa --json a --html a",
               "compare run.json run.json --json a --html a"]
 )  # fmt: skip
 def test_the_outputs_of_a_command_are_not_one_file(tmp_path: Path, words: str) -> None:

@@ -13,8 +13,8 @@ from microbench.results.ceilings import CeilingResult
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import KINDS
 from microbench.results.types import METHODS
-from microbench.selftest.splits import false_verdicts, power
 from microbench.timing.stats import half_width_pct
+from tests.validation.splits import false_verdicts, power
 
 README, METHOD, NOTES = "README", "docs/method", "docs/notes/method"
 CLASSES = {  # a row of the page's table: op, and times from and below, in seconds
@@ -98,11 +98,11 @@ def test_published_checks_of_compare_are_what_the_runs_give(name: str) -> None:
     assert [list(one.command) for one in runs] == [one["command"] for one in published["runs"]]
     if name != "compare-power":
         found = false_verdicts(runs, 3, 10)
-        assert [r.case for r in found.rows] == [r["case"] for r in published["rows"]]
-        assert found.faster + found.slower <= 0.01 * found.pairs
+        assert [r["case"] for r in found] == [r["case"] for r in published["rows"]]
+        assert share_pct(found, "faster", "slower") <= 1
     else:
-        seen = [r for r in power(runs[2:], 3, 5).rows if not r.scaled]
-        assert all(r.slower == r.pairs for r in seen)
+        seen = [r for r in power(runs[2:], 3, 5) if not r["scaled"]]
+        assert all(r["slower"] == r["pairs"] for r in seen)
 
 
 def test_thresholds_and_versions_are_the_programs_own() -> None:

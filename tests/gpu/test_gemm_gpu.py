@@ -198,7 +198,7 @@ def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInf
 @pytest.mark.quick
 @pytest.mark.alone
 def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> None:
-    from microbench.selftest.aa import compare_with_itself
+    from tests.validation.aa import compare_with_itself
 
     session = OPS["gemm"].session(gpu.target(), 0)
     launch = session.prepare(case(1024, "fp16", "cublas", "nt")).candidates[0].call

@@ -44,17 +44,17 @@ A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # no tuned tables: the ru
 
 Item = tuple[str, str]  # name, text
 
-CHOSEN = """cpu/gemm-fp16 h100/studies/resnet-precisions/runs/table h200/aa h200/ceilings
-h200/cifar-vgg16 h200/compare-power h200/conv-fp16 h200/diagnose/mlp_small
+CHOSEN = """cpu/gemm-fp16 h100/studies/resnet-precisions/runs/table h200/ceilings
+h200/cifar-vgg16 h200/conv-fp16 h200/diagnose/mlp_small
 h200/diagnose/prove-syncs h200/diagnose/public/accelerate h200/diagnose-scenarios h200/fleet
 h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/loaders h200/gemm-triton
 h200/payoff-conv h200/peak h200/predict-held-out h200/ranks-resnet50 h200/ranks-strong
-h200/selftest h200/stalls-two-cpus h200/timer-vs-ncu h200/timm/amp h200/train-fp8
+h200/stalls-two-cpus h200/timm/amp h200/train-fp8
 h200/verify-resnet50-nchw"""
 COMPARED = """h200/gemm-all h200/gemm-fp16 h200/ablation/all h200/ablation/no-split
 h200/train-resnet50 h200/timm/ours-amp h200/by-hand/ours1 h200/by-hand/ours2"""
 PAGES = """h200/gemm-fp16 h200/layers-resnet50 h200/ledger-resnet50 h200/stalls-two-cpus
-h200/selftest h200/diagnose/mlp_small"""
+h200/diagnose/mlp_small"""
 
 
 def paths(names: str) -> list[Path]:

@@ -1,11 +1,12 @@
-"""Compares our timer with Nsight Compute's gpu__time_duration: burst, cold L2, free clocks.
+"""python -m tests.validation.ncu FILE: our timer against Nsight Compute's gpu__time_duration.
 
-Run as `python -m microbench.selftest.ncu DEVICE LAUNCHES CASE...`, a case being
-precision:backend:size, it is the program that Nsight Compute profiles.
+Burst, cold L2, free clocks. As `python -m tests.validation.ncu --launch cuda:0 CASE...`, a case
+being precision:backend:size, it is the program that Nsight Compute profiles.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import shutil
@@ -13,23 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
-from microbench import fmt
 from microbench.device.device import DeviceInfo, describe
 from microbench.errors import UserError
-from microbench.report.documents import Sheet
-from microbench.report.table import Column, Row, Table
-from microbench.results.fields import decode
-from microbench.results.values import Json
-from microbench.stopping import die_with_parent
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import make_timer
+from tests.validation.evidence import measured_on, new_file, write
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 ARMS = (("fp16", "cublas"), ("fp16", "triton"), ("fp32", "cublas"), ("tf32", "cublas"))
@@ -41,75 +36,46 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
          "nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A case timed by both, in seconds; a row of the file."""
+def main(arguments: list[str] | None = None) -> int:
+    """Time all cases with both, print and write them. 2 without a GPU or ncu."""
+    parser = argparse.ArgumentParser(prog="python -m tests.validation.ncu", description=__doc__)
+    parser.add_argument("file", type=new_file, help="the file to write")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(arguments)
+    try:
+        info = describe(given.device)
+        rows = timer_against_ncu(info)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for row in rows:
+        off = "" if row["within_target"] else "  off"
+        print(f"{row['case']}: {1e6 * row['ours_s']:.2f} us, ncu {1e6 * row['ncu_s']:.2f}{off}")
+    within = sum(row["within_target"] for row in rows)
+    print(f"{within} of {len(rows)} within {LONG_TARGET_PCT:g} % from {1e6 * LONG_S:.0f} us up, "
+          f"within {1e6 * SHORT_TARGET_S:g} us below.")  # fmt: skip
+    facts = {**measured_on(info), "rows": rows, "within_target": within}
+    write(given.file, "timer", ["tests.validation.ncu"], facts)
+    return 0
 
-    case: str
-    ours_s: float
-    ncu_s: float
-    within_target: bool
 
-    @property
-    def difference_s(self) -> float:
-        """Our time minus ncu's, in seconds."""
-        return self.ours_s - self.ncu_s
-
-
-@dataclass(frozen=True)
-class Figures:
-    """All cases, and the number within the target."""
-
-    rows: tuple[Timed, ...]
-    within_target: int
-
-
-def timer_against_ncu(info: DeviceInfo) -> Figures:
-    """Time ARMS at SIZES with both.
-
-    UserError without a GPU or ncu.
-    """
+def timer_against_ncu(info: DeviceInfo) -> list[dict[str, Any]]:
+    """ARMS at SIZES, in seconds by both. UserError without a GPU or ncu."""
     if info.kind != "cuda":
-        raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")
+        raise UserError("this needs a CUDA GPU: Nsight Compute profiles nothing else")
     if shutil.which("ncu") is None:
-        raise UserError("validate timer needs ncu (Nsight Compute) on the PATH")
+        raise UserError("this needs ncu (Nsight Compute) on the PATH")
     words = [f"{p}:{backend}:{size}" for p, backend in ARMS for size in SIZES]
-    ours = our_medians(info, words)
-    theirs = ncu_medians(info, words)
-    rows = tuple(
-        Timed(parse(word).key, ours[word], theirs[word], within_target(ours[word], theirs[word]))
+    ours, theirs = our_medians(info, words), ncu_medians(info, words)
+    return [
+        {"case": parse(word).key, "ours_s": ours[word], "ncu_s": theirs[word],
+         "within_target": within_target(ours[word], theirs[word])}
         for word in words
-    )
-    return Figures(rows, sum(row.within_target for row in rows))
-
-
-def sheet(data: Json) -> Sheet:
-    """The figures as a table. ValueError for an invalid field."""
-    found: Figures = decode(Figures, data, "")
-    if any(row.ncu_s <= 0 for row in found.rows):
-        raise ValueError("rows has an ncu_s that is not above zero")
-    columns: list[Column[Timed]] = [
-        Column("case", lambda row: fmt.clean(row.case), csv={"case": lambda row: row.case}),
-        Column("ours us", lambda row: f"{1e6 * row.ours_s:.2f}", True,
-               csv={"ours_s": lambda row: row.ours_s}),
-        Column("ncu us", lambda row: f"{1e6 * row.ncu_s:.2f}", True,
-               csv={"ncu_s": lambda row: row.ncu_s}),
-        Column("diff us", lambda row: f"{1e6 * row.difference_s:.2f}", True),
-        Column("diff %", lambda row: f"{100 * row.difference_s / row.ncu_s:.2f}", True),
-        Column("", lambda row: "" if row.within_target else "off",
-               csv={"within_target": lambda row: row.within_target}),
     ]  # fmt: skip
-    table = Table(columns, [Row(row) for row in found.rows])
-    return Sheet(
-        table,
-        table,
-        f"{found.within_target} of {len(found.rows)} within {LONG_TARGET_PCT:g} % from "
-        f"{1e6 * LONG_S:.0f} us up, within {1e6 * SHORT_TARGET_S:g} us below.",
-    )
 
 
 def parse(word: str) -> Case:
-    """A square GEMM from "fp16:cublas:4096". ValueError for another form."""
+    """A square GEMM from "fp16:cublas:4096"."""
     precision, backend, size = word.split(":")
     return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
 
@@ -147,12 +113,10 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
         command = [
             "ncu", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
             "--cache-control", "all", "--profile-from-start", "off", "--csv", "--log-file",
-            str(log), sys.executable, "-m", "microbench.selftest.ncu", f"cuda:{info.index}",
-            str(LAUNCHES), *words,
+            str(log), sys.executable, "-m", "tests.validation.ncu", "--launch",
+            f"cuda:{info.index}", *words,
         ]  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, preexec_fn=die_with_parent
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         text = log.read_text() if log.exists() else ""
     durations = read_durations(text) if '"ID"' in text else []
     if done.returncode or len(durations) != len(words):
@@ -162,11 +126,7 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
 
 
 def read_durations(text: str) -> list[list[float]]:
-    """Seconds of each kernel from ncu's CSV, a list for each marker kernel.
-
-    ValueError for a CSV without the expected columns, IndexError for an empty one, KeyError for an
-    unknown unit.
-    """
+    """Seconds of each kernel from ncu's CSV, a list for each marker kernel."""
     rows = list(csv.reader(io.StringIO(text[text.find('"ID"') :])))
     header = rows[0]
     name, unit, value = (header.index(h) for h in ("Kernel Name", "Metric Unit", "Metric Value"))
@@ -187,14 +147,8 @@ def per_launch(durations: Sequence[float]) -> list[float]:
     return [sum(durations[i : i + kernels]) for i in range(0, len(durations), kernels)]
 
 
-# ---------------------------------------------------------------- what ncu profiles
-
-
-def launch_all(device: str, launches: int, words: Sequence[str]) -> None:
-    """Launch every case between profiler start and stop, after a marker, the kernel "empty".
-
-    UserError for a device that does not exist.
-    """
+def launch_all(device: str, words: Sequence[str]) -> None:
+    """Launch every case between profiler start and stop, after a marker, the kernel "empty"."""
     import torch
 
     from microbench.timing.instruments import Instruments
@@ -210,11 +164,14 @@ def launch_all(device: str, launches: int, words: Sequence[str]) -> None:
         torch.cuda.synchronize()
         runtime.cudaProfilerStart()
         instruments.launch_empty()
-        for _ in range(launches):
+        for _ in range(LAUNCHES):
             call()
             torch.cuda.synchronize()
         runtime.cudaProfilerStop()
 
 
 if __name__ == "__main__":
-    launch_all(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1:2] == ["--launch"]:
+        launch_all(sys.argv[2], sys.argv[3:])
+    else:
+        sys.exit(main())

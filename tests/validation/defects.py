@@ -1,6 +1,7 @@
-"""GEMMs with a defect that the diagnosis knows nothing of, as back ends: "module:name".
+"""GEMMs with a defect that is planted, as back ends: "tests.validation.defects:NAME".
 
-What they cost is measured beside the same GEMM without the defect.
+The diagnosis knows nothing of them, but of idle SMs. What a defect costs is measured beside the
+same GEMM without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from kernels.case import Candidate, Case, Target
+from kernels.gemm.triton import backend
+from kernels.gemm.triton import config as cfg
 
 # C[M, N] = A[M, K] B[N, K]^T in fp32. In `narrow` a warp reads a column of B's tile: with PITCH 32
 # its floats lie in one bank of shared memory, with 33 in 32. `blocked` adds up 64 sums a thread,
@@ -141,3 +144,34 @@ no_spills = Defect("enough registers", _compiled("blocked", 128, 256))
 off_two_bytes = Defect("off by one element", _shifted(1))
 off_sixteen_bytes = Defect("off by eight elements", _shifted(8))
 sleepy = Defect("and sleep", _sleepy)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Our Triton GEMM with a tile (M, N) that is given, whether it fits the problem or not.
+
+    A kernel that leaves SMs idle is needed; what chooses configurations avoids those.
+    """
+
+    size: tuple[int, int]
+
+    def cannot_run(self, case: Case, target: Target) -> str | None:
+        """Why the kernels cannot, or that none has the tile."""
+        reason = backend.cannot_run(case, target)
+        return reason or (None if self._found(case, target) else f"no kernel has tile {self.size}")
+
+    def candidates(self, case: Case, operands: Any, target: Target) -> Sequence[Candidate]:
+        """One launch: the first configuration in the model's order that has the tile."""
+        found = self._found(case, target)
+        if found is None:
+            raise ValueError(f"no kernel has tile {self.size}")
+        return backend.bind([found], case, operands, target)
+
+    def _found(self, case: Case, target: Target) -> cfg.Config | None:
+        problem, capability = cfg.Problem.of(case), target.capability or (0, 0)
+        ranked = cfg.choices(problem, capability, target.sm_count)
+        return next((config for config in ranked if (config.bm, config.bn) == self.size), None)
+
+
+wide = Tile((128, 256))
+narrow = Tile((128, 192))

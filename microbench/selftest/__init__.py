@@ -1,1 +1,0 @@
-"""Tests the diagnosis on known answers: plant a condition, measure, see if it is diagnosed."""

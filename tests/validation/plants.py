@@ -1,0 +1,398 @@
+"""python -m tests.validation.plants FILE: is the bottleneck named that was planted?
+
+Each plant has its bottleneck by construction, by sizes, strides, tiles and bytes: independent of
+the diagnosis. A control is a case without it: to name it there is wrong. Half of the kinds are held
+out: kernels with a defect that the diagnosis does not know, never used to choose a threshold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernels import OPS, size_of
+from kernels.case import Case
+from kernels.gemm import ALIGNMENT_BYTES
+from microbench.command_line import Outputs
+from microbench.conditions import Conditions
+from microbench.device.device import DeviceInfo, describe
+from microbench.errors import UserError
+from microbench.requests import Request
+from microbench.results.types import Result, Run
+from microbench.roofline.limits import Limits, limits_for
+from microbench.run_command import run_request
+from microbench.runner import group_weight
+from microbench.sweep import Group
+from tests.validation.evidence import measured_on, new_file, write
+
+# Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
+# has few plants, and other processes that disturb them.
+BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
+TARGET_PCT = 95.0
+MEMORY_SHARE = 0.25  # of the device's memory that the tensors of a plant may take
+RIGHT, WRONG, NOT_APPLICABLE = "right", "wrong", "not applicable"
+DEFECTS = "tests.validation.defects"
+Present = Callable[["Result", "Result | None", Limits], str | None]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A case and the bottleneck planted in it; a control is right when none of `never` is named.
+
+    `twin` is the same without what was planted, measured beside it. `absent` says from the
+    measured numbers why the condition did not come about, or None.
+    """
+
+    condition: str
+    case: Case
+    because: str
+    absent: Present = lambda result, twin, limits: None
+    twin: Case | None = None
+    never: tuple[str, ...] = ()
+    held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        """ "launch: fp16 gemm 64 cublas", "not layout: tf32 conv dgrad nhwc 64"."""
+        case, never = self.case, "not " if self.never else ""
+        what = f" {case.dims['pass']} {case.layout}" if case.op == "conv" else ""
+        said = f"{case.precision_name} {case.op}{what} {size_of(case)} {case.backend}"
+        return f"{never}{self.condition}: {said}"
+
+    @property
+    def expected(self) -> str:
+        """The diagnosis that counts as right, in words."""
+        return "not " + " or ".join(sorted(self.never)) if self.never else self.condition
+
+
+def gemm(m: int, n: int, k: int, precision: str, backend: str = "cublas", **more: Any) -> Case:
+    """A GEMM C[M, N] = A[M, K] @ B[K, N] in the default layout."""
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, **more)
+
+
+def conv(
+    c: int, k: int, which: str, precision: str, layout: str = "nhwc", *,
+    batch: int = 32, image: int = 28, taps: int = 3,
+) -> Case:  # fmt: skip
+    """A convolution by cuDNN: stride 1, `taps` x `taps`, output as large as its input."""
+    dims: dict[str, int | str] = {
+        "n": batch, "c": c, "h": image, "w": image, "k": k, "r": taps, "s": taps, "stride": 1,
+        "padding": taps // 2, "dilation": 1, "groups": 1, "pass": which,
+    }  # fmt: skip
+    return Case("conv", dims, precision, "cudnn", layout)
+
+
+# ---------------------------------------------------------------- was it planted?
+
+
+def tiny(result: Result, twin: Result | None, limits: Limits) -> str | None:
+    """Its work takes more than 5 % of a launch."""
+    if not limits.compute_s or not limits.memory_s or not limits.floor_s:
+        return "the device's peaks and its launch latency were not measured"
+    share = (limits.compute_s + limits.memory_s) / limits.floor_s
+    return f"its work takes {100 * share:.0f} % of a launch" if share > 0.05 else None
+
+
+def thin(result: Result, twin: Result | None, limits: Limits) -> str | None:
+    """Its arithmetic takes more than half of the time for its bytes."""
+    if not limits.compute_s or not limits.memory_s:
+        return "the device's peaks were not measured"
+    share = limits.compute_s / limits.memory_s
+    return (
+        f"arithmetic takes {100 * share:.0f} % of the time for its bytes" if share > 0.5 else None
+    )
+
+
+def costs(least: float) -> Present:
+    """The twin is not this many times as fast: what was planted costs nothing."""
+
+    def absent(result: Result, twin: Result | None, limits: Limits) -> str | None:
+        if twin is None or not twin.median_s or not result.median_s:
+            return "the same case without it was not measured"
+        gain = result.median_s / twin.median_s
+        return None if gain >= least else f"without it the case is {gain:.2f} times as fast"
+
+    return absent
+
+
+def capped(result: Result, twin: Result | None, limits: Limits) -> str | None:
+    """The card did not report its power cap, or zeros are no faster."""
+    if result.measurement is None or "power cap" not in result.measurement.throttle:
+        return "the card did not report its power cap during the run"
+    return costs(1.03)(result, twin, limits)
+
+
+def has_tile(tile: tuple[int, int]) -> Present:
+    """The kernel took another tile."""
+
+    def absent(result: Result, twin: Result | None, limits: Limits) -> str | None:
+        other = result.tile is None or tuple(result.tile[:2]) != tile
+        return f"the kernel took tiles of {result.tile}, not {tile}" if other else None
+
+    return absent
+
+
+# ---------------------------------------------------------------- the plants
+
+
+def plants_for(device: DeviceInfo) -> list[Plant]:
+    """The plants whose tensors fit this device."""
+    if device.kind == "cpu":
+        found = _on_a_cpu()
+    else:
+        found = [*_sizes(), *_alignment(), *_layout(), *_power(), *_waves(device.sm_count or 0),
+                 *_held_out()]  # fmt: skip
+    room = MEMORY_SHARE * (device.memory_bytes or math.inf)
+    return [plant for plant in found if OPS[plant.case.op].min_bytes(plant.case) <= room]
+
+
+def _on_a_cpu() -> list[Plant]:
+    sizes = [gemm(n, n, n, "fp32", "cpu") for n in (4, 8, 16, 24)]
+    large = "a billion multiply-adds: thousands of times as many as a 64x64x64 GEMM has"
+    return [
+        Plant("launch", gemm(1024, 1024, 1024, "fp32", "cpu"), large, never=("launch", "memory")),
+        *(Plant("launch", case, "its work takes under 5 % of a launch", tiny) for case in sizes),
+        *(Plant("memory", gemm(1, n, 4096, "fp32", "cpu"), "half a FLOP a byte", thin)
+          for n in (4096, 8192)),
+    ]  # fmt: skip
+
+
+def _sizes() -> list[Plant]:
+    few = "its operations and bytes take under 5 % of the launch latency at the measured peaks"
+    bytes_ = "at the measured peaks its arithmetic takes under half as long as its bytes"
+    launch = [
+        gemm(16, 16, 16, "fp16"), gemm(64, 64, 64, "bf16"), gemm(128, 128, 128, "fp16"),
+        gemm(64, 64, 64, "tf32"), gemm(128, 128, 128, "tf32"),
+        gemm(128, 128, 128, "fp16", "triton"), gemm(64, 64, 64, "tf32", "triton"),
+        conv(16, 16, "fprop", "fp16", batch=1, image=8),
+        conv(16, 16, "fprop", "bf16", batch=1, image=8),
+    ]  # fmt: skip
+    memory = [
+        gemm(16, 16384, 8192, "fp16"), gemm(32, 16384, 8192, "bf16"), gemm(16, 16384, 8192, "tf32"),
+        conv(64, 256, "fprop", "fp16", batch=256, taps=1),
+        conv(256, 64, "fprop", "bf16", batch=256, taps=1),
+        conv(64, 64, "fprop", "fp16", batch=256, taps=1),
+        conv(64, 64, "fprop", "tf32", batch=256, taps=1),
+    ]  # fmt: skip
+    return [
+        *(Plant("launch", case, few, tiny) for case in launch),
+        *(Plant("memory", case, bytes_, thin) for case in memory),
+    ]
+
+
+def _alignment() -> list[Plant]:
+    off = [
+        *(gemm(4096, 4096, 4095, p) for p in ("fp16", "bf16", "tf32")),
+        gemm(1024, 1024, 1025, "fp16"), gemm(2049, 2049, 2049, "bf16"),
+        gemm(4095, 4095, 4095, "fp16", "triton"),
+        conv(60, 60, "fprop", "fp16", batch=64), conv(60, 60, "dgrad", "fp16", batch=64),
+        conv(61, 61, "fprop", "tf32", batch=64),
+    ]  # fmt: skip
+    rows = f"its rows are no multiple of {ALIGNMENT_BYTES} bytes"
+    whole = "every row is whole 16-byte words, and its arithmetic takes longest by far"
+    never = ("alignment", "launch", "memory", "waves", "layout")
+    return [
+        *(Plant("alignment", case, rows, twin=OPS[case.op].aligned(case)) for case in off),
+        *(Plant("alignment", gemm(4096, 4096, 4096, p), whole, never=never)
+          for p in ("fp16", "bf16", "tf32")),
+    ]  # fmt: skip
+
+
+def _layout() -> list[Plant]:
+    same = "the same convolution in nhwc is faster: only the layout of its tensors differs"
+    plain = "nhwc is what the Tensor Core kernels take as it is"
+    cases = [
+        conv(64, 64, "fprop", "fp16", "nchw"), conv(128, 128, "fprop", "fp16", "nchw"),
+        conv(128, 128, "fprop", "bf16", "nchw"), conv(64, 64, "fprop", "tf32", "nchw"),
+        conv(64, 64, "dgrad", "fp16", "nchw"), conv(128, 128, "dgrad", "bf16", "nchw"),
+    ]  # fmt: skip
+    twins = [replace(case, layout="nhwc") for case in cases]
+    return [
+        *(Plant("layout", case, same, costs(1.1), twin)
+          for case, twin in zip(cases, twins, strict=True)),
+        *(Plant("layout", twin, plain, never=("layout",)) for twin in twins),
+    ]  # fmt: skip
+
+
+def _power() -> list[Plant]:
+    hot = [
+        gemm(8192, 8192, 8192, "fp16"), gemm(8192, 8192, 8192, "bf16"),
+        gemm(4096, 4096, 4096, "fp16"), gemm(4096, 4096, 4096, "tf32"),
+        conv(512, 512, "fprop", "fp16"),
+    ]  # fmt: skip
+    why = "the card names its power cap; on zeros, which switch fewer transistors, it is faster"
+    return [Plant("power", case, why, capped, replace(case, data="zeros")) for case in hot]
+
+
+# A tile that leaves no room for a second on an SM, and how many tiles, in full waves: so few that
+# no higher clock makes up for the idle SMs.
+WIDE, NARROW = ((128, 256), "wide"), ((128, 192), "narrow")
+IDLE = (
+    ("fp16", WIDE, 1.0), ("fp16", WIDE, 1.05), ("fp16", NARROW, 1.0), ("fp16", NARROW, 0.5),
+    ("bf16", WIDE, 1.0), ("bf16", WIDE, 1.05), ("tf32", NARROW, 1.0), ("tf32", NARROW, 0.5),
+)  # fmt: skip
+SQUARE = 3  # M and N differ by no more than this factor: a thin GEMM's bottleneck would be memory
+DEPTH = 2048  # of K: a launch takes much less than a tile does
+
+
+def _waves(sm_count: int) -> list[Plant]:
+    found: list[Plant] = []
+    for precision, (tile, name), share in IDLE:
+        above = int(share * sm_count) + 1
+        if case := _of_tiles(range(above, above + sm_count // 20), precision, tile, name):
+            why = f"its tiles of {tile[0]}x{tile[1]}, one an SM, leave SMs of {sm_count} idle"
+            found.append(Plant("waves", case, why, has_tile(tile)))
+    for precision in ("fp16", "bf16"):
+        counts = range(sm_count, int(0.95 * sm_count), -1)
+        if case := _of_tiles(counts, precision, *WIDE):
+            why = f"its tiles fill nearly all of {sm_count} SMs, once"
+            found.append(Plant("waves", case, why, has_tile(WIDE[0]), never=("waves",)))
+    return found
+
+
+def _of_tiles(
+    counts: Iterable[int], precision: str, tile: tuple[int, int], name: str
+) -> Case | None:
+    """The first GEMM with one of these numbers of tiles that is about square."""
+    for count in counts:
+        for rows in (n for n in range(count, 0, -1) if count % n == 0):
+            m, n = rows * tile[0], count // rows * tile[1]
+            if max(m, n) <= SQUARE * min(m, n):
+                return gemm(m, n, DEPTH, precision, f"{DEFECTS}:{name}")
+    return None
+
+
+def _held_out() -> list[Plant]:
+    stalled = (
+        ("conflicts", "no_conflicts", "all threads of a warp read one bank of shared memory"),
+        ("spills", "no_spills", "its 64 sums a thread spill: the compiler may use 40 registers"),
+    )
+    slept = "each launch is followed by a kernel that only waits, several times as long"
+    off = "its tensors begin 2 bytes past a multiple of 16; sizes and strides are aligned"
+    whole = "its tensors begin 16 bytes further on, at a multiple of 16"
+    zeros = "its inputs are zeros, which switch few transistors: the clock stays up"
+    never = ("alignment", "launch", "memory", "layout")
+    defect = costs(1.15)
+    sizes = ((4096, "fp16"), (2048, "bf16"))
+    found = [
+        *(Plant("mixed", gemm(n, n, n, "fp32", f"{DEFECTS}:{bad}"), why, defect,
+                gemm(n, n, n, "fp32", f"{DEFECTS}:{good}"))
+          for bad, good, why in stalled for n in (1024, 2048)),
+        *(Plant("mixed", gemm(n, n, n, p, f"{DEFECTS}:sleepy"), slept, defect, gemm(n, n, n, p))
+          for n, p in (*sizes, (2048, "tf32"))),
+        *(Plant("alignment", gemm(n, n, n, p, f"{DEFECTS}:off_two_bytes"), off, defect,
+                gemm(n, n, n, p)) for n, p in sizes),
+        Plant("alignment", gemm(4096, 4096, 4096, "fp16", f"{DEFECTS}:off_sixteen_bytes"), whole,
+              never=never),
+        *(Plant("power", gemm(n, n, n, p, data="zeros"), zeros, never=("power",))
+          for n, p in sizes),
+    ]  # fmt: skip
+    return [replace(plant, held_out=True) for plant in found]
+
+
+# ---------------------------------------------------------------- measuring and judging
+
+
+@dataclass(frozen=True)
+class Planted(Request):
+    """All cases of the plants, those of one problem interleaved."""
+
+    name = "plants"
+
+    groups: list[Group] = field(default_factory=list[Group])
+
+    def plan(self, kind: str) -> list[Group]:
+        """The groups, as they are."""
+        return self.groups
+
+
+def groups_of(plants: Iterable[Plant]) -> list[Group]:
+    """Their cases and twins, each once, grouped by problem."""
+    found: dict[str, dict[str, Case]] = {}
+    for plant in plants:
+        for case in (plant.twin, plant.case):
+            if case:
+                found.setdefault(case.group, {})[case.key] = case
+    return [Group(tuple(cases.values())) for cases in found.values()]
+
+
+def verdict(plant: Plant, run: Run) -> tuple[str, str | None, str]:
+    """(verdict, bottleneck named, why). A case that failed is wrong: nothing was named.
+
+    NOT_APPLICABLE: the device cannot run it, or the numbers show that it was not planted.
+    """
+    result = run.result(plant.case.key)
+    if result is None or result.status == "skipped":
+        return NOT_APPLICABLE, None, (result.reason if result else None) or "not measured"
+    if result.bound is None:
+        return WRONG, None, f"no bottleneck: {result.reason or 'failed'}"
+    twin = run.result(plant.twin.key) if plant.twin else None
+    missing = plant.absent(result, twin, limits_for(result, run))
+    if missing:
+        return NOT_APPLICABLE, None, missing
+    named = result.bound
+    right = named not in plant.never if plant.never else named == plant.condition
+    return RIGHT if right else WRONG, named, result.why or ""
+
+
+def judged(plants: Sequence[Plant], run: Run) -> dict[str, Any]:
+    """The plants with their verdicts; the held-out ones do not count."""
+    rows: list[dict[str, Any]] = []
+    for plant in plants:
+        said, named, why = verdict(plant, run)
+        result = run.result(plant.case.key)
+        rows.append({
+            "name": plant.name, "condition": plant.condition, "control": bool(plant.never),
+            "because": plant.because, "expected": plant.expected, "named": named, "why": why,
+            "verdict": said, "held_out": plant.held_out, "case": plant.case.key,
+            "median_s": result and result.median_s,
+        })  # fmt: skip
+    counted = [r for r in rows if r["verdict"] != NOT_APPLICABLE and not r["held_out"]]
+    right = sum(row["verdict"] == RIGHT for row in counted)
+    passed = bool(counted) and 100 * right >= TARGET_PCT * len(counted)
+    missing = [{"condition": r["name"], "reason": r["why"]}
+               for r in rows if r["verdict"] == NOT_APPLICABLE]  # fmt: skip
+    return {"right": right, "counted": len(counted), "passed": passed, "absent": missing,
+            "rows": rows}  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, judge, print. 1 where under TARGET_PCT per cent are right, 2 for a mistake."""
+    parser = argparse.ArgumentParser(prog="python -m tests.validation.plants", description=__doc__)
+    parser.add_argument("file", type=new_file, help="the file to write")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--budget", type=float, help="seconds of sampling in all")
+    given = parser.parse_args(arguments)
+    try:
+        info = describe(given.device)
+        plants = plants_for(info)
+        groups = groups_of(plants)
+        usual_s = BUDGET_SHARE[info.kind] * sum(map(group_weight, groups))
+        conditions = Conditions(
+            device=given.device, no_tune=True, budget=given.budget or usual_s, processes=1,
+            outputs=Outputs(),
+        )  # fmt: skip
+        run = run_request(Planted(conditions, groups)).run
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = judged(plants, run)
+    for row in found["rows"]:
+        if row["verdict"] != RIGHT:
+            print(f"{row['verdict']}: {row['name']}: expected {row['expected']}, named "
+                  f"{row['named'] or 'nothing'} ({row['why']})")  # fmt: skip
+    held = [r["verdict"] for r in found["rows"] if r["held_out"]]
+    counted = len(held) - held.count(NOT_APPLICABLE)
+    print(f"{found['right']} of {found['counted']} recognised, target {TARGET_PCT:g} %; "
+          f"held out: {held.count(RIGHT)} of {counted}.")  # fmt: skip
+    facts = {"started_at": run.started_at, **measured_on(info), "settings": run.settings, **found}
+    write(given.file, "selftest", ["tests.validation.plants"], facts)
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
