@@ -16,7 +16,9 @@ from typing import Any, Self
 
 from microbench import fmt
 from microbench.__main__ import app
+from microbench.command_line import check_options
 from microbench.command_words import called
+from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
@@ -214,6 +216,8 @@ def compare_arms(
     """
     if not variants:
         raise UserError("nothing to time: pass at least one callable")
+    asked = {"timer": timer, "l2": l2, "regime": regime, "budget": budget}
+    check_options(asked, Conditions)
     info = _device(device, tensors)
     made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
     arms = [_arm(name, partial(function, *tensors), made) for name, function in variants.items()]

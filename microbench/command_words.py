@@ -23,7 +23,7 @@ COMMANDS = (
 IMPLIED = "train"
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
-WEIGHTS = "weights"  # a path, of which a run file has the name
+FILES = ("weights", "shapes")  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 
 
@@ -63,8 +63,9 @@ class Command(click.Command):
 
     def check_taken(self, path: Path, name: str, value: Any) -> None:
         """UserError for a folder or file of which the run file has the name only."""
-        if name == WEIGHTS and not Path(value).exists():
-            raise UserError(f"--resume {path} keeps no paths: give --weights PATH/{value}")
+        if name in FILES and not Path(value).exists():
+            given = f"--{name} PATH/{Path(value).name}"
+            raise UserError(f"--resume {path} keeps no paths: give {given}")
         kind, colon, place = str(value).partition(":")
         if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
             option = "--data" if name == "data" else "NETWORK"

@@ -48,7 +48,11 @@ STUDY = "study"  # a command that goes on without --resume FILE
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
 PATH_OPTIONS = ("--json", "--resume", "--chart", "--html", "--out")
-FILE_NAMED = ("--weights", "--held-out")  # of these the name alone is kept, without the folder
+FILE_NAMED = (
+    "--weights",
+    "--held-out",
+    "--shapes",
+)  # of these the name alone is kept, without the folder
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -153,11 +157,14 @@ def _program(package: str) -> tuple[str, ...]:
 
 
 def _with_folders_name(word: str) -> str:
-    """ "folder:/data/imagenet" as "folder:imagenet", "cifar10=/data/c" as "cifar10=c", other words
-    as they are.
+    """ "folder:/data/imagenet" as "folder:imagenet", "cifar10=/data/c" as "cifar10=c", also after
+    "--data="; other words, such as the pattern of "--without=gluon/*", as they are.
     """
-    kind, sign, path = word.partition(":" if ":" in word else "=")
-    return f"{kind}{sign}{os.path.basename(os.path.normpath(path))}" if "/" in path else word
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    kind, sign, path = value.partition(":" if ":" in value else "=")
+    if "/" not in path:
+        return word
+    return f"{option}{equals}{kind}{sign}{os.path.basename(os.path.normpath(path))}"
 
 
 def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:

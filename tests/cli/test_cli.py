@@ -73,12 +73,13 @@ def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch
     words = [
         "e2e", "my_nets:build", "--data", "folder:/home/me/images/", "--batch", "16..512:+1",
         "--json", "/tmp/x.json", "--chart=/tmp/x.svg", "--data=cifar10:/d/c",
+        "--shapes", "/home/me/x.csv", "--shapes=private/s.csv", "--without=gluon/*",
     ]  # fmt: skip
     monkeypatch.setattr("sys.argv", words)
     kept = command_line("e2e")
     assert kept == (
         "python", "-m", "e2e", "my_nets:build", "--data", "folder:images", "--batch", "16..512:+1",
-        "--data=cifar10:c",
+        "--data=cifar10:c", "--shapes", "x.csv", "--shapes=s.csv", "--without=gluon/*",
     )  # fmt: skip
 
 

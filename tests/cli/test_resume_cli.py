@@ -108,6 +108,11 @@ def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
     text = run_file(tmp_path / "text.json", "halfway", "train", "hf:config.json")
     with pytest.raises(UserError, match=r"NETWORK hf:PATH/config\.json"):
         training("train", "--resume", text)
+    drawn = run_file(tmp_path / "drawn.json", "halfway", "gemm", "--shapes=s.csv")
+    with pytest.raises(UserError, match=r"--shapes PATH/s\.csv"):
+        kernels("gemm", "--resume", drawn)
+    shapes = kernels("gemm", "--resume", drawn, "--shapes", "private/s.csv")["shapes"]
+    assert shapes == Path("private/s.csv")
 
 
 # ---------------------------------------------------------------- what cannot be gone on with

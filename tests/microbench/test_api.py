@@ -60,7 +60,15 @@ def test_a_measurement_holds_its_samples_and_shows_itself() -> None:
 def test_what_cannot_be_timed_is_the_callers_error() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         microbench.bench(torch.matmul, torch.ones(2, 3), torch.ones(2, 3))
-    for conditions, said in (({"timer": "events"}, "CUDA device"), ({"device": "tpu"}, "unknown")):
+    for conditions, said in (
+        ({"timer": "events"}, "CUDA device"),
+        ({"timer": "sundial"}, "--timer must be one of auto, events"),
+        ({"device": "tpu"}, "unknown"),
+        ({"l2": "lukewarm"}, "--l2 must be one of cold, warm, not 'lukewarm'"),
+        ({"regime": "bogus"}, "--regime must be one of sustained, burst"),
+        ({"budget": -1}, "--budget must be more than 0 seconds, not -1"),
+        ({"budget": 0}, "--budget must be more than 0 seconds, not 0"),
+    ):
         with pytest.raises(microbench.UserError, match=said):
             microbench.bench(torch.relu, torch.ones(3), **conditions)
     with pytest.raises(microbench.UserError, match="at least one"):
