@@ -17,7 +17,6 @@ import click
 
 from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
-from microbench import fmt
 from microbench.command_line import Outputs
 from microbench.command_words import WORDS
 from microbench.device.host import watched_environment
@@ -36,7 +35,6 @@ from microbench.results.runfile import (
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import Json
 from microbench.streams import give_up, is_of_stream
-from microbench.verdict import asked_for
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -268,6 +266,8 @@ def check_measured(run: Run) -> None:
     Judged are the results that the run was for: those of the user's own kernels, else of the
     precisions that were asked for and not only compared with, else of the first kind that it has.
     """
+    from microbench.verdict import asked_for
+
     own = [result for result in run.results if OWN in result.case.backend]
     broken = [result for result in own if result.status == "failed"]
     if broken:
@@ -286,6 +286,8 @@ def check_measured(run: Run) -> None:
 
 def _failed(run: Run) -> Iterator[tuple[str, str]]:
     """The name of each case that failed, and why."""
+    from microbench import fmt
+
     for result in run.results:
         if result.status == "failed":
             yield fmt.name(result.case), result.reason or ""
