@@ -43,9 +43,7 @@ class Card:
 
     `match` holds its whole device names (NVML, torch.cuda.get_device_name). `flop_per_s` is the
     best dense rate a GEMM can reach, by `Precision.rate_name`; `simt_flop_per_s` the rate outside
-    the Tensor Cores where a source states it; `byte_per_s` the DRAM bandwidth. With `lends_tuning`,
-    the Triton configurations tuned on it are the start for other GPUs of its capability with as
-    many SMs.
+    the Tensor Cores where a source states it; `byte_per_s` the DRAM bandwidth.
     """
 
     title: str
@@ -57,7 +55,6 @@ class Card:
     byte_per_s: float
     reference: str
     note: str
-    lends_tuning: bool = False
 
     def peak(self, kind: Precision) -> float | None:
         """The dense peak of a precision in FLOP/s; None where the card lacks it."""
@@ -318,7 +315,6 @@ CARDS: tuple[Card, ...] = (
             f"to dense. {_GH100_SXM_CLOCK_NOTE}141 GB HBM3e. SIMT fp16 and bf16 are those of the "
             f"H100 SXM, the same GH100 configuration, from {HOPPER_WHITEPAPER}."
         ),
-        lends_tuning=True,
     ),
     Card(
         title="B200",

@@ -106,12 +106,3 @@ def find_card(device_name: str) -> Card | None:
     """
     name = " ".join(device_name.split())
     return next((card for card in CARDS if name in card.match), None)
-
-
-def tuned_alike(capability: Capability | None, sms: int) -> tuple[str, ...]:
-    """Names of the cards whose tuned configurations suit a GPU of this capability and SM count."""
-    return tuple(
-        card.match[0]
-        for card in CARDS
-        if card.lends_tuning and (card.capability, card.sms) == (capability, sms)
-    )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
-from kernels.case import Candidate, CannotRun, Case, Prepared, Target
-from kernels.choosing import NONE, QUICK, WIDE
-from kernels.tuned import Tables, tables_for
+from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
+from kernels.tune import NONE
 from kernels.user import UserBackend
 
 OWN = ":"  # in the name of a back end that the user brings
-SEARCHES = {QUICK: "quick_candidates", WIDE: "tuning_candidates"}  # in a back end's module
-TUNED = "triton"  # the back end that has tables of tuned configurations
+TUNED = "triton"  # the back end of our kernels, whose configurations are tuned
 
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One back end of an op: the module that offers `cannot_run` and `candidates`."""
+    """One back end of an op: the module that offers `cannot_run` and `candidates`; with `tuned`,
+    `configurations` and `compiled` too.
+    """
 
     module: str
     title: str
     kind: str  # of device: "cuda" or "cpu"
+    tuned: bool = False
 
     def load(self) -> Any:
         """The module. ImportError where a package that it needs is not installed."""
@@ -34,13 +34,11 @@ class BackendEntry:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, search: str
     ) -> tuple[Candidate, ...]:
-        """The ways to run the case: all that a search (NONE, QUICK or WIDE) tries, if the back end
-        has that search. Raises CannotRun with the reason where there is none, ImportError as `load`
-        does.
+        """The ways to run the case; of our kernels those that a search (NONE, QUICK or WIDE) times.
+        Raises CannotRun with the reason where there is none, ImportError as `load` does.
         """
-        module = self.load()
-        find = getattr(module, SEARCHES.get(search, ""), module.candidates)
-        return tuple(find(case, operands, target))
+        searched = (search,) if self.tuned else ()
+        return tuple(self.load().candidates(case, operands, target, *searched))
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target: device, capability, or the module's reason; None
@@ -78,7 +76,6 @@ class Op(ABC):
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
     library: str  # the back end that stands for the vendor's on a GPU
     libraries: tuple[str, ...]  # those of the vendor's back ends that ours are held against
-    tables: Tables  # of tuned configurations
     dims: tuple[str, ...]  # the integer ones
     layouts: tuple[str, ...]
     axis_name: str  # what `axis` counts
@@ -109,36 +106,18 @@ class Op(ABC):
         return self.entry(case.backend).cannot_run(case, target)
 
     def labels(self, case: Case, target: Target) -> frozenset[str]:
-        """Of all Triton configurations that may run the case, tuned ones included; none for another
-        back end, and where Triton cannot run it.
+        """Of all Triton configurations that may run the case; none for another back end, and where
+        Triton cannot run it.
         """
         if case.backend != TUNED:
             return frozenset()
         try:
             if self.cannot_run(case, target):
                 return frozenset()
-            options = self.entries[TUNED].load().options_of(case, target)
-            found = (*options.rank(), options.tuned, options.lent)
+            ranked = self.entries[TUNED].load().configurations(case, target).ranked
         except (CannotRun, ImportError):
             return frozenset()
-        return frozenset(config.label for config in found if config is not None)
-
-    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
-        """Record the Triton configuration that won a search; the path of the user's table.
-        ValueError for a label that is no configuration, OSError where the table cannot be written.
-        """
-        return self.entries[TUNED].load().save_tuned(case, target, label)
-
-    def tuned_label(self, case: Case, target: Target) -> str | None:
-        """The configuration that the target's tables have for this very case; None if it is not in
-        them. What is lent by a near size or another precision does not count.
-        """
-        section, key = self.tuned_key(case)
-        return self.tables.section(tables_for(target), case.precision_name, section).get(key)
-
-    @abstractmethod
-    def tuned_key(self, case: Case) -> tuple[str, str]:
-        """(section, size) under which the tables have a case."""
+        return frozenset(config.label for config in ranked)
 
     def session(self, target: Target, seed: int) -> OpSession:
         """Where operands live while the variants of one comparison share them."""
@@ -217,16 +196,34 @@ class OpSession:
             launched = self.check.launch_poisoned(operands, candidate)
             return self.check.relative_error(launched)
 
-        def rel_error_again(candidate: Candidate) -> float:
-            if candidate.allocates or launched.output is not operands.output:
-                self.checking.spoil(candidate.call(), operands.output, operands.inputs)
-            return rel_error(candidate)
+        def renew() -> None:
+            self.checking.renew(operands.inputs)
+
+        def rel_error_again(
+            candidate: Candidate, sample: Callable[[Callable[[], object]], object]
+        ) -> float:
+            if case.data == "zeros":  # other zeros are not new
+                return rel_error(candidate)
+            kept: list[Any] = []
+
+            def launch() -> None:
+                result = self.checking.filled(candidate.call(), operands.output)
+                kept[:] = result, self.checking.ends(result)  # in the order of the stream
+
+            sample(launch)
+            result, ends_then = kept
+            error = self.check.relative_error(operands.holding(result))
+            late = not self.checking.ends(result).equal(ends_then)
+            if late and error <= self.op.tolerance(case):
+                raise LeftBehind("its result was not complete when its time ended: work was left"
+                                 " on another stream")  # fmt: skip
+            return error
 
         def total_error() -> float:
             return self.check.total_error(launched)
 
         flops, min_bytes = self.op.flops(case), self.op.min_bytes(case)
-        return Prepared(found, rel_error, rel_error_again, total_error, flops, min_bytes)
+        return Prepared(found, rel_error, renew, rel_error_again, total_error, flops, min_bytes)
 
     def close(self) -> None:
         """Free the shared operands."""

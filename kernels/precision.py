@@ -106,7 +106,7 @@ _ALL_PRECISIONS = (
     Precision(
         "fp32", "float32, IEEE (TF32 off)", "float32", "ieee", "float32", "float32",
         rel_tolerance=5e-6,
-        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn") | {"triton": (7, 0)},
+        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn"),
     ),
     Precision(
         "tf32", "float32 rounded to TF32", "float32", "tf32", "float32", "float32",
@@ -123,7 +123,7 @@ _ALL_PRECISIONS = (
     Precision(
         "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16",
         rel_tolerance=2e-2,
-        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
+        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn"),
         simt_twin=("fp16", 1),
     ),
     Precision(
@@ -143,7 +143,7 @@ _ALL_PRECISIONS = (
         "fp8-e4m3-precise", "float8 e4m3, float32 accumulate",
         "float8_e4m3fn", "ieee", "float32", "bfloat16",
         rel_tolerance=8e-3,
-        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        min_capability=_same((8, 9), "cublas", "cublaslt"),
         rate="fp8",
         simt_twin=_AS_FP16,
     ),

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from kernels import OPS
 from kernels.case import Case, Target
-from kernels.choosing import NONE, QUICK, WIDE
+from kernels.tune import NONE, QUICK, WIDE
 from microbench.command_line import (
     Outputs,
     check_budget,
@@ -99,9 +99,9 @@ class Conditions:
         "Processes that time each case  [default: 3 for gemm on a GPU, else 1]",
         check=check_processes,
     )
-    autotune: bool = choice(False, "Search many Triton configurations and keep the fastest")
+    autotune: bool = choice(False, "Time 24 Triton configurations and keep the fastest")
     no_tune: bool = choice(
-        False, "Time no Triton configurations: where none is tuned, the model chooses"
+        False, "Time no Triton configurations: the model chooses where none was timed before"
     )
     without: str = choice(
         "", "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
@@ -112,7 +112,7 @@ class Conditions:
 
     @property
     def search(self) -> str:
-        """Which Triton configurations are timed where a size has no tuned one: NONE, QUICK, WIDE.
+        """Which Triton configurations are timed: NONE; QUICK where none was before; WIDE.
 
         UserError where a wide search is asked for, and none, or one that leaves some out.
         """

@@ -12,7 +12,6 @@ from statistics import geometric_mean
 
 from kernels import OPS, size_of
 from kernels.op import OWN, TUNED
-from microbench.device.device import target_of
 from microbench.results.types import Ratio, Result, Run
 
 AUTOTUNE = "--autotune"  # in a command: every configuration was searched for its size
@@ -162,20 +161,11 @@ def _libraries(result: Result) -> tuple[str, ...]:
 def is_tuned(run: Run, result: Result) -> bool | None:
     """Whether the result's configuration was tuned for this very case.
 
-    None where nothing is tuned, or it is not known. Files from before this was recorded: what the
-    tables have for the case today, if the result was measured with that very configuration.
+    None where nothing is tuned, or it is not known, as in files from before this was recorded.
     """
     if result.tuned is not None or result.case.backend != TUNED or result.variant is None:
         return result.tuned
-    if AUTOTUNE in run.command:
-        return True
-    try:
-        label = OPS[result.case.op].tuned_label(result.case, target_of(run.device))
-    except (TypeError, ValueError):
-        return None  # a device without the facts by which tables are chosen
-    if label is None:
-        return False
-    return True if label == result.variant else None
+    return True if AUTOTUNE in run.command else None
 
 
 def sentence(found: Summary) -> str:

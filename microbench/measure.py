@@ -19,6 +19,7 @@ from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
 from kernels.op import OWN, OpSession
 from kernels.tune import NONE, TUNED
+from kernels.tune import NONE, TUNED
 from kernels.user import described
 from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others

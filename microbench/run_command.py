@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels import OPS
-from kernels.user_folders import warn_not_kept
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
 from microbench.errors import NothingMeasured, UserError
@@ -91,8 +90,6 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
             console.print(f"{path} is complete: nothing to measure.")
     finally:
         workers.close()
-    if asked.autotune:
-        _keep_tuned(run, greeting)
     return Done(run, path, asked.outputs)
 
 
@@ -151,12 +148,3 @@ def _measure(runner: Runner, schedule: InOrder, groups: Sequence[Group], path: P
             return runner.measure(schedule, groups)
     except WorkerDied as death:
         raise UserError(f"{death.reason}; results so far: {path}") from None
-
-
-def _keep_tuned(run: Run, greeting: Greeting) -> None:
-    for result in run.results:
-        if result.case.backend == "triton" and result.measurement and result.variant:
-            try:
-                OPS[result.case.op].save_tuned(result.case, greeting.target, result.variant)
-            except OSError as error:
-                warn_not_kept("the tuned configurations", error)

@@ -1,7 +1,7 @@
-"""Chooses among the ways to run a case by timing them: a few by default, many with --autotune.
+"""Chooses among the ways to run a case by timing them: of our kernels a few, many with --autotune.
 
-A quick tune compiles the model's first few configurations side by side (`microbench.precompile`),
-times each for milliseconds, interleaved, and keeps the winner in the user's cache. What fails to
+It compiles the model's first configurations side by side (`microbench.precompile`), times each for
+milliseconds, interleaved, and keeps the winner in the user's cache. What fails to
 compile or to launch is left out; it never ends the run.
 """
 
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
-from kernels import OPS, quick_cache
+from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
-from kernels.choosing import QUICK, QUICK_TUNED, TUNED, WIDE, Choice
-from kernels.op import TUNED as TUNED_BACKEND
+from kernels.op import TUNED
+from kernels.tune import NONE, WIDE, Choice
 from kernels.user_folders import warn_not_kept
 from microbench.precompile import Precompiler
 from microbench.timing.stats import median
@@ -150,37 +151,32 @@ class Tuner:
         for candidate in prepared.candidates:
             if candidate.label == known:
                 return candidate, None
-        if self._tunes(case) and len(prepared.candidates) > 1:
-            return self._quick(case, prepared, announce)
         if len(prepared.candidates) == 1:
             return prepared.candidates[0], self._untimed(case)
-        chosen = self._wide(case, prepared, announce)
-        if case.backend != TUNED_BACKEND:
-            return chosen, None
-        return chosen, Choice(TUNED, len(prepared.candidates))
+        if case.backend == TUNED:
+            return self._tune(case, prepared, announce)
+        return self._fastest(case, prepared, announce), None
 
     def _tunes(self, case: Case) -> bool:
-        return self.search == QUICK and case.backend == TUNED_BACKEND and self.target.kind == "cuda"
+        return self.search != NONE and case.backend == TUNED and self.target.kind == "cuda"
 
     def _unknown(self, case: Case) -> bool:
         with suppress(Exception):  # it is prepared, and its error told, in its turn
             if OPS[case.op].cannot_run(case, self.target):
                 return False
-            options = OPS[case.op].entries[TUNED_BACKEND].load().options_of(case, self.target)
-            return options.known is None
+            return self.search == WIDE or self._configurations(case).known is None
         return False
+
+    def _configurations(self, case: Case) -> tune.Configurations[Any]:
+        return OPS[case.op].entries[TUNED].load().configurations(case, self.target)
 
     def _untimed(self, case: Case) -> Choice | None:
         """How the only candidate was chosen."""
-        if case.backend != TUNED_BACKEND:
-            return None
-        if self.search == WIDE:
-            return Choice(TUNED, 1)
-        return OPS[case.op].entries[TUNED_BACKEND].load().chosen(case, self.target)[1]
+        return self._configurations(case).chosen[1] if case.backend == TUNED else None
 
-    # ------------------------------------------------------------ many candidates
+    # ------------------------------------------------------------ a library's candidates
 
-    def _wide(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
+    def _fastest(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
         """All are timed once; the fastest are checked, and timed again, interleaved."""
         candidates = prepared.candidates
         checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
@@ -218,12 +214,12 @@ class Tuner:
     def _right(self, case: Case, prepared: Prepared, candidate: Candidate) -> bool:
         return prepared.rel_error(candidate) <= OPS[case.op].tolerance(case)
 
-    # ------------------------------------------------------------ a few candidates
+    # ------------------------------------------------------------ configurations of our kernels
 
-    def _quick(
+    def _tune(
         self, case: Case, prepared: Prepared, announce: Announce
     ) -> tuple[Candidate, Choice]:
-        """The fastest of a short list that is right; it is kept in the user's cache."""
+        """The fastest that is right; it is kept in the user's cache."""
         candidates, errors = prepared.candidates, list[Exception]()
         labels = [candidate.label for candidate in candidates]
         announce(case.key, f"compiling {len(labels)} configurations")
@@ -246,9 +242,9 @@ class Tuner:
         best = checks.first(ranked, failed)
         if best is not None:
             self._keep(case, labels[best], len(ranked))
-            return candidates[best], Choice(QUICK_TUNED, len(ranked))
+            return candidates[best], Choice.timed(len(ranked))
         if checks.wrong:  # the check that follows says how wrong it is
-            return candidates[checks.wrong[0]], Choice(QUICK_TUNED, len(ranked))
+            return candidates[checks.wrong[0]], Choice.timed(len(ranked))
         raise errors[-1]
 
     def _quick_sample(self, candidate: Candidate) -> Sequence[float]:
@@ -264,6 +260,6 @@ class Tuner:
 
     def _keep(self, case: Case, label: str, candidates: int) -> None:
         try:
-            quick_cache.save(case, self.target, label, candidates)
+            tune.save(case, self.target, label, candidates)
         except OSError as error:
             warn_not_kept("what was tuned", error)

@@ -18,7 +18,7 @@ import torch
 from e2e.prediction.timer import CallTime
 from kernels.error_words import first_line
 from kernels.files import read_json_file, write_atomically
-from kernels.tuned import slug
+from kernels.tune import slug
 from kernels.user_folders import cache_folder, warn
 from microbench.device.host import cpu_name
 from microbench.results.fields import decode

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from kernels.case import Case
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from kernels.op import BackendEntry, Op
-from kernels.tuned import Tables
 
 LAYOUTS = ("nchw", "nhwc")
 ALIGNMENT_BYTES = 16  # of a pixel's channels: what TMA, cp.async and 128-bit loads take
@@ -34,19 +32,14 @@ class Conv(Op):
             "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
         ),
         "triton": BackendEntry(
-            "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda"
+            "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda",
+            tuned=True,
         ),
         "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
     }
     gpu_defaults = ("cudnn",)
     library = "cudnn"
     libraries = ("cudnn",)
-    tables = Tables(  # precision -> pass -> size -> label
-        Path(__file__).parent / "tuned",
-        r"[\dxspd-]{1,100}",
-        ("kernels.conv.triton.data_config", "kernels.conv.triton.wgrad_config"),
-        "conv",
-    )
     dims = DIMS
     layouts = LAYOUTS
     axis_name = "channels"
@@ -119,12 +112,6 @@ class Conv(Op):
             if stride % ALIGNMENT_BYTES and case.dim("groups") == 1:
                 return f"{name.upper()}={case.dim(name)}", stride
         return None
-
-    def tuned_key(self, case: Case) -> tuple[str, str]:
-        """Such as ("fprop", "256x56x56x64-64x3x3-s1p1d1"); "fprop-g32" for 32 groups."""
-        s = ConvShape.of(case)
-        size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
-        return f"{case.dims['pass']}{f'-g{s.groups}' if s.groups > 1 else ''}", size
 
     def aligned(self, case: Case) -> Case:
         """The case with channels padded up to what `misaligned` asks for; an image has its own."""

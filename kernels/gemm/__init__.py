@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 from kernels.case import Case
 from kernels.op import BackendEntry, Op
-from kernels.tuned import Tables
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 ALIGNMENT_BYTES = 16  # what TMA and 128-bit loads ask of a row's stride
@@ -34,18 +32,13 @@ class Gemm(Op):
             "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
         ),
         "triton": BackendEntry(
-            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"
+            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda", tuned=True
         ),
         "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
     }
     gpu_defaults = ("cublas", "cublaslt", "triton")
     library = "cublas"
     libraries = ("cublas", "cublaslt")
-    tables = Tables(  # precision -> layout -> "MxNxK" -> label
-        Path(__file__).parent / "tuned",
-        r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}",
-        ("kernels.gemm.triton.config",),
-    )
     dims = ("m", "n", "k")
     layouts = LAYOUTS
     axis_name = "size"
@@ -74,10 +67,6 @@ class Gemm(Op):
     def gemm(self, case: Case) -> tuple[int, int, int]:
         """(M, N, K)."""
         return case.dim("m"), case.dim("n"), case.dim("k")
-
-    def tuned_key(self, case: Case) -> tuple[str, str]:
-        """(layout, "MxNxK")."""
-        return case.layout, "x".join(map(str, self.gemm(case)))
 
     def misaligned(self, case: Case) -> tuple[str, int] | None:
         """("K=4095", 8190 bytes) when an operand's rows do not start on 16 bytes; None when they

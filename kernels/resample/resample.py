@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_config import Step
+from kernels.triton_util import Step
 
 BLOCK, WARPS = 256, 4
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from rich.text import Text
 
-from kernels.choosing import HOW, Choice
 from kernels.precision import PRECISIONS
+from kernels.tune import HOW, Choice
 from microbench import fmt
 from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative

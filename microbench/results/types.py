@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from kernels.choosing import Choice
+from kernels.tune import Choice
 
 from kernels.case import Case
 from microbench.results.values import NOT_EMPTY, Amount, AtLeastOne, Count, Entry, Positive, Sampled

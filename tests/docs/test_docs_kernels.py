@@ -15,7 +15,7 @@ from samples.pages import ROOT, Row, run, says, shows, text
 from kernels import is_library, size_of
 from kernels.case import Case
 from kernels.gemm.triton.config import Problem, choices, tile_kind
-from kernels.tile_model import short_list
+from kernels.tune import short_list
 from microbench import fmt
 from microbench.break_even import payoffs
 from microbench.libraries import Beside, beside, summaries

@@ -8,11 +8,11 @@ import pytest
 
 from kernels import OPS
 from kernels.case import CannotRun, Case
-from kernels.choosing import WIDE
 from kernels.conv import LAYOUTS
 from kernels.conv.check import launch_poisoned
 from kernels.conv.shape import PASSES
 from kernels.op import OpSession
+from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.device.profiler import is_conversion
 from microbench.measure import Measurer, too_exact

@@ -16,10 +16,10 @@ from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
-from kernels.choosing import WIDE
 from kernels.gemm import LAYOUTS, cublaslt_api, cupy_blas
 from kernels.op import OpSession
 from kernels.precision import PRECISIONS
+from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.measure import Measurer
 from microbench.results.types import Result, Run
@@ -109,7 +109,9 @@ def assert_right(prepared: Prepared, what: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
+@pytest.mark.parametrize(
+    "precision", [name for name, kind in PRECISIONS.items() if "triton" in kind.min_capability]
+)
 def test_every_searched_configuration_is_right(session: OpSession, precision: str) -> None:
     what = case((1024, 1152, 1280), precision, "triton", "nt")
     assert_right(session.prepare(what, search=WIDE), what)

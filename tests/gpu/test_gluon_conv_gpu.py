@@ -12,7 +12,7 @@ from kernels.conv.check import launch_poisoned, relative_error
 from kernels.conv.operands import OperandPool
 from kernels.conv.shape import PASSES, ConvShape
 from kernels.conv.triton import backend, data_config, gluon_config, wgrad_config
-from kernels.triton_config import candidate
+from kernels.triton_util import candidate
 from microbench.device.device import DeviceInfo, describe
 from microbench.measure import too_exact
 
@@ -103,7 +103,7 @@ def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
 def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, pool) -> None:
     case = conv(which, "fp16", SHAPES[name])
     found: dict[str, backend.Config] = {}
-    for config in backend.ranked(case, gpu.target()):
+    for config in backend.configurations(case, gpu.target()).ranked:
         found.setdefault(config.kernel, config)
     for config in found.values():
         check(config, case, pool)
@@ -114,7 +114,7 @@ def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, po
 @pytest.mark.parametrize("name", OTHER_PRECISIONS)
 def test_other_precisions_are_right(name: str, precision: str, which: str, gpu, pool) -> None:
     case = conv(which, precision, SHAPES[name])
-    found = backend.ranked(case, gpu.target())
+    found = backend.configurations(case, gpu.target()).ranked
     config = next((config for config in found if config.kernel == data_config.GLUON), found[0])
     check(config, case, pool)
 
@@ -146,7 +146,7 @@ def test_every_kind_of_tile_is_right(name: str, which: str, gpu, pool) -> None:
 def test_every_way_to_a_weight_gradient_is_right(name: str, precision: str, gpu, pool) -> None:
     case = conv("wgrad", precision, SHAPES[name])
     first: dict[tuple[object, ...], str] = {}
-    for config in backend.ranked(case, gpu.target()):
+    for config in backend.configurations(case, gpu.target()).ranked:
         if isinstance(config, wgrad_config.Config):
             way = (config.kernel, config.taps > 1, config.bk, config.padded, config.splits > 1)
             first.setdefault(way, config.label)

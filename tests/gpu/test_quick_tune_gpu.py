@@ -1,4 +1,4 @@
-"""On a GPU: sizes that no table holds are tuned at their first run, right, and known afterwards."""
+"""On a GPU: sizes are tuned at their first run, right, and known afterwards."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from triton import knobs
 
-from kernels import OPS, quick_cache
+from kernels import OPS, tune
 from kernels.case import Case
-from kernels.choosing import NONE, QUICK, QUICK_TUNED
 from kernels.conv.shape import PASSES
 from kernels.gemm.triton import backend
 from kernels.gemm.triton.config import parse
+from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.measure import Measurer
 from microbench.results.types import Result
@@ -47,7 +47,7 @@ def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     for name in ("TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH"):  # which torch.compile leaves set
         monkeypatch.delenv(name, raising=False)
-    quick_cache.forget()
+    tune.forget()
 
 
 @pytest.fixture
@@ -68,15 +68,13 @@ def measure(measurer: Measurer, case: Case) -> Result:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key[:60])
-def test_a_size_that_no_table_holds_is_tuned_once_and_then_known(
-    measurer: Measurer, case: Case
-) -> None:
+def test_a_size_is_tuned_once_and_then_known(measurer: Measurer, case: Case) -> None:
     first = measure(measurer, case)
     assert first.choice is not None
     assert first.choice.how == QUICK_TUNED
     assert (first.choice.candidates or 0) >= 2
     assert first.tuned is False
-    quick_cache.forget()  # as another process, which times nothing
+    tune.forget()  # as another process, which times nothing
     again = measure(replace(measurer, search=NONE), case)
     assert (again.variant, again.choice) == (first.variant, first.choice)
 
@@ -99,26 +97,27 @@ def test_the_measuring_process_finds_what_was_compiled_ahead(
 def test_a_candidate_that_the_gpu_refuses_is_left_out(
     measurer: Measurer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = backend.quick_candidates
+    real = backend.candidates
 
-    def with_another(case: Case, operands, target):
-        return (backend.bind(parse(TOO_MUCH_SHARED), case, operands, target),
-                *real(case, operands, target))  # fmt: skip
+    def with_another(case: Case, operands, target, search):
+        return (*backend.bind([parse(TOO_MUCH_SHARED)], case, operands, target),
+                *real(case, operands, target, search))  # fmt: skip
 
-    monkeypatch.setattr(backend, "quick_candidates", with_another)
+    monkeypatch.setattr(backend, "candidates", with_another)
     case = gemm(1160, 1160, 1160)
-    offered = len(backend.options_of(case, measurer.target).short_list())
+    offered = len(backend.configurations(case, measurer.target).tried(QUICK))
     result = measure(measurer, case)
     assert result.variant != TOO_MUCH_SHARED
     assert result.choice is not None
     assert 2 <= (result.choice.candidates or 0) <= offered
 
 
-def test_a_tuned_size_is_not_timed_for_a_choice(measurer: Measurer, gpu: DeviceInfo) -> None:
+def test_a_wide_search_times_more_and_its_winner_is_known_too(measurer: Measurer) -> None:
     case = gemm(1024, 1024, 1024)
-    label = OPS["gemm"].tuned_label(case, gpu.target())
-    if label is None:
-        pytest.skip("no table for this GPU")
-    result = measure(measurer, case)
-    assert (result.variant, result.tuned) == (label, True)
+    wide = measure(replace(measurer, search=WIDE), case)
+    assert wide.choice is not None
+    assert wide.choice.how == TUNED
+    assert 6 < (wide.choice.candidates or 0) <= SEARCHED
+    again = measure(measurer, case)
+    assert (again.variant, again.choice) == (wide.variant, wide.choice)
     assert measurer.tuner.precompiler.pid is None

@@ -13,14 +13,13 @@ from samples.resampling import prepare
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels import gluon  # noqa: E402
 from kernels.case import Case, Target  # noqa: E402
 from kernels.conv.shape import ConvShape  # noqa: E402
 from kernels.conv.triton import backend as conv  # noqa: E402
 from kernels.conv.triton import data_config, gluon_config  # noqa: E402
 from kernels.gemm.triton import backend as gemm  # noqa: E402
 from kernels.gemm.triton import config as gemm_config  # noqa: E402
-from kernels.gemm.triton.config import SLICED  # noqa: E402
+from kernels.triton_util import gluon_missing  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("hopper")
 
@@ -64,8 +63,8 @@ def layer(
 @cache
 def built(tried: Tried) -> Built:
     """Compiled once, for all tests that read it."""
-    if "gluon" in tried.kernel and gluon.missing():
-        pytest.skip(str(gluon.missing()))
+    if "gluon" in tried.kernel and gluon_missing():
+        pytest.skip(str(gluon_missing()))
     backend = gemm if tried.case.op == "gemm" else conv
     return build(lambda: backend.compiled(tried.case, H200, tried.label))
 
@@ -80,9 +79,8 @@ TRIED = (
     matrices("tma_persistent/128x256x32/s3/w8/g8/sub4/direct", "tf32", 4098),
     matrices("tma_persistent/128x256x128/s3/w8/g8/sub2", "int8", 4100),
     matrices("split_k/128x128x64/s4/w8/g8/k8", "fp16", 4096, "tn"),
-    matrices("skinny/32x64x128/s5/w4/g8/k4", "fp16", 4096),
+    matrices("split_k/32x64x128/s5/w4/g8/k4/swapped", "fp16", 4096),
     matrices("split_k/64x64x64/s4/w4/g8", "fp16", 4096),
-    matrices("gluon/128x192x64/s4/w8/g8/sub2", "fp16", 3072),
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2", "fp16", "fprop", SQUARE),
     layer("conv_persistent/4x8x8x64x32/s3/w4/sub4", "tf32", "dgrad", SQUARE),
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2/p2", "fp8-e4m3", "fprop", SQUARE),
@@ -117,13 +115,9 @@ def test_it_multiplies_by_wgmma_and_spills_nothing(tried: Tried) -> None:
 
 @pytest.mark.parametrize("tried", [tried for tried in TRIED if "gluon" in tried.kernel], ids=str)
 def test_a_gluon_tile_is_as_wide_as_it_says(tried: Tried) -> None:
-    if tried.case.op == "gemm":
-        config = gemm_config.parse(tried.label)
-        parts, estimated = config.parts, gemm_config.shared_memory(config, tried.case.precision)
-    else:
-        data = data_config.parse(tried.label)
-        parts = gluon_config.halves(data.bk)
-        estimated = data_config.shared_memory(data, tried.case.precision)
+    config = data_config.parse(tried.label)
+    parts = gluon_config.halves(config.bk)
+    estimated = data_config.shared_memory(config, tried.case.precision)
     found = re.findall(r"m64n(\d+)k", " ".join(built(tried).wgmma))
     assert set(map(int, found)) == {width for width in parts if width}
     assert built(tried).shared <= estimated
@@ -138,7 +132,9 @@ def test_pixels_on_16_bytes_are_stored_by_tma(tried: Tried) -> None:
     assert (".global.shared::cta.bulk_group" in built(tried).ptx) == aligned
 
 
-@pytest.mark.parametrize("tried", [tried for tried in TRIED if tried.kernel in SLICED], ids=str)
+@pytest.mark.parametrize(
+    "tried", [tried for tried in TRIED if tried.kernel == gemm_config.SPLIT_K], ids=str
+)
 def test_slices_are_counted_and_their_values_never_added_atomically(tried: Tried) -> None:
     """So their order is always the same; and all in the one launch."""
     atomics = re.findall(r"(?:atom|red)\.global\S+", built(tried).ptx)

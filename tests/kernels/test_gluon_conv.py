@@ -19,17 +19,16 @@ from samples.gluon_conv import carry_out
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels import gluon  # noqa: E402
-from kernels.case import Case, Target  # noqa: E402
+from kernels.case import Target  # noqa: E402
 from kernels.conv.shape import ConvShape  # noqa: E402
 from kernels.conv.triton import data_config as cfg  # noqa: E402
 from kernels.conv.triton import gluon_config  # noqa: E402
 from kernels.conv.triton.data_config import GLUON, Config, Sum, choices, parse  # noqa: E402
-from kernels.gemm.triton import backend as gemm  # noqa: E402
 from kernels.precision import PRECISIONS  # noqa: E402
+from kernels.triton_util import GLUON_HOPPER, gluon_missing  # noqa: E402
 
-if gluon.missing():
-    pytest.skip(str(gluon.missing()), allow_module_level=True)
+if gluon_missing():
+    pytest.skip(str(gluon_missing()), allow_module_level=True)
 
 HOPPER, SMS = (9, 0), 132
 H200 = Target("cuda", "NVIDIA H200", HOPPER, SMS)
@@ -180,11 +179,11 @@ def test_other_gpus_do_not_get_it(capability: tuple[int, int]) -> None:
 @pytest.fixture
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What this Triton lacks is looked up in the test, and again after it."""
-    gluon.missing.cache_clear()
+    gluon_missing.cache_clear()
     yield
     monkeypatch.undo()
-    gluon.missing.cache_clear()
-    assert gluon.missing() is None
+    gluon_missing.cache_clear()
+    assert gluon_missing() is None
 
 
 @pytest.mark.usefixtures("asked_anew")
@@ -195,21 +194,16 @@ def test_a_triton_without_gluon_gets_the_other_kernels(
     if lacking is None:
         monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     elif lacking == "tma":
-        monkeypatch.setitem(sys.modules, f"{gluon.HOPPER}.tma", None)
+        monkeypatch.setitem(sys.modules, f"{GLUON_HOPPER}.tma", None)
     else:
-        monkeypatch.delattr(f"{gluon.HOPPER}.{lacking}")
-    assert "this Triton has no triton.experimental.gluon" in (gluon.missing() or "")
+        monkeypatch.delattr(f"{GLUON_HOPPER}.{lacking}")
+    assert "this Triton has no triton.experimental.gluon" in (gluon_missing() or "")
     for layer in (AWKWARD["stem"], BETWEEN["96"]):
         assert found(layer)
         assert GLUON not in found(layer)
-    dims = {"m": 4096, "n": 4096, "k": 4096}
-    what = Case("gemm", dims, "fp16", "triton", "nt")
-    assert {config.kernel for config in gemm.options_of(what, H200).rank()} >= {"pointer", "tma"}
-    # A table written where Gluon was is no reason to launch it.
-    assert gemm.configuration(what, H200).kernel != "gluon"
 
 
 @pytest.mark.usefixtures("asked_anew")
 def test_under_the_interpreter_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "interpreter" in (gluon.missing() or "")
+    assert "interpreter" in (gluon_missing() or "")

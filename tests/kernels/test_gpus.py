@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kernels.gpu_cards import CARDS, GIGA, TERA, Card
-from kernels.gpus import ARCHITECTURES, architecture, find_card, tuned_alike
+from kernels.gpus import ARCHITECTURES, architecture, find_card
 from kernels.precision import PRECISIONS
 
 GEFORCE = {"GeForce RTX 3090", "GeForce RTX 4090", "GeForce RTX 5090"}
@@ -156,11 +156,6 @@ def test_memory_is_all_that_differs_between_twins() -> None:
         assert BY_TITLE[small].flop_per_s == BY_TITLE[large].flop_per_s
         assert BY_TITLE[small].simt_flop_per_s == BY_TITLE[large].simt_flop_per_s
         assert BY_TITLE[small].byte_per_s < BY_TITLE[large].byte_per_s
-
-
-def test_an_h200_lends_its_tuned_configurations_to_gpus_of_its_kind() -> None:
-    assert tuned_alike((9, 0), 132) == ("NVIDIA H200",)
-    assert tuned_alike((9, 0), 114) == tuned_alike((8, 0), 108) == tuned_alike(None, 0) == ()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_each_entry_is_whole(kind: Precision) -> None:
 def test_each_runs_where_the_hardware_multiplies_it(kind: Precision) -> None:
     lacking = {"cupy", "cudnn"} if kind.is_float8 else {"cudnn"} if kind.name == "int8" else set()
     expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
-    if kind.name != "fp64":
+    if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
         expected["triton"] = max((7, 0), SINCE[kind.name])  # Triton begins with Volta
     assert kind.min_capability == expected
 

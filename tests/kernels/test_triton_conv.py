@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +50,7 @@ def test_every_shape_has_choices_that_fit_and_read_back(
             assert backend.cannot_run(what, target)
             continue
         assert backend.cannot_run(what, target) is None
-        found = backend.ranked(what, target)
+        found = backend.configurations(what, target).ranked
         assert len(set(found)) == len(found) > 1
         assert [backend.parse(config.label) for config in found] == list(found)
         assert all(backend.valid(config, what, target) for config in found)
@@ -120,23 +117,6 @@ def test_a_float32_product_may_be_exact_in_depthwise_alone() -> None:
     assert not OP.may_run_exactly(case(ALIGNED, "fprop", "tf32"))
 
 
-def test_a_default_run_takes_what_the_tables_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user's own table comes first; bf16 lies in memory as fp16 does."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    table = json.loads((OP.tables.repository / "nvidia-h200.json").read_text())["fp16"]
-    size, label = next(iter(table["fprop"].items()))
-    n, h, w, c, k, r, s, stride, padding, dilation = map(int, re.findall(r"\d+", size))
-    shape = ConvShape(n, c, h, w, k, r, s, stride, padding, dilation)
-    for precision in ("fp16", "bf16"):
-        assert backend.configuration(case(shape, "fprop", precision), H200).label == label
-    what = case(shape, "fprop")
-    mine = next(config for config in backend.ranked(what, H200) if config.label != label)
-    backend.save_tuned(what, H200, mine.label)
-    assert backend.configuration(what, H200) == mine
-
-
 # ------------------------------------------------------------ NCHW
 
 
@@ -164,7 +144,7 @@ def test_copies_are_those_of_tensors_whose_layouts_differ(which: str, shape: Con
 def test_the_choice_in_nchw_is_that_of_nhwc() -> None:
     for which, name in product(PASSES, ("aligned", "odd", "depthwise")):
         nchw, nhwc = (
-            backend.chosen(case(SHAPES[name], which, layout=layout), H200)
+            backend.configurations(case(SHAPES[name], which, layout=layout), H200).chosen
             for layout in ("nchw", "nhwc")
         )
         assert nchw == nhwc

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from kernels import gluon
-from kernels.case import CannotRun, Case, Target
+from kernels import tune
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.gemm.triton import config as cfg
-from kernels.gemm.triton.config import Problem, parse
+from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
-from kernels.tile_model import LISTED, SAME_TILE
+from kernels.triton_util import bound
+from kernels.tune import LISTED, MODELLED, NONE, QUICK, SAME_TILE, SEARCHED, WIDE
 
 pytest.importorskip("triton")
 
 from kernels.gemm.triton import backend
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
-A100 = Target("cuda", "NVIDIA A100", (8, 0), 108)
 
 
 @pytest.fixture(autouse=True)
-def _no_tables_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tune.forget()
+
+
+RUN = [name for name, kind in PRECISIONS.items() if "triton" in kind.min_capability]
 
 
 def case(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") -> Case:
@@ -34,13 +40,21 @@ def case(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") ->
 
 
 def test_labels_read_back() -> None:
-    for precision in PRECISIONS.keys() - {"fp64"}:
+    for precision in RUN:
         configs = list(cfg.catalogue(precision))
         assert [parse(config.label) for config in configs] == configs
 
 
 @pytest.mark.parametrize(
-    "label", ["", "tma/64x64/s4/w4/g8", "tma/64x64x64/s4/w4/g8/", "wmma/1x1x1/s1/w1/g1"]
+    "label",
+    [
+        "",
+        "tma/64x64/s4/w4/g8",
+        "tma/64x64x64/s4/w4/g8/",
+        "wmma/1x1x1/s1/w1/g1",
+        "/swapped",
+        "tma/64x64x64/s4/w4/g8/swapped",
+    ],
 )
 def test_what_is_not_a_label_is_refused(label: str) -> None:
     with pytest.raises(ValueError, match="not a configuration"):
@@ -59,13 +73,14 @@ def test_what_is_not_a_label_is_refused(label: str) -> None:
     ],
 )
 def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[bool, ...]) -> None:
-    assert Problem.of(case(size, size, size, precision, layout)).storage_class == expected
+    problem = Problem.of(case(size, size, size, precision, layout))
+    assert (problem.pack_a, problem.pack_b, problem.c_misaligned) == expected
 
 
 def test_rules_find_something_that_fits() -> None:
     capabilities = ((7, 5), (8, 0), (9, 0), (12, 0))
     for capability, size, precision in itertools.product(
-        capabilities, (1, 100, 4095, 32768), ("fp16", "tf32", "int8", "fp32")
+        capabilities, (1, 100, 4095, 32768), ("fp16", "tf32", "int8", "fp8-e5m2")
     ):
         problem = Problem.of(case(size, size, size, precision))
         found = cfg.choices(problem, capability, 132)
@@ -74,15 +89,13 @@ def test_rules_find_something_that_fits() -> None:
             fits = cfg.shared_memory(config, problem.precision)
             assert fits <= architecture(capability).block_shared_bytes
             assert config.kernel == cfg.POINTER or capability >= (9, 0)
-            by_pointers = config.kernel in (cfg.POINTER, *cfg.SLICED)
+            by_pointers = config.kernel in (cfg.POINTER, cfg.SPLIT_K)
             assert by_pointers or config.direct >= problem.c_misaligned
 
 
 @pytest.mark.parametrize(
     ("label", "precision", "k", "capability", "reason"),
     [
-        ("gluon/128x192x64/s4/w8/g8", "fp16", 4096, (10, 0), "no wgmma"),
-        ("gluon/128x192x64/s4/w8/g8", "fp16-acc16", 4096, (9, 0), "fp16-acc16"),
         ("tma/128x256x64/s7/w8/g8", "fp16", 4096, (9, 0), "shared memory"),
         ("tma/128x128x64/s3/w4/g8", "fp16", 4096, (8, 0), "no TMA"),
         ("split_k/64x64x64/s3/w4/g8/k4", "fp16", 192, (9, 0), "more slices"),
@@ -96,63 +109,64 @@ def test_what_cannot_run_has_a_reason(
     assert reason in found
 
 
-@pytest.mark.skipif(bool(gluon.missing()), reason="this Triton has no Gluon")
-@pytest.mark.parametrize(
-    ("size", "how"),
-    [
-        ((1024, 1024, 1024), "tuned"),
-        ((1000, 1000, 1024), "lent"),  # tiles a little less full
-        ((1048, 1048, 1048), "modelled"),  # 153 tiles for 128: a second wave
-    ],
-)
-def test_how_a_configuration_is_chosen(size: tuple[int, int, int], how: str) -> None:
-    config, choice = backend.chosen(case(*size), H200)
-    assert choice.how == how
-    assert cfg.valid(config, Problem.of(case(*size)), (9, 0))
-
-
 def test_a_short_list_has_the_model_s_first_and_few_of_a_tile() -> None:
     what = case(1048, 1048, 1048)
-    found = backend.options_of(what, H200).short_list()
-    assert len(found) <= LISTED + 1
-    assert found[0] == cfg.choices(Problem.of(what), (9, 0), 132)[0]
-    kinds = [cfg.tile_kind(config) for config in found[:LISTED]]
+    options = backend.configurations(what, H200)
+    ranked = cfg.choices(Problem.of(what), (9, 0), 132)
+    assert options.chosen[0] == ranked[0]
+    assert options.chosen[1].how == MODELLED
+    assert options.tried(NONE) == (ranked[0],)
+    found = options.tried(QUICK)
+    assert len(found) == LISTED
+    assert found[0] == ranked[0]
+    kinds = [cfg.tile_kind(config) for config in found]
     assert max(map(kinds.count, kinds)) <= SAME_TILE
+    assert list(options.tried(WIDE)) == list(ranked[:SEARCHED])
+
+
+def test_a_winner_is_what_runs_and_a_wide_search_times_it_too() -> None:
+    what = case(1048, 1048, 1048)
+    last = cfg.choices(Problem.of(what), (9, 0), 132)[-1]
+    tune.save(what, H200, last.label, SEARCHED)
+    options = backend.configurations(what, H200)
+    assert options.known == (last, tune.Choice(tune.TUNED, SEARCHED))
+    assert options.tried(QUICK) == options.tried(NONE) == (last,)
+    assert options.tried(WIDE)[0] == last
+    assert len(options.tried(WIDE)) == SEARCHED + 1
+    for label in ("no label", "tma/256x256x64/s9/w8/g8"):  # the second does not fit
+        tune.save(what, H200, label, 6)
+        assert backend.configurations(what, H200).known is None
 
 
 @pytest.mark.parametrize("size", [(1024, 1024, 1024), (17, 4096, 4096)])
-@pytest.mark.parametrize("without", [("skinny/*", "split_k/*"), ("gluon/*",)])
+@pytest.mark.parametrize("without", [("*/swapped", "split_k/*"), ("tma/*",)])
 def test_what_is_left_out_is_neither_chosen_nor_timed(
     size: tuple[int, int, int], without: tuple[str, ...]
 ) -> None:
     what, target = case(*size), replace(H200, without=without)
-    whole, left = (backend.options_of(what, one).rank() for one in (H200, target))
+    whole, left = (backend.configurations(what, one).ranked for one in (H200, target))
     assert [config for config in whole if target.has(config.label)] == list(left)
     assert len(left) < len(whole)
-    options = backend.options_of(what, target)
-    for config in (options.chosen()[0], *options.short_list()):
+    options = backend.configurations(what, target)
+    for config in (options.chosen[0], *options.tried(QUICK)):
         assert target.has(config.label)
-    with pytest.raises(CannotRun):
-        backend.options_of(what, replace(H200, without=("*",))).chosen()
+    with pytest.raises(CannotRun, match="leaves no"):
+        _ = backend.configurations(what, replace(H200, without=("*",))).chosen
 
 
-def test_the_users_winner_comes_first() -> None:
-    what, label = case(1024, 1024, 1024), "tma/64x64x64/s3/w4/g3"
-    assert backend.configuration(what, H200).label != label
-    backend.save_tuned(what, H200, label)
-    assert backend.configuration(what, H200).label == label
-    assert backend.configuration(case(1025, 1025, 1025), H200).label != label
-    assert backend.configuration(what, A100).kernel == cfg.POINTER
+def test_what_does_not_fit_the_memory_is_left_out_and_a_bug_is_not() -> None:
+    def bind(error: Exception) -> Callable[[Config], Candidate]:
+        def bound_or_not(config: Config) -> Candidate:
+            if config is found[1]:
+                raise error
+            return Candidate(config.label, lambda: None)
 
+        return bound_or_not
 
-@pytest.mark.parametrize("text", ["{", '{"fp16": 3}', '{"fp16": {"nt": {"0x64x64": "no/label"}}}'])
-def test_a_table_that_cannot_be_read_is_named_and_costs_no_run(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "halfway" / "tuned" / "nvidia-a100.json"
-    table.parent.mkdir(parents=True)
-    table.write_text(text)
-    for _ in range(2):
-        assert backend.configuration(case(64, 64, 64), A100).kernel == cfg.POINTER
-    (said,) = capsys.readouterr().err.splitlines()
-    assert str(table) in said
+    found = cfg.choices(Problem.of(case(1048, 1048, 1048)), (9, 0), 132)[:3]
+    left = bound(found, bind(torch.OutOfMemoryError("32 GiB")))
+    assert [candidate.label for candidate in left] == [found[0].label, found[2].label]
+    with pytest.raises(torch.OutOfMemoryError):
+        bound(found[1:2], bind(torch.OutOfMemoryError("32 GiB")))
+    with pytest.raises(IndexError):
+        bound(found, bind(IndexError("a bug")))

@@ -8,10 +8,8 @@ from statistics import geometric_mean
 
 import pytest
 
-from kernels import OPS
 from kernels.case import Case
-from kernels.choosing import HOW, Choice
-from microbench.device.device import target_of
+from kernels.tune import HOW, Choice
 from microbench.libraries import beside, is_tuned, sentence, summaries
 from microbench.report.notes import choices
 from microbench.report.summary_table import rivals_table
@@ -19,18 +17,14 @@ from microbench.results.types import Ratio, Result, Run
 from microbench.verdict import verdict
 
 DEVICE = {"name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132}
-LISTED, NEAR = 1024, 1100  # in the H200's table; a size that 1024 lends its configuration to
+LISTED, NEAR = 1024, 1100
+LABEL = "tma/64x128x128/s4/w4/g8"
 
 
 def gemm(size: int, ratios: Mapping[str, float], backend: str = "triton", **more: object) -> Result:
     case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", backend)
     beside = {name: Ratio(ratio, None) for name, ratio in ratios.items()}
-    return replace(Result(case, "ok", vs_backend=beside, variant=label(LISTED)), **more)
-
-
-def label(size: int) -> str | None:
-    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", "triton")
-    return OPS["gemm"].tuned_label(case, target_of(DEVICE))
+    return replace(Result(case, "ok", vs_backend=beside, variant=LABEL), **more)
 
 
 def run_of(*results: Result, command: tuple[str, ...] = ("gemm",)) -> Run:
@@ -71,19 +65,14 @@ def test_tuned_sizes_and_others_are_two_lines() -> None:
     assert len(rivals_table(run).items) == 3
 
 
-def test_a_file_without_the_field_is_judged_by_the_tables_of_its_device() -> None:
-    ratios = {"cublas": 1.0}
-    listed, near = gemm(LISTED, ratios), gemm(NEAR, ratios)
-    run = run_of(listed, near)
-    assert label(NEAR) is None
-    assert [is_tuned(run, r) for r in run.results] == [True, False]
-    other = replace(listed, variant="tma/64x64x64/s4/w4/g8")
-    assert is_tuned(run, other) is None, "today's table has another configuration"
-    assert is_tuned(run, replace(listed, case=replace(listed.case, backend="cublas"))) is None
-    assert is_tuned(replace(run, command=("gemm", "--autotune")), other) is True
-    assert is_tuned(replace(run, device={"name": "B300", "capability": "x.y"}), listed) is None
-    elsewhere = {**DEVICE, "name": "Some GPU", "sm_count": 20}
-    assert is_tuned(replace(run, device=elsewhere), listed) is False
+def test_of_a_file_without_the_field_it_is_not_known() -> None:
+    result = gemm(LISTED, {"cublas": 1.0})
+    run = run_of(result)
+    assert is_tuned(run, result) is None
+    assert is_tuned(replace(run, command=("gemm", "--autotune")), result) is True
+    assert is_tuned(run, replace(result, tuned=False)) is False
+    (found,) = summaries(run)
+    assert "not known whether tuned" in found.count()
 
 
 @pytest.mark.parametrize("choice", [*(Choice(how) for how in HOW), Choice("quick-tuned", 6)])

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from kernels.case import Case, Target
 from kernels.conv.triton import backend as conv_backend
 from kernels.gemm.triton import backend as gemm_backend
+from kernels.tune import QUICK
 from microbench.precompile import Precompiler
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
@@ -82,11 +83,13 @@ def found_by_parent(asked: list[tuple[Case, str]]) -> list[tuple[str, bool]]:
 def test_the_measuring_process_compiles_only_what_was_not_compiled_before(
     precompiler: Precompiler,
 ) -> None:
-    first, second, *_ = gemm_backend.options_of(ODD, H200).short_list()
+    first, second, *_ = gemm_backend.configurations(ODD, H200).tried(QUICK)
     compiled = [(ODD, first.label)]
     for which in ("fprop", "dgrad", "wgrad"):
         case = Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc")
-        compiled.append((case, conv_backend.options_of(case, H200).short_list()[-1].label))
+        labels = [config.label for config in conv_backend.configurations(case, H200).ranked]
+        split = (label for label in labels if "/x" in label and "/x1" not in label)
+        compiled.append((case, next(split, labels[0])))
     for case, label in compiled:
         assert not precompiler.compile(case, [label])
     hits = found_by_parent(compiled)
@@ -96,7 +99,7 @@ def test_the_measuring_process_compiles_only_what_was_not_compiled_before(
 
 
 def test_what_does_not_compile_is_told_and_the_others_go_on(precompiler: Precompiler) -> None:
-    good = gemm_backend.options_of(ODD, H200).short_list()[0].label
+    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
     done: list[int] = []
     # 48 is no power of two; the second is no label.
     failed = precompiler.compile(ODD, ["pointer/48x64x64/s2/w4/g8", "no/label", good], done.append)
@@ -108,7 +111,7 @@ def test_what_does_not_compile_is_told_and_the_others_go_on(precompiler: Precomp
 def test_a_compiling_process_that_dies_or_is_slow_costs_nothing_but_its_work(
     precompiler: Precompiler,
 ) -> None:
-    good = gemm_backend.options_of(ODD, H200).short_list()[0].label
+    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
     assert precompiler.compile(ODD, [good], patience_s=0.0) == {}
     precompiler.start()
     assert precompiler.pid is not None

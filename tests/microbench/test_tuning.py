@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels import quick_cache
+from kernels import tune
 from kernels.case import Candidate, Case, Prepared, Target
-from kernels.choosing import NONE, QUICK, QUICK_TUNED, TUNED, WIDE, Choice
 from kernels.gemm.triton import backend
+from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
 from microbench.timing.timers import Block, Launch
 from microbench.tuning import QUICK_STAGES, WIDE_STAGES, Stage, Tuner, ranking
 
@@ -116,7 +116,9 @@ def prepared(candidates: Sequence[Candidate], wrong: Sequence[str] = ()) -> Prep
     def error(candidate: Candidate) -> float:
         return 1.0 if candidate.label in wrong else 0.0
 
-    return Prepared(candidates, error, error, lambda: 0.0, 1, 1)
+    return Prepared(
+        candidates, error, lambda: None, lambda one, _: error(one), lambda: 0.0, 1, 1
+    )  # fmt: skip
 
 
 def no_announcement(_key: str, _stage: str) -> None:
@@ -131,7 +133,7 @@ def passed_on(_error: Exception) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    quick_cache.forget()
+    tune.forget()
     return tmp_path
 
 
@@ -152,7 +154,7 @@ def tuner_of() -> Iterator[Callable[..., tuple[Tuner, Planted]]]:
 def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     cache: Path, tuner_of: Any
 ) -> None:
-    labels = [config.label for config in backend.options_of(CASE, H200).short_list()]
+    labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
     assert len(labels) > 3
     slow, fast, wrong, breaks, *rest = labels
     seconds = dict.fromkeys(rest, 5e-5) | {slow: 3e-5, fast: 2e-5, wrong: 1e-5}
@@ -165,11 +167,11 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     assert breaks not in timer.timed
     assert no_config not in timer.timed
     # From now on it is known: one candidate, in this process and in those that follow.
-    options = backend.options_of(CASE, H200)
-    assert [config.label for config in options.short_list()] == [fast]
-    assert options.chosen()[1] == choice
+    options = backend.configurations(CASE, H200)
+    assert [config.label for config in options.tried(QUICK)] == [fast]
+    assert options.chosen[1] == choice
     other = replace(CASE, precision_name="bf16")
-    assert len(backend.options_of(other, H200).short_list()) > 1
+    assert len(backend.configurations(other, H200).tried(QUICK)) > 1
     # What is not known to the process that compiles is tried here; all that fail are an error.
     library = [candidate("a"), candidate("b")]
     tuner.timer.seconds |= {"a": 2e-5, "b": 1e-5}
@@ -178,22 +180,35 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     broken = [candidate(label, works=False) for label in ("c", "d")]
     with pytest.raises(RuntimeError, match="out of resource"):
         tuner.choose(third, prepared(broken), no_announcement)
-    assert quick_cache.find(third, H200) is None
+    assert tune.find(third, H200) is None
 
 
-def test_a_wide_search_and_a_library_s_candidates_need_no_compiling(tuner_of: Any) -> None:
+def test_a_wide_search_times_more_into_the_same_cache(
+    cache: Path, tuner_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = [config.label for config in backend.configurations(CASE, H200).tried(WIDE)]
+    assert len(labels) == SEARCHED
+    seconds = {label: 1e-5 * (50 - i) for i, label in enumerate(labels)}
+    tuner, _ = tuner_of(seconds, WIDE)
+    monkeypatch.setattr(tuner.precompiler, "compile", lambda *_: {})
+    candidates = [candidate(label) for label in labels]
+    found, choice = tuner.choose(CASE, prepared(candidates), no_announcement)
+    assert (found.label, choice) == (labels[-1], Choice(TUNED, SEARCHED))
+    known = backend.configurations(CASE, H200)
+    assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
+
+
+def test_a_library_s_candidates_are_all_timed_and_none_is_kept(cache: Path, tuner_of: Any) -> None:
     names = ["a", "b", "c", "d", "e", "wrong"]
     seconds = {name: 1e-5 * (9 - i) for i, name in enumerate(names)}
     candidates = [candidate(name) for name in names]
-    tuner, _ = tuner_of(seconds, WIDE)
-    found, choice = tuner.choose(CASE, prepared(candidates, ["wrong"]), no_announcement)
-    assert (found.label, choice) == ("e", Choice(TUNED, len(names)))
     library = replace(CASE, backend="cublaslt")
     for search in (NONE, QUICK, WIDE):
         tuner, timer = tuner_of(seconds, search)
-        found, choice = tuner.choose(library, prepared(candidates), no_announcement)
-        assert (found.label, choice) == ("wrong", None)
+        found, choice = tuner.choose(library, prepared(candidates, ["wrong"]), no_announcement)
+        assert (found.label, choice) == ("e", None)
         timer.timed.clear()
         found, _ = tuner.choose(library, prepared(candidates), no_announcement, "b")
         assert found.label == "b"  # which another process has chosen
         assert not timer.timed
+    assert tune.find(library, H200) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels.triton_config import Step
+from kernels.triton_util import Step
 
 
 def carry_out(steps: Sequence[Step]) -> None:

@@ -22,6 +22,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,7 @@ def labels(every: int = 1) -> Iterator[Item]:
 
 def choices(case: Any) -> list[str]:
     """The configuration for a case, on each of two GPUs that can run it."""
+    from kernels import OPS
     from kernels.case import CannotRun, Target
     from kernels.conv.triton import backend as conv
     from kernels.gemm.triton import backend as gemm
@@ -203,10 +205,10 @@ def choices(case: Any) -> list[str]:
     found: list[str] = []
     for kind, name, capability, sms in (H200, A100):
         target = Target(kind, name, capability, sms)
-        if own.cannot_run(case, target):
+        if OPS[case.op].cannot_run(replace(case, backend="triton"), target):
             continue
         try:
-            found.append(f"{name}: {own.configuration(case, target).label}")
+            found.append(f"{name}: {own.configurations(case, target).chosen[0].label}")
         except CannotRun as refusal:
             found.append(f"{name}: {refusal}")
     return found

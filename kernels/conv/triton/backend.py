@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from pathlib import Path
 
 from kernels.case import Candidate, Case, Target
-from kernels.choosing import Choice, Options
-from kernels.conv import OP
 from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import (
@@ -21,13 +18,10 @@ from kernels.conv.triton import (
     wgrad_launch,
 )
 from kernels.gpus import has_tma
-from kernels.triton_config import Step, bound, candidate, some
-from kernels.tuned import apart, sizes_of, tables_for
+from kernels.triton_util import Step, bound, candidate
+from kernels.tune import NONE, Configurations
 
 Config = data_config.Config | wgrad_config.Config
-
-SEARCHED = 24  # configurations that --autotune times
-LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
 
 
 def cannot_run(case: Case, target: Target) -> str | None:
@@ -52,68 +46,30 @@ def _no_float8(case: Case, target: Target) -> str | None:
     return None
 
 
-def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """What `chosen` says. Raises CannotRun where no configuration fits the GPU."""
-    return _bound([configuration(case, target)], case, operands, target)
+def candidates(
+    case: Case, operands: ConvOperands, target: Target, search: str = NONE
+) -> Sequence[Candidate]:
+    """What a search times, one for NONE. CannotRun where no configuration fits the GPU."""
+    steps = _binder(case, operands, target)
+    return bound(
+        configurations(case, target).tried(search),
+        lambda config: candidate(config.label, config.tile, steps(config)),
+    )
 
 
-def quick_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """What a quick tune times; one where the tables or the user's cache know the case already.
-    Raises CannotRun where no configuration fits the GPU.
-    """
-    return _bound(options_of(case, target).short_list(), case, operands, target)
-
-
-def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """What a wide search times: the present choice, then the SEARCHED most promising others. Raises
-    CannotRun where no configuration fits the GPU.
-    """
-    tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
-    return _bound(tuple(dict.fromkeys(tried)), case, operands, target)
-
-
-def save_tuned(case: Case, target: Target, label: str) -> Path:
-    """Record a winner's label for the case in the user's table; the table's path. ValueError for a
-    label that is no configuration, OSError where the table cannot be written.
-    """
-    parse(label)
-    return OP.tables.save(target.name, case.precision_name, *OP.tuned_key(case), label)
-
-
-def configuration(case: Case, target: Target) -> Config:
-    """The configuration that runs untimed. Raises CannotRun where none fits the GPU."""
-    return chosen(case, target)[0]
-
-
-def chosen(case: Case, target: Target) -> tuple[Config, Choice]:
-    """The configuration that runs untimed, and how it was chosen: tuned, in this precision or one
-    that lays tensors out alike, quick-tuned before, or first by the model. Raises CannotRun where
-    none fits the GPU.
-    """
-    return options_of(case, target).chosen()
-
-
-def options_of(case: Case, target: Target) -> Options[Config]:
-    """The configurations that a case may run, by where they come from."""
-    which, key = OP.tuned_key(case)
-    own = _listed(case, target, case.precision_name, which)
-    alike = _listed(case, target, LENDERS.get(case.precision_name, ""), which)
-    near = _nearest(alike | own, key)
-    return Options(
+def configurations(case: Case, target: Target) -> Configurations[Config]:
+    """The configurations that may run a case."""
+    return Configurations(
         case=case,
         target=target,
-        tuned=own.get(key),
-        lent=alike.get(key, near),
-        agrees=False,
-        settled=key in alike,
-        rank=lambda: ranked(case, target),
+        rank=lambda: _ranked(case, target),
         tile=attrgetter("tile"),
+        parse=parse,
+        valid=lambda config: valid(config, case, target),
         families=(
             attrgetter("family"),
             lambda config: None if config.padded else "as it is",
         ),
-        parse=parse,
-        valid=lambda config: valid(config, case, target),
     )
 
 
@@ -124,21 +80,6 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     """
     steps = _binder(case, without_memory(case), target)
     return [step.compile() for step in steps(parse(label))]
-
-
-def _listed(case: Case, target: Target, precision: str, which: str) -> dict[str, Config]:
-    """What the tables have for a pass in a precision, of what can run the case."""
-    listed = OP.tables.section(tables_for(target), precision, which)
-    found = {key: parse(label) for key, label in listed.items() if target.has(label)}
-    return {key: config for key, config in found.items() if valid(config, case, target)}
-
-
-def _nearest(found: dict[str, Config], key: str) -> Config | None:
-    """The configuration of the size that is least apart."""
-    size = sizes_of(key)
-    return min(found.items(), key=lambda item: apart(size, sizes_of(item[0])), default=(key, None))[
-        1
-    ]
 
 
 def parse(label: str) -> Config:
@@ -158,23 +99,13 @@ def valid(config: Config, case: Case, target: Target) -> bool:
     return data_config.valid(config, *problem, capability)
 
 
-def ranked(case: Case, target: Target) -> Sequence[Config]:
-    """The configurations of the catalogue that can run, in the order of the cost model, the fastest
-    first. Raises CannotRun where there are none.
-    """
+def _ranked(case: Case, target: Target) -> Sequence[Config]:
+    """The configurations of the catalogue that can run, in the order of the cost model."""
     rules = wgrad_config if case.dims["pass"] == "wgrad" else data_config
-    found: Sequence[Config] = rules.choices(
+    return rules.choices(
         ConvShape.of(case), str(case.dims["pass"]), case.precision,
         target.capability or (0, 0), target.sm_count,
     )  # fmt: skip
-    return some(found, case, target)
-
-
-def _bound(
-    tried: Sequence[Config], case: Case, operands: ConvOperands, target: Target
-) -> Sequence[Candidate]:
-    steps = _binder(case, operands, target)
-    return bound(tried, lambda config: candidate(config.label, config.tile, steps(config)))
 
 
 def _binder(

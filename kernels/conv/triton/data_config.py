@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gcd, prod
 
-from kernels import tile_model
+from kernels import cost
 from kernels.case import Case
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import depthwise_config, gluon_config
+from kernels.cost import Kernel, Work, gathered_spread, spread
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import Kernel, Work, gathered_spread, spread
-from kernels.triton_config import (
+from kernels.triton_util import (
     MAX_BOX,
     MAX_INDEX,
     TMA_ALIGNMENT,
@@ -509,9 +509,9 @@ FACTS: Mapping[str, Kernel] = {
 
 
 def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) -> float:
-    """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
+    """The tile model's clocks for one launch; see `kernels.cost`. It only ranks."""
     kernel = FACTS.get(config.kernel, WEIGHTS_FIRST)
-    return tile_model.estimated_clocks(_work(config, what, kind), kernel, sm_count)
+    return cost.estimated_clocks(_work(config, what, kind), kernel, sm_count)
 
 
 def _work(config: Config, what: Sum, kind: Precision) -> Work:

@@ -20,7 +20,7 @@ from kernels.conv.triton.data_config import Config, Sum
 from kernels.conv.triton.padding import as_bits
 from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
-from kernels.triton_config import MAX_BOX, MAX_INDEX, Step, input_precision, options
+from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, input_precision, options
 
 PACK_ROWS, PACK_ELEMENTS, SWAP_BLOCK = 4, 1024, 32
 
@@ -157,7 +157,7 @@ class _Binder:
         args = (
             *self._matrices(weights), self.output, pixels, what.k, what.c, group,
             config.pixels, config.bk, config.bc, config.split, True, self._k_major, self.mode,
-            tl.float32, None,
+            tl.float32,
         )  # fmt: skip
         if config.kernel == cfg.GEMM_PERSISTENT:
             programs = self._programs()

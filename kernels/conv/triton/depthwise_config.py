@@ -11,10 +11,10 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from kernels.conv.shape import ConvShape
+from kernels.cost import Work, spread
 from kernels.gpus import HOPPER
 from kernels.precision import Precision
-from kernels.tile_model import Work, spread
-from kernels.triton_config import MAX_INDEX, power_of_two
+from kernels.triton_util import MAX_INDEX, power_of_two
 
 if TYPE_CHECKING:
     from kernels.conv.triton.data_config import Config, Sum

@@ -13,7 +13,7 @@ from kernels.conv.triton import depthwise_kernels as jit
 from kernels.conv.triton.data_kernels import swap_filters
 from kernels.conv.triton.depthwise_config import span
 from kernels.precision import Precision
-from kernels.triton_config import Step, options
+from kernels.triton_util import Step, options
 
 SWAP_BLOCK = 32
 

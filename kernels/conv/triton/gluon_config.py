@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from kernels import gluon
 from kernels.gpus import HOPPER
 from kernels.precision import Capability
-from kernels.triton_config import TMA_ALIGNMENT, power_of_two
+from kernels.triton_util import TMA_ALIGNMENT, gluon_missing, power_of_two
 
 if TYPE_CHECKING:
     from kernels.conv.triton.data_config import Config, Sum
@@ -126,7 +125,7 @@ def missing(what: Sum, capability: Capability) -> str | None:
         return f"it has descriptors for strides up to {MOST_STRIDE}"
     if what.shape.groups > 1 and (what.group_c % LEAST_GROUP or what.group_k % LEAST_GROUP):
         return f"a group's channels must be multiples of {LEAST_GROUP}"
-    return gluon.missing()
+    return gluon_missing()
 
 
 def fits(config: Config, what: Sum) -> bool:

@@ -13,7 +13,8 @@ that wgmma reads), output channels are N. What makes it fit any shape:
 - Where a pixel's output does not start on 16 bytes, a tile leaves by masked stores, not by TMA.
 
 One warp of a program only loads. It runs ahead over all tiles of the program, so that a tile's
-loads begin while the one before is multiplied or stored. Needs kernels.gluon.missing() to be None.
+loads begin while the one before is multiplied or stored. Needs
+`gluon_missing()` of kernels.triton_util to be None.
 """
 
 # Typed by Gluon's compiler: to pyright a block has no methods and 128 is no constexpr.

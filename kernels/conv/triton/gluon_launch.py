@@ -18,7 +18,7 @@ from kernels.conv.triton.data_config import Config, Sum
 from kernels.conv.triton.gluon_kernel import conv_gluon
 from kernels.conv.triton.padding import padded
 from kernels.precision import Precision
-from kernels.triton_config import Step
+from kernels.triton_util import Step
 
 VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
 SWAP_BLOCK = 32

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from kernels.conv.operands import INPUTS, OUTPUT, ConvOperands
 from kernels.conv.triton.padding import as_bits
-from kernels.triton_config import Step, power_of_two
+from kernels.triton_util import Step, power_of_two
 
 TILE = 4096  # elements that a program turns
 MOST_ROWS = 64

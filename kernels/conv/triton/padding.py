@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_config import Step, row_for_tma
+from kernels.triton_util import Step, row_for_tma
 
 BLOCK = 2048  # words that a program copies
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

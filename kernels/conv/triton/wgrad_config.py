@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from kernels import tile_model
+from kernels import cost
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, depthwise_config
+from kernels.cost import WARPGROUP_ROWS, Kernel, Work
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
-from kernels.tile_model import WARPGROUP_ROWS, Kernel, Work
-from kernels.triton_config import (
+from kernels.triton_util import (
     MAX_BOX,
     MAX_INDEX,
     Grammar,
@@ -341,7 +341,7 @@ SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another pag
 
 
 def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count: int) -> float:
-    """The tile model's clocks of a pass and its reduction; see `kernels.tile_model`. It only
+    """The tile model's clocks of a pass and its reduction; see `kernels.cost`. It only
     ranks.
     """
     slowdown = 1.0
@@ -349,7 +349,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
         slowdown *= TRANSPOSED_SLOWDOWN
     if config.kernel == TMA and min(config.images, config.columns) > 1:
         slowdown *= REGISTERS_SLOWDOWN
-    return tile_model.estimated_clocks(_work(config, shape, kind), Kernel(slowdown), sm_count)
+    return cost.estimated_clocks(_work(config, shape, kind), Kernel(slowdown), sm_count)
 
 
 def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
@@ -359,7 +359,7 @@ def _work(config: Config, shape: ConvShape, kind: Precision) -> Work:
     pixels = pixels_of(config, shape, kind)
     copies = sum(pixel != width for pixel, width in zip(pixels, (shape.c, shape.k), strict=True))
     gathers = config.kernel in GATHERING
-    spread = tile_model.gathered_spread if gathers else tile_model.spread
+    spread = cost.gathered_spread if gathers else cost.spread
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     return Work(
         tiles=tiles(config, shape) * config.splits,

@@ -29,7 +29,7 @@ from kernels.conv.triton.wgrad_config import (
     tiles,
 )
 from kernels.precision import Precision
-from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
+from kernels.triton_util import MAX_INDEX, Step, input_precision, options, power_of_two
 
 REDUCE_SPLITS, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
 

@@ -1,48 +1,164 @@
-"""What the Triton GEMM can run for a problem, and which configuration to prefer.
+"""The configurations of the Triton GEMM: labels, which a problem may run, and what each costs.
 
-Nothing here imports torch or triton: tables and rules can be checked on any machine.
+Nothing here imports torch or triton: rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from math import ceil
 
-from kernels import gluon, tile_model
+from kernels import cost
 from kernels.case import Case
-from kernels.gemm.triton.catalogue import (
-    GLUON,
-    GLUON_PRECISIONS,
-    PERSISTENT,
-    POINTER,
-    SKINNY,
-    SLICED,
-    SPLIT_K,
-    TMA,
-    WALKING,
-    WGMMA_CAPABILITY,
-    Config,
-    catalogue,
-    parse,
-    shared_memory,
-)
+from kernels.cost import STRADDLING, Kernel, Work
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
-from kernels.precision import Capability, Precision
-from kernels.tile_model import STRADDLING, Fit, Kernel, Work, pieces
-from kernels.triton_config import TMA_ALIGNMENT, power_of_two
+from kernels.precision import PRECISIONS, Capability, Precision
+from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two
 
-__all__ = (
-    "GLUON", "PERSISTENT", "POINTER", "SKINNY", "SLICED", "SPLIT_K", "TMA", "WGMMA_CAPABILITY",
-    "Config", "Problem", "catalogue", "choices", "estimated_clocks", "fit", "parse",
-    "shared_memory", "tile_kind", "valid", "why_not",
+POINTER, TMA, PERSISTENT, SPLIT_K = KERNELS = ("pointer", "tma", "tma_persistent", "split_k")
+LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub", "k"), "direct")
+SWAPPED = "/swapped"  # at the end of a label
+WGMMA_CAPABILITY: Capability = (9, 0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel. A tile is `bm` x `bn` of C, added up `bk` of K at a time, by `warps`
+    warps, with `stages` tiles of the operands buffered.
+
+    `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
+    stored in; `direct` stores registers to memory without TMA. `slices` programs share the K of a
+    tile of SPLIT_K; with `swapped` its second operand is wgmma's first, which is for a narrow M.
+    """
+
+    kernel: str
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    warps: int
+    group: int = 8
+    split: int = 1
+    direct: bool = False
+    slices: int = 1
+    swapped: bool = False
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
+        numbers = (self.stages, self.warps, self.group, self.split, self.slices)
+        written = LABELS.write(self.kernel, self.tile, numbers, self.direct)
+        return written + SWAPPED * self.swapped
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of the tile: (bm, bn, bk)."""
+        return self.bm, self.bn, self.bk
+
+    @property
+    def accumulators(self) -> int:
+        """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
+        return self.bm * self.bn // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError for any other text."""
+    swapped = label.startswith(SPLIT_K) and label.endswith(SWAPPED)
+    kernel, tile, (stages, warps, group, split, slices), direct = LABELS.read(
+        label.removesuffix(SWAPPED) if swapped else label
+    )
+    bm, bn, bk = tile
+    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct, slices, swapped)
+
+
+def shared_memory(config: Config, kind: Precision) -> int:
+    """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
+    the tile on its way to C. Only the compiler knows the exact number.
+    """
+    buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
+    staged = config.bm * config.bn * kind.output_bytes // config.split
+    if config.kernel == POINTER:
+        return max(buffers, staged)
+    barriers = 1024
+    if config.kernel == SPLIT_K:
+        return max(buffers, config.bm * config.bn * kind.accumulator_bytes) + barriers
+    narrowed = kind.output_bytes == 2  # C is made after the loop
+    if config.kernel == TMA and (narrowed or config.split > 1 or config.direct):
+        return max(buffers, staged) + barriers
+    return buffers + staged + barriers
+
+
+# ---------------------------------------------------------------- the catalogue
+
+LARGE_ACCUMULATORS = 128
+
+# (M, N, 128-byte lines of K, stages, warps)
+_POINTER_TILES = (
+    (32, 32, 1, 4, 4), (32, 64, 1, 4, 4), (64, 64, 1, 4, 4), (64, 128, 1, 4, 4),
+    (128, 64, 1, 4, 4), (128, 128, 1, 3, 8), (128, 256, 1, 3, 8),
 )  # fmt: skip
+_TMA_TILES = (
+    (64, 32, 1, 6, 4), (64, 32, 2, 4, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
+    (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
+    (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
+    (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
+    (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
+)  # fmt: skip
+# (rows of the long matrix, 128-byte lines of K, stages)
+_LONG_SIDES = ((32, 4, 4), (64, 2, 5), (64, 1, 8), (128, 2, 4))
+# (M, N, 128-byte lines of K, stages, warps)
+_SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
 
-MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
-KNOWN_DIVISOR = 16  # of integer arguments, which Triton compiles for
-NARROWEST = 16  # rows of the narrow side of a tile
-LEAST_STEPS = 2  # over K, of one slice
-LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
+
+@cache
+def catalogue(precision_name: str) -> tuple[Config, ...]:
+    """Every configuration that the rules choose from, for one precision. KeyError for no
+    precision.
+    """
+    kind = PRECISIONS[precision_name]
+    line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
+    found = [
+        Config(kernel, bm, bn, lines * line, stages, warps)
+        for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
+        for bm, bn, lines, stages, warps in tiles
+    ]
+    found += _persistent(line, kind.output_bytes)
+    direct = [_direct(config) for config in found if config.kernel != POINTER]
+    return (*found, *_split_k(line), *direct)
+
+
+def _split_k(line: int) -> Iterator[Config]:
+    for narrow, (long, lines, stages), slices in product(
+        (16, 32, 64), _LONG_SIDES, (1, 2, 4, 8, 16)
+    ):
+        if long < narrow:
+            continue
+        plain = Config(SPLIT_K, long, narrow, lines * line, stages, 4, slices=slices)
+        yield replace(plain, bm=narrow, bn=long, swapped=True)
+        yield plain
+    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, (2, 4, 8, 16)):
+        yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
+
+
+def _direct(config: Config) -> Config:
+    # Addresses take registers too: a large tile stored in one part spills.
+    parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
+    return replace(config, direct=True, split=max(config.split, parts))
+
+
+def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
+    wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
+    for warps in (4, 8):
+        yield Config(PERSISTENT, 128, 128, line, 4, warps, split=wide)
+    for bm, bn in ((128, 256), (256, 128)):
+        yield Config(PERSISTENT, bm, bn, line, 3, 8, split=wide)
+        yield Config(PERSISTENT, bm, bn, line, 4, 8, split=2 * wide)
+
+
+# ---------------------------------------------------------------- what a problem may run
 
 
 @dataclass(frozen=True)
@@ -75,24 +191,24 @@ class Problem:
         return self._pack(self.b_k_major, self.n)
 
     def _pack(self, k_major: bool, rows: int) -> bool:
-        return self.turned(k_major) or bool(
-            (self.k if k_major else rows) * self.precision.bytes_per_element % TMA_ALIGNMENT
-        )
+        row_bytes = (self.k if k_major else rows) * self.precision.bytes_per_element
+        return self.transposed(k_major) or bool(row_bytes % TMA_ALIGNMENT)
 
-    @property
-    def copies(self) -> int:
-        """Launches that pack: one for each operand that is transposed, one for the others."""
-        turned = [
-            self.turned(k_major) if pack else None
-            for pack, k_major in ((self.pack_a, self.a_k_major), (self.pack_b, self.b_k_major))
-        ]
-        return turned.count(True) + (False in turned)
-
-    def turned(self, k_major: bool) -> bool:
+    def transposed(self, k_major: bool) -> bool:
         """Whether the copy for TMA is transposed: wgmma reads only 16-bit types with K outermost
         (PTX ISA, "Strides", wgmma descriptors).
         """
         return not k_major and self.precision.bytes_per_element != 2
+
+    @property
+    def copies(self) -> int:
+        """Launches that pack: one for each operand that is transposed, one for the others."""
+        transposed = [
+            self.transposed(k_major)
+            for pack, k_major in ((self.pack_a, self.a_k_major), (self.pack_b, self.b_k_major))
+            if pack
+        ]
+        return transposed.count(True) + (False in transposed)
 
     @property
     def c_misaligned(self) -> bool:
@@ -100,34 +216,36 @@ class Problem:
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
 
     @property
-    def loads_are_narrow(self) -> bool:
-        """Whether threads that load A or B by pointers take an element at a time: Triton knows of
-        a row's length only whether 16 divides its number of elements.
-        """
-        return any(row % KNOWN_DIVISOR for row in self._rows)
+    def row_lengths(self) -> tuple[int, int]:
+        """Elements of a row of A and of B, as they are stored."""
+        return self.k if self.a_k_major else self.m, self.k if self.b_k_major else self.n
 
     def straddles(self, packed: bool) -> bool:
         """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
         reads them, from copies that do.
         """
         copied = (packed and self.pack_a, packed and self.pack_b)
-        row_bytes = [row * self.precision.bytes_per_element for row in self._rows]
+        row_bytes = [row * self.precision.bytes_per_element for row in self.row_lengths]
         rows = zip(row_bytes, copied, strict=True)
         return any(row % LINE_BYTES and not copy for row, copy in rows)
-
-    @property
-    def _rows(self) -> tuple[int, int]:
-        """Elements of a row of A and of B, as they are stored."""
-        return self.k if self.a_k_major else self.m, self.k if self.b_k_major else self.n
-
-    @property
-    def storage_class(self) -> tuple[bool, bool, bool]:
-        """Problems that agree in these three can share a tuned configuration."""
-        return self.pack_a, self.pack_b, self.c_misaligned
 
     def tiles(self, config: Config) -> int:
         """How many tiles cover C [m, n]."""
         return ceil(self.m / config.bm) * ceil(self.n / config.bn)
+
+
+def why_not(config: Config, problem: Problem, capability: Capability) -> str | None:
+    """Why a GPU of this capability cannot run it, or None: TMA, alignment of C, shared memory."""
+    if config.kernel != POINTER and not has_tma(capability):
+        return "this GPU has no TMA"
+    if config.kernel in (TMA, PERSISTENT) and config.direct < problem.c_misaligned:
+        return "the rows of C do not start on 16 bytes"
+    if config.slices > ceil(problem.k / config.bk):
+        return "it has more slices than steps over K"
+    needed = shared_memory(config, problem.precision)
+    if needed > (there := architecture(capability).block_shared_bytes):
+        return f"it needs {needed} bytes of shared memory, a block has {there}"
+    return None
 
 
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
@@ -135,55 +253,35 @@ def valid(config: Config, problem: Problem, capability: Capability) -> bool:
     return why_not(config, problem, capability) is None
 
 
-def why_not(config: Config, problem: Problem, capability: Capability) -> str | None:
-    """Why a GPU of this capability cannot run it, or None: TMA, alignment of C, shared memory, and
-    for GLUON a Triton that has it, Hopper, and a precision that it multiplies.
-    """
-    if config.kernel != POINTER and not has_tma(capability):
-        return "this GPU has no TMA"
-    if config.kernel not in (POINTER, *SLICED) and config.direct < problem.c_misaligned:
-        return "the rows of C do not start on 16 bytes"
-    if config.slices > ceil(problem.k / config.bk):
-        return "it has more slices than steps over K"
-    if config.kernel == GLUON and (reason := _no_gluon(problem.precision, capability)):
-        return reason
-    needed = shared_memory(config, problem.precision)
-    if needed > (there := architecture(capability).block_shared_bytes):
-        return f"it needs {needed} bytes of shared memory, a block has {there}"
-    return None
-
-
-def _no_gluon(kind: Precision, capability: Capability) -> str | None:
-    if capability != WGMMA_CAPABILITY:
-        return "this GPU has no wgmma"
-    if kind.name not in GLUON_PRECISIONS:
-        return f"it does not multiply {kind.name}"
-    return gluon.missing()
-
-
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
     """All valid configurations of the catalogue, the most promising first."""
-    kind = problem.precision
     possible = [
         config
-        for config in catalogue(kind.name)
+        for config in catalogue(problem.precision.name)
         if valid(config, problem, capability)
-        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, *SLICED))
+        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, SPLIT_K))
         and _suits(config, problem)
     ]
     return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
 
 
+NARROWEST = 16  # rows of the narrow side of a tile
+LEAST_STEPS = 2  # over K, of one slice
+LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
+
+
 def _suits(config: Config, problem: Problem) -> bool:
-    """Whether a sliced kernel is made for the problem: one side so narrow, K so long."""
-    if config.kernel not in SLICED:
+    """Whether split-K is made for the problem: one side so narrow, K so long."""
+    if config.kernel != SPLIT_K:
         return True
-    narrow, rows = (config.bm, problem.m) if config.kernel == SKINNY else (config.bn, problem.n)
+    narrow, rows = (config.bm, problem.m) if config.swapped else (config.bn, problem.n)
     if config.slices * LEAST_STEPS > ceil(problem.k / config.bk):
         return False
-    general = config.kernel == SPLIT_K and narrow >= LEAST_GENERAL
+    general = not config.swapped and narrow >= LEAST_GENERAL
     return general or narrow == max(NARROWEST, power_of_two(rows))
 
+
+# ---------------------------------------------------------------- what it costs
 
 FACTS: Mapping[str, Kernel] = {
     # Address arithmetic and register pressure, but no descriptors to fetch: good in short launches.
@@ -191,19 +289,20 @@ FACTS: Mapping[str, Kernel] = {
     TMA: Kernel(),
     # The next tile's loads are under way while this one is stored.
     PERSISTENT: Kernel(slowdown=0.96, start=300, stored=0.5),
-    GLUON: Kernel(slowdown=0.92, start=400, stored=0.3),
-    SKINNY: Kernel(rows_first=False),
+    SPLIT_K: Kernel(),
 }
+MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
+KNOWN_DIVISOR = 16  # of a row's elements: all that Triton knows of it, which it compiles for
 REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
 NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
-    """The tile model's clocks for one launch; see `kernels.tile_model`. It only ranks."""
-    kernel = FACTS.get(config.kernel, Kernel())
-    if config.kernel == POINTER and problem.loads_are_narrow:
+    """The cost model's clocks for one launch; see `kernels.cost`. It only ranks."""
+    kernel = replace(FACTS[config.kernel], rows_first=not config.swapped)
+    if config.kernel == POINTER and any(row % KNOWN_DIVISOR for row in problem.row_lengths):
         kernel = replace(kernel, slowdown=NARROW_SLOWDOWN * kernel.slowdown)
-    return tile_model.estimated_clocks(_work(config, problem), kernel, sm_count)
+    return cost.estimated_clocks(_work(config, problem), kernel, sm_count)
 
 
 def tile_kind(config: Config) -> tuple[int, int, int]:
@@ -211,17 +310,12 @@ def tile_kind(config: Config) -> tuple[int, int, int]:
     return min(config.bm, config.bn), max(config.bm, config.bn), config.bk
 
 
-def fit(config: Config, problem: Problem) -> Fit:
-    """How the configuration's tiles fit C."""
-    tiles = problem.tiles(config)
-    return Fit(tiles, tiles * config.bm * config.bn / (problem.m * problem.n))
-
-
 def _work(config: Config, problem: Problem) -> Work:
     p, kind, slices = problem, problem.precision, config.slices
-    shared = shared_memory(config, kind)
-    packed = p.k * (p.m * p.pack_a + p.n * p.pack_b) if config.kernel != POINTER else 0
-    copies = p.copies if config.kernel != POINTER else 0
+    by_tma = config.kernel != POINTER
+    packed = p.k * (p.m * p.pack_a + p.n * p.pack_b) if by_tma else 0
+    copies = p.copies if by_tma else 0
+    threads, shared = 32 * config.warps, shared_memory(config, kind)
     return Work(
         tiles=p.tiles(config) * slices,
         rows=config.bm,
@@ -232,11 +326,10 @@ def _work(config: Config, problem: Problem) -> Work:
         # A tile's last program reads every slice again.
         output_bytes=kind.output_bytes + (slices > 1) * (1 + slices) * kind.accumulator_bytes,
         flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
-        pieces=pieces(config.bn) if config.kernel == GLUON else (),
         resident=1
-        if config.kernel in WALKING
-        else HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared),
-        spread=STRADDLING if p.straddles(packed=config.kernel != POINTER) else 1.0,
+        if config.kernel == PERSISTENT
+        else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
+        spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
         extra_moved=2 * packed * kind.bytes_per_element,

@@ -2,8 +2,7 @@
 
 No autotune decorators here: the interpreter (TRITON_INTERPRET=1) and ahead-of-time compilation
 take the kernels as they are. Names in capitals are compile-time constants:
-BM, BN, BK the tile; INPUT_PRECISION and ACC the arithmetic; IMPRECISE after how many products an
-fp8 sum moves to a float32 register (None: the hardware's short accumulator holds it throughout).
+BM, BN, BK the tile; INPUT_PRECISION and ACC the arithmetic.
 `group` is how many tile rows are walked before the next tile column, so that programs which run
 together share operands in L2.
 """
@@ -73,7 +72,7 @@ def gemm_tma(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr,
     A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One tile a program, operands by TMA descriptor: for problems of about one wave or less.
 
@@ -89,7 +88,6 @@ def gemm_tma(
             _load(b, tile_n * BN, k, B_K_MAJOR).T,
             acc,
             input_precision=INPUT_PRECISION,
-            max_num_imprecise_acc=IMPRECISE,
             out_dtype=ACC,
         )
     _store(c_desc, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, SPLIT)
@@ -101,7 +99,7 @@ def gemm_tma_persistent(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr,
     A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """At most PROGRAMS programs, each walking over tiles; arguments as in gemm_tma.
@@ -123,7 +121,6 @@ def gemm_tma_persistent(
                 _load(b, tile_n * BN, step * BK, B_K_MAJOR).T,
                 acc,
                 input_precision=INPUT_PRECISION,
-                max_num_imprecise_acc=IMPRECISE,
                 out_dtype=ACC,
             )
         stored += PROGRAMS
@@ -136,7 +133,7 @@ def gemm_pointer(
     a, b, c, M, N, K, group, stride_am, stride_ak, stride_bk, stride_bn,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN_K: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Any strides, any size, any GPU: loads through pointers, masked at the edges.
 
@@ -164,8 +161,7 @@ def gemm_pointer(
             x = tl.load(a_tile, mask=a_mask & (inner < K - k)[None, :], other=0.0)
             y = tl.load(b_tile, mask=b_mask & (inner < K - k)[:, None], other=0.0)
         acc = tl.dot(
-            x, y, acc,
-            input_precision=INPUT_PRECISION, max_num_imprecise_acc=IMPRECISE, out_dtype=ACC,
+            x, y, acc, input_precision=INPUT_PRECISION, out_dtype=ACC,
         )  # fmt: skip
         a_tile += BK * stride_ak
         b_tile += BK * stride_bk
@@ -258,7 +254,7 @@ def gemm_sliced(
     BX: tl.constexpr, BY: tl.constexpr, BK: tl.constexpr,
     SLICES: tl.constexpr,
     X_K_MAJOR: tl.constexpr, Y_K_MAJOR: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr, IMPRECISE: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """x @ y of [X, K] and [K, Y] to c[i * stride_x + j * stride_y]; x and y are TMA descriptors.
 
@@ -280,7 +276,6 @@ def gemm_sliced(
             _load(y, tile_y * BY, step * BK, Y_K_MAJOR).T,
             acc,
             input_precision=INPUT_PRECISION,
-            max_num_imprecise_acc=IMPRECISE,
             out_dtype=ACC,
         )
     rows = tl.arange(0, BX)

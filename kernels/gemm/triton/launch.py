@@ -19,16 +19,14 @@ from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem
 from kernels.gemm.triton.kernels import gemm_sliced, pack_k_major, pack_rows
 from kernels.gpus import LINE_BYTES
-from kernels.triton_config import TMA_ALIGNMENT, Step, input_precision, options
+from kernels.triton_util import TMA_ALIGNMENT, Step, input_precision, options
 
-TURN_ROWS, TURN_COLUMNS = 64, 64  # of a block that is transposed
+TRANSPOSED_ROWS, TRANSPOSED_K = 64, 64  # of a block
 PACK_ROWS, PACK_BYTES = 16, 512  # of a block that is copied
 PACK_WARPS = 4
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # by bytes
-WARPGROUP = 4  # warps
-THINNEST = 16  # columns of a descriptor that no kernel reads
 
-_ACCUMULATE = {"float32": tl.float32, "float16": tl.float16, "int32": tl.int32}
+_ACCUMULATE = {"float32": tl.float32, "int32": tl.int32}
 _TMA_KERNELS = {cfg.TMA: jit.gemm_tma, cfg.PERSISTENT: jit.gemm_tma_persistent}
 
 
@@ -83,9 +81,7 @@ class Launcher:
         if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)
         a, b, packs = self._packed
-        if config.kernel == cfg.GLUON:
-            return (*packs, self._gluon_step(config, a, b))
-        if config.kernel in cfg.SLICED:
+        if config.kernel == cfg.SPLIT_K:
             return (*packs, self._sliced_step(config, a, b))
         return (*packs, self._tma_step(config, a, b))
 
@@ -95,10 +91,10 @@ class Launcher:
         p = self.problem
         return packed(p, (self.a, self.b), (p.pack_a, p.pack_b))
 
-    def _arithmetic(self, config: Config) -> tuple[object, ...]:
+    @property
+    def _arithmetic(self) -> tuple[object, object]:
         kind = self.problem.precision
-        precise = kind.is_float8 and not kind.fast_accumulate
-        return input_precision(kind), _ACCUMULATE[kind.accumulate], config.bk if precise else None
+        return input_precision(kind), _ACCUMULATE[kind.accumulate]
 
     def _pointer_step(self, config: Config) -> Step:
         p = self.problem
@@ -106,7 +102,7 @@ class Launcher:
             self.a.base, self.b.base, self.c, p.m, p.n, p.k, config.group,
             *self.a.strides, *reversed(self.b.strides),
             config.bm, config.bn, config.bk, p.k % config.bk == 0,
-            *self._arithmetic(config),
+            *self._arithmetic,
         )  # fmt: skip
         step_options = options(config.stages, config.warps)
         return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
@@ -117,7 +113,7 @@ class Launcher:
         tile = (config.bm, config.bn, config.bk, config.split)
         args = (
             *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group,
-            *tile, a.k_major, b.k_major, *self._arithmetic(config),
+            *tile, a.k_major, b.k_major, *self._arithmetic,
         )  # fmt: skip
         grid = (tiles,)
         if config.kernel == cfg.PERSISTENT:
@@ -137,39 +133,15 @@ class Launcher:
         sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
         counts = torch.zeros(tiles if slices > 1 else 1, dtype=torch.int32, device=device)
         sides = [(a, config.bm, p.n), (b, config.bn, 1)]  # matrix, block, stride of C
-        if config.kernel == cfg.SKINNY:
+        if config.swapped:
             sides.reverse()
         (x, block_x, stride_x), (y, block_y, stride_y) = sides
         args = (
             x.descriptor(block_x, config.bk), y.descriptor(block_y, config.bk), self.c, sums,
             counts, x.rows, y.rows, p.k, config.group, stride_x, stride_y,
-            block_x, block_y, config.bk, slices, x.k_major, y.k_major, *self._arithmetic(config),
+            block_x, block_y, config.bk, slices, x.k_major, y.k_major, *self._arithmetic,
         )  # fmt: skip
         return Step(gemm_sliced, (tiles * slices,), args, options(config.stages, config.warps))
-
-    def _gluon_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
-        from kernels.gemm.triton.gluon_kernel import block, described, gemm_gluon
-
-        p, (head, tail) = self.problem, config.parts
-        groups, part = config.warps // WARPGROUP, head // config.split
-        rows, thin = config.bm // groups, tail or THINNEST
-        operands = [
-            described(matrix.base, matrix.sizes, matrix.ld, matrix.box(count, config.bk))
-            for matrix, count in ((a, rows), (b, head), (b, thin))
-        ]
-        word = _word(p.n, TMA_ALIGNMENT // p.precision.output_bytes) if config.direct else 1
-        outputs = [
-            None if config.direct else described(self.c, [p.m, p.n], p.n, [rows, columns])
-            for columns in (part, thin)
-        ]
-        args = (
-            *operands, *outputs, self.c, p.m, p.n, p.k, config.group, p.n // word,
-            config.bm, head, tail, config.bk, config.stages, groups, part, word,
-            a.k_major, b.k_major,
-            *(block(self.c, [rows, columns]) for columns in (part, thin)),
-        )  # fmt: skip
-        grid = (min(self.sm_count, p.tiles(config)),)
-        return Step(gemm_gluon, grid, args, {"num_warps": WARPGROUP})
 
 
 def _word(length: int, most: int) -> int:
@@ -190,10 +162,10 @@ def packed(
     for i, matrix in enumerate(matrices):
         if not wanted[i]:
             continue
-        turned = problem.turned(matrix.k_major)
-        found[i] = _place(matrix, turned)
-        if turned:
-            steps.append(_turn_step(matrix, found[i]))
+        transposed = problem.transposed(matrix.k_major)
+        found[i] = _place(matrix, transposed)
+        if transposed:
+            steps.append(_transpose_step(matrix, found[i]))
         else:
             rows.append((matrix, found[i]))
     if rows:
@@ -202,23 +174,23 @@ def packed(
     return a, b, steps
 
 
-def _place(matrix: Matrix, turned: bool) -> Matrix:
-    """Memory for a copy, K-major if `turned`. Its rows start on cache lines: TMA asks for 16 bytes,
-    but a row that straddles lines costs an L2 sector more for every 128 bytes.
+def _place(matrix: Matrix, transposed: bool) -> Matrix:
+    """Memory for a copy, K-major if `transposed`. Its rows start on cache lines: TMA asks for 16
+    bytes, but a row that straddles lines costs an L2 sector more for every 128 bytes.
     """
-    outer, inner = (matrix.rows, matrix.k) if turned else matrix.sizes
+    outer, inner = (matrix.rows, matrix.k) if transposed else matrix.sizes
     line = LINE_BYTES // matrix.base.element_size()
     ld = ceil(inner / line) * line
     base = torch.empty((outer, ld), dtype=matrix.base.dtype, device=matrix.base.device)
-    return Matrix(base, matrix.rows, matrix.k, turned or matrix.k_major, ld)
+    return Matrix(base, matrix.rows, matrix.k, transposed or matrix.k_major, ld)
 
 
-def _turn_step(source: Matrix, place: Matrix) -> Step:
+def _transpose_step(source: Matrix, place: Matrix) -> Step:
     args = (
         source.base, place.base, source.rows, source.k, *source.strides, place.ld,
-        TURN_ROWS, TURN_COLUMNS,
+        TRANSPOSED_ROWS, TRANSPOSED_K,
     )  # fmt: skip
-    grid = (ceil(source.k / TURN_COLUMNS), ceil(source.rows / TURN_ROWS))
+    grid = (ceil(source.k / TRANSPOSED_K), ceil(source.rows / TRANSPOSED_ROWS))
     return Step(pack_k_major, grid, args, {"num_warps": PACK_WARPS})
 
 

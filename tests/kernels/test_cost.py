@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.case import Case
-from kernels.gemm.triton import config as gemm_config
-from kernels.tile_model import (
+from kernels.cost import (
     Kernel,
     Work,
     busiest_tiles,
     estimated_clocks,
     pieces,
     product_clocks,
-    short_list,
 )
+from kernels.gemm.triton import config as gemm_config
+from kernels.tune import short_list
 
 HOPPER, SMS = (9, 0), 132
 POWERS = st.sampled_from([16, 32, 64, 128, 256])

@@ -8,15 +8,10 @@ GEMM kernels (`kernels.gemm.triton.config.FACTS`) fit 96 more problems, timed on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import ceil
-from typing import TypeVar
 
 from kernels.gpus import LINE_BYTES, SECTOR_BYTES
-
-Config = TypeVar("Config")
 
 WARPGROUP_ROWS = 64  # rows of the first operand of one wgmma; smaller tiles use mma.sync
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
@@ -34,10 +29,6 @@ LAUNCH_CLOCKS = 4000  # of another kernel
 UNHIDDEN = 0.2  # of products and loads, in the time of DRAM, or the other way, by a lone program
 STEP_CLOCKS = 50  # a step over the depth: barriers, the loop
 OVERLAPPED_STORE = 0.5  # of a store that a neighbour on the SM, or the next tile, does not hide
-FEW_WAVES = 4  # so few must be as many; of more, the last must be as full
-LEAST_FILL = 0.95
-MOST_PADDING = 1.08
-LISTED, SAME_TILE = 5, 2  # configurations of a short list; of them with one tile
 
 
 @dataclass(frozen=True)
@@ -146,67 +137,3 @@ def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
     rest = UNHIDDEN / work.resident * min(computed, dram)
     extra = work.launches * LAUNCH_CLOCKS + work.extra_moved / DRAM_BYTES_PER_CLOCK
     return START_CLOCKS + kernel.start + max(computed, dram) + rest + extra
-
-
-def short_list(
-    ranked: Sequence[Config],
-    tile: Callable[[Config], Hashable],
-    most: int = LISTED,
-    alike: int = SAME_TILE,
-    families: Sequence[Callable[[Config], Hashable]] = (),
-) -> Sequence[Config]:
-    """The first `most` of a ranking, at most `alike` of them with one tile.
-
-    Where all are of one family, one of the last gives way to one of another, if there is one: the
-    model may be wrong about a whole family. `families` are several ways to sort; none loses its
-    second family to another. A configuration whose family is None takes no such place.
-    """
-    seen: dict[Hashable, int] = {}
-
-    def kept() -> Iterator[Config]:
-        for config in ranked:
-            count = seen[tile(config)] = seen.get(tile(config), 0) + 1
-            if count <= alike:
-                yield config
-
-    listed = list(islice(kept(), most))
-    for family in families:
-        known = {None, *map(family, listed)}
-        other = next((config for config in ranked if family(config) not in known), None)
-        if other is not None and not _differ(family, listed):
-            listed = next(
-                (trial for trial in _with(other, listed)
-                 if all(_differ(f, trial) >= _differ(f, listed) for f in families)), listed,
-            )  # fmt: skip
-    return tuple(listed)
-
-
-def _differ(family: Callable[[Config], Hashable], configs: Sequence[Config]) -> bool:
-    return len(set(map(family, configs))) > 1
-
-
-def _with(config: Config, listed: Sequence[Config]) -> Iterator[list[Config]]:
-    """The list with a configuration in place of the last, of the last but one and so on."""
-    for place in reversed(range(1, len(listed))):
-        yield [*listed[:place], config, *listed[place + 1 :]]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How a configuration fits a problem: its tiles, and the work that it does over the least."""
-
-    tiles: int
-    padding: float
-
-
-def agree(lender: Fit, borrower: Fit, sm_count: int) -> bool:
-    """Whether a configuration tuned for one problem serves another: as many waves, or where they
-    are many, as full ones; and no more padding.
-    """
-    if borrower.padding > MOST_PADDING * lender.padding:
-        return False
-    waves = [busiest_tiles(fit.tiles, sm_count) for fit in (lender, borrower)]
-    if min(waves) <= FEW_WAVES:
-        return waves[0] == waves[1]
-    fills = [fit.tiles / wave for fit, wave in zip((lender, borrower), waves, strict=True)]
-    return fills[1] >= LEAST_FILL * fills[0]

@@ -1,18 +1,21 @@
-"""What the Triton back ends share: labels of configurations, TMA's limits, launches.
+"""What the Triton back ends share: labels of configurations, TMA's limits, launches, and whether
+this Triton has Gluon.
 
-Nothing here imports torch or triton: tables and rules can be checked on any machine.
+Nothing here imports torch or triton as it is loaded: rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
 from math import ceil
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.case import Candidate, CannotRun
 from kernels.gpus import LINE_BYTES, SECTOR_BYTES
 from kernels.precision import Precision
 
@@ -22,14 +25,7 @@ MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 
 
-class Labelled(Protocol):
-    """A configuration; its label is what a screen, a table and a cache call it."""
-
-    @property
-    def label(self) -> str: ...
-
-
-Config = TypeVar("Config", bound=Labelled)
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -143,22 +139,53 @@ def candidate(label: str, tile: tuple[int, int, int] | None, steps: Sequence[Ste
 
 
 def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Sequence[Candidate]:
-    """The configurations that can be bound, as candidates; the last one's error where none can."""
+    """The configurations, ready to launch, but for those that do not fit the free memory; the last
+    one's error where none fits. Any other error is a bug, and passed on.
+    """
+    from torch import OutOfMemoryError
+
     candidates: list[Candidate] = []
     for config in found:
         try:
             candidates.append(bind(config))
-        except Exception:
+        except (CannotRun, OutOfMemoryError):
             if config is found[-1] and not candidates:
                 raise
     return tuple(candidates)
 
 
-def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
-    """Those found that are not left out. Raises CannotRun where there are none."""
-    left = [config for config in found if target.has(config.label)]
-    if found and not left:
-        raise CannotRun(f"--without {','.join(target.without)} leaves no Triton configuration")
-    if not left:
-        raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
-    return left
+# ---------------------------------------------------------------- Gluon
+
+# Triton's language of layouts and warps. It is experimental: names move between versions.
+GLUON_HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+# Module -> what the kernels use of it; of names joined by "|", the later ones are of Triton 3.6.
+GLUON_USED = {
+    "triton.experimental.gluon": ("jit",),
+    "triton.experimental.gluon.language": (
+        "warp_specialize", "allocate_shared_memory", "num_warps", "NVMMASharedLayout",
+        "NVMMADistributedLayout", "BlockedLayout", "SliceLayout", "barrier|thread_barrier",
+    ),
+    "triton.experimental.gluon.nvidia.hopper": ("TensorDescriptor",),
+    GLUON_HOPPER: ("warpgroup_mma", "warpgroup_mma_wait", "fence_async_shared"),
+    f"{GLUON_HOPPER}.tma": (
+        "async_load|async_copy_global_to_shared", "async_store|async_copy_shared_to_global",
+        "store_wait",
+    ),
+    f"{GLUON_HOPPER}.mbarrier": ("init", "wait", "arrive", "expect", "MBarrierLayout"),
+}  # fmt: skip
+
+
+@cache
+def gluon_missing() -> str | None:
+    """What this Triton lacks for the project's Gluon kernels, in a few words; None for nothing."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "Triton's interpreter does not run Gluon"
+    for module, names in GLUON_USED.items():
+        try:
+            found = import_module(module)
+        except ImportError:
+            return f"this Triton has no {module}"
+        for name in names:
+            if not any(hasattr(found, each) for each in name.split("|")):
+                return f"this Triton has no {module}.{name.split('|')[0]}"
+    return None

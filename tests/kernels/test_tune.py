@@ -1,0 +1,132 @@
+"""Winners: kept by device, Triton, kernel source, precision, layout and shape."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels import tune
+from kernels.case import Case, Target
+from kernels.gemm.triton import config as cfg
+
+ROOT = Path(__file__).parents[2]
+TARGET = Target("cuda", "NVIDIA H200", (9, 0), 132)
+CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
+LABEL = cfg.catalogue("fp16")[0].label
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tune.forget()
+    return tmp_path
+
+
+def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
+    tune.save(CASE, TARGET, LABEL, 6)
+    conv = Case("conv", {"n": 1, "pass": "fprop"}, "fp16", "triton", "nhwc")
+    tune.save(conv, TARGET, "conv label", 4)
+    tune.forget()
+    assert tune.find(CASE, TARGET) == (LABEL, 6)
+    assert tune.find(conv, TARGET) == ("conv label", 4)
+    assert tune.find(replace(conv, layout="nchw"), TARGET) == ("conv label", 4)
+    assert tune.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
+    others = [
+        replace(CASE, precision_name="bf16"), replace(CASE, layout="nn"),
+        replace(CASE, dims={**CASE.dims, "k": 1056}), replace(conv, dims={"n": 1, "pass": "dgrad"}),
+    ]  # fmt: skip
+    assert [tune.find(case, TARGET) for case in others] == [None] * len(others)
+    changes = ({"name": "NVIDIA H100"}, {"sm_count": 114}, {"without": ("tma/*",)})
+    for other in (replace(TARGET, **change) for change in changes):
+        assert tune.find(CASE, other) is None
+
+
+def test_another_kernel_source_or_triton_starts_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune.save(CASE, TARGET, LABEL, 6)
+    tune.forget()
+    before = tune.source_hash()
+    package = tmp_path / "kernels"
+    shutil.copytree(Path(tune.__file__).parent, package)
+    kernels = package / "gemm/triton/kernels.py"
+    kernels.write_text(kernels.read_text() + "\n# another\n")
+    tune.source_hash.cache_clear()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(tune, "__file__", str(package / "tune.py"))
+        assert tune.source_hash() != before
+        assert tune.find(CASE, TARGET) is None
+        tune.source_hash.cache_clear()
+    assert tune.find(CASE, TARGET) == (LABEL, 6)
+    monkeypatch.setattr(tune, "triton_version", lambda: "99.0")
+    assert tune.find(CASE, TARGET) is None
+
+
+DAMAGED = ["", "{", "[1]", "3", "[" * 5000]
+IN_PART = [3, "x", [], ["x"], ["x", 0], ["x", -1], ["x", 10**9], [3, 3], ["x", "y"], ["x", 2, 2]]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_costs_a_warning_and_is_replaced(
+    cache: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tune.path(CASE, TARGET)
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert tune.find(CASE, TARGET) is None
+    assert str(file) in capsys.readouterr().err
+    tune.save(CASE, TARGET, LABEL, 6)
+    tune.forget()
+    assert tune.find(CASE, TARGET) == (LABEL, 6)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.sampled_from(IN_PART), st.integers(1, 100))
+def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, count: int) -> None:
+    file = tune.path(CASE, TARGET)
+    assert file is not None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    other = replace(CASE, layout="nn")
+    file.write_text(json.dumps({tune.key(other, TARGET): [LABEL, count], "bad": entry}))
+    tune.save(CASE, TARGET, LABEL, count)
+    tune.forget()
+    assert tune.find(CASE, TARGET) == tune.find(other, TARGET) == (LABEL, count)
+
+
+def test_a_folder_that_takes_no_file_is_an_error_and_this_process_knows_all_the_same(
+    cache: Path,
+) -> None:
+    (cache / "halfway").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        tune.save(CASE, TARGET, LABEL, 6)
+    assert tune.find(CASE, TARGET) == (LABEL, 6)
+
+
+SAVES = """
+import sys
+from kernels import tune
+from kernels.case import Case, Target
+target = Target("cuda", "NVIDIA H200", (9, 0), 132)
+for size in range(int(sys.argv[1]), int(sys.argv[1]) + 40):
+    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", "triton", "nt")
+    tune.save(case, target, "label", size)
+"""
+
+
+def test_two_processes_that_tune_keep_the_winners_of_both(cache: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SAVES, str(first)], cwd=ROOT) for first in (1, 101)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    sizes = [*range(1, 41), *range(101, 141)]
+    cases = [replace(CASE, dims=dict.fromkeys("mnk", size)) for size in sizes]
+    assert [tune.find(case, TARGET) for case in cases] == [("label", size) for size in sizes]
