@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import cast
 
-from kernels.choosing import HOW
+from kernels.tune import HOW
 
 from kernels.case import Case
 from kernels.precision import precision
