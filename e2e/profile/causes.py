@@ -61,6 +61,7 @@ MOST_PLACES = 3
 LAUNCH_BOUND = 0.5  # of a step that the GPU waits for launches
 KERNELS = frozenset({"tf32", "float32", "islands", "misaligned", "bf16"})  # that are too long
 MATH = "scaled_dot_product_attention"  # around operators: of a back end that is no kernel
+INFERENCE = "aten::_native_multi_head_attention"  # torch's own path, which no script can change
 LEAST_SCORES = 64  # rows and columns of attention's scores: smaller ones are no attention
 
 
@@ -142,7 +143,8 @@ KNOWN: Mapping[str, Known] = {
     ),
     "attention": Known(
         "attention", "attention written out: its scores go through memory several times",
-        "torch.nn.functional.scaled_dot_product_attention", False,
+        "torch.nn.functional.scaled_dot_product_attention; with nn.MultiheadAttention: "
+        "need_weights=False", False,
     ),
     "sdpa": Known(
         "attention", "another back end of scaled_dot_product_attention is faster",
@@ -716,9 +718,11 @@ def attention_in(ops: Sequence[Op]) -> Attention | None:
     """A product, a softmax of its result and a product with that; and their backward.
 
     Scores are what a softmax takes and a batched product makes: everything that has them as an
-    input, or multiplies them, belongs to it.
+    input, or multiplies them, belongs to it. What nn.TransformerEncoder does in inference is
+    torch's own, and none.
     """
-    spans = {id(span): span for op in ops for span in op.ops if shapes_of(span)}
+    own = [op for op in ops if not any(span.name == INFERENCE for span in op.ops)]
+    spans = {id(span): span for op in own for span in op.ops if shapes_of(span)}
     batched = [s for s in spans.values() if s.name.startswith(("aten::bmm", "aten::baddbmm"))]
     made = {_product_shape(span) for span in batched}
     scores: dict[tuple[int, int, int], tuple[int, ...]] = {}
@@ -737,7 +741,7 @@ def attention_in(ops: Sequence[Op]) -> Attention | None:
         shapes = [_flat(shape) for shape in shapes_of(inner) if len(shape) >= 3]
         return bool(scores.keys() & {*shapes, _product_shape(inner)})
 
-    return Attention([op for op in ops if belongs(op)], list(scores.values()), batched)
+    return Attention([op for op in own if belongs(op)], list(scores.values()), batched)
 
 
 def _flat(shape: Sequence[int]) -> tuple[int, int, int]:

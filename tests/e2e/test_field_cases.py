@@ -282,6 +282,12 @@ def transformer(tape: Tape) -> None:
             tape.work(f"aten::{name}", ns, tid=BACKWARD, dims=dims, **half)
 
 
+def encoder(tape: Tape) -> None:
+    """The same by the operator that nn.TransformerEncoder calls in inference."""
+    with tape.operator("aten::_native_multi_head_attention"):
+        transformer(tape)
+
+
 def casting(to: str, of: str) -> Step:
     """4 ms of casts in a layer: of its weights, or of what autocast leaves in float32."""
 
@@ -370,6 +376,7 @@ CASES: dict[str, tuple[Step, dict[str, Any], str, str, float, str, dict[str, flo
                      "float32|fp32", FP16, 0.9, NONE, {}, "fp32"),
     "F5 attention": (attended, HIGH, "float32", "^attention in float32", 0.9, TF32, {}, ""),
     "F13": (transformer, ONE, "attention", "scaled_dot_product_attention", 0.23, AGAIN, {}, ""),
+    "F13 inference": (encoder, ONE, "", "", 0, "scaled_dot_product_attention", {}, ""),
     "F14": (averaged, {}, "", EMA, 0.3, "", {OPTIMIZER: 0.2}, ""),
     "F15 casts": (casting(BF16, FLOAT), NINE, "cast", AGAIN, 0.3, "", {"casts": 4}, ""),
     "F15 autocast": (casting(FLOAT, BF16), ONE, "", "", 0, AGAIN, {"casts": 4}, ""),
