@@ -218,12 +218,11 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
 
 @app.command()
 @DEVICE
-@click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def doctor(device: str, html: Path | None) -> None:
+def doctor(device: str) -> None:
     """Check this machine for what distorts measurements."""
     from microbench.commands import examine_machine
 
-    examine_machine(device, html)
+    examine_machine(device)
 
 
 @app.command()

@@ -195,20 +195,11 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
 
 
-def examine_machine(device: str, html: Path | None = None) -> None:
-    """Print the doctor's findings, and write them as a page. UserError for an unknown device."""
+def examine_machine(device: str) -> None:
+    """Print the doctor's findings. UserError for an unknown device."""
     from microbench.device.device import describe
     from microbench.device.doctor import examine
-    from microbench.report.doctor import findings_sheet, print_findings
+    from microbench.report.doctor import print_findings
     from microbench.report.screen import make_console
 
-    if html:
-        check_writable(html, "--html")
-    info = describe(device)
-    findings = examine(info)
-    print_findings(findings, make_console())
-    if html:
-        from microbench.report.page import document_page, write_page
-
-        title = f"Doctor: {info.name}"
-        write_page(document_page({}, findings_sheet(findings), title), html)
+    print_findings(examine(describe(device)), make_console())

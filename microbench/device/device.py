@@ -20,7 +20,7 @@ from microbench.device.nvml import SM_CLOCK, GpuState, NvmlGpu
 from microbench.device.telemetry import POLL_INTERVAL_S, Telemetry
 from microbench.errors import UserError
 
-# Assumed where sysfs has no cache size; doctor reports when it is in use.
+# Assumed where sysfs has no cache size.
 ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
 OTHERS_SHARE = 0.1  # of a GPU's memory: so much that others hold is a reason why it is full
 

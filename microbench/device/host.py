@@ -46,11 +46,6 @@ def cpu_name(root: Path = ROOT) -> str:
     return _field(root / "proc/cpuinfo", "model name") or platform.machine()
 
 
-def is_virtual_machine(root: Path = ROOT) -> bool:
-    """Whether the processor has the "hypervisor" flag of a virtual machine (x86 only)."""
-    return "hypervisor" in (_field(root / "proc/cpuinfo", "flags") or "").split()
-
-
 def memory_bytes(root: Path = ROOT) -> int | None:
     """Memory of the whole computer in bytes; None where unknown."""
     return _meminfo_bytes("MemTotal", root)

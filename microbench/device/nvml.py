@@ -15,11 +15,7 @@ POWER_INSTANT_FIELD = 186  # NVML_FI_DEV_POWER_INSTANT of nvml.h, in milliwatts
 SM_CLOCK = 1  # NVML_CLOCK_SM
 GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
 SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-CORRECTED, UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*
-SINCE_LOADED = 0  # NVML_VOLATILE_ECC: errors since the driver was loaded
-NVLINKS = 18  # NVML_NVLINK_MAX_LINKS of bindings that lack it
 CARD_SALT, CARD_DIGITS = "halfway ", 12
-VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host vgpu", 4: "host vsga"}
 
 
 @dataclass(frozen=True)
@@ -38,20 +34,9 @@ class GpuState:
     temperature_c: int | None = None
     temperature_margin_c: int | None = None  # degrees left before the card slows itself down
     utilization_pct: int | None = None
-    ecc: bool | None = None
-    ecc_pending: bool | None = None
-    ecc_corrected: int | None = None  # errors of the memory since the driver was loaded
-    ecc_uncorrected: int | None = None
-    rows_failed: bool | None = None  # a bad row of the memory could not be replaced
-    rows_pending: bool | None = None  # one is replaced at the next reset
     mig: bool | None = None
-    persistence: bool | None = None
     pcie_width: int | None = None
     pcie_width_max: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    nvlinks: int | None = None  # that are active; None where the card has none
-    virtualization: str | None = None
     processes: tuple[tuple[int, int | None], ...] | None = None  # (pid, bytes) of each compute one
 
 
@@ -120,9 +105,7 @@ class NvmlGpu:
 
     def state(self) -> GpuState:
         """All settings and conditions, each None where the call is refused."""
-        ecc, ecc_pending = self.ask("nvmlDeviceGetEccMode") or (None, None)
         mig, _ = self.ask("nvmlDeviceGetMigMode") or (None, None)
-        *_, pending, failed = self.ask("nvmlDeviceGetRemappedRows") or (None, None)
         cuda = self._call("nvmlSystemGetCudaDriverVersion")
         return GpuState(
             driver_cuda=cuda and (cuda // 1000, cuda % 1000 // 10),
@@ -139,28 +122,11 @@ class NvmlGpu:
             temperature_c=self.temperature_c(),
             temperature_margin_c=self._temperature_margin_c(),
             utilization_pct=self.utilization_pct(),
-            ecc=_on(ecc),
-            ecc_pending=_on(ecc_pending),
-            ecc_corrected=self.ask("nvmlDeviceGetTotalEccErrors", CORRECTED, SINCE_LOADED),
-            ecc_uncorrected=self.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_LOADED),
-            rows_failed=_on(failed),
-            rows_pending=_on(pending),
-            mig=_on(mig),
-            persistence=_on(self.ask("nvmlDeviceGetPersistenceMode")),
+            mig=None if mig is None else bool(mig),
             pcie_width=self.ask("nvmlDeviceGetCurrPcieLinkWidth"),
             pcie_width_max=self.ask("nvmlDeviceGetMaxPcieLinkWidth"),
-            pcie_generation=self.ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-            pcie_generation_max=self.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-            nvlinks=self._nvlinks(),
-            virtualization=VIRTUALIZATION.get(self.ask("nvmlDeviceGetVirtualizationMode")),
             processes=self.processes(),
         )
-
-    def _nvlinks(self) -> int | None:
-        most: int = getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", NVLINKS)
-        links = [self.ask("nvmlDeviceGetNvLinkState", link) for link in range(most)]
-        known = [link for link in links if link is not None]
-        return sum(known) if known else None
 
     def _temperature_margin_c(self) -> int | None:
         margin = self.ask("nvmlDeviceGetMarginTemperature")
@@ -181,7 +147,3 @@ class NvmlGpu:
         if running is None:
             return None
         return tuple((process.pid, process.usedGpuMemory) for process in running)
-
-
-def _on(state: int | None) -> bool | None:
-    return None if state is None else bool(state)

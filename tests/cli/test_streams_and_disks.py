@@ -141,7 +141,7 @@ def test_an_error_to_a_closed_stream_keeps_its_code(tmp_path: Path, where: str) 
     [
         "show run.json --html a.html", "show run.json --chart a.svg", "explain run.json",
         "compare run.json run.json --json a.json",
-        "compare run.json run.json --html a.html", "doctor --device cpu --html a.html",
+        "compare run.json run.json --html a.html",
         f"{' '.join(GEMM)} --json a.json", "gemm --resume run.json --processes 2",
     ],
 )  # fmt: skip
