@@ -22,7 +22,7 @@ from microbench.command_words import WORDS
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
-from microbench.results.kinds import KINDS
+from microbench.results.kinds import kinds
 from microbench.results.runfile import (
     check_apart,
     check_readable,
@@ -274,7 +274,7 @@ def check_measured(run: Run) -> None:
         names = ", ".join(dict.fromkeys(result.case.backend for result in broken))
         raise NothingMeasured(f"{names} failed in {len(broken)} of {len(own)} cases")
     found = {entry.case.op for entry in run.others}
-    first = next((op for op in KINDS if op in found), None)
+    first = next((op for op in kinds() if op in found), None)
     asked = [result for result in run.results if result.case.precision_name in asked_for(run)]
     others = [entry for entry in run.others if entry.case.op == first]
     judged = own or asked or run.results or others
@@ -293,7 +293,7 @@ def _failed(run: Run) -> Iterator[tuple[str, str]]:
             yield fmt.name(result.case), result.reason or ""
     for entry in run.others:
         if entry.status == "failed":
-            cells = KINDS[entry.case.op].report.cells(entry.case)
+            cells = kinds()[entry.case.op].report.cells(entry.case)
             yield " ".join(cell for cell in cells if cell), entry.reason or ""
 
 

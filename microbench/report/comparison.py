@@ -12,7 +12,7 @@ from microbench import fmt
 from microbench.report.screen import print_lines
 from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
-from microbench.results.kinds import KINDS, Report
+from microbench.results.kinds import Report, kinds
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
 from microbench.verdict import uncertain
@@ -111,7 +111,7 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
 def _threshold_asked(comparison: Comparison) -> str:
     """ "5 %; kernels must also differ by 1.3 us": the thresholds of the user and of time."""
     text = f"{comparison.threshold_pct:g} %"
-    kernels = any(row.case.op not in KINDS and row.guessed for row in comparison.rows)
+    kernels = any(row.case.op not in kinds() and row.guessed for row in comparison.rows)
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 
@@ -215,13 +215,13 @@ def _chosen(rows: Sequence[CompareRow], details: bool) -> tuple[list[CompareRow]
 
 def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
     ops = {row.case.op for row in rows}
-    kernels, kinds = ops - KINDS.keys(), ops & KINDS.keys()
-    first = [KINDS[op].report.FIRST[op] for op in kinds]
+    kernels, others = ops - kinds().keys(), ops & kinds().keys()
+    first = [kinds()[op].report.FIRST[op] for op in others]
     columns: list[Column[CompareRow]] = [
         Column("B is", lambda row: _LOOKS[row.verdict][0]),
         Column("precision" if kernels or len(first) > 1 else first[0],
                lambda row: _what(row.case)[0]),
-        Column("what" if kinds else "size", lambda row: _what(row.case)[1], right=True),
+        Column("what" if others else "size", lambda row: _what(row.case)[1], right=True),
         Column("backend" if kernels else "options", lambda row: _what(row.case)[2], drop=1),
         Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
         Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
@@ -267,7 +267,7 @@ def _ratio(row: CompareRow) -> str:
 
 
 def _report(case: AnyCase) -> Report:
-    return KINDS[case.op].report
+    return kinds()[case.op].report
 
 
 def case_name(case: AnyCase) -> str:

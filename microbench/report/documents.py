@@ -1,4 +1,4 @@
-"""Files that are not runs (`microbench.results.kinds.DOCUMENTS`), laid out as tables."""
+"""Files that are not runs (`microbench.report.kinds`), laid out as tables."""
 
 from __future__ import annotations
 

@@ -108,7 +108,9 @@ def sheet(data: Json) -> Sheet:
     pct: float = decode(float, data.get("threshold_pct"), "threshold_pct")
     rows: list[Reading] = []
     for i, one in enumerate(decode(tuple[Json, ...], data.get("rows"), "rows")):
-        parts = [one | part for part in one.get("readings", [{}])]  # a row a GPU, in older files
+        # In older files a row is a GPU.
+        readings = decode(tuple[Json, ...], one.get("readings", [{}]), f"rows[{i}].readings")
+        parts = [one | part for part in readings]
         died = [one | {"status": FAILED}] if "readings" in one and one.get("reason") else []
         rows += (decode(Reading, part, f"rows[{i}]") for part in parts + died)
     for row in rows:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import cast
 
-from kernels.tune import HOW
-
 from kernels.case import Case
 from kernels.precision import precision
+from kernels.tune import HOW
 from microbench.results.fields import decode
-from microbench.results.kinds import KINDS, Kind
+from microbench.results.kinds import Kind, kinds
 from microbench.results.types import STATUSES, Json, Measurement, Result, Run
 from microbench.results.values import PROCESSES, check_processes, processes_json
 
@@ -25,6 +24,7 @@ PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
+RETIRED = ("ceiling",)  # the kinds of results that older files have, and that are passed over
 TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
@@ -88,7 +88,7 @@ def result_to_json(result: Result) -> Json:
 
 
 def run_to_json(run: Run) -> Json:
-    """The whole run file as one JSON object. KeyError for a result whose kind is not in `KINDS`."""
+    """The whole run file as one JSON object. KeyError for a result whose kind is not known."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
     return {
@@ -100,7 +100,7 @@ def run_to_json(run: Run) -> Json:
         ],
         "results": [
             *(result_to_json(result) for result in run.results),
-            *(KINDS[entry.case.op].codec.to_json(entry) for entry in run.others),
+            *(kinds()[entry.case.op].codec.to_json(entry) for entry in run.others),
         ],
     }
 
@@ -120,12 +120,13 @@ def run_from_json(data: Json) -> Run:
         f"results[{i}]": decode(Json, result, f"results[{i}]")
         for i, result in enumerate(cast("list[object]", results))
     }
-    kinds = {where: _kind(item) for where, item in found.items()}
-    kernels = [_result_from_json(i, where) for where, i in found.items() if not kinds[where]]
+    found = {where: item for where, item in found.items() if item.get("op") not in RETIRED}
+    kind_of = {where: _kind(item) for where, item in found.items()}
+    kernels = [_result_from_json(i, where) for where, i in found.items() if not kind_of[where]]
     run = decode(Run, {**data, "results": [], "others": []}, "")
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
-    for where, kind in kinds.items():
+    for where, kind in kind_of.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
     return run.with_results(kernels)
@@ -133,8 +134,10 @@ def run_from_json(data: Json) -> Run:
 
 def _kind(item: Json) -> Kind | None:
     """How to read a result; None for a kernel's."""
+    from kernels import OPS
+
     op = item.get("op")
-    return KINDS.get(op) if isinstance(op, str) else None
+    return kinds().get(op) if isinstance(op, str) and op not in OPS else None
 
 
 def _result_from_json(data: Json, where: str) -> Result:

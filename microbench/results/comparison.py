@@ -21,7 +21,7 @@ from microbench.results.judging import (
     processes_of,
     ratio_between,
 )
-from microbench.results.kinds import KINDS
+from microbench.results.kinds import kinds
 from microbench.results.types import METHODS, Run
 from microbench.results.values import AnyCase, Entry
 
@@ -86,7 +86,7 @@ class Comparison:
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
             "noise_pct": NOISE_PCT,
             "noise_s": NOISE_S,
-            **{f"{op}_noise_pct": kind.noise_pct for op, kind in KINDS.items()},
+            **{f"{op}_noise_pct": kind.noise_pct for op, kind in kinds().items()},
             "threshold_pct": self.threshold_pct,
             "card": self.card,
             "differences": self.differences,
@@ -241,9 +241,9 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
 
 def method_changed(entry: Entry, a: int, b: int) -> bool:
     """Whether such a result is measured otherwise in one of these method versions."""
-    kind = entry.case.op if entry.case.op in KINDS else "kernel"
-    for version, kinds in METHODS.items():
-        where = kinds.get(kind) if min(a, b) < version <= max(a, b) else None
+    kind = entry.case.op if entry.case.op in kinds() else "kernel"
+    for version, concerned in METHODS.items():
+        where = concerned.get(kind) if min(a, b) < version <= max(a, b) else None
         if where is not None and (not where or attrgetter(where)(entry)):
             return True
     return not {a, b} <= METHODS.keys() and a != b

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from microbench.results.kinds import KINDS
+from microbench.results.kinds import kinds
 from microbench.results.values import RUINED_PCT, Interval, ProcessTime, Ratio, Timed
 from microbench.timing.processes import (
     USUAL,
@@ -92,7 +92,7 @@ def in_processes(a: Timed, b: Timed) -> bool:
 
 def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) -> Noise:
     """What these two may differ by; `threshold_pct` replaces the share in it."""
-    noise = Noise(KINDS[op].noise_pct) if op in KINDS else KERNELS
+    noise = Noise(kinds()[op].noise_pct) if op in kinds() else KERNELS
     if a.cpu_bound or b.cpu_bound:
         noise = Noise(CPU_BOUND_PCT)
     elif in_processes(a, b):

@@ -1,17 +1,18 @@
 """What a file may hold: results that other packages measure, and documents that are not runs.
 
 `show`, `compare` and `--resume` read every run file, whichever package measured it. A kind is found
-by the `op` of a result; its modules are imported when a file holds one. So microbench imports
-nothing of the packages above it, and adding a kind is one entry here. `show` also prints what other
-commands write; such a document is recognised by its fields.
+by the `op` of a result, a document by its fields. The packages above this one `register` theirs in
+the modules that REGISTERING names, which load when a file is no run of kernels alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from microbench.results.values import Json, Ratio
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
     from microbench.results.types import Run
 
+REGISTERING = ("e2e.kinds", "microbench.report.kinds")  # e2e may be absent
 Section = tuple[str, Sequence["Text"]]  # title, lines
 
 
 class Codec(Protocol):
     """A module that turns a kind's results into JSON objects and back."""
 
-    def to_json(self, entry: Any) -> Json:
+    def to_json(self, entry: Any, /) -> Json:
         """The result as the schema writes it."""
         ...
 
@@ -41,7 +43,7 @@ class Codec(Protocol):
 class Report(Protocol):
     """A module that shows the results of its kinds."""
 
-    FIRST: ClassVar[Mapping[str, str]]  # op -> title of a comparison's column for `cells`'s first
+    FIRST: Mapping[str, str]  # op -> title of a comparison's column for `cells`'s first
 
     def conditions(self, run: Run) -> list[str]:
         """The conditions that all of its results share, for the header."""
@@ -75,90 +77,74 @@ class Report(Protocol):
         """How a comparison names a case: (what varies most, what was measured, options)."""
         ...
 
-    def ratio(self, op: str, ratio: Ratio) -> str:
+    def ratio(self, op: str, ratio: Ratio, /) -> str:
         """A ratio of two times of results of kind `op`, with its interval, as text."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The modules of one kind of result, by name.
+    """One kind of result: the modules that read and show it.
 
     `noise_pct` is what two runs of one case may differ by, in per cent.
     """
 
-    codec_module: str
-    report_module: str
+    codec: Codec
+    report: Report
     noise_pct: float
-
-    @property
-    def codec(self) -> Codec:
-        """The module that reads and writes it."""
-        return cast(Codec, import_module(self.codec_module))
-
-    @property
-    def report(self) -> Report:
-        """The module that shows it."""
-        return cast(Report, import_module(self.report_module))
-
-
-KINDS: Mapping[str, Kind] = {
-    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=3.0),
-    # Processes share cores as the system likes.
-    "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
-    "ceiling": Kind("microbench.results.ceilings", "microbench.report.ceilings", noise_pct=2.0),
-}
-
-
-def reports(run: Run) -> list[Report]:
-    """The modules that show the results in a run that are not kernels', each once."""
-    ops = dict.fromkeys(entry.case.op for entry in run.others)
-    modules = dict.fromkeys(KINDS[op].report_module for op in ops)
-    return [cast(Report, import_module(module)) for module in modules]
 
 
 @dataclass(frozen=True)
 class Document:
     """A file that is not a run: what writes it, and the fields by which it is recognised.
 
-    `sheet_function` is "module:function": it takes the document and returns a Sheet, or raises
-    ValueError with the name of an invalid field.
+    `sheet` makes a `microbench.report.documents.Sheet` of it; ValueError names an invalid field.
     """
 
     written_by: str
     fields: Mapping[str, str | None]  # name -> its value; None: whatever it is
-    sheet_function: str
-
-    def sheet(self, data: Json) -> Any:
-        """The document as a table, a `microbench.report.documents.Sheet`.
-
-        ValueError for an invalid field.
-        """
-        module, _, function = self.sheet_function.partition(":")
-        return getattr(import_module(module), function)(data)
+    sheet: Callable[[Json], Any]
 
 
-DOCUMENTS = (
-    Document("fleet", {"check": "fleet"}, "microbench.report.fleet:sheet"),
-    Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
-    Document("a check of the method (tests/)", {"check": None},
-             "microbench.report.documents:check"),
-    Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
-             "microbench.report.documents:comparison"),
-    Document("compare --json of several runs", dict.fromkeys(("baseline", "comparisons")),
-             "microbench.report.documents:comparisons"),
-    Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
-             "microbench.report.documents:figures"),
-    Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
-             "microbench.report.documents:figures"),
-)  # fmt: skip
+_KINDS: dict[str, Kind] = {}
+_DOCUMENTS: list[Document] = []
+
+
+def register(op: str, kind: Kind) -> None:
+    """Make the kind of results with this `op` known."""
+    _KINDS[op] = kind
+
+
+def register_document(document: Document) -> None:
+    """Make a document known; of several that a file may be, the first counts."""
+    _DOCUMENTS.append(document)
+
+
+@cache
+def _load() -> None:
+    for module in REGISTERING:
+        if find_spec(module.partition(".")[0]):
+            import_module(module)
+
+
+def kinds() -> Mapping[str, Kind]:
+    """Every kind by its `op`, but kernels'."""
+    _load()
+    return _KINDS
+
+
+def reports(run: Run) -> list[Report]:
+    """The modules that show the results in a run that are not kernels', each once."""
+    ops = dict.fromkeys(entry.case.op for entry in run.others)
+    return list(dict.fromkeys(kinds()[op].report for op in ops))
 
 
 def document_of(data: Json) -> Document | None:
-    """Which of DOCUMENTS a file holds; None for a run and for anything else."""
+    """Which document a file holds; None for a run and for anything else."""
     if "schema_version" in data:
         return None
-    for document in DOCUMENTS:
+    _load()
+    for document in _DOCUMENTS:
         fields = document.fields.items()
         if all(name in data and value in (None, data[name]) for name, value in fields):
             return document

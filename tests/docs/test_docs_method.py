@@ -11,7 +11,7 @@ from samples.pages import Row, document, run, says, shows, table, trainings
 from microbench.requests import GEMM_PROCESSES
 from microbench.results.ceilings import CeilingResult
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
-from microbench.results.kinds import KINDS
+from microbench.results.kinds import kinds
 from microbench.results.types import METHODS
 from microbench.timing.stats import half_width_pct
 from tests.validation.splits import false_verdicts, power
@@ -107,7 +107,7 @@ def test_published_checks_of_compare_are_what_the_runs_give(name: str) -> None:
 
 def test_thresholds_and_versions_are_the_programs_own() -> None:
     says(METHOD, "needs the whole interval beyond", f"beyond {LEAST_PCT:g} %", f"{NOISE_PCT:g} %")
-    train, load = (f"{KINDS[name].noise_pct:g} %" for name in ("train", "load"))
+    train, load = (f"{kinds()[name].noise_pct:g} %" for name in ("train", "load"))
     guess = f"{NOISE_PCT:g} % and {1e6 * NOISE_S:g} µs for kernels"
     says(METHOD, "the threshold is a guess", guess, f"{train} for trainings", f"{load} for loaders")
     says(METHOD, "compared at one CPU speed", f"{CPU_BOUND_PCT:g} %")

@@ -23,7 +23,7 @@ from microbench.results.judging import (
     noise_of,
     ratio_between,
 )
-from microbench.results.kinds import KINDS
+from microbench.results.kinds import kinds
 from microbench.results.values import Interval, ProcessTime
 from microbench.timing.processes import USUAL, Usual
 from microbench.timing.stats import median_interval
@@ -98,7 +98,7 @@ def test_one_process_on_a_side_is_judged_by_the_floor() -> None:
     both = noise_of("gemm", many, many)
     assert (both.pct, both.near) == (LEAST_PCT, KERNELS.pct / 100)
     assert noise_of("gemm", many, single) == noise_of("gemm", single, single) == KERNELS
-    assert noise_of("train", single, single) == Noise(KINDS["train"].noise_pct)
+    assert noise_of("train", single, single) == Noise(kinds()["train"].noise_pct)
     asked = noise_of("gemm", many, many, threshold_pct=7.0)
     assert (asked.pct, asked.near) == (7.0, 0.07)
     assert learn([(many, single)]) == Learnt(USUAL, USUAL)
