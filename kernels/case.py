@@ -98,15 +98,18 @@ class Prepared:
     fastest. `rel_error(candidate)` fills the output with a poison, launches once and returns the
     relative error against a float64 reference of the inputs as stored: infinite where an element
     was not written, ValueError where the launch returned a tensor of another shape or dtype.
-    `rel_error_again(candidate)` is the same after many launches: it spoils a result that the back
-    end has kept too, so that one which it returns once more does not pass.
+    `renew()` queues new contents of an input, in place: what a launch left before is wrong then.
+    `rel_error_again(candidate, sample)` is the error of what one timed sample leaves in an output
+    that nobody prepared; `sample(launch)` takes it. LeftBehind where the result is right, but was
+    not yet when its time ended.
     `total_error()` compares the last output with a reference of the inputs before they were rounded
     to their storage. `flops` and `min_bytes` are operations and bytes of one launch, as in `Op`.
     """
 
     candidates: Sequence[Candidate]
     rel_error: Callable[[Candidate], float]
-    rel_error_again: Callable[[Candidate], float]
+    renew: Callable[[], None]
+    rel_error_again: Callable[[Candidate, Callable[[Callable[[], object]], object]], float]
     total_error: Callable[[], float]
     flops: int
     min_bytes: int
@@ -114,3 +117,7 @@ class Prepared:
 
 class CannotRun(Exception):
     """The case cannot run on this device. The message is the reason that reports print."""
+
+
+class LeftBehind(Exception):
+    """A launch left work that ended after its time. The message is the reason."""

@@ -17,8 +17,8 @@ from functools import cached_property
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
+from kernels.gpus import find_card
 from kernels.op import OWN, OpSession
-from kernels.tune import NONE, TUNED
 from kernels.tune import NONE, TUNED
 from kernels.user import described
 from microbench.device import profiler as kernel_names
@@ -30,10 +30,12 @@ from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
-from microbench.timing.timers import Timer
+from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
 
 ESTIMATE_SAMPLES = 3
+# A sheet's rate is at a boost clock that cards may pass: GH100 by 8 %, GeForce by up to 20 %.
+CLOCK_ABOVE_SHEET = 1.25
 QUICK_S = 0.02  # a launch up to this long is checked between two blocks too
 WRONG = "wrong result"
 UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
@@ -167,9 +169,17 @@ class Measurer:
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        found = replace(blank, variant=candidate.label)
-        arm = Arm(case.key, candidate.call, estimate)
-        return _Ready(found, arm, lambda: prepared.rel_error_again(candidate))
+        prepared.renew()  # its kernels are loaded too
+        arm = Arm(case.key, Renewed(candidate.call, prepared.renew), estimate)
+
+        def sample(launch: Launch) -> object:
+            return self.timer.block(Renewed(launch, prepared.renew), 1)
+
+        return _Ready(
+            replace(blank, variant=candidate.label),
+            arm,
+            lambda: prepared.rel_error_again(candidate, sample),
+        )
 
     # ------------------------------------------------------------ all variants, interleaved
 
@@ -217,11 +227,14 @@ class Measurer:
                 continue
             state = self.telemetry.summary(item.arm.key)
             found = measurement_of(item.arm, self.timer, regime, state, heavy)
-            timed[item.arm.key] = replace(item.result, measurement=found)
+            if reason := too_fast(item.result, found.median_s, self.target):
+                failed[item.arm.key] = replace(item.result, status="failed", reason=reason)
+            else:
+                timed[item.arm.key] = replace(item.result, measurement=found)
         return failed | with_ratios(timed, arms, self.timer)
 
     def _check_again(self, item: _Ready, announce: Announce) -> None:
-        """ArmFailed where the result of a launch is wrong now, though it was right at first."""
+        """ArmFailed where a timed sample leaves a wrong result, or work that is not done yet."""
         case = item.result.case
         announce(case.key, "checking again")
         try:
@@ -348,6 +361,25 @@ def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -
 def too_exact(case: Case, error: float) -> bool:
     """Whether a relative error is too small for the arithmetic of the precision on random data."""
     return error < case.precision.least_error and case.data in ("normal", "uniform")
+
+
+def too_fast(result: Result, seconds: float, target: Target) -> str | None:
+    """Why the time cannot be true: its rate is above the card's datasheet rate by more than its
+    clock can be. None where it can, and for a card or a precision without a sheet.
+    """
+    card, case = find_card(target.name), result.case
+    peak = card and card.peak(case.precision)
+    if not peak:
+        return None
+    # A convolution by FFT or Winograd multiplies less, at least once an output and channel.
+    taps = int(case.dims.get("r", 1)) * int(case.dims.get("s", 1))
+    most = CLOCK_ABOVE_SHEET * taps * peak
+    if seconds > 0 and result.flops / seconds <= most:
+        return None
+    unit = "TOP/s" if case.precision.storage == "int8" else "TFLOP/s"
+    return (
+        f"faster than this card can be: {most / 1e12:.0f} {unit} in {case.precision_name} at most"
+    )
 
 
 def describe_wrong(error: float, tolerance: float) -> str:

@@ -31,8 +31,7 @@ def launch_poisoned(operands: ConvOperands, candidate: Candidate) -> ConvOperand
     poison(operands.output)
     # torch allocates its outputs: leave poison where the allocator takes them from.
     poison(torch.empty_like(operands.output))
-    out = filled(candidate.call(), operands.output)
-    return replace(operands, **{OUTPUT[operands.which]: out})
+    return operands.holding(filled(candidate.call(), operands.output))
 
 
 def relative_error(operands: ConvOperands) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -82,6 +83,10 @@ class ConvOperands:
     def output(self) -> torch.Tensor:
         """What the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R, S]."""
         return getattr(self, OUTPUT[self.which])
+
+    def holding(self, result: torch.Tensor) -> Self:
+        """The same with another output."""
+        return replace(self, **{OUTPUT[self.which]: result})
 
 
 class OperandPool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from kernels.case import Candidate
@@ -27,7 +25,7 @@ def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
     poison(operands.c)
     if candidate.allocates:
         poison(torch.empty_like(operands.c))  # leave poison where the allocator takes from
-    return replace(operands, c=filled(candidate.call(), operands.c))
+    return operands.holding(filled(candidate.call(), operands.c))
 
 
 def relative_error(operands: Operands) -> float:

@@ -4,7 +4,8 @@ from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -56,6 +57,10 @@ class Operands:
     def output(self) -> torch.Tensor:
         """C [M, N]."""
         return self.c
+
+    def holding(self, result: torch.Tensor) -> Self:
+        """The same with another C."""
+        return replace(self, c=result)
 
     @property
     def mnk(self) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ Compiled once a process by NVRTC through CuPy, launched on torch's current strea
 
 from __future__ import annotations
 
+import ctypes
 from importlib import import_module
 from typing import Any, cast
 
@@ -46,6 +47,7 @@ extern "C" __global__ void read(const uint4* p, long long n, unsigned* sink) {
 GATE_LIMIT_S = 0.5
 FLUSH_FACTOR = 2  # times the size of the L2, so that no line of the last sample survives
 BLOCKS_PER_SM = 8
+PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 THREADS = 256
 
 
@@ -105,6 +107,20 @@ class Instruments:
                      words, np.uint32(1))  # fmt: skip
         self._launch(self._read, self._grid, THREADS, np.uintp(self._read_buffer.data_ptr()),
                      words, np.uintp(self._sink.data_ptr()))  # fmt: skip
+
+    def release_l2(self) -> bool:
+        """Whether a part of the L2 was set aside for data that persist in it, through a flush too;
+        from now on none is.
+        """
+        runtime = cupy.cuda.runtime
+        try:
+            if not runtime.deviceGetLimit(PERSISTING_L2):
+                return False
+        except runtime.CUDARuntimeError:  # a GPU that has no such limit
+            return False
+        runtime.deviceSetLimit(PERSISTING_L2, 0)
+        ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()  # CuPy does not offer it
+        return True
 
     def stamp_clock(self, which: int) -> None:
         """Queue a read of the SM's cycle counter and the nanosecond timer; `which` is 0 or 1."""

@@ -29,6 +29,7 @@ CORRELATIONS = tuple(i / 10 for i in range(9))  # of a round with the next one
 # A correlation's weight falls by e per this much. Measured: -0.16 to 0.12.
 PRIOR_SCALE = 0.12
 LEAST_SPREAD = 1e-12  # of logarithms: less is how they are rounded
+WIDEST = 100.0  # half an interval in logarithms, of times that are far below a tick
 TWO_ROUNDINGS = 1.1  # holds 95 % of the sum of two uniform errors, times the root of their squares
 
 Blocks = Sequence[Sequence[float]]
@@ -125,7 +126,7 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
     if centre <= 0 or medians.min() <= 0:
         return None
     noise = t_quantile(CONFIDENCE, len(medians) - 1) * _error_of_mean(np.log(medians))
-    half = math.hypot(noise, _rounding(medians, resolution_s))
+    half = min(WIDEST, math.hypot(noise, _rounding(medians, resolution_s)))
     return centre * math.exp(-half), centre * math.exp(half)
 
 
@@ -154,7 +155,7 @@ def ratio_interval(
     error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
     roundings = [_rounding(medians, resolution_s) for medians in (upper, lower)]
     noise = t_quantile(CONFIDENCE, len(logs) - 1) * error
-    half = math.hypot(noise, TWO_ROUNDINGS * math.hypot(*roundings))
+    half = min(WIDEST, math.hypot(noise, TWO_ROUNDINGS * math.hypot(*roundings)))
     return math.exp(centre), (math.exp(centre - half), math.exp(centre + half))
 
 

@@ -42,6 +42,30 @@ PROFILED_LAUNCHES = 21
 CALIBRATION_SAMPLES = 101
 
 
+@dataclass(frozen=True, eq=False)
+class Renewed:
+    """A launch, and what renews its operands before each sample, outside of its time.
+
+    Between the launches of one warm sample nothing is renewed: it would be in its time.
+    """
+
+    launch: Launch
+    renew: Launch
+
+    def __call__(self) -> object:
+        """Launch."""
+        return self.launch()
+
+
+def _parts(launch: Launch) -> tuple[Launch, Launch]:
+    """(what to do before a sample, the launch)."""
+    return (launch.renew, launch.launch) if isinstance(launch, Renewed) else (_nothing, launch)
+
+
+def _nothing() -> None:
+    """Before a sample of a launch whose operands stay."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Consecutive samples, in seconds per launch, and their mean SM clock in MHz if known."""
@@ -117,7 +141,8 @@ class GatedEvents:
     def block(self, launch: Launch, samples: int) -> Block:
         """Samples in seconds per launch.
 
-        RuntimeError when the launch waits for the GPU, which the closed gate holds up.
+        RuntimeError when the launch waits for the GPU, which the closed gate holds up, or sets a
+        part of the L2 aside for itself.
         """
         cold = self.l2 == "cold"
         return self._samples(launch, samples, 1 if cold else WARM_REPEATS, cold)
@@ -136,8 +161,11 @@ class GatedEvents:
     def _batch(
         self, launch: Launch, samples: int, repeats: int, flush: bool
     ) -> tuple[list[float], float | None]:
+        self.instruments.release_l2()
         for _ in range(GATE_TRIES):
             pairs = self._behind_gate(launch, samples, repeats, flush)
+            if self.instruments.release_l2():
+                raise RuntimeError("the launch sets a part of the L2 aside for its own data")
             if not self.instruments.gate_expired:
                 times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs]
                 return times, self.instruments.clock_mhz()
@@ -151,6 +179,7 @@ class GatedEvents:
         """(start, end) events of each sample, all of which ran after the last was queued."""
         import torch
 
+        renew, launch = _parts(launch)
         pairs = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(samples + TRAILING)
@@ -158,7 +187,9 @@ class GatedEvents:
         self.instruments.close_gate()
         try:
             self.instruments.stamp_clock(0)
-            for start, end in pairs[:samples]:
+            for number, (start, end) in enumerate(pairs[:samples]):
+                if repeats == 1 or number == 0:  # more would not fit behind the gate
+                    renew()
                 if flush:
                     self.instruments.flush_l2()
                 start.record()
@@ -201,7 +232,9 @@ class GraphReplay(GatedEvents):
 
         RuntimeError, from torch, for a launch that cannot be captured.
         """
-        replayed = self._samples(self._graph(launch).replay, samples, 1, False)
+        renew, launch = _parts(launch)
+        replay = Renewed(self._graph(launch).replay, renew)
+        replayed = self._samples(replay, samples, 1, False)
         return Block(tuple(t / WARM_REPEATS for t in replayed.times_s), replayed.sm_clock_mhz)
 
     def _graph(self, launch: Launch) -> Any:
@@ -244,7 +277,9 @@ class CpuClock:
     def block(self, launch: Launch, samples: int) -> Block:
         """`samples` samples in seconds per call, one call after another."""
         times: list[float] = []
+        renew, launch = _parts(launch)
         for _ in range(samples):
+            renew()
             if self.l2 == "cold":
                 self._scratch.add_(1)
             start = time.perf_counter()

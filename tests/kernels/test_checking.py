@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from kernels.checking import (
     CHECKSUM_SLACK,
     CHECKSUMS,
+    RENEWED_BYTES,
     filled,
     poison,
     random_signs,
     ratio,
-    spoil,
+    renew,
     typical,
     unwritten,
 )
@@ -56,15 +57,33 @@ def test_what_was_not_written_is_counted(dtype: torch.dtype) -> None:
     assert unwritten(output) == 0
 
 
-def test_what_a_launch_returned_in_memory_of_its_own_is_poisoned() -> None:
-    output, *others = (torch.ones(2, 3) for _ in range(4))
-    before, own, after = sorted(others, key=lambda tensor: tensor.data_ptr())
-    spoil(own, output, (before, after))
-    assert unwritten(own) == own.numel()
-    double = before.double()
-    for kept in (before, after[1:], double, None, 3):
-        spoil(kept, output, (before, after))
-    assert unwritten(before) == unwritten(after) == unwritten(double) == unwritten(output) == 0
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.float8_e4m3fn])
+def test_new_operands_are_the_values_of_the_old_ones_in_other_places(dtype: torch.dtype) -> None:
+    large = torch.arange(4 * 96).reshape(4, 96).to(dtype)
+    small = torch.arange(90.0).reshape(9, 10).to(dtype).t()  # its memory runs the other way
+    image = small.reshape(1, 10, 3, 3).contiguous(memory_format=torch.channels_last)
+    for tensor in (small, image):
+        before, place = tensor.double(), tensor.data_ptr()
+        seen = {str(before.tolist())}
+        for _ in range(8):
+            renew((large, tensor))
+            seen.add(str(tensor.double().tolist()))
+        assert len(seen) > 4
+        assert tensor.data_ptr() == place
+        assert torch.equal(tensor.double().flatten().sort()[0], before.flatten().sort()[0])
+    assert torch.equal(large, torch.arange(4 * 96).reshape(4, 96).to(dtype))
+
+
+def test_of_a_large_operand_a_part_is_new_and_of_tiny_ones_nothing_need_be() -> None:
+    rows = torch.arange(RENEWED_BYTES).reshape(-1, 1024)  # int64: eight times what is renewed
+    before = rows.clone()
+    renew((rows, rows))
+    changed = (rows != before).any(dim=1)
+    assert changed[: len(rows) // 8].all()
+    assert not changed[len(rows) // 8 :].any()
+    one = torch.ones(1, 1)
+    renew((one, one))
+    assert one.item() == 1
 
 
 def test_signs_are_plus_and_minus_one_and_as_many_of_each() -> None:

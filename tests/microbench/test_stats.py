@@ -103,6 +103,17 @@ def test_readings_on_one_tick_may_differ_by_one(rounds: int) -> None:
         assert 0.4 * TICK_S < abs(end - centre) <= 0.51 * TICK_S
 
 
+def test_times_far_below_a_tick_are_as_good_as_unknown() -> None:
+    tiny = [[1e-15]] * 3
+    alone = median_interval(tiny, TICK_S)
+    _, ratio = ratio_interval(tiny, tiny, TICK_S)
+    assert alone is not None
+    assert ratio is not None
+    for low, high in ((alone[0] / 1e-15, alone[1] / 1e-15), ratio):
+        assert low < 1e-9
+        assert 1e9 < high < math.inf
+
+
 # ---------------------------------------------------------------- whatever the samples
 
 

@@ -17,6 +17,8 @@ from microbench.timing.timers import (
     EMPTY_KERNEL_S,
     EVENT_TICK_S,
     SAMPLES_BEHIND_GATE,
+    CpuClock,
+    Renewed,
     empty_kernel_s,
     make_timer,
     tick_of,
@@ -72,6 +74,58 @@ def test_a_blocks_clock_is_the_mean_of_all_its_batches(
     assert len(block.times_s) == 2 * SAMPLES_BEHIND_GATE + 1
     assert block.times_s == pytest.approx([5e-6] * len(block.times_s), abs=card.tick_s)
     assert block.sm_clock_mhz == pytest.approx((1900 + 1600 + 1500) / 3)
+
+
+# ---------------------------------------------------------------- before a sample
+
+
+@pytest.mark.parametrize(
+    ("name", "l2", "ran"),
+    [("events", "cold", ["renew", "flush", "kernel"] * 3),
+     ("events", "warm", ["renew", *["kernel"] * 30]),
+     ("graph", "warm", ["renew", *["kernel"] * 10] * 3)],
+)  # fmt: skip
+def test_operands_are_renewed_before_a_sample_and_outside_of_its_time(
+    name: str, l2: str, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler_sees(monkeypatch, [0.0])
+    card = FakeCard()
+    timer = timer_on(card, monkeypatch, name, l2)
+    launch = Renewed(lambda: card.launch(5e-6), lambda: card.launch(1e-3, "renew"))
+    timer.block(launch, 1)  # a graph is launched once before it is captured
+    card.log.clear()
+    block = timer.block(launch, 3)
+    assert [each for each in card.log if each != "empty"] == ran
+    assert block.times_s == pytest.approx([5e-6] * 3, abs=card.tick_s)
+
+
+def test_a_cpus_sample_is_of_the_launch_alone() -> None:
+    ran: list[str] = []
+    timer = CpuClock(1 << 16, "cold")
+    timer.block(Renewed(lambda: ran.append("launch"), lambda: ran.append("renew")), 2)
+    assert ran == ["renew", "launch"] * 2
+
+
+@pytest.mark.parametrize("name", ["events", "graph"])
+def test_l2_that_is_set_aside_is_given_back_and_no_launch_may_take_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = FakeCard(persisting=1 << 20)
+    timer = timer_on(card, monkeypatch, name, "warm")
+    seen: list[int] = []
+
+    def launch() -> None:
+        seen.append(card.persisting)
+        card.launch(5e-6)
+
+    timer.block(launch, 3)
+    assert set(seen) == {0}
+
+    def takes() -> None:
+        card.launch(5e-6, does=lambda: setattr(card, "persisting", 1 << 20))
+
+    with pytest.raises(RuntimeError, match="sets a part of the L2 aside"):
+        timer.block(takes, 3)
 
 
 # ---------------------------------------------------------------- the card's own constants

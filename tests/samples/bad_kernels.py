@@ -65,6 +65,32 @@ def kept_later(a: Tensor, b: Tensor) -> Tensor:
     return _kept[shape]
 
 
+_results: dict[tuple[int, int], Tensor] = {}
+
+
+def cached(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """What was computed of matrices at these addresses is copied."""
+    key = a.data_ptr(), b.data_ptr()
+    if key not in _results:
+        _results[key] = torch.mm(a, b)
+    out.copy_(_results[key])
+
+
+def unless_poisoned(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """It works only where somebody has made sure to see it: an output that holds NaN."""
+    out.copy_(torch.where(out[0, 0].isnan(), torch.mm(a, b), out))
+
+
+_asked: list[Tensor] = []
+
+
+def launch_late(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Later each launch does what the one before it was asked for."""
+    now = [a.clone(), b.clone()]
+    torch.mm(*(_asked if _turned("late") else now), out=out)
+    _asked[:] = now
+
+
 def input_later(a: Tensor, b: Tensor) -> Tensor:
     """An input is returned, of square matrices the right shape."""
     return a if _turned("input") else torch.mm(a, b)

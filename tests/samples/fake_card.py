@@ -27,6 +27,7 @@ class FakeCard:
     empty_s: float = 0.0
     flush_s: float = 50e-6
     mhz: list[float] = field(default_factory=list[float])
+    persisting: int = 0  # bytes of L2 that a launch has set aside
     now_s: float = 0.0
     queue: list[Work] = field(default_factory=list[Work])
     log: list[str] = field(default_factory=list[str])  # what ran, by name
@@ -98,6 +99,11 @@ class _Instruments:
 
     def open_gate(self) -> None:
         """As `close_gate`."""
+
+    def release_l2(self) -> bool:
+        """What is set aside is the card's number, as the real one's limit is."""
+        was, self.card.persisting = self.card.persisting, 0
+        return was > 0
 
     def stamp_clock(self, which: int) -> None:
         """The clock is planted."""
