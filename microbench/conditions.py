@@ -96,7 +96,7 @@ class Conditions:
     )
     processes: int | None = choice(
         None,
-        "Processes that time each case  [default: 3 for gemm on a GPU, else 1]",
+        "Processes that time each case; 3 for runs that will be compared  [default: 1]",
         check=check_processes,
     )
     autotune: bool = choice(False, "Time 24 Triton configurations and keep the fastest")

@@ -47,8 +47,8 @@ class Estimator:
 
         `spoken_for_s` is the seconds of one launch of each variant already admitted. A kind of case
         never seen is timed at a small size first; what that raises is passed on. Before a case is
-        refused, that size grows until a launch takes PROBE_S: on a busy CPU a small one is mostly
-        waiting for threads.
+        refused, that size grows until a launch takes PROBE_S, or is the case itself: on a busy CPU
+        a small one is mostly waiting for threads.
         """
         if _kind(case) not in self.known:
             self._probe(OPS[case.op].probe(case), target)
@@ -56,10 +56,10 @@ class Estimator:
         scale = 1
         while LAUNCHES_NEEDED * self.expected_s(case) > left_s:
             flops, seconds = self.known[_kind(case)]
+            if seconds >= PROBE_S or flops >= OPS[case.op].flops(case):
+                break
             scale *= 2
             larger = OPS[case.op].probe(case, scale)
-            if seconds >= PROBE_S or larger == case:
-                break
             if OPS[case.op].flops(larger) > flops:
                 self._probe(larger, target)
         launch_s = self.expected_s(case)

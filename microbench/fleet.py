@@ -94,7 +94,7 @@ def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[Found
         row = Reading(gpu, greeting.target.name)
         groups = request.plan(greeting.target.kind)
         names = {case.precision_name: None for group in groups for case in group.cases}
-        for one in worker.calibrate([*names], (), (), _unseen):
+        for one in worker.calibrate([*names], (), _unseen):
             if one.name == "memory" and one.byte_per_s:
                 rows.append(replace(row, case=COPY, work=1e9, median_s=1e9 / one.byte_per_s))
         budget_s = request.conditions.budget or default_budget_s(groups, greeting.target.kind)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:  # --help is to load nothing heavy
 
 S = TypeVar("S", bound=Schema)
 
-# In about 50 s on an H200. Preparing convolutions takes longer: three would take 90 s.
-GEMM_PROCESSES = 3
-
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 PAYOFF_MOST_S = 120.0
@@ -35,7 +32,6 @@ class Request(ABC):
 
     name: ClassVar[str]  # the command's
     most_s: ClassVar[float] = math.inf  # of sampling, when the user sets no --budget
-    usual_processes: ClassVar[int] = 1  # of a case on a GPU, where the user does not say
 
     conditions: Conditions
 
@@ -53,7 +49,6 @@ class GemmRequest(Request):
     """The options of `microbench gemm`."""
 
     name = "gemm"
-    usual_processes = GEMM_PROCESSES
 
     sizes: str = choice("256..8192", "256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK")
     layout: str = choice("nt", "nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear")

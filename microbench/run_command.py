@@ -75,8 +75,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         run = replace(_begin(settings, greeting, before), network=network)
         todo = missing(groups, run, retry_skipped=asked.budget is not None)
         kind = greeting.target.kind
-        usual = request.usual_processes if kind == "cuda" and not asked.autotune else 1
-        processes = asked.processes or usual
+        processes = asked.processes or 1
         if todo or few_processes(groups, run, processes - 1):
             budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
             schedule = InOrder(todo, budget_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.load import LoadMeter
-from microbench.estimate import MORE
+from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator
 from microbench.results.merging import merged, newest
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
-ARM_BUDGET_S = {"large": 1.25, "small": 0.25}
-CPU_BUDGET_S = 45.0
+ARM_BUDGET_S = {"large": 0.8, "small": 0.25}
+CPU_BUDGET_S = 25.0
 
 
 def weight(case: Case) -> float:
@@ -57,6 +57,7 @@ class InOrder:
         self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
         self._groups = list(groups)
         self._left_s = budget_s
+        self._known = Estimator()
 
     def next(self) -> tuple[Group, float] | None:
         """The next group and its seconds of sampling; None at the end."""
@@ -67,9 +68,24 @@ class InOrder:
         self._left_s -= share_s
         return self._groups.pop(0), share_s
 
+    def learn(self, results: Sequence[Result]) -> None:
+        """Note how long launches took, for `left_s`."""
+        for result in results:
+            if result.median_s:
+                self._known.learn(result.case, result.flops, result.median_s)
+
     def left_s(self) -> float:
-        """Seconds of the budget that are left."""
-        return self._left_s
+        """Expected seconds of sampling: the budget that is left, but for groups that are too long
+        for their share, by what was learnt.
+        """
+        weights = [group_weight(group) for group in self._groups]
+        shares_s = [self._left_s * weight / sum(weights) for weight in weights]
+        left_s = 0.0
+        for group, share_s in zip(self._groups, shares_s, strict=True):
+            known = [s for case in group.cases if (s := self._known.expected_s(case))]
+            if not known or LAUNCHES_NEEDED * min(known) <= share_s:
+                left_s += share_s
+        return left_s
 
 
 @dataclass
@@ -91,16 +107,25 @@ class Runner:
         """The run with a result for every case. What is done is on disk even when this raises.
 
         One process measures what the schedule says; each of the others measures again what is
-        `planned` and has been measured, with the same seconds for a case.
+        `planned` and has been measured, with the same seconds for a case. The device's ceilings are
+        measured after the first group, so that its row is there early; they explain it all the
+        same.
         """
         self._session = self.start_session()
+        calibrated = False
         try:
-            self._calibrate(schedule.cases)
+            self._session.expect(schedule.cases)
             while (following := schedule.next()) is not None:
                 group, share_s = following
                 share_s /= self.processes
                 self._shares_s[group.name] = share_s
-                self._add(group, self._measure(group, share_s), schedule.left_s())
+                results = self._measure(group, share_s)
+                if self.kind == "cpu":  # where what is too long is not begun
+                    schedule.learn(results)
+                self._add(group, results, schedule.left_s())
+                if not calibrated:
+                    self._calibrate(schedule.cases)
+                    calibrated = True
                 if self.processes > 1:
                     self.load_ahead()
             for number in range(1, self.processes):
@@ -142,7 +167,7 @@ class Runner:
         large = [name for name in precisions if name not in covered]
         ceilings = datasheet_ceilings(str(self.run.device["name"]), precisions)
         try:
-            ceilings += self._session.calibrate(precisions, large, cases, self.progress.stage)
+            ceilings += self._session.calibrate(precisions, large, self.progress.stage)
         except WorkerDied:
             self._restart()  # the case that did it will fail in its turn; go on without ceilings
         known = {c.key: c for c in (*self.run.ceilings, *ceilings)}

@@ -246,18 +246,15 @@ class Worker(Child):
             self._send(("begin",))
         return super().greet()
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        """These cases are to be measured: load what they need meanwhile. WorkerDied as in `ask`."""
+        self.ask(("expect", tuple(cases)), lambda _key, _stage: None, START_S)
+
     def calibrate(
-        self,
-        precisions: Sequence[str],
-        large: Sequence[str],
-        cases: Sequence[Case],
-        on_stage: OnStage,
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
     ) -> list[Ceiling]:
-        """Measured peaks; see `microbench.roofline.ceilings.calibrate`. `cases` may be measured
-        next, and what they need is loaded meanwhile. WorkerDied as in `ask`.
-        """
-        request = ("calibrate", tuple(precisions), tuple(large), tuple(cases))
-        return self.ask(request, on_stage, START_S)
+        """Measured peaks; see `microbench.roofline.ceilings.calibrate`. WorkerDied as in `ask`."""
+        return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
 
     def measure(
         self,
@@ -411,9 +408,11 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
         )  # fmt: skip
         while True:
             kind, *rest = pipe.recv()
-            if kind == "calibrate":
-                precisions, large, cases = rest
-                measurer.tuner.expect(cases)
+            if kind == "expect":
+                measurer.tuner.expect(rest[0])
+                pipe.send(("ok", None))
+            elif kind == "calibrate":
+                precisions, large = rest
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             elif kind == "others":
                 pipe.send(("ok", others_now(devices.gpu_state(info))))

@@ -76,18 +76,15 @@ class TrainProgress(LiveLine):
         self._process = f"process {number} of {of}: "
         self._doing = f"{self._process}starting"
 
-    def begins(self, cases: tuple[TrainCase, ...], expected_s: float) -> None:
-        """A comparison begins; it takes about this many seconds."""
+    def begins(self, cases: tuple[TrainCase, ...]) -> None:
+        """A comparison begins. How long it takes is known when its steps are timed."""
         self.about(cases)
-        self._until_s = self._clock() + expected_s
         first = cases[0]
-        self.say(fmt.clean(
-            f"{self._process}{first.network} {_size(first)}, "
-            f"{fmt.count(len(cases), 'variant')}: about {fmt.rough_duration(expected_s)}"
-        ))  # fmt: skip
+        variants = fmt.count(len(cases), "variant")
+        self.say(fmt.clean(f"{self._process}{first.network} {_size(first)}, {variants}"))
 
     def timing(self, rest_s: float) -> None:
-        """The timing of a comparison begins; it ends in about this many seconds."""
+        """The timing of a comparison begins, which ends in about this many seconds."""
         self._until_s = self._clock() + rest_s
 
     def about(self, cases: tuple[TrainCase, ...]) -> None:

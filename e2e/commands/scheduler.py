@@ -59,7 +59,7 @@ class Job:
         """The run with a comparison timed and, as was asked, what its causes propose measured."""
         gpus = comparison.cases[0].gpus
         if not self._is_done(run, comparison):
-            self.progress.begins(comparison.cases, self._expected_s(comparison))
+            self.progress.begins(comparison.cases)
             self.worker.use(gpus)
             run = self._timed(run, comparison)
         verifies = self.work.request.verify and gpus == 1
@@ -193,10 +193,6 @@ class Job:
 
     def _beside_s(self, arms: int) -> float:
         return ARM_BESIDE_S[self.work.kind] * arms
-
-    def _expected_s(self, comparison: Comparison) -> float:
-        """About the seconds that a comparison takes, its fixes and trainings apart."""
-        return self._beside_s(len(comparison.arms)) + self._budget_s(comparison.cases)
 
 
 def _with_trace(training: Training, found: TracedStep | str | None) -> Training:

@@ -72,12 +72,19 @@ class LiveLine(ABC):
         """ "3/40", or "3" where the total is not known."""
         return f"{self._done}/{self._total}" if self._total else f"{self._done}"
 
+    def _left(self) -> str:
+        """ ", about 40 s left"; "" where nothing was measured yet."""
+        left_s = self.left_s()
+        if left_s is None:
+            return ""
+        if left_s <= 0 and not self._done >= self._total > 0:
+            return ", longer than expected"
+        return f", about {fmt.rough_duration(left_s)} left"
+
     def _status(self) -> RenderableType:
         filled = BAR_WIDTH * self._done // self._total if self._total else 0
-        left_s = self.left_s()
-        left = f", about {fmt.rough_duration(left_s)} left" if left_s is not None else ""
         line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
-        line.append(f" {self._counted()} done{left}  ", "not green")
+        line.append(f" {self._counted()} done{self._left()}  ", "not green")
         line.append(self._doing, "bold not green")
         line.truncate(prose_width(self._console), overflow="ellipsis")
         return line
@@ -110,7 +117,9 @@ class LiveProgress(LiveLine):
     def stage(self, key: str, stage: str) -> None:
         """A case entered a stage."""
         group = self._by_key.get(key)
-        if group and self._group_began_s is None:
+        if group is None:
+            self._group_began_s = None  # what the ceilings cost is no group's
+        elif self._group_began_s is None:
             self._group_began_s = self._clock()
         self._doing = describe(key, stage, group)
 
@@ -125,7 +134,8 @@ class LiveProgress(LiveLine):
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        self.say(f"{self._process}[{self._counted()}] {summary(results)}")
+        left = self._left() if self._done < self._total and not is_live(self._console) else ""
+        self.say(f"{self._process}[{self._counted()}] {summary(results)}{left}")
 
     def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
         """A fresh process measures these groups once more; the bar begins again."""

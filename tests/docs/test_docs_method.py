@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from samples.pages import Row, document, run, says, shows, table, trainings
 
-from microbench.requests import GEMM_PROCESSES
-from microbench.results.ceilings import CeilingResult
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import kinds
 from microbench.results.types import METHODS
 from microbench.timing.stats import half_width_pct
+from tests.validation.splits import false_verdicts, power
 from tests.validation.splits import false_verdicts, power
 
 README, METHOD, NOTES = "README", "docs/method", "docs/notes/method"
@@ -111,7 +110,6 @@ def test_thresholds_and_versions_are_the_programs_own() -> None:
     guess = f"{NOISE_PCT:g} % and {1e6 * NOISE_S:g} µs for kernels"
     says(METHOD, "the threshold is a guess", guess, f"{train} for trainings", f"{load} for loaders")
     says(METHOD, "compared at one CPU speed", f"{CPU_BOUND_PCT:g} %")
-    says(METHOD, "--processes N measures", GEMM_PROCESSES)
     rows = table(NOTES, "version", "changed")
     assert [int(row[0]) for row in rows] == list(METHODS)
     assert [bool(row[2]) for row in rows] == list(map(bool, METHODS.values()))
@@ -159,9 +157,12 @@ def test_overheads_intervals_and_ceilings() -> None:
             half = half_width_pct(training.steps.median_s, training.steps.ci95_s)
             halves[training.limit].append(half)
     says(METHOD, "Intervals are wide", min(halves["host"]), max(halves["host"]), max(halves["gpu"]))
-    ceilings = run("ceilings").of(CeilingResult)
-    nominal = [one.nominal_pct or 0.0 for one in ceilings if one.case.name == "wgmma"]
-    assert len(nominal) == 7
+    rates = [(architecture((9, 0)).flop_per_clock[precision(c.precision).rate_name], c)
+             for c in run("gemm-triton").ceilings if c.precision and c.name == "instruction"]
+    nominal = [100 * (c.flop_per_clock or 0) / rate for rate, c in rates]
+    assert len(nominal) == 5
     assert 96 <= min(nominal) <= max(nominal) <= 100  # the target, and what cannot be exceeded
-    read = next(one for one in ceilings if one.case.name == "DRAM read")
-    says(METHOD, "on an H200 wgmma reaches", min(nominal), (read.byte_per_s or 0) / 1e12)
+    copied = run("gemm-triton").ceiling("memory", "measured")
+    assert copied
+    assert copied.byte_per_s
+    says(METHOD, "On an H200 wgmma reaches", min(nominal), max(nominal), copied.byte_per_s / 1e12)

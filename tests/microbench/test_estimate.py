@@ -82,3 +82,11 @@ def test_a_short_launch_is_not_scaled_to_a_large_case() -> None:
     estimator.learn(case(16, "fp32"), 2 * 16**3, 0.001)  # 4 min for 1,024, were it all work
     estimator.admit(case(1024, "fp32"), CPU, 60.0, 0.0)
     assert estimator.expected_s(case(1024, "fp32")) < 60.0
+
+
+def test_a_small_case_is_not_refused_for_what_a_smaller_one_waited() -> None:
+    """256 where 64 took 20 ms on a busy CPU: as work that would be 1.3 s, and it takes a few ms."""
+    estimator = taught(64, 0.02)
+    estimator.learn(case(64, "fp32"), 2 * 64**3, 0.02)
+    estimator.admit(case(256, "fp32"), CPU, 2.0, 0.0)
+    assert estimator.expected_s(case(256, "fp32")) < 2.0 / LAUNCHES_NEEDED

@@ -67,6 +67,19 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
     assert progress.left_s() == 0.0
 
 
+def test_the_line_says_how_long_from_the_first_result_on() -> None:
+    now_s, file = 0.0, io.StringIO()
+    progress = LiveProgress(Console(file=file, width=100), GROUPS, clock=lambda: now_s)
+    for group in GROUPS:
+        progress.stage(group.cases[0].key, "preparing")
+        now_s += 5.0
+        progress.done(group, results(group), 20.0 if group is GROUPS[0] else 0.0)
+    first, second, last = file.getvalue().splitlines()
+    assert first.endswith("TFLOP/s, about 20 s left")
+    assert second.endswith("TFLOP/s, longer than expected")
+    assert last.endswith("TFLOP/s")
+
+
 def test_an_error_leaves_the_terminal_in_order() -> None:
     file = io.StringIO()
 

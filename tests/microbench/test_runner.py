@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
-from kernels.case import Case
 from microbench.conditions import Conditions
 from microbench.estimate import MORE
 from microbench.plans import plan_gemm
@@ -40,13 +39,16 @@ def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> N
     seen: list[tuple[int, object]] = []
 
     def look(_: Group) -> None:
-        run = read_run(world.path)
-        seen.append((len(run.results), run.finished_at))
-        assert run.ceilings
+        if world.path.exists():
+            run = read_run(world.path)
+            seen.append((len(run.results), run.finished_at))
+            assert run.ceilings
+        else:
+            assert not world.sessions[0].calibrated, "the first row comes before the ceilings"
 
     world.trouble = look
     world.runner().measure(InOrder(groups, 10.0))
-    assert seen == [(0, None), (2, None), (4, None)]
+    assert seen == [(2, None), (4, None)]
     written = json.loads(world.path.read_text())
     assert written["finished_at"] == "the end"
     assert all(r["bound"] and r["why"] for r in written["results"]), "explained"
@@ -80,12 +82,11 @@ def test_a_death_while_ceilings_are_taken_does_not_end_the_run(world: World) -> 
             self,
             precisions: Sequence[str],
             large: Sequence[str],
-            cases: Sequence[Case],
             on_stage: OnStage,
         ) -> list[Ceiling]:
             if next(deaths, False):
                 raise WorkerDied("gemm/m=64,n=64,k=64/nt/normal/fp16/cublas", "illegal access")
-            return super().calibrate(precisions, large, cases, on_stage)
+            return super().calibrate(precisions, large, on_stage)
 
     def start() -> FakeSession:
         world.sessions.append(Mortal(world.trouble))
@@ -194,6 +195,19 @@ def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
     groups = plan_gemm(Conditions(), "cuda", sizes="256..8192", layouts="nt")
     assert default_budget_s(groups, "cuda") <= 30
     assert default_budget_s(groups, "cpu") <= 90
+
+
+def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
+    """On a CPU, where a case that does not fit its share is not begun."""
+    groups = [group_of(size, "fp32", backends=("cpu",)) for size in (256, 512, 4096)]
+    schedule = InOrder(groups, 3.0)
+    schedule.next()
+    before_s = schedule.left_s()
+    schedule.learn([result_of(groups[0].cases[0], seconds=0.01)])
+    following = schedule.next()
+    assert following
+    assert schedule.left_s() == 0.0
+    assert before_s > following[1]
 
 
 # ---------------------------------------------------------------- ceilings

@@ -46,12 +46,11 @@ class FakeSession:
     calibrated: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
     closed: int = 0
 
+    def expect(self, cases: Sequence[Case]) -> None:
+        """Nothing is loaded."""
+
     def calibrate(
-        self,
-        precisions: Sequence[str],
-        large: Sequence[str],
-        cases: Sequence[Case],
-        on_stage: OnStage,
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
     ) -> list[Ceiling]:
         self.calibrated.append((tuple(precisions), tuple(large)))
         return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
