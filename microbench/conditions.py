@@ -44,9 +44,9 @@ def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
 
 def _patterns_of_labels(name: str, value: str) -> None:
     from kernels.conv.triton import data_config, wgrad_config
-    from kernels.gemm.triton import catalogue
+    from kernels.gemm.triton import config
 
-    kinds = (catalogue, data_config, wgrad_config)
+    kinds = (config, data_config, wgrad_config)
     known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
     for pattern in patterns(value):
         kernel = pattern.split("/")[0]
