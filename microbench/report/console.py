@@ -12,7 +12,7 @@ from microbench import fmt
 from microbench.report import notes
 from microbench.report.arms import arms_of, groups_of, states_of
 from microbench.report.layers_table import layers_summary, layers_table
-from microbench.report.map_table import is_map, map_tables, map_verdict
+from microbench.report.payoff_map import is_map, map_tables, map_verdict
 from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import prose_width
 from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table

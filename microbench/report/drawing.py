@@ -14,10 +14,9 @@ from kernels.error_words import first_line
 from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
-from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_rows import layers_chart
 from microbench.report.drawing_style import library, scripts
-from microbench.report.map_table import is_map
+from microbench.report.payoff_map import is_map, payoff_chart
 from microbench.results.kinds import reports
 from microbench.results.runfile import check_writable
 from microbench.results.types import Run
@@ -68,7 +67,7 @@ def chart_of(run: Run) -> Any:
     if run.network:
         return layers_chart(run)
     conv = any(r.case.op == "conv" and r.speedup for r in run.results)
-    return payoff_map(run) if conv and is_map(run) else line_chart(run)
+    return payoff_chart(run) if conv and is_map(run) else line_chart(run)
 
 
 def _suffix(path: Path) -> str:

@@ -20,7 +20,7 @@ from microbench import fmt
 from microbench.break_even import payoffs
 from microbench.libraries import Beside, beside, summaries
 from microbench.report.layers_table import PASSES, against_library, layers_of, layers_summary
-from microbench.report.map_table import map_verdict
+from microbench.report.payoff_map import map_verdict
 from microbench.results.types import Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.timing.stats import half_width_pct

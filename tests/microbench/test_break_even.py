@@ -13,7 +13,7 @@ from microbench.break_even import RUINED, gain
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.plans import plan_conv
-from microbench.report.map_table import map_tables, map_verdict
+from microbench.report.payoff_map import map_tables, map_verdict
 from microbench.requests import PayoffRequest
 from microbench.results.types import Measurement, Ratio, Result, Run
 from microbench.sweep import Group

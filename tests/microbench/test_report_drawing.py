@@ -14,7 +14,7 @@ from samples.kernel_runs import case, h200_run, measured, run_of
 from microbench.errors import UserError
 from microbench.report.drawing import SUFFIXES, check_chart_path, draw
 from microbench.report.drawing_lines import drawable, line_chart, line_rows
-from microbench.report.drawing_map import payoff_map
+from microbench.report.payoff_map import payoff_chart
 from microbench.results.types import Result
 
 
@@ -88,7 +88,7 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
         with pytest.raises(UserError, match="nothing to draw"):
             draw(replace(run, command=command), tmp_path / "chart.png")
     with pytest.raises(UserError, match="nothing to draw"):
-        payoff_map(run)
+        payoff_chart(run)
     assert not list(tmp_path.iterdir())
 
 
