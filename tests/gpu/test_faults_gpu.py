@@ -21,6 +21,7 @@ from e2e.results.types import Training
 from microbench import worker
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
+from microbench.results.types import Result
 
 HANG_S = 15.0  # in place of two minutes
 # What each fault is called in its reason.
@@ -54,7 +55,7 @@ def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
     )  # fmt: skip
     # At each size an endless kernel is waited for once; each fault costs a process.
     assert time.monotonic() - began_s < 2 * (1.5 * HANG_S + 15 * len(faults))
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 1, ran.stderr  # an own kernel failed
     assert "Traceback" not in ran.stderr
     run = read_run(file)
     assert run.finished_at
@@ -72,18 +73,36 @@ def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
 
 
 def test_a_kernel_that_turns_wrong_on_the_gpu_fails(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    names = ("wrong_later", "nan_later", "stale_later", "kept_later", "good")
-    named = ",".join(f"samples.bad_kernels:{name}" for name in names)
+    names = ("wrong_later", "nan_later", "stale_later", "kept_later")
+    for result in measured(tmp_path, "512", (*names, "cached", "unless_poisoned"), "2"):
+        assert result.turned_wrong, result
+        assert result.measurement is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("aside", "work was left on another stream"), ("keeps_l2", "sets a part of the L2 aside")],
+)
+def test_a_kernel_that_would_fool_the_timer_fails_by_name(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    (result,) = measured(tmp_path, "4096", (name,), "1")
+    assert result.status == "failed"
+    assert said in (result.reason or "")
+
+
+def measured(folder: Path, size: str, names: tuple[str, ...], processes: str) -> list[Result]:
+    """The results of these bad kernels; a good one beside them is timed all the same."""
+    file = folder / "run.json"
+    named = ",".join(f"samples.bad_kernels:{name}" for name in (*names, "good"))
     ran = run_here(
-        main, "microbench", "gemm", "--sizes", "512", "--dtype", "fp16", "--vs", "none",
-        "--backend", named, "--budget", "2", "--processes", "2", "--json", file,
+        main, "microbench", "gemm", "--sizes", size, "--dtype", "fp16", "--vs", "none",
+        "--backend", named, "--budget", "2", "--processes", processes, "--json", file,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    for result in read_run(file).results:
-        name = result.case.backend.rpartition(":")[2]
-        assert result.turned_wrong == name.endswith("_later"), (name, result.reason)
-        assert (result.measurement is None) == name.endswith("_later")
+    assert ran.returncode == 1, ran.stderr  # an own kernel failed
+    found = {r.case.backend.rpartition(":")[2]: r for r in read_run(file).results}
+    assert found["good"].measurement is not None
+    return [found[name] for name in names]
 
 
 # ---------------------------------------------------------------- networks

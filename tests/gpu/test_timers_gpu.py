@@ -1,11 +1,20 @@
-"""On a GPU: the timers' constants are the card's own."""
+"""On a GPU: the timers' constants are the card's own, and what is no launch is in no sample."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
 from microbench.device.device import describe
 from microbench.device.profiler import record
+from microbench.timing.instruments import PERSISTING_L2
 from microbench.timing.stats import median
-from microbench.timing.timers import GatedEvents, GraphReplay, empty_kernel_s
+from microbench.timing.timers import GatedEvents, GraphReplay, Renewed, empty_kernel_s
+
+cupy: Any = import_module("cupy")  # which has no types
 
 
 def test_ticks_and_the_empty_kernel_are_those_of_this_card() -> None:
@@ -21,6 +30,31 @@ def test_ticks_and_the_empty_kernel_are_those_of_this_card() -> None:
     seen = [k.seconds for k in record(lambda: [launch() for _ in range(21)]) if k.name == "empty"]
     # By two sources on a card that is in the table, else by one.
     assert abs(median(seen) - empty_kernel_s(info.index)) < 0.5e-6
+
+
+def test_l2_that_was_set_aside_is_given_back_before_the_first_sample() -> None:
+    info = describe("cuda")
+    cold = GatedEvents(info.index, info.l2_bytes, info.sm_count, "cold")
+    runtime = cupy.cuda.runtime
+    runtime.deviceSetLimit(PERSISTING_L2, 1 << 20)
+    cold.block(cold.instruments.launch_empty, 3)
+    assert runtime.deviceGetLimit(PERSISTING_L2) == 0
+
+    def takes() -> None:
+        runtime.deviceSetLimit(PERSISTING_L2, 1 << 20)
+        cold.instruments.launch_empty()
+
+    with pytest.raises(RuntimeError, match="sets a part of the L2 aside"):
+        cold.block(takes, 3)
+
+
+def test_renewed_operands_are_in_no_samples_time() -> None:
+    """A renewal of a millisecond before each launch that does nothing."""
+    info = describe("cuda")
+    cold = GatedEvents(info.index, info.l2_bytes, info.sm_count, "cold")
+    large = torch.ones(1 << 30, dtype=torch.int8, device="cuda")
+    block = cold.block(Renewed(cold.instruments.launch_empty, large.zero_), 12)
+    assert median(block.times_s) < 0.2 * median(cold.block(large.zero_, 12).times_s)
 
 
 def test_a_graphs_clock_is_a_mean_over_its_batches() -> None:

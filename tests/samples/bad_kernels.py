@@ -115,6 +115,27 @@ def wrong_in_another(a: Tensor, b: Tensor, out: Tensor) -> None:
         out.zero_()
 
 
+# ---------------------------------------------------------------- on a GPU, what fools a timer
+
+
+def aside(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Later the work is left to another stream, and nobody waits for it."""
+    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        torch.mm(a, b, out=out)
+    if not _turned("aside"):
+        current.wait_stream(stream)
+
+
+def keeps_l2(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """A part of the L2 is set aside for data that persist in it."""
+    import cupy
+
+    cupy.cuda.runtime.deviceSetLimit(6, 1 << 20)  # cudaLimitPersistingL2CacheSize
+    torch.mm(a, b, out=out)
+
+
 # ---------------------------------------------------------------- those that take the process along
 
 
