@@ -104,7 +104,7 @@ class Conditions:
         False, "Time no Triton configurations: the model chooses where none was timed before"
     )
     without: str = choice(
-        "", "Leave out our Triton configurations of these labels: 'gluon/*,*/direct'",
+        "", "Leave out our Triton configurations of these labels: 'split_k/*,*/direct'",
         kept=True, check=_patterns_of_labels,
     )  # fmt: skip
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)

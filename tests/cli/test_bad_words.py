@@ -98,7 +98,7 @@ AT_ONCE = {
     "gemm --sizes 8192..256": "256..8192",
     "gemm --sizes 1..1000000:+1": "4096",
     "gemm --l2 hot": "error: --l2 must be one of cold, warm, not 'hot'",
-    "gemm --without gluon/* --autotune": "--without",
+    "gemm --without tma/* --autotune": "--without",
     "gemm --no-tune --autotune": "exclude each other",
     "gemm --json same.json --html same.json": "--html",
     "gemm --html - --json -": "only --json",
@@ -179,7 +179,7 @@ BY_THE_DEVICE = {
     "doctor --device tpu": "tpu",
     "gemm --device tpu": "cuda",
     "gemm --device cpu --timer graph": "clock",
-    "gemm --device cpu --without gluon": "leaves out no Triton configuration",
+    "gemm --device cpu --without tma": "leaves out no Triton configuration",
     "gemm --device cpu --dtype fp32 --vs none --sizes 500000": "free",  # 3 x 10^12 bytes
     "conv --device cpu --channels 8,1000000": "1000000",
     "gemm --device cpu --backend bad:three": "a back end is a function",

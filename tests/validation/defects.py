@@ -174,4 +174,4 @@ class Tile:
 
 
 wide = Tile((128, 256))
-narrow = Tile((128, 192))
+tall = Tile((256, 128))

@@ -230,10 +230,10 @@ def _power() -> list[Plant]:
 
 # A tile that leaves no room for a second on an SM, and how many tiles, in full waves: so few that
 # no higher clock makes up for the idle SMs.
-WIDE, NARROW = ((128, 256), "wide"), ((128, 192), "narrow")
+WIDE, TALL = ((128, 256), "wide"), ((256, 128), "tall")
 IDLE = (
-    ("fp16", WIDE, 1.0), ("fp16", WIDE, 1.05), ("fp16", NARROW, 1.0), ("fp16", NARROW, 0.5),
-    ("bf16", WIDE, 1.0), ("bf16", WIDE, 1.05), ("tf32", NARROW, 1.0), ("tf32", NARROW, 0.5),
+    ("fp16", WIDE, 1.0), ("fp16", WIDE, 1.05), ("fp16", TALL, 1.0), ("fp16", TALL, 0.5),
+    ("bf16", WIDE, 1.0), ("bf16", WIDE, 1.05), ("tf32", TALL, 1.0), ("tf32", TALL, 0.5),
 )  # fmt: skip
 SQUARE = 3  # M and N differ by no more than this factor: a thin GEMM's bottleneck would be memory
 DEPTH = 2048  # of K: a launch takes much less than a tile does
