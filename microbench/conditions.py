@@ -43,10 +43,10 @@ def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
 
 
 def _patterns_of_labels(name: str, value: str) -> None:
-    from kernels.conv.triton import data_config, wgrad_config
+    from kernels.conv.triton import data_configs, wgrad_configs
     from kernels.gemm.triton import config
 
-    kinds = (config, data_config, wgrad_config)
+    kinds = (config, data_configs, wgrad_configs)
     known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
     for pattern in patterns(value):
         kernel = pattern.split("/")[0]

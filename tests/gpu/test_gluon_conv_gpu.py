@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels import OPS, gluon
+from kernels import OPS
 from kernels.case import Candidate, Case
 from kernels.conv.check import launch_poisoned, relative_error
 from kernels.conv.operands import OperandPool
-from kernels.conv.shape import PASSES, ConvShape
-from kernels.conv.triton import backend, data_config, gluon_config, wgrad_config
-from kernels.triton_util import candidate
+from kernels.conv.shape import PASSES
+from kernels.conv.triton import backend, data_configs, wgrad_configs
+from kernels.conv.triton.problem import ImplicitGemm
+from kernels.triton_util import candidate, gluon_missing
 from microbench.device.device import DeviceInfo, describe
 from microbench.measure import too_exact
 
@@ -30,12 +31,6 @@ SHAPES = {
     "stem": {"c": 3, "k": 64, "h": 65, "w": 65, "r": 7, "s": 7, "stride": 2, "padding": 3},
     "96 channels": {"c": 96, "k": 96, "h": 40, "w": 40},
     "160 channels": {"c": 160, "k": 320, "h": 20, "w": 20},
-    "16 groups": {"c": 256, "k": 512, "groups": 16},
-    "2 groups, odd, stride 2": {"c": 96, "k": 160, "h": 15, "w": 17, "groups": 2, "stride": 2},
-    "groups of 4": {"c": 128, "k": 128, "groups": 32},
-    "groups of 8, the last block not whole": {"c": 56, "k": 56, "groups": 7},
-    "groups of 8, odd, stride 2": {"c": 64, "k": 64, "h": 15, "w": 17, "groups": 8, "stride": 2},
-    "groups of 12 and 4": {"c": 60, "k": 20, "groups": 5, "h": 14, "w": 14},
     "few channels": {"c": 5, "k": 9, "h": 19, "w": 11},
     "16 channels": {"c": 16, "k": 16},
     "few filters": {"c": 128, "k": 8, "h": 21, "w": 23, "r": 5, "s": 5, "padding": 2},
@@ -49,7 +44,6 @@ OTHER_PRECISIONS = (
     "5x5, odd image, stride 2",
     "96 channels",
     "stem",
-    "groups of 4",
 )
 TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels", "24 channels",
          "72 channels, stride 2", "few channels", "stem", "16 channels")  # fmt: skip
@@ -65,8 +59,8 @@ def conv(which: str, precision: str, dims: dict[str, int]) -> Case:
 @pytest.fixture(scope="module")
 def gpu() -> DeviceInfo:
     found = describe("cuda")
-    if found.capability != (9, 0) or gluon.missing():
-        pytest.skip(gluon.missing() or "the Gluon kernels are for Hopper")
+    if found.capability != (9, 0) or gluon_missing():
+        pytest.skip(gluon_missing() or "the Gluon kernels are for Hopper")
     return found
 
 
@@ -78,10 +72,7 @@ def pool(gpu: DeviceInfo) -> Iterator[OperandPool]:
 
 
 def launcher(config: backend.Config, case: Case, pool: OperandPool) -> Candidate:
-    from kernels.conv.triton import data_launch, wgrad_launch
-
-    bind = wgrad_launch.bind if isinstance(config, wgrad_config.Config) else data_launch.bind
-    steps = bind(config, pool.get(case), case.precision, pool.target.sm_count)
+    steps = backend.bind(config, case, pool.get(case), pool.target)
     return candidate(config.label, config.tile, steps)
 
 
@@ -115,18 +106,18 @@ def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, po
 def test_other_precisions_are_right(name: str, precision: str, which: str, gpu, pool) -> None:
     case = conv(which, precision, SHAPES[name])
     found = backend.configurations(case, gpu.target()).ranked
-    config = next((config for config in found if config.kernel == data_config.GLUON), found[0])
+    config = next((config for config in found if config.kernel == data_configs.GLUON), found[0])
     check(config, case, pool)
 
 
 def tiles(name: str, which: str) -> dict[tuple[object, ...], str]:
     """The first configuration of each kind of tile of the Gluon kernel."""
     case = conv(which, "fp16", SHAPES[name])
-    found = data_config.choices(ConvShape.of(case), which, case.precision, (9, 0), 132)
+    found = data_configs.ranked(ImplicitGemm.of(case), (9, 0), 132)
     first: dict[tuple[object, ...], str] = {}
     for config in found:
-        if config.kernel == data_config.GLUON:
-            tail = gluon_config.halves(config.bk)[1]
+        if config.kernel == data_configs.GLUON:
+            tail = data_configs.split_n(config.bk)[1]
             tile = (config.kernel, config.pixels, tail > 0, config.split, config.per_sm,
                     config.padded)  # fmt: skip
             first.setdefault(tile, config.label)
@@ -147,7 +138,7 @@ def test_every_way_to_a_weight_gradient_is_right(name: str, precision: str, gpu,
     case = conv("wgrad", precision, SHAPES[name])
     first: dict[tuple[object, ...], str] = {}
     for config in backend.configurations(case, gpu.target()).ranked:
-        if isinstance(config, wgrad_config.Config):
+        if isinstance(config, wgrad_configs.Config):
             way = (config.kernel, config.taps > 1, config.bk, config.padded, config.splits > 1)
             first.setdefault(way, config.label)
     for label in first.values():

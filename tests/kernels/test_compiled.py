@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 from kernels.case import Case, Target  # noqa: E402
 from kernels.conv.shape import ConvShape  # noqa: E402
 from kernels.conv.triton import backend as conv  # noqa: E402
-from kernels.conv.triton import data_config, gluon_config  # noqa: E402
+from kernels.conv.triton import data_configs  # noqa: E402
+from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.gemm.triton import backend as gemm  # noqa: E402
 from kernels.gemm.triton import config as gemm_config  # noqa: E402
 from kernels.triton_util import gluon_missing  # noqa: E402
@@ -115,9 +116,9 @@ def test_it_multiplies_by_wgmma_and_spills_nothing(tried: Tried) -> None:
 
 @pytest.mark.parametrize("tried", [tried for tried in TRIED if "gluon" in tried.kernel], ids=str)
 def test_a_gluon_tile_is_as_wide_as_it_says(tried: Tried) -> None:
-    config = data_config.parse(tried.label)
-    parts = gluon_config.halves(config.bk)
-    estimated = data_config.shared_memory(config, tried.case.precision)
+    config, kernel = data_configs.parse(tried.label), data_configs.KERNELS[tried.kernel]
+    parts = data_configs.split_n(config.bk)
+    estimated = kernel.shared_memory(config, ImplicitGemm.of(tried.case))
     found = re.findall(r"m64n(\d+)k", " ".join(built(tried).wgmma))
     assert set(map(int, found)) == {width for width in parts if width}
     assert built(tried).shared <= estimated

@@ -19,11 +19,10 @@ from samples.gluon_conv import carry_out
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels.case import Target  # noqa: E402
 from kernels.conv.shape import ConvShape  # noqa: E402
-from kernels.conv.triton import data_config as cfg  # noqa: E402
-from kernels.conv.triton import gluon_config  # noqa: E402
-from kernels.conv.triton.data_config import GLUON, Config, Sum, choices, parse  # noqa: E402
+from kernels.conv.triton import data_configs as cfg  # noqa: E402
+from kernels.conv.triton.data_configs import GLUON, Config, parse, ranked  # noqa: E402
+from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.precision import PRECISIONS  # noqa: E402
 from kernels.triton_util import GLUON_HOPPER, gluon_missing  # noqa: E402
 
@@ -31,7 +30,6 @@ if gluon_missing():
     pytest.skip(str(gluon_missing()), allow_module_level=True)
 
 HOPPER, SMS = (9, 0), 132
-H200 = Target("cuda", "NVIDIA H200", HOPPER, SMS)
 PASSES = ("fprop", "dgrad")
 BOXES = ((1, 8, 8), (4, 4, 4), (64, 1, 1), (2, 8, 8), (1, 1, 64), (16, 2, 4))
 WIDTHS = (16, 32, 48, 80, 96, 144)
@@ -56,9 +54,13 @@ def configs(draw: st.DrawFn) -> Config:
     return replace(plain, padded=draw(st.booleans()))
 
 
+def valid(config: Config, problem: ImplicitGemm) -> bool:
+    return cfg.KERNELS[config.kernel].valid(config, problem, HOPPER)
+
+
 def carried_out(config: Config, shape: ConvShape, which: str, precision: str) -> tuple[Any, Any]:
     """(what the launches leave, what autograd says), both float64, of integers: exact."""
-    from kernels.conv.triton import data_launch
+    from kernels.conv.triton import gluon_launch
 
     kind = PRECISIONS[precision]
     drawn = operands(shape, which, kind)
@@ -66,24 +68,22 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
         tensor = getattr(drawn, name)
         if tensor is not drawn.output:
             tensor.copy_(torch.randint(-2, 3, tensor.shape))
-    carry_out(data_launch.bind(config, drawn, kind, SMS))
+    carry_out(gluon_launch.bind(config, drawn, kind, SMS))
     x = (drawn.x if which == "fprop" else torch.zeros_like(drawn.x)).double().requires_grad_()
-    names = ("stride", "padding", "dilation", "groups")
-    how = {name: getattr(shape, name) for name in names}
+    how = {name: getattr(shape, name) for name in ("stride", "padding", "dilation")}
     y = torch.nn.functional.conv2d(x, drawn.w.double(), None, **how)
     if which == "fprop":
         return drawn.output.double(), y.detach()
     return drawn.output.double(), torch.autograd.grad(y, x, drawn.y.double())[0]
 
 
-EXAMPLES = (  # shape, configuration, pass, precision; groups are on their way out: one alone
+EXAMPLES = (  # shape, configuration, pass, precision
     ((1, 3, 9, 7, 5, 4, 4, 2, 3), "2x8x8x48x16/s3/w8", "dgrad", "fp16"),
     ((1, 8, 1, 1, 8, 1, 1, 2, 1), "1x8x8x16x16/s3/w4", "fprop", "fp16"),
     ((2, 8, 5, 5, 8, 1, 1, 2, 0), "1x8x8x16x16/s3/w4", "dgrad", "fp16"),
     ((2, 24, 5, 5, 40, 3, 3, 2, 1), "2x8x8x48x32/s3/w8/padded", "dgrad", "fp16"),
     ((1, 72, 5, 5, 16, 3, 3, 1, 1), "2x8x8x16x64/s3/w8/padded", "fprop", "fp16"),
     ((1, 24, 3, 5, 130, 1, 1), "1x1x64x144x32/s3/w4", "fprop", "tf32"),
-    ((1, 24, 3, 4, 24, 3, 3, 2, 1, 1, 3), "1x8x8x32x16/s3/w4", "dgrad", "fp16"),
 )
 
 
@@ -92,7 +92,7 @@ def test_these_examples_make_the_convolution(
     sizes: tuple[int, ...], label: str, which: str, precision: str
 ) -> None:
     config, shape = parse(f"conv_gluon/{label}"), ConvShape(*sizes)
-    assert cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER)
+    assert valid(config, ImplicitGemm(shape, which, PRECISIONS[precision]))
     got, want = carried_out(config, shape, which, precision)
     assert torch.equal(got, want)
 
@@ -102,22 +102,24 @@ def test_these_examples_make_the_convolution(
 def test_views_taps_and_tiles_make_the_convolution(
     shape: ConvShape, config: Config, which: str, precision: str
 ) -> None:
-    what = Sum(shape, which, PRECISIONS[precision].bytes_per_element)
-    assume(not gluon_config.missing(what, HOPPER))
+    what = ImplicitGemm(shape, which, PRECISIONS[precision])
+    assume(not cfg.no_gluon(what, HOPPER))
     if what.pixel(padded=True) == what.pixel(padded=False):
         config = replace(config, padded=False)
-    assume(cfg.valid(config, shape, which, PRECISIONS[precision], HOPPER))
+    assume(valid(config, what))
     got, want = carried_out(config, shape, which, precision)
     assert torch.equal(got, want)
 
 
 @given(shapes())
 def test_parities_cover_every_output_once_and_every_tap(shape: ConvShape) -> None:
+    from kernels.conv.triton.gluon_launch import parities
+
     for which in PASSES:
-        what = Sum(shape, which, 2)
+        what = ImplicitGemm(shape, which, PRECISIONS["fp16"])
         _, h, w = what.whole_output
         step = shape.stride if what.split_output else 1
-        found = gluon_config.parities(what)
+        found = parities(what)
         covered = [
             (row, column)
             for each in found
@@ -132,7 +134,7 @@ def test_parities_cover_every_output_once_and_every_tap(shape: ConvShape) -> Non
 
 @given(st.integers(1, 300), st.sampled_from((16, 32, 64)), st.sampled_from((2, 4)))
 def test_the_last_step_multiplies_what_is_left_in_whole_wgmmas(channels: int, bc: int, size: int):
-    steps, last = gluon_config.depths(channels, bc, size)
+    steps, last = cfg.depths(channels, bc, size)
     whole = 32 // size
     assert last % whole == 0 < last <= bc
     assert channels <= (steps - 1) * bc + last < channels + whole
@@ -157,7 +159,7 @@ def found(
     """The kernels of all choices, the first first."""
     c, k, image, kernel, stride = layer
     shape = ConvShape(64, c, image, image, k, kernel, kernel, stride, kernel // 2)
-    configs = choices(shape, which, PRECISIONS[precision], capability, SMS)
+    configs = ranked(ImplicitGemm(shape, which, PRECISIONS[precision]), capability, SMS)
     return [config.kernel for config in configs]
 
 

@@ -58,7 +58,7 @@ GEMMS: tuple[Product, ...] = (
 
 # ------------------------------------------------------------ convolutions: label, pass, shape
 
-# (n, c, h, w, k, r, s, stride, padding, dilation, groups)
+# (n, c, h, w, k, r, s, stride, padding, dilation)
 SHAPES = {
     "3x3": (1, 24, 5, 7, 40, 3, 3, 1, 1),
     "3x3/2": (2, 32, 6, 8, 32, 3, 3, 2, 1),
@@ -77,20 +77,17 @@ SHAPES = {
     "5x5 of 20 to 8": (1, 20, 9, 7, 8, 5, 5, 1, 1),
     "3x3 to 5": (2, 40, 6, 9, 5, 3, 3, 1, 1),
     "one column": (2, 16, 6, 1, 16, 3, 3, 2, 1),
-    "two groups": (1, 32, 5, 7, 48, 3, 3, 1, 1, 1, 2),
-    "groups of 8 and 4": (1, 40, 5, 7, 20, 3, 3, 2, 1, 1, 5),
-    "depthwise": (2, 37, 9, 7, 37, 3, 3, 2, 1, 1, 37),
 }  # fmt: skip
-GATHER, WALKING = "conv_gather/1x1x64x32x16/s2/w4", "conv_persistent/2x4x4x32x16/s2/w4/sub2"
-DATA = {  # the kernels that stay
+GATHER, PERSISTENT_CONV = "conv_gather/1x1x64x32x16/s2/w4", "conv_persistent/2x4x4x32x16/s2/w4/sub2"
+DATA = {
     "fp16": {
         GATHER: ("3x3", "3x3/2 odd", "3x3/3", "3x2/2 unaligned", "stride 2 dilation 2",
                  "padding 3", "7x7/2 of 3", "1x1/2"),
         "conv_gather/1x1x32x16x64/s2/w4": ("3x3 unaligned", "dilation 2"),
-        WALKING: ("3x3", "dilation 2", "1x1", "1x1 padded"),
+        PERSISTENT_CONV: ("3x3", "dilation 2", "1x1", "1x1 padded"),
         "conv_persistent/8x1x1x16x16/s2/w4": ("padding 3", "many images"),
     },
-    "tf32": {GATHER: ("3x2/2 unaligned",), WALKING: ("3x3",)},
+    "tf32": {GATHER: ("3x2/2 unaligned",), PERSISTENT_CONV: ("3x3",)},
     "fp8-e4m3": {
         "conv_gather/1x1x32x16x64/s2/w4": ("3x2/2 unaligned",),
         "conv_persistent/1x4x8x32x32/s2/w4/sub4": ("many images",),
@@ -101,7 +98,7 @@ WEIGHTS = {
         "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2"),
         "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1": ("3x3 unaligned", "padding 3"),
         "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded": ("3x3",),
-        "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3", "two groups"),
+        "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3"),
         "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x20": ("1x1/2",),
         "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("7x7/2 of 3", "one column"),
         "wgrad_gather/1x16x32x128/t1/r1/s2/w4/x3": ("3x3/2", "padding 3", "dilation 2"),
@@ -115,25 +112,11 @@ WEIGHTS = {
         "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("3x3 to 5",),
     },
 }  # fmt: skip
-OTHERS = (  # kernels on their way out: a case each
-    ("conv_tma/2x4x4x32x16/s2/w4/sub2", "fprop", "fp16", "3x3/2"),
-    ("conv_tma/2x4x4x32x16/s2/w4/sub2", "dgrad", "fp16", "3x3/2"),
-    ("conv_rows/2x4x4x32x32/s2/w4", "fprop", "fp16", "7x7/2 of 3"),
-    ("conv_rows_persistent/1x4x8x16x32/s2/w4/sub2", "fprop", "fp16", "7x7/2 of 3"),
-    ("conv_gemm/1x1x32x32x16/s2/w4", "dgrad", "fp16", "1x1"),
-    ("conv_gemm_persistent/1x1x32x64x32/s2/w4/sub2", "fprop", "fp16", "1x1"),
-    ("conv_resident/1x1x32x32x32/s2/w4/sub2", "fprop", "fp16", "1x1"),
-    ("conv_depthwise/1x2x8x64x1/s1/w4", "fprop", "fp16", "depthwise"),
-    ("conv_depthwise/1x4x4x64x1/s1/w4", "dgrad", "tf32", "depthwise"),
-    ("wgrad_depthwise/1x8x64x1/t1/r1/s1/w4/x2", "wgrad", "fp16", "depthwise"),
-    ("wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad", "fp16", "groups of 8 and 4"),
-)
 CONVS = (
     *((label, which, precision, name) for precision, labels in DATA.items()
       for label, names in labels.items() for name in names for which in ("fprop", "dgrad")),
     *((label, "wgrad", precision, name) for precision, labels in WEIGHTS.items()
       for label, names in labels.items() for name in names),
-    *OTHERS,
 )  # fmt: skip
 LONG = (  # as if tensors had more elements than 32 bits count
     *((GATHER, which, "fp16", "3x2/2 unaligned") for which in ("fprop", "dgrad")),
@@ -246,13 +229,13 @@ def wrong_copies(which: str) -> int:
     """Elements of copies for Gluon that differ from what torch makes, on memory that held NaN."""
     from samples.gluon_conv import carry_out
 
-    from kernels.conv.triton import backend, data_launch
+    from kernels.conv.triton import backend, gluon_launch
 
     kind, made = PRECISIONS["fp16"], []
     config = backend.parse("conv_gluon/2x8x8x16x16/s3/w8")
     for launch in (lambda step: step.launch(), lambda step: carry_out([step])):
         drawn = operands(ConvShape(2, 5, 6, 7, 9, 3, 3, 1, 1), which, kind)
-        copies = data_launch.bind(config, drawn, kind, PROGRAMS)[:-1]
+        copies = gluon_launch.bind(config, drawn, kind, PROGRAMS)[:-1]
         assert len(copies) == 2
         for step in copies:
             copy = step.args[1].view(torch.float16)
@@ -327,15 +310,16 @@ def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]) -> 
 
 
 def test_every_kernel_is_tried_on_what_its_rules_allow() -> None:
-    from kernels.conv.triton import backend, data_config, wgrad_config
+    from kernels.conv.triton import backend
+    from kernels.conv.triton.problem import ImplicitGemm
     from kernels.gemm.triton.config import KERNELS
 
     for label, which, precision, name in (*CONVS, *LONG):
         config = backend.parse(label)
-        rules: Any = wgrad_config if which == "wgrad" else data_config
-        allowed = rules.valid(config, shape_of(name), which, PRECISIONS[precision], (9, 0))
+        problem = ImplicitGemm(shape_of(name), which, PRECISIONS[precision])
+        allowed = backend.KERNELS[config.kernel].valid(config, problem, (9, 0))
         assert allowed, (label, which, precision, name)
-    kernels = {*data_config.KERNELS, *wgrad_config.KERNELS} - {data_config.GLUON}
+    kernels = {*backend.KERNELS} - {"conv_gluon"}
     assert {label.split("/")[0] for label, *_ in CONVS} == kernels
     assert {label.split("/")[0] for label, *_ in GEMMS} == {*KERNELS}
 

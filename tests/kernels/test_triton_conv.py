@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
+from samples.convolutions import operands
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kernels.case import Case, Target  # noqa: E402
-from kernels.conv import OP  # noqa: E402
-from kernels.conv.operands import INPUTS, OUTPUT, without_memory  # noqa: E402
+from kernels.case import Candidate, Case, Target  # noqa: E402
+from kernels.conv.operands import INPUTS, without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
-from kernels.conv.triton import backend, data_config, layouts, wgrad_config  # noqa: E402
+from kernels.conv.triton import backend, copies, wgrad_configs  # noqa: E402
+from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.gpus import architecture  # noqa: E402
+from kernels.precision import PRECISIONS  # noqa: E402
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)
@@ -28,8 +31,6 @@ SHAPES = {
     "dilated": ConvShape(1, 16, 8, 10, 16, 3, 3, 2, 0, 2),
     "of one column": ConvShape(2, 16, 6, 1, 16, 3, 3, 2, 1),
     "wide": ConvShape(64, 512, 7, 7, 2048, 3, 3, 1, 1),
-    "depthwise": ConvShape(2, 37, 9, 7, 37, 3, 3, 2, 1, 1, 37),
-    "groups": ConvShape(16, 64, 28, 28, 64, 3, 3, 1, 1, 1, 8),
 }
 
 
@@ -46,30 +47,25 @@ def test_every_shape_has_choices_that_fit_and_read_back(
     shape, target = SHAPES[name], Target("cuda", "unknown", capability, 132)
     for precision in ("fp16", "tf32"):
         what = case(shape, which, precision)
-        if name == "groups" and capability != (9, 0):
-            assert backend.cannot_run(what, target)
-            continue
         assert backend.cannot_run(what, target) is None
         found = backend.configurations(what, target).ranked
         assert len(set(found)) == len(found) > 1
         assert [backend.parse(config.label) for config in found] == list(found)
         assert all(backend.valid(config, what, target) for config in found)
         kernels = {config.kernel.split("_")[1] for config in found}
-        assert ("depthwise" in kernels) == (kernels == {"depthwise"}) == shape.depthwise
-        assert capability >= (9, 0) or kernels <= {"gather", "exchanged", "depthwise"}
+        assert capability >= (9, 0) or kernels <= {"gather", "exchanged"}
+        problem = ImplicitGemm.of(what)
         for config in found:
-            if isinstance(config, wgrad_config.Config):
-                assert 1 <= config.splits <= wgrad_config.steps(config, shape)
-                shared = wgrad_config.shared_memory(config, shape, what.precision)
-            else:
-                shared = data_config.shared_memory(config, what.precision)
+            if isinstance(config, wgrad_configs.Config):
+                assert 1 <= config.splits <= wgrad_configs.steps(config, problem)
+            shared = backend.KERNELS[config.kernel].shared_memory(config, problem)
             assert shared <= architecture(capability).block_shared_bytes
 
 
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
-    [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "multiples of 4"),
-     ("fp8-e4m3", {"groups": 4}, "without groups"),
+    [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "no groups"),
+     ("bf16", {"groups": 64}, "no groups"),
      ("fp8-e4m3", {"pass": "wgrad"}, "fprop and dgrad")],
 )  # fmt: skip
 def test_what_it_cannot_run_it_says(
@@ -87,8 +83,8 @@ def test_what_it_cannot_run_it_says(
         ("wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad", "fp16", A100),
         ("conv_persistent/4x8x8x64x64/s3/w4/sub2", "fprop", "fp16", A100),
         ("conv_gather/1x1x64x32x64/s3/w4", "wgrad", "fp16", H200),
-        ("conv_depthwise/1x4x16x64x1/s1/w4", "fprop", "fp16", H200),
-        ("wgrad_depthwise/1x16x64x3/t3/r2/s1/w4/x8", "wgrad", "fp16", H200),
+        ("conv_gluon/1x8x16x64x64/s3/w8", "wgrad", "fp16", H200),
+        ("conv_gluon/1x8x16x64x64/s3/w8", "fprop", "fp8-e4m3", H200),
     ],
 )
 def test_a_configuration_of_another_kind_is_not_valid(
@@ -101,20 +97,14 @@ def test_a_configuration_of_another_kind_is_not_valid(
 
 @pytest.mark.parametrize(
     "label",
-    ["", "conv_tma", "gemm_tma/1x2x3", "wgrad_tma/x", "wgrad_tma/1x64x64/s4/w4",
-     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2/", "conv_tma/64x64x64/s4/w4",
-     "conv_tma/1x1x1x1x1/s1/w1/", "conv_tma/1x8x8x64/t1/r1/s2/w4/x2"],
+    ["", "conv_gather", "gemm_tma/1x2x3", "wgrad_tma/x", "wgrad_tma/1x64x64/s4/w4",
+     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2/", "conv_gather/64x64x64/s4/w4",
+     "conv_gather/1x1x1x1x1/s1/w1/", "conv_gather/1x8x8x64/t1/r1/s2/w4/x2",
+     "conv_tma/4x4x4x64x64/s3/w4"],
 )  # fmt: skip
 def test_an_unknown_label_is_refused(label: str) -> None:
     with pytest.raises(ValueError, match="not a configuration"):
         backend.parse(label)
-
-
-def test_a_float32_product_may_be_exact_in_depthwise_alone() -> None:
-    depthwise = SHAPES["depthwise"]
-    assert OP.may_run_exactly(case(depthwise, "fprop", "tf32"))
-    assert not OP.may_run_exactly(case(depthwise, "fprop", "fp16"))
-    assert not OP.may_run_exactly(case(ALIGNED, "fprop", "tf32"))
 
 
 # ------------------------------------------------------------ NCHW
@@ -128,21 +118,33 @@ def test_a_float32_product_may_be_exact_in_depthwise_alone() -> None:
 )  # fmt: skip
 def test_copies_are_those_of_tensors_whose_layouts_differ(which: str, shape: ConvShape) -> None:
     contiguous = without_memory(case(shape, which, layout="nchw"))
-    last, before, after = layouts.channels_last(contiguous)
-    differ = {
-        name: getattr(contiguous, name).shape[1] > 1 and getattr(contiguous, name)[0, 0].numel() > 1
-        for name in "xwy"
-    }
-    assert len(before) == sum(differ[name] for name in INPUTS[which])
-    assert len(after) == differ[OUTPUT[which]]
+    last, _ = copies.channels_last(contiguous)
     for name in "xwy":
         own, copy = getattr(contiguous, name), getattr(last, name)
+        differ = own.shape[1] > 1 and own[0, 0].numel() > 1
+        assert (copy is not own) == differ
         assert copy.shape == own.shape
         assert copy.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("which", PASSES)
+def test_inputs_are_copied_before_a_launch_and_the_output_after(which: str) -> None:
+    drawn = operands(ALIGNED, which, PRECISIONS["fp32"])
+    contiguous = replace(drawn, **{name: getattr(drawn, name).contiguous() for name in "xwy"})
+    last, with_copies = copies.channels_last(contiguous)
+    seen: list[bool] = []
+
+    def launch() -> None:
+        seen.extend(getattr(last, name).equal(getattr(drawn, name)) for name in INPUTS[which])
+        last.output.fill_(7.0)
+
+    with_copies(Candidate("a", launch)).call()
+    assert seen == [True, True]
+    assert bool((contiguous.output == 7.0).all())
+
+
 def test_the_choice_in_nchw_is_that_of_nhwc() -> None:
-    for which, name in product(PASSES, ("aligned", "odd", "depthwise")):
+    for which, name in product(PASSES, ("aligned", "odd")):
         nchw, nhwc = (
             backend.configurations(case(SHAPES[name], which, layout=layout), H200).chosen
             for layout in ("nchw", "nhwc")

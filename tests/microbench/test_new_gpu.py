@@ -10,9 +10,10 @@ import pytest
 from samples.kernel_runs import case, measured, run_of, shown
 
 from kernels import OPS, gpus
-from kernels.case import Target
+from kernels.case import Case, Target
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton import data_config, wgrad_config
+from kernels.conv.triton import backend
+from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gemm import cublaslt_api
 from kernels.gemm.triton import config as gemm_config
 from kernels.gpu_cards import CARDS
@@ -63,15 +64,15 @@ def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
 
 def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     limit = gpus.architecture(gpu.capability).block_shared_bytes
-    shape, fp16 = ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1), PRECISIONS["fp16"]
+    dims, fp16 = vars(ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1)), PRECISIONS["fp16"]
+    layers = [Case("conv", {**dims, "pass": which}, "fp16", "triton", "nhwc")
+              for which in ("fprop", "wgrad")]  # fmt: skip
     problem = gemm_config.Problem.of(case(4096, "fp16", "triton"))
     taken = [
         *(gemm_config.shared_memory(c, fp16)
           for c in gemm_config.choices(problem, CAPABILITY, SMS)),
-        *(data_config.shared_memory(c, fp16)
-          for c in data_config.choices(shape, "fprop", fp16, CAPABILITY, SMS)),
-        *(wgrad_config.shared_memory(c, shape, fp16)
-          for c in wgrad_config.choices(shape, "wgrad", fp16, CAPABILITY, SMS)),
+        *(backend.KERNELS[c.kernel].shared_memory(c, ImplicitGemm.of(layer))
+          for layer in layers for c in backend.configurations(layer, gpu).ranked),
     ]  # fmt: skip
     assert taken
     assert max(taken) <= limit

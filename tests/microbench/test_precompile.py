@@ -52,9 +52,7 @@ for op, dims, precision, layout, label in json.load(sys.stdin):
         steps = backend.Launcher(
             Problem.of(case), operands.a, operands.b, operands.c, 132).bind(config)
     else:
-        from kernels.conv.triton import data_launch, wgrad_launch
-        launch = wgrad_launch if dims["pass"] == "wgrad" else data_launch
-        steps = launch.bind(config, operands, case.precision, 132)
+        steps = backend.bind(config, case, operands, target)
     for step in steps:
         step.compile()
 print(json.dumps(hits))

@@ -36,22 +36,6 @@ def _swap_filters(a: Any, step: Step) -> None:
     a.swapped.copy_(w.permute(2, 1, 0).reshape(-1))
 
 
-def _pack_groups(a: Any, step: Step) -> None:
-    """Group by group, from the weights as a matrix for each tap."""
-    packed = a.packed.view(-1, a.taps, a.MERGED * a.columns).zero_()
-    for first in range(0, packed.shape[0], a.rows):
-        group = first // a.rows
-        own = torch.as_strided(
-            a.w,
-            (a.rows, a.taps, a.columns),
-            (a.row_apart, a.tap_apart, a.column_apart),
-            group * a.group_apart,
-        )
-        column = group % a.MERGED * a.columns
-        packed[first : first + a.rows, :, column : column + a.columns] = own
-    assert a.elements == a.packed.numel() <= step.grid[0] * a.BLOCK
-
-
 def _conv_gluon(a: Any, step: Step) -> None:
     table = a.table.view(-1, 4).tolist()
     starts = a.starts.tolist()
@@ -62,8 +46,8 @@ def _conv_gluon(a: Any, step: Step) -> None:
         place, k = divmod(place, a.tiles_k)
         place, w = divmod(place, a.tiles_w)
         n, h = divmod(place, a.tiles_h)
-        at = (n * a.BN, h * a.BH, w * a.BW, k * (a.HEAD + a.TAIL))
-        sums = torch.zeros(a.BN * a.BH * a.BW, a.HEAD + a.TAIL, dtype=torch.float64)
+        at = (n * a.BN, h * a.BH, w * a.BW, k * (a.N0 + a.N1))
+        sums = torch.zeros(a.BN * a.BH * a.BW, a.N0 + a.N1, dtype=torch.float64)
         for entry in table[starts[parity] : starts[parity + 1]]:
             sums += _tap(a, xs, entry, at)
         _store(a, sums, parity, starts[5 + parity], at)
@@ -71,16 +55,15 @@ def _conv_gluon(a: Any, step: Step) -> None:
 
 def _tap(a: Any, xs: Sequence[Any], entry: Sequence[int], at: Sequence[int]) -> torch.Tensor:
     view, row, column, tap = entry
-    group = at[3] // a.group_k
     total = torch.zeros((), dtype=torch.float64)
     for block in range(a.STEPS):
         c, depth = block * a.BC, a.LAST if block == a.STEPS - 1 else a.BC
-        pixels = _box(xs[view], (at[0], at[1] + row, at[2] + column, group * a.group_c + c))
+        pixels = _box(xs[view], (at[0], at[1] + row, at[2] + column, c))
         columns = [
             _box(w, (at[3] + first, tap, c)).squeeze(1).T
             if a.K_MAJOR
-            else _box(w, (group * a.group_c + c, tap, at[3] + first - group * a.group_k)).squeeze(1)
-            for w, first in ((a.w_head, 0), (a.w_tail, a.HEAD))[: 1 + (a.TAIL > 0)]
+            else _box(w, (c, tap, at[3] + first)).squeeze(1)
+            for w, first in ((a.w0, 0), (a.w1, a.N0))[: 1 + (a.N1 > 0)]
         ]
         total = total + pixels.reshape(-1, a.BC)[:, :depth] @ torch.cat(columns, 1)[:depth]
     return total
@@ -109,9 +92,9 @@ def _inside(d: Any, at: Sequence[int]) -> list[tuple[int, int]]:
 
 def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int]) -> None:
     if a.WORD == 0:
-        head = a.HEAD // a.SPLIT
+        head = a.N0 // a.SPLIT
         parts = [("y", i * head, head) for i in range(a.SPLIT)]
-        parts += [("t", a.HEAD, a.TAIL)] * (a.TAIL > 0)
+        parts += [("t", a.N0, a.N1)] * (a.N1 > 0)
         for name, first, width in parts:
             d = getattr(a, f"{name}{parity}")
             assert d.block_shape[-1] == width
@@ -131,13 +114,12 @@ def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int
     for pixel, (i, j, m) in enumerate(boxes):
         n, h, w = at[0] + i, (at[1] + j) * stride + start // 2, (at[2] + m) * stride + start % 2
         if n < a.N and h < a.H and w < a.W:
-            last = min(channels, at[3] + a.HEAD + a.TAIL)
+            last = min(channels, at[3] + a.N0 + a.N1)
             out[n, h, w, at[3] : last] = sums[pixel, : last - at[3]].to(out.dtype)
 
 
 KERNELS = {
     "pad_pixels": _pad_pixels,
     "swap_filters": _swap_filters,
-    "pack_groups": _pack_groups,
     "conv_gluon": _conv_gluon,
 }

@@ -1,5 +1,3 @@
-"""Back end triton of op conv: fprop and dgrad (`data_*`), the weight gradient (`wgrad_*`), and both
-for depthwise convolutions (`depthwise_*`).
+"""Back end triton of op conv: fprop and dgrad (`data_*`, `gluon_*`), the weight gradient
+(`wgrad_*`).
 """
-
-PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")

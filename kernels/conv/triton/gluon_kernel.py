@@ -3,7 +3,7 @@
 One implicit GEMM: pixels are operand A (a box of TMA, which lies in shared memory as the matrix
 that wgmma reads), output channels are N. What makes it fit any shape:
 
-- Gluon's blocks are powers of two wide, wgmma is not: a tile has HEAD + TAIL output channels, as
+- Gluon's blocks are powers of two wide, wgmma is not: a tile has N0 + N1 output channels, as
   two accumulators that read the same pixels (96 = 64 + 32, 144 = 128 + 16).
 - Channels are added up BC at a time and the last ones LAST at a time, by wgmma on part of a buffer:
   130 channels cost 144.
@@ -13,8 +13,8 @@ that wgmma reads), output channels are N. What makes it fit any shape:
 - Where a pixel's output does not start on 16 bytes, a tile leaves by masked stores, not by TMA.
 
 One warp of a program only loads. It runs ahead over all tiles of the program, so that a tile's
-loads begin while the one before is multiplied or stored. Needs
-`gluon_missing()` of kernels.triton_util to be None.
+loads begin while the one before is multiplied or stored. It runs where
+`kernels.triton_util.gluon_missing` has nothing to say.
 """
 
 # Typed by Gluon's compiler: to pyright a block has no methods and 128 is no constexpr.
@@ -42,11 +42,11 @@ tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
-def _place(
+def _corner(
     tile, grid, BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BK: gl.constexpr
 ):  # fmt: skip
     """Tile number -> (parity, n, h, w, k). Parities come one after the other, the one of most taps
-    first; neighbours share pixels, then rows, then images.
+    first. Rasterised for L2: tiles that follow one another share pixels, then rows, then images.
     """
     of_parity, tiles_k, tiles_w, tiles_h = grid
     parity = tile // of_parity
@@ -59,35 +59,31 @@ def _place(
 
 
 @gluon.jit
-def _load_weights(w, stage, ready, k, tap, c, group, groups, K_MAJOR: gl.constexpr):
-    """k counts all output channels, c those of the group's inputs."""
+def _load_weights(w, stage, ready, k, tap, c, K_MAJOR: gl.constexpr):
     if K_MAJOR:
         tma_load(w, [k, tap, c], ready, stage)
     else:
-        group_k, group_c = groups
-        tma_load(w, [group * group_c + c, tap, k - group * group_k], ready, stage)
+        tma_load(w, [c, tap, k], ready, stage)
 
 
 @gluon.jit
 def _loader(
-    xs, ws, table, starts, buffers, barriers, tiles, grid, groups,
+    xs, ws, table, starts, buffers, barriers, tiles, grid,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
-    HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr, VIEWS: gl.constexpr,
+    N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr, VIEWS: gl.constexpr,
     K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads: waits until a stage is empty, fills it, goes on to the next."""
     x0, x1, x2, x3 = xs
-    w_head, w_tail = ws
-    group_k, group_c = groups
-    x_stages, head_stages, tail_stages = buffers
+    w0, w1 = ws
+    x_stages, w0_stages, w1_stages = buffers
     ready, empty = barriers
     STAGE_BYTES: gl.constexpr = (
-        (BN * BH * BW + HEAD + TAIL) * BC * (x_stages.dtype.primitive_bitwidth // 8)
+        (BN * BH * BW + N0 + N1) * BC * (x_stages.dtype.primitive_bitwidth // 8)
     )
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        parity, n, h, w, k = _place(tile, grid, BN, BH, BW, HEAD + TAIL)
-        group = k // group_k
+        parity, n, h, w, k = _corner(tile, grid, BN, BH, BW, N0 + N1)
         for entry in range(gl.load(starts + parity), gl.load(starts + parity + 1)):
             view = gl.load(table + 4 * entry)
             row = h + gl.load(table + 4 * entry + 1)
@@ -99,7 +95,7 @@ def _loader(
                 full = ready.index(stage)
                 mbarrier.expect(full, STAGE_BYTES)
                 c = block * BC
-                at = [n, row, column, group * group_c + c]
+                at = [n, row, column, c]
                 pixels = x_stages.index(stage)
                 if VIEWS == 1:
                     tma_load(x0, at, full, pixels)
@@ -110,11 +106,9 @@ def _loader(
                     tma_load(x2, at, full, pixels, pred=view == 2)
                 if VIEWS > 3:
                     tma_load(x3, at, full, pixels, pred=view == 3)
-                head = head_stages.index(stage)
-                _load_weights(w_head, head, full, k, tap, c, group, groups, K_MAJOR)
-                if TAIL > 0:
-                    thin = tail_stages.index(stage)
-                    _load_weights(w_tail, thin, full, k + HEAD, tap, c, group, groups, K_MAJOR)
+                _load_weights(w0, w0_stages.index(stage), full, k, tap, c, K_MAJOR)
+                if N1 > 0:
+                    _load_weights(w1, w1_stages.index(stage), full, k + N0, tap, c, K_MAJOR)
                 step += 1
 
 
@@ -138,68 +132,68 @@ def _weights(stage, FIRST: gl.constexpr, DEPTH: gl.constexpr, WIDTH: gl.constexp
 
 @gluon.jit
 def _multiply(
-    acc, tail, stages, FIRST: gl.constexpr, DEPTH: gl.constexpr,
-    BM: gl.constexpr, BC: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+    acc0, acc1, stages, FIRST: gl.constexpr, DEPTH: gl.constexpr,
+    BM: gl.constexpr, BC: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
     K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """Start the products of channels FIRST to FIRST + DEPTH of a stage."""
-    pixels, head, thin = stages
+    pixels, w0, w1 = stages
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, BC], pixels.dtype)
     a = pixels._reinterpret(pixels.dtype, [BM, BC], LAYOUT)
     if DEPTH < BC:
         a = a.slice(FIRST, DEPTH, dim=1)
-    b = _weights(head, FIRST, DEPTH, HEAD, BC, K_MAJOR)
-    acc = warpgroup_mma(a, b, acc, is_async=True)
-    if TAIL > 0:
-        b = _weights(thin, FIRST, DEPTH, TAIL, BC, K_MAJOR)
-        tail = warpgroup_mma(a, b, tail, is_async=True)
-    return acc, tail
+    b = _weights(w0, FIRST, DEPTH, N0, BC, K_MAJOR)
+    acc0 = warpgroup_mma(a, b, acc0, is_async=True)
+    if N1 > 0:
+        b = _weights(w1, FIRST, DEPTH, N1, BC, K_MAJOR)
+        acc1 = warpgroup_mma(a, b, acc1, is_async=True)
+    return acc0, acc1
 
 
 @gluon.jit
-def _wait(acc, tail, LEFT: gl.constexpr, TAIL: gl.constexpr):
+def _wait(acc0, acc1, LEFT: gl.constexpr, N1: gl.constexpr):
     """Both sums, when at most LEFT products of each are still under way."""
-    if TAIL > 0:
-        acc, tail = warpgroup_mma_wait(2 * LEFT, deps=(acc, tail))
+    if N1 > 0:
+        acc0, acc1 = warpgroup_mma_wait(2 * LEFT, deps=(acc0, acc1))
     else:
-        acc = warpgroup_mma_wait(LEFT, deps=(acc,))
-    return acc, tail
+        acc0 = warpgroup_mma_wait(LEFT, deps=(acc0,))
+    return acc0, acc1
 
 
 @gluon.jit
 def _step(
-    acc, tail, step, first, buffers, barriers, CHANNELS: gl.constexpr, BM: gl.constexpr,
-    BC: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
+    acc0, acc1, step, first, buffers, barriers, CHANNELS: gl.constexpr, BM: gl.constexpr,
+    BC: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
     K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """Multiply CHANNELS of the next stage, BC or what is left of them: 48 as 32 and 16."""
-    x_stages, head_stages, tail_stages = buffers
+    x_stages, w0_stages, w1_stages = buffers
     ready, empty = barriers
     WIDE: gl.constexpr = CHANNELS if CHANNELS & (CHANNELS - 1) == 0 else BC // 2
     stage = step % STAGES
     mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
     stages = (
-        x_stages.index(stage), head_stages.index(stage),
-        tail_stages.index(stage if TAIL > 0 else 0),
+        x_stages.index(stage), w0_stages.index(stage),
+        w1_stages.index(stage if N1 > 0 else 0),
     )  # fmt: skip
-    acc, tail = _multiply(
-        acc, tail, stages, 0, WIDE, BM, BC, HEAD, TAIL, K_MAJOR
+    acc0, acc1 = _multiply(
+        acc0, acc1, stages, 0, WIDE, BM, BC, N0, N1, K_MAJOR
     )  # fmt: skip
     if WIDE < CHANNELS:
-        acc, tail = _multiply(
-            acc, tail, stages, WIDE, CHANNELS - WIDE, BM, BC, HEAD, TAIL, K_MAJOR
+        acc0, acc1 = _multiply(
+            acc0, acc1, stages, WIDE, CHANNELS - WIDE, BM, BC, N0, N1, K_MAJOR
         )  # fmt: skip
-        acc, tail = _wait(acc, tail, 2, TAIL)
+        acc0, acc1 = _wait(acc0, acc1, 2, N1)
     else:
-        acc, tail = _wait(acc, tail, 1, TAIL)
+        acc0, acc1 = _wait(acc0, acc1, 1, N1)
     # The step before is multiplied: its stage is empty.
     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=step > first)
-    return acc, tail
+    return acc0, acc1
 
 
 @gluon.jit
 def _store_rows(
-    out, place, sizes, parity, n, h, w, k,
+    out, buffer, sizes, parity, n, h, w, k,
     BM: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, WIDTH: gl.constexpr,
     STRIDE: gl.constexpr, WORD: gl.constexpr,
 ):  # fmt: skip
@@ -222,176 +216,173 @@ def _store_rows(
     inside = (image < N) & (row < H) & (column < W)
     where = ((image.to(gl.int64) * H + row) * W + column) * K
     mask = inside[:, None] & (channel < K)[None, :]
-    gl.store(out + where[:, None] + channel[None, :], place.load(LAYOUT), mask)
+    gl.store(out + where[:, None] + channel[None, :], buffer.load(LAYOUT), mask)
 
 
 @gluon.jit
-def _store_box(y, place, at):
-    tma_store(y, at, place._reinterpret(place.dtype, y.block_type.shape, y.layout))
+def _store_box(y, buffer, at):
+    tma_store(y, at, buffer._reinterpret(buffer.dtype, y.block_type.shape, y.layout))
 
 
 @gluon.jit
 def _store(
-    ys, out, place, value, sizes, parity, start, n, h, w, k,
+    ys, out, buffer, value, sizes, parity, start, n, h, w, k,
     BM: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, WIDTH: gl.constexpr,
     PARITIES: gl.constexpr, WORD: gl.constexpr, FREE: gl.constexpr,
 ):  # fmt: skip
     """Write a [BM, WIDTH] block of sums to the output at (n, h, w, k), through shared memory.
 
     `parity` counts sub-convolutions, `start` is where their pixels start (_store_rows). FREE says
-    that nothing reads `place` any more.
+    that nothing reads `buffer` any more.
     """
     if not FREE:
         tma.store_wait(0)
         sync()
-    place.store(value.to(place.dtype))
+    buffer.store(value.to(buffer.dtype))
     if WORD > 0:
         STRIDE: gl.constexpr = 2 if PARITIES > 1 else 1
         sync()
-        _store_rows(out, place, sizes, start, n, h, w, k, BM, BH, BW, WIDTH, STRIDE, WORD)
+        _store_rows(out, buffer, sizes, start, n, h, w, k, BM, BH, BW, WIDTH, STRIDE, WORD)
     else:
         y0, y1, y2, y3 = ys
         fence_async_shared()
         sync()
         at = [n, h, w, k]
         if PARITIES == 1:
-            _store_box(y0, place, at)
+            _store_box(y0, buffer, at)
         else:
             if parity == 0:
-                _store_box(y0, place, at)
+                _store_box(y0, buffer, at)
             if parity == 1:
-                _store_box(y1, place, at)
+                _store_box(y1, buffer, at)
         if PARITIES > 2:
             if parity == 2:
-                _store_box(y2, place, at)
+                _store_box(y2, buffer, at)
             if parity == 3:
-                _store_box(y3, place, at)
+                _store_box(y3, buffer, at)
 
 
 @gluon.jit
 def _store_tile(
-    ys, tails, out, places, acc, tail, sizes, parity, start, n, h, w, k,
-    BM: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
+    ys, ys1, out, staging, acc0, acc1, sizes, parity, start, n, h, w, k,
+    BM: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr,
     SPLIT: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
 ):  # fmt: skip
     """Write both sums of a tile. In two halves (SPLIT) the first takes half the shared memory."""
-    head_place, tail_place = places
-    HALF: gl.constexpr = HEAD // SPLIT
+    staging_0, staging_1 = staging
+    HALF: gl.constexpr = N0 // SPLIT
     if SPLIT > 1:
-        left, right = acc.reshape([BM, 2, HALF]).permute((0, 2, 1)).split()
+        left, right = acc0.reshape([BM, 2, HALF]).permute((0, 2, 1)).split()
         _store(
-            ys, out, head_place, left, sizes, parity, start, n, h, w, k,
+            ys, out, staging_0, left, sizes, parity, start, n, h, w, k,
             BM, BH, BW, HALF, PARITIES, WORD, False,
         )  # fmt: skip
     else:
         _store(
-            ys, out, head_place, acc, sizes, parity, start, n, h, w, k,
-            BM, BH, BW, HEAD, PARITIES, WORD, False,
+            ys, out, staging_0, acc0, sizes, parity, start, n, h, w, k,
+            BM, BH, BW, N0, PARITIES, WORD, False,
         )  # fmt: skip
-    if TAIL > 0:
+    if N1 > 0:
         _store(
-            tails, out, tail_place, tail, sizes, parity, start, n, h, w, k + HEAD,
-            BM, BH, BW, TAIL, PARITIES, WORD, True,
+            ys1, out, staging_1, acc1, sizes, parity, start, n, h, w, k + N0,
+            BM, BH, BW, N1, PARITIES, WORD, True,
         )  # fmt: skip
     if SPLIT > 1:
         _store(
-            ys, out, head_place, right, sizes, parity, start, n, h, w, k + HALF,
+            ys, out, staging_0, right, sizes, parity, start, n, h, w, k + HALF,
             BM, BH, BW, HALF, PARITIES, WORD, False,
         )  # fmt: skip
 
 
 @gluon.jit
 def _consumer(
-    ys, tails, out, table, starts, sizes, buffers, places, barriers, tiles, grid,
+    ys, ys1, out, table, starts, sizes, buffers, staging, barriers, tiles, grid,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
-    LAST: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
+    LAST: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr, K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply what is loaded, and store."""
     empty = barriers[1]
     BM: gl.constexpr = BN * BH * BW
-    THIN: gl.constexpr = TAIL if TAIL > 0 else 16
+    N1_BUFFER: gl.constexpr = N1 if N1 > 0 else 16
     DEPTH: gl.constexpr = 256 // buffers[0].dtype.primitive_bitwidth  # channels of one wgmma
-    HEAD_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [gl.num_warps(), 1], [16, HEAD, DEPTH]
-    )
-    TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [gl.num_warps(), 1], [16, THIN, DEPTH]
+    LAYOUT_0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, N0, DEPTH])
+    LAYOUT_1: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [gl.num_warps(), 1], [16, N1_BUFFER, DEPTH]
     )
     step = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        parity, n, h, w, k = _place(tile, grid, BN, BH, BW, HEAD + TAIL)
+        parity, n, h, w, k = _corner(tile, grid, BN, BH, BW, N0 + N1)
         taps = gl.load(starts + parity + 1) - gl.load(starts + parity)
-        acc = gl.zeros([BM, HEAD], gl.float32, HEAD_LAYOUT)
-        tail = gl.zeros([BM, THIN], gl.float32, TAIL_LAYOUT)
+        acc0 = gl.zeros([BM, N0], gl.float32, LAYOUT_0)
+        acc1 = gl.zeros([BM, N1_BUFFER], gl.float32, LAYOUT_1)
         first = step
         if LAST == BC or STEPS == 1:
             for _ in range(taps * STEPS):
-                acc, tail = _step(
-                    acc, tail, step, first, buffers, barriers, LAST, BM, BC, HEAD, TAIL, STAGES,
+                acc0, acc1 = _step(
+                    acc0, acc1, step, first, buffers, barriers, LAST, BM, BC, N0, N1, STAGES,
                     K_MAJOR,
                 )  # fmt: skip
                 step += 1
         else:
             for _ in range(taps):
                 for _ in range(STEPS - 1):
-                    acc, tail = _step(
-                        acc, tail, step, first, buffers, barriers, BC, BM, BC, HEAD, TAIL, STAGES,
+                    acc0, acc1 = _step(
+                        acc0, acc1, step, first, buffers, barriers, BC, BM, BC, N0, N1, STAGES,
                         K_MAJOR,
                     )  # fmt: skip
                     step += 1
-                acc, tail = _step(
-                    acc, tail, step, first, buffers, barriers, LAST, BM, BC, HEAD, TAIL, STAGES,
+                acc0, acc1 = _step(
+                    acc0, acc1, step, first, buffers, barriers, LAST, BM, BC, N0, N1, STAGES,
                     K_MAJOR,
                 )  # fmt: skip
                 step += 1
-        acc, tail = _wait(acc, tail, 0, TAIL)
+        acc0, acc1 = _wait(acc0, acc1, 0, N1)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=step > first)
         _store_tile(
-            ys, tails, out, places, acc, tail, sizes, parity, gl.load(starts + 5 + parity),
-            n, h, w, k, BM, BH, BW, HEAD, TAIL, SPLIT, PARITIES, WORD,
+            ys, ys1, out, staging, acc0, acc1, sizes, parity, gl.load(starts + 5 + parity),
+            n, h, w, k, BM, BH, BW, N0, N1, SPLIT, PARITIES, WORD,
         )  # fmt: skip
     tma.store_wait(0)
 
 
 @gluon.jit
 def conv_gluon(
-    x0, x1, x2, x3, w_head, w_tail, y0, y1, y2, y3, t0, t1, t2, t3, out, table, starts,
-    N, H, W, words, tiles, of_parity, tiles_k, tiles_w, tiles_h, group_k, group_c,
+    x0, x1, x2, x3, w0, w1, y0, y1, y2, y3, t0, t1, t2, t3, out, table, starts,
+    N, H, W, words, tiles, of_parity, tiles_k, tiles_w, tiles_h,
     BN: gl.constexpr, BH: gl.constexpr, BW: gl.constexpr, BC: gl.constexpr, STEPS: gl.constexpr,
-    LAST: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
+    LAST: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, VIEWS: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
     K_MAJOR: gl.constexpr,
 ):  # fmt: skip
     """out[N, H, W, K] of one pass; programs walk over `tiles` tiles of BN x BH x BW pixels.
 
     x0 to x3: descriptors of VIEWS views of the input, [n, h, w, c] in boxes [BN, BH, BW, BC];
-    w_head, w_tail: the weights [K, taps, C] (K_MAJOR) or [C, taps, K], boxes of HEAD and TAIL
-    output channels by BC; y0 to y3, t0 to t3: PARITIES views of the output in boxes of HEAD/SPLIT
-    and TAIL channels, or None where WORD > 0: out is then written through pointers, K being
+    w0, w1: the weights [K, taps, C] (K_MAJOR) or [C, taps, K], boxes of N0 and N1
+    output channels by BC; y0 to y3, t0 to t3: PARITIES views of the output in boxes of N0/SPLIT
+    and N1 channels, or None where WORD > 0: out is then written through pointers, K being
     words * WORD.
     table: int32 (view, row, column, tap) of each tap; starts: the first entry of each parity (five
     numbers), then 2 * row + column of each parity's first pixel. STEPS blocks of BC channels cover
-    C, of the last only LAST channels are multiplied. In a grouped convolution C is group_c, that of
-    a block of groups with zeros between their weights; it has group_k output channels, whole tiles.
+    C, of the last only LAST channels are multiplied.
     """
     BM: gl.constexpr = BN * BH * BW
-    THIN: gl.constexpr = TAIL if TAIL > 0 else 16
+    N1_BUFFER: gl.constexpr = N1 if N1 > 0 else 16
     DTYPE: gl.constexpr = out.dtype.element_ty
     x_stages = gl.allocate_shared_memory(x0.dtype, [STAGES] + x0.block_shape, x0.layout)
-    head_stages = gl.allocate_shared_memory(
-        x0.dtype, [STAGES] + w_head.block_shape, w_head.layout
+    w0_stages = gl.allocate_shared_memory(
+        x0.dtype, [STAGES] + w0.block_shape, w0.layout
     )  # fmt: skip
-    tail_stages = gl.allocate_shared_memory(
-        x0.dtype, [STAGES if TAIL > 0 else 1] + w_tail.block_shape, w_tail.layout
+    w1_stages = gl.allocate_shared_memory(
+        x0.dtype, [STAGES if N1 > 0 else 1] + w1.block_shape, w1.layout
     )
-    head_place = gl.allocate_shared_memory(
+    staging_0 = gl.allocate_shared_memory(
         DTYPE,
-        [BM, HEAD // SPLIT],
-        gl.NVMMASharedLayout.get_default_for([BM, HEAD // SPLIT], DTYPE),
+        [BM, N0 // SPLIT],
+        gl.NVMMASharedLayout.get_default_for([BM, N0 // SPLIT], DTYPE),
     )
-    tail_place = gl.allocate_shared_memory(
-        DTYPE, [BM, THIN], gl.NVMMASharedLayout.get_default_for([BM, THIN], DTYPE)
+    staging_1 = gl.allocate_shared_memory(
+        DTYPE, [BM, N1_BUFFER], gl.NVMMASharedLayout.get_default_for([BM, N1_BUFFER], DTYPE)
     )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -400,19 +391,18 @@ def conv_gluon(
         mbarrier.init(empty.index(i), count=1)
     fence_async_shared()
     sync()
-    buffers = (x_stages, head_stages, tail_stages)
-    places = (head_place, tail_place)
+    buffers = (x_stages, w0_stages, w1_stages)
+    staging = (staging_0, staging_1)
     barriers = (ready, empty)
     grid = (of_parity, tiles_k, tiles_w, tiles_h)
     gl.warp_specialize([
         (_consumer, (
             (y0, y1, y2, y3), (t0, t1, t2, t3), out, table, starts, (N, H, W, words), buffers,
-            places, barriers, tiles, grid, BN, BH, BW, BC, STEPS, LAST, HEAD, TAIL, STAGES,
+            staging, barriers, tiles, grid, BN, BH, BW, BC, STEPS, LAST, N0, N1, STAGES,
             SPLIT, PARITIES, WORD, K_MAJOR,
         )),
         (_loader, (
-            (x0, x1, x2, x3), (w_head, w_tail), table, starts, buffers, barriers, tiles, grid,
-            (group_k, group_c),
-            BN, BH, BW, BC, STEPS, HEAD, TAIL, STAGES, VIEWS, K_MAJOR,
+            (x0, x1, x2, x3), (w0, w1), table, starts, buffers, barriers, tiles, grid,
+            BN, BH, BW, BC, STEPS, N0, N1, STAGES, VIEWS, K_MAJOR,
         )),
     ], [1], [24])  # fmt: skip

@@ -1,8 +1,8 @@
-"""The Gluon kernel of fprop and dgrad: binds a configuration to tensors. Views, copies, grids."""
+"""conv_gluon: binds a configuration to tensors. Views, the table of taps, copies, grids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, prod
@@ -12,18 +12,26 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
-from kernels.conv.triton import data_kernels as jit
-from kernels.conv.triton import gluon_config as cfg
-from kernels.conv.triton.data_config import Config, Sum
+from kernels.conv.triton.copies import padded, swapped
+from kernels.conv.triton.data_configs import (
+    LEAST_WIDTH,
+    MOST_STRIDE,
+    Config,
+    depths,
+    split_n,
+    tiles,
+    word,
+)
 from kernels.conv.triton.gluon_kernel import conv_gluon
-from kernels.conv.triton.padding import padded
+from kernels.conv.triton.problem import ImplicitGemm
+from kernels.gpus import HOPPER
 from kernels.precision import Precision
 from kernels.triton_util import Step
 
-VIEWS = cfg.MOST_STRIDE**2  # arguments that the kernel has for views
-SWAP_BLOCK = 32
-PACK_BLOCK = 1024
+VIEWS = MOST_STRIDE**2  # arguments that the kernel has for views
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+
+Tap = tuple[tuple[int, int], int, int, int]
 
 
 def bind(
@@ -34,137 +42,163 @@ def bind(
     `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
     [N, K, P, Q] must be channels_last.
     """
-    what = Sum(operands.shape, operands.which, precision.bytes_per_element)
-    inputs = _inputs(config, operands, what)
-    parities, used, views = inputs.parities, inputs.used, inputs.views
-    depth, group_k = what.block(config.bk)
-    head, tail = cfg.halves(config.bk)
-    thin = tail or cfg.LEAST_WIDTH  # of buffers that no tail uses
-    word = cfg.word(what.k, what.element_bytes)
+    problem = ImplicitGemm(operands.shape, operands.which, precision)
+    s, source = operands.shape, operands.y if problem.dgrad else operands.x
+    x, apart, copies = padded(source, prod(problem.image), problem.c, lines=config.padded)
+    w, row, k_major, prepared = _weights(operands, problem)
+    parts = parities(problem)
+    used = list(dict.fromkeys(tap[0] for part in parts for tap in part.taps)) or [(0, 0)]
+    in_step, out_step = (1, s.stride) if problem.split_output else (s.stride, 1)
+    inputs = [_View.of(problem.image, apart, apart, in_step, at) for at in used]
+    outputs = [
+        _View.of(problem.whole_output, problem.k, problem.k, out_step, (part.row, part.column))
+        for part in parts
+    ]
+    n0, n1 = split_n(config.bk)
+    single = word(problem.k, problem.element_bytes)
+    flat = operands.output.permute(0, 2, 3, 1).reshape(-1)
+
+    def weights(width: int) -> TensorDescriptor:
+        """In boxes of `width` output channels by bc."""
+        taps = s.r * s.s
+        sizes = (problem.k if k_major else problem.c, taps, row)
+        box = [width, 1, config.bc] if k_major else [config.bc, 1, width]
+        return _descriptor(w, sizes, (taps * row, row, 1), box)
+
+    def stored(width: int) -> list[TensorDescriptor | None]:
+        """A view for each parity; none where pixels do not start on 16 bytes."""
+        views = [] if single or not width else outputs
+        return _four([view.descriptor(flat, (*config.box, width)) for view in views])
+
+    blocks_n, blocks_h, blocks_w = (
+        ceil(size / box) for size, box in zip(problem.output, config.box, strict=True)
+    )
+    blocks_k, count = ceil(problem.k / config.bk), tiles(config, problem)
     args = (
-        *_four([_view(inputs.x, view, (*config.box, config.bc)) for view in views]),
-        *(_filters(inputs, config, width) for width in (head, thin)),
-        *_outputs(operands.output, what, parities, (*config.box, head // config.split)),
-        *(_outputs(operands.output, what, parities, (*config.box, tail)) if tail else _four([])),
-        operands.output, *_tables(parities, used, inputs.x.device),
-        *what.whole_output, what.k // (word or 1), *_walk(config, what, len(parities)),
-        group_k, depth,
-        *config.box, config.bc, *cfg.depths(depth, config.bc, what.element_bytes),
-        head, tail, config.stages, config.split, len(used), len(parities), word, inputs.k_major,
+        *_four([view.descriptor(x, (*config.box, config.bc)) for view in inputs]),
+        weights(n0), weights(n1 or LEAST_WIDTH), *stored(n0 // config.split), *stored(n1),
+        operands.output, *_tables(parts, used, x.device),
+        *problem.whole_output, problem.k // (single or 1),
+        count, blocks_n * blocks_h * blocks_w * blocks_k, blocks_k, blocks_w, blocks_h,
+        *config.box, config.bc, *depths(problem.c, config.bc, problem.element_bytes),
+        n0, n1, config.stages, config.split, len(used), len(parts), single, k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
     if config.per_sm > 1:
-        options["maxnreg"] = cfg.registers(config)
-    grid = (min(what.tiles(config), sm_count * config.per_sm),)
-    return [*inputs.steps, Step(conv_gluon, grid, args, options)]
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What the kernel reads, and the launches that prepare it.
-
-    `views` of x are those of the parities `used`, in this order. `weights` are the sizes of
-    w; `k_major`: what is added up is adjacent.
-    """
-
-    x: torch.Tensor
-    views: Sequence[cfg.View]
-    parities: Sequence[cfg.Parity]
-    used: Sequence[tuple[int, int]]
-    w: torch.Tensor
-    weights: tuple[int, int, int]  # rows, taps, elements of a tap
-    k_major: bool
-    steps: Sequence[Step]
-
-
-def _inputs(config: Config, operands: ConvOperands, what: Sum) -> _Inputs:
-    """Pixels and weights as they are, or in padded copies."""
-    source = operands.y if what.dgrad else operands.x
-    x, apart, copies = padded(source, prod(what.image), what.c, lines=config.padded)
-    w, row, k_major, prepared = _weights(operands, what, config.bk)
-    parities = cfg.parities(what)
-    used = _used(parities)
-    step = 1 if what.dgrad else what.shape.stride
-    views = [cfg.view(what.image, apart, apart, step, *at) for at in used]
-    weights = (what.k if k_major else what.c, what.shape.r * what.shape.s, row)
-    return _Inputs(
-        x, views, parities, used, w, weights, k_major, (*copies, *prepared)
-    )  # fmt: skip
-
-
-def _used(parities: Sequence[cfg.Parity]) -> list[tuple[int, int]]:
-    return list(dict.fromkeys(tap[0] for each in parities for tap in each.taps)) or [(0, 0)]
-
-
-def _walk(config: Config, what: Sum, parities: int) -> tuple[int, ...]:
-    """Tiles in all and of one parity; along output channels, columns and rows."""
-    n, h, w = (ceil(size / box) for size, box in zip(what.output, config.box, strict=True))
-    k = ceil(what.k / config.bk)
-    return n * h * w * k * parities, n * h * w * k, k, w, h
+        # Registers with which so many programs fit an SM; the compiler shares them out. The warp
+        # that loads has those of a whole warpgroup.
+        threads = 32 * (config.warps + 4) * config.per_sm
+        options["maxnreg"] = HOPPER.sm_registers // threads // 8 * 8
+    grid = (min(count, sm_count * config.per_sm),)
+    return [*copies, *prepared, Step(conv_gluon, grid, args, options)]
 
 
 def _weights(
-    operands: ConvOperands, what: Sum, bk: int
+    operands: ConvOperands, problem: ImplicitGemm
 ) -> tuple[torch.Tensor, int, bool, Sequence[Step]]:
     """(weights, elements from row to row, whether what is added up is adjacent, steps): rows of
     [K, taps, C] start on 16 bytes.
 
     dgrad reads them as they are, [C, taps, K] of its own sum, but in tf32, whose wgmma wants
-    operands that are adjacent along what is added up. C is that of a block of groups.
+    operands that are adjacent along what is added up.
     """
-    s, w = what.shape, operands.w
+    s, w = problem.shape, operands.w
     taps = s.r * s.s
-    if what.packs(bk):
-        return _packed(w, what, bk)
-    if not what.dgrad or what.element_bytes == 2:
-        flat, row, steps = padded(w, s.k * taps, s.c // s.groups)
-        return flat, row, not what.dgrad, steps
-    swapped = torch.empty(s.c * taps * s.k, dtype=w.dtype, device=w.device)
-    grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), taps)
-    args = (w, swapped, s.k, taps, s.c, SWAP_BLOCK, SWAP_BLOCK)
-    swap = Step(jit.swap_filters, grid, args, {"num_warps": 4})
-    flat, row, steps = padded(swapped, s.c * taps, s.k)
-    return flat, row, True, (swap, *steps)
+    if problem.dgrad and problem.element_bytes > 2:
+        exchanged, swap = swapped(w)
+        flat, row, steps = padded(exchanged, s.c * taps, s.k)
+        return flat, row, True, (swap, *steps)
+    flat, row, steps = padded(w, s.k * taps, s.c)
+    return flat, row, not problem.dgrad, steps
 
 
-def _packed(w: torch.Tensor, what: Sum, bk: int) -> tuple[torch.Tensor, int, bool, Sequence[Step]]:
-    """What _weights gives where groups are multiplied together, or transposed."""
-    s = what.shape
-    taps, k, c = s.r * s.s, s.k // s.groups, s.c // s.groups
-    transposed = what.dgrad and what.element_bytes > 2
-    # Rows and columns of a group, and how far apart they lie in w.
-    sizes, apart_in_w = ((c, k), (1, taps * c)) if transposed else ((k, c), (taps * c, 1))
-    merged = what.merged(bk)
-    elements = s.groups * sizes[0] * taps * merged * sizes[1]
-    packed = torch.empty(elements, dtype=w.dtype, device=w.device)
-    args = (w, packed, elements, taps, *sizes, *apart_in_w, k * taps * c, c, merged, PACK_BLOCK)
-    step = Step(jit.pack_groups, (ceil(elements / PACK_BLOCK),), args, {"num_warps": 4})
-    return packed, merged * sizes[1], transposed or not what.dgrad, (step,)
+# ------------------------------------------------------------ views and taps
 
 
-def _filters(inputs: _Inputs, config: Config, width: int) -> TensorDescriptor:
-    """The weights in boxes of `width` output channels by bc."""
-    _, taps, row = inputs.weights
-    box = [width, 1, config.bc] if inputs.k_major else [config.bc, 1, width]
-    return _descriptor(inputs.w, inputs.weights, (taps * row, row, 1), box)
+@dataclass(frozen=True)
+class _View:
+    """Every step-th row and column of an image [N, H, W, C], from (row, column).
+
+    `offset` is that of the first element, `sizes` and `strides` are of [N, rows, columns, C].
+    """
+
+    offset: int
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+
+    @classmethod
+    def of(
+        cls, image: tuple[int, int, int], channels: int, apart: int, step: int, at: tuple[int, int]
+    ) -> _View:
+        """Of an image (N, H, W) whose pixels lie `apart` elements from one another."""
+        (n, h, w), (row, column) = image, at
+        sizes = (n, ceil((h - row) / step), ceil((w - column) / step), channels)
+        strides = (h * w * apart, step * w * apart, step * apart, 1)
+        return cls((row * w + column) * apart, sizes, strides)
+
+    def descriptor(self, base: torch.Tensor, box: Sequence[int]) -> TensorDescriptor:
+        """The view of a flat tensor, read or written in boxes."""
+        return _descriptor(base[self.offset :], self.sizes, self.strides, box)
 
 
-def _outputs(
-    output: torch.Tensor, what: Sum, parities: Sequence[cfg.Parity], box: Sequence[int]
-) -> list[TensorDescriptor | None]:
-    """A view for each parity; none where pixels do not start on 16 bytes."""
-    if cfg.word(what.k, what.element_bytes):
-        return [None] * VIEWS
-    flat = output.permute(0, 2, 3, 1).reshape(-1)
-    step = what.shape.stride if what.split_output else 1
-    return _four([
-        _view(flat, cfg.view(what.whole_output, what.k, what.k, step, each.row, each.column), box)
-        for each in parities
-    ])  # fmt: skip
+@dataclass(frozen=True)
+class Parity:
+    """The outputs that are computed alike: pixels (row, column), (row + step, column), ...
+
+    Each of `taps` is (parity of the input, rows and columns to move there, number of the tap): the
+    output (i, j) of the parity meets the pixel (i + rows, j + columns) of that view of the input.
+    A parity is (row, column).
+    """
+
+    row: int
+    column: int
+    taps: tuple[Tap, ...]
 
 
-def _view(base: torch.Tensor, view: cfg.View, box: Sequence[int]) -> TensorDescriptor:
-    return _descriptor(base[view.offset :], view.sizes, view.strides, box)
+def parities(problem: ImplicitGemm) -> list[Parity]:
+    """The sub-convolutions of a pass, the one of most taps first: one, or dgrad's stride**2.
+
+    Their order spreads the work: programs take tiles one after another, the long ones first.
+    """
+    step = problem.shape.stride if problem.split_output else 1
+    found = [
+        Parity(row, column, tuple(_taps(problem, row, column)))
+        for row in range(step)
+        for column in range(step)
+        if row < problem.whole_output[1] and column < problem.whole_output[2]
+    ]
+    return sorted(found, key=lambda parity: -len(parity.taps))
+
+
+def _taps(problem: ImplicitGemm, row: int, column: int) -> Iterator[Tap]:
+    s = problem.shape
+    for tap in range(s.r * s.s):
+        down, right = (s.dilation * i for i in divmod(tap, s.s))
+        if problem.dgrad:
+            down, right = row + s.padding - down, column + s.padding - right
+            if down % s.stride == right % s.stride == 0:
+                yield (0, 0), down // s.stride, right // s.stride, tap
+        else:
+            (rows, row_parity), (columns, column_parity) = (
+                divmod(reach - s.padding, s.stride) for reach in (down, right)
+            )
+            if row_parity < s.h and column_parity < s.w:  # a view that has pixels
+                yield (row_parity, column_parity), rows, columns, tap
+
+
+def _tables(
+    parts: Sequence[Parity], used: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's `table` and `starts`."""
+    taps = [tap for part in parts for tap in part.taps]
+    table = [(used.index(at), rows, columns, tap) for at, rows, columns, tap in taps]
+    starts = list(accumulate((len(part.taps) for part in parts), initial=0))
+    starts += starts[-1:] * (VIEWS + 1 - len(starts))
+    starts += [2 * part.row + part.column for part in parts]
+    return (
+        torch.tensor(table, dtype=torch.int32, device=device).reshape(-1),
+        torch.tensor(starts, dtype=torch.int32, device=device),
+    )
 
 
 def _descriptor(
@@ -172,21 +206,6 @@ def _descriptor(
 ) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout.get_default_for(list(box), DTYPES[base.dtype])  # pyright: ignore[reportCallIssue]
     return TensorDescriptor(base, list(sizes), list(strides), list(box), layout)
-
-
-def _tables(
-    parities: Sequence[cfg.Parity], used: Sequence[tuple[int, int]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's `table` and `starts`."""
-    taps = [tap for parity in parities for tap in parity.taps]
-    table = [(used.index(at), rows, columns, tap) for at, rows, columns, tap in taps]
-    starts = list(accumulate((len(parity.taps) for parity in parities), initial=0))
-    starts += starts[-1:] * (VIEWS + 1 - len(starts))
-    starts += [2 * parity.row + parity.column for parity in parities]
-    return (
-        torch.tensor(table, dtype=torch.int32, device=device).reshape(-1),
-        torch.tensor(starts, dtype=torch.int32, device=device),
-    )
 
 
 def _four(views: list[TensorDescriptor]) -> list[TensorDescriptor | None]:

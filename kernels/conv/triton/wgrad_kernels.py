@@ -46,7 +46,7 @@ def _store_taps(
 
 @triton.jit
 def wgrad_tma(
-    x, x_odd, dy, out, N, P, Q, C, K, S, groups, groups_r, splits, split_elements, pad, apart,
+    x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, splits, split_elements, pad, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -56,11 +56,10 @@ def wgrad_tma(
     x: descriptor [N, H, W/STRIDE, STRIDE*apart], box [BN, 1, BW, BC], a pixel being `apart`
     elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
     odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
-    [splits][groups][K][R][S][C] as a pointer, each part split_elements long; C and K are those of a
-    group, or a block of groups, whose channels follow one another in x and dy. groups_r is R/TAPS.
-    A step takes ROWS rows of dy and every row of x that meets them, each loaded once for all the
-    taps that use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that
-    is no pixel.
+    [splits][K][R][S][C] as a pointer, each part split_elements long. blocks_r is R/TAPS. A step
+    takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
+    use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
+    pixel.
     """
     index = tl.program_id(0)
     tiles_k = tl.cdiv(K, BK)
@@ -69,16 +68,13 @@ def wgrad_tma(
     tiles_c = tl.cdiv(C, BC)
     c0 = index % tiles_c * BC
     index = index // tiles_c
-    group = index % groups
-    index = index // groups
     s = index % S
     index = index // S
-    r0 = index % groups_r * TAPS
-    split = (index // groups_r).to(tl.int64)
+    r0 = index % blocks_r * TAPS
+    split = (index // blocks_r).to(tl.int64)
 
     column = s * DIL - pad
-    channel = group * C + c0
-    first_k = group * K + k0
+    channel = c0
     if STRIDE > 1:
         phase = (column + pad * STRIDE) % STRIDE  # of a column that may be negative
         column = (column - phase) // STRIDE
@@ -102,7 +98,7 @@ def wgrad_tma(
         n0 = block // (blocks_q * blocks_p) * BN
         gradients = ()
         for j in tl.static_range(ROWS):
-            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, first_k, BN, BW, BK).T,)
+            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, k0, BN, BW, BK).T,)
         images = ()
         for j in tl.static_range((ROWS - 1) * STRIDE + (TAPS - 1) * DIL + 1):
             h = p0 * STRIDE + row + j
@@ -116,8 +112,8 @@ def wgrad_tma(
                 )
             accs = sums
 
-    R = groups_r * TAPS
-    out += split * split_elements + group.to(tl.int64) * K * R * S * C
+    R = blocks_r * TAPS
+    out += split * split_elements
     _store_taps(out, accs, k0, c0, r0, s, K, C, R, S, BK, BC, TAPS)
 
 
@@ -181,25 +177,20 @@ def wgrad_gather(
 
 @triton.jit
 def wgrad_reduce(
-    parts, dw, elements, splits, split_elements, C, part_c, group_elements, merged,
-    BS: tl.constexpr, BE: tl.constexpr,
+    parts, dw, elements, splits, BS: tl.constexpr, BE: tl.constexpr
 ):  # fmt: skip
     """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
 
-    parts: [splits][K*R*S][part_c]; dw: [K*R*S][C], of `elements` in all. Of dw's groups,
-    group_elements long each, `merged` that follow one another share part_c channels of the parts, C
-    each. A program adds up BE elements, BS splits at a time.
+    parts: [splits][elements]. A program adds up BE elements, BS splits at a time.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
-    own = element // group_elements % merged * C
-    source = element // C * part_c + element % C + own
     acc = tl.zeros((BS, BE), tl.float32)
     for first in range(0, splits, BS):
         split = first + tl.arange(0, BS)
         mask = (split < splits)[:, None] & inside[None, :]
         acc += tl.load(
-            parts + split.to(tl.int64)[:, None] * split_elements + source[None, :],
+            parts + split.to(tl.int64)[:, None] * elements + element[None, :],
             mask=mask,
             other=0.0,
         )

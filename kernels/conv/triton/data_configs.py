@@ -1,0 +1,442 @@
+"""Configurations of the Triton fprop and dgrad: labels, what a shape allows, which to try.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from kernels import cost
+from kernels.conv.triton.problem import DATA_PASSES, ImplicitGemm, Kernel
+from kernels.cost import Work, gathered_spread, spread
+from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
+from kernels.precision import Capability
+from kernels.triton_util import (
+    MAX_BOX,
+    MAX_INDEX,
+    TMA_ALIGNMENT,
+    Grammar,
+    gluon_missing,
+    power_of_two,
+)
+
+GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
+NAMES = (GATHER, PERSISTENT, GLUON)
+
+LABELS = Grammar("Triton fprop and dgrad", NAMES, 5, ("s", "w"), ("sub", "p"), "padded")
+
+MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
+MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
+MIN_DEPTH = 16  # elements that a product adds up at least, in Triton
+BARRIERS = 1024  # bytes beside the buffers
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel.
+
+    `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
+    are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
+    number of parts that a tile is stored in, `per_sm` the programs of a persistent kernel on one
+    SM. `padded`: conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
+    """
+
+    kernel: str
+    box: tuple[int, int, int]
+    bk: int
+    bc: int
+    stages: int
+    warps: int
+    split: int = 1
+    per_sm: int = 1
+    padded: bool = False
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
+        numbers = (self.stages, self.warps, self.split, self.per_sm)
+        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers, self.padded)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a tile: images * rows * columns of `box`."""
+        return prod(self.box)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of the implicit GEMM's tile: pixels, output channels, channels added up."""
+        return self.pixels, self.bk, self.bc
+
+    @property
+    def accumulators(self) -> int:
+        """float32 elements of the tile that one thread adds up."""
+        return self.pixels * self.bk // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError for any other text."""
+    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), padded = LABELS.read(label)
+    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm, padded)
+
+
+def tiles(config: Config, problem: ImplicitGemm) -> int:
+    """How many tiles cover the output, all parities together."""
+    blocks_k = ceil(problem.k / config.bk)
+    if config.kernel == GATHER:
+        return ceil(prod(problem.whole_output) / config.pixels) * blocks_k
+    boxes = (ceil(size / box) for size, box in zip(problem.output, config.box, strict=True))
+    parities = problem.shape.stride**2 if problem.split_output else 1
+    return prod(boxes) * blocks_k * parities
+
+
+def skips(config: Config, problem: ImplicitGemm) -> bool:
+    """Whether some tiles have taps that meet only padding, and the kernel leaves them out."""
+    return config.kernel == PERSISTENT and any(
+        pad > box - 1 for pad, box in zip(problem.pads, config.box[1:], strict=True)
+    )
+
+
+def products(config: Config, problem: ImplicitGemm) -> float:
+    """Multiply-adds that a configuration does, over those that the shape needs.
+
+    The surplus is pixels and channels past the edge, and taps in the padding.
+    """
+    s = problem.shape
+    if config.kernel == GATHER:
+        steps = ceil(s.r * s.s * problem.c / config.bc)
+        return 2 * tiles(config, problem) * prod(config.tile) * steps / s.flops
+    wasted = ceil(problem.k / config.bk) * config.bk / problem.k
+    wasted *= ceil(problem.output[0] / config.box[0]) * config.box[0] / problem.output[0]
+    if config.kernel == GLUON:
+        steps, last = depths(problem.c, config.bc, problem.element_bytes)
+        wasted *= ((steps - 1) * config.bc + last) / problem.c
+    else:
+        wasted *= ceil(problem.c / config.bc) * config.bc / problem.c
+    for axis, taps in ((1, s.r), (2, s.s)):
+        size, box = problem.output[axis], config.box[axis]
+        met = ceil(size / box) * taps
+        if skips(config, problem):
+            met = sum(_taps_met(problem, axis, start, taps, box) for start in range(0, size, box))
+        wasted *= met * box / (size * taps)
+    return wasted
+
+
+def _taps_met(problem: ImplicitGemm, axis: int, start: int, taps: int, box: int) -> int:
+    """Taps along an axis that meet the image from a box of outputs; stride 1."""
+    near = start - problem.pads[axis - 1]
+    first = max(0, ceil((-near - (box - 1)) / problem.shape.dilation))
+    last = min(taps - 1, (problem.image[axis] - 1 - near) // problem.shape.dilation)
+    return max(1, last - min(first, taps - 1) + 1)
+
+
+def _least_depth(problem: ImplicitGemm) -> int:
+    """Elements that a step of Triton's kernels adds up at least."""
+    return max(MIN_DEPTH, MIN_ROW_BYTES // problem.element_bytes)
+
+
+def _shared_memory(config: Config, problem: ImplicitGemm) -> int:
+    size = problem.element_bytes
+    buffers = config.stages * (config.pixels + config.bk) * config.bc * size
+    staged = config.pixels * config.bk * problem.precision.output_bytes // config.split
+    if config.kernel == PERSISTENT:  # loads the next tile while this one is stored
+        return buffers + staged + BARRIERS
+    return max(buffers, staged) + BARRIERS
+
+
+def _room(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    """Whether a GPU has the shared memory."""
+    taken = config.per_sm * KERNELS[config.kernel].shared_memory(config, problem)
+    return taken <= architecture(capability).block_shared_bytes
+
+
+def _for_tma(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    """TMA's limits: boxes, and coordinates."""
+    boxes = (*config.box, config.bk, config.bc)
+    return has_tma(capability) and max(boxes) <= MAX_BOX and max(problem.output) <= MAX_INDEX
+
+
+def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
+    """The tile model's clocks for one launch."""
+    size, count = problem.element_bytes, tiles(config, problem)
+    flops = problem.shape.flops * products(config, problem) / count
+    by_gluon = config.kernel == GLUON
+    pixel = problem.pixel(config.padded) if by_gluon else problem.c
+    copied = pixel != problem.c
+    # TMA reads pixel by pixel, and takes as long for a part of a line as for a whole one.
+    loaded = max(1.0, LINE_BYTES / (config.bc * size))
+    resident = config.per_sm
+    if config.kernel == GATHER:
+        loaded = 1.0
+        shared = _shared_memory(config, problem)
+        resident = min(4, HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared))
+    work = Work(
+        tiles=count,
+        rows=config.pixels,
+        columns=config.bk,
+        depth=flops / (2 * config.pixels * config.bk),
+        step=config.bc,
+        element_bytes=size,
+        output_bytes=problem.precision.output_bytes,
+        flop_per_clock=HOPPER.flop_per_clock[problem.precision.rate_name],
+        pieces=tuple(filter(None, split_n(config.bk))) if by_gluon else (),
+        resident=resident,
+        loaded=loaded,
+        spread=(gathered_spread if config.kernel == GATHER else spread)(pixel * size),
+        moved=size * prod(problem.image) * problem.c
+        + problem.precision.output_bytes * prod(problem.whole_output) * problem.k,
+        launches=int(copied),
+        extra_moved=size * prod(problem.image) * (problem.c + pixel) if copied else 0,
+    )
+    return cost.estimated_clocks(work, FACTS[config.kernel], sm_count)
+
+
+# ------------------------------------------------------------ conv_gather
+
+# Pixels, elements added up at a time, stages, warps.
+_GATHER_TILES = (  # of odd channels some spill, and are the fastest even so where taps are few
+    (64, 64, 4, 4), (128, 32, 3, 4), (128, 64, 3, 4), (128, 64, 4, 8), (128, 128, 2, 4),
+    (256, 32, 3, 8), (256, 64, 3, 8),
+)  # fmt: skip
+_GATHER_WIDTHS = (16, 32, 64, 128, 256)  # output channels of a tile
+
+
+def _gather(problem: ImplicitGemm) -> Iterator[Config]:
+    s = problem.shape
+    depth = power_of_two(max(_least_depth(problem), s.r * s.s * problem.c))
+    widest = power_of_two(max(min(_GATHER_WIDTHS), problem.k))
+    widths = dict.fromkeys(min(width, widest) for width in _GATHER_WIDTHS)
+    for pixels, bd, stages, warps in _GATHER_TILES:
+        for bk in widths:
+            yield Config(GATHER, (1, 1, pixels), bk, min(bd, depth), stages, warps)
+
+
+def _gather_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    s = problem.shape
+    powers = all(map(_power, config.tile))
+    plain = (config.split, config.per_sm, config.padded) == (1, 1, False)
+    in_a_row = config.pixels == config.box[2]
+    # Offsets of taps have 32 bits.
+    reach = s.dilation * ((s.r - 1) * problem.image[2] + s.s - 1) * problem.c
+    deep = config.bc >= _least_depth(problem) and reach <= MAX_INDEX
+    return powers and plain and in_a_row and deep and _room(config, problem, capability)
+
+
+# ------------------------------------------------------------ conv_persistent
+
+# Pixels, output channels, 128-byte lines of input channels, stages, warps, parts stored.
+_TILES = (
+    (64, 64, 1, 6, 4, 1), (64, 128, 1, 5, 4, 1), (128, 64, 1, 4, 4, 1), (128, 64, 1, 6, 4, 1),
+    (256, 64, 1, 3, 4, 2), (256, 64, 1, 4, 4, 2), (64, 256, 1, 4, 8, 1),
+    (128, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 1), (128, 128, 1, 4, 8, 1), (128, 128, 1, 6, 8, 1),
+    (256, 128, 1, 3, 8, 2), (256, 128, 1, 4, 8, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 4, 8, 4),
+    (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
+)  # fmt: skip
+NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the multiply-adds of the least wasteful box
+
+
+def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, int, int]]:
+    """Boxes of `pixels` pixels: two squarish ones of little waste, and any that wastes far less.
+
+    Large squares come first: their windows overlap within an image, which L2 then serves.
+    """
+    if problem.shape.flat:
+        return [(1, 1, pixels)]
+    powers = [1 << i for i in range(pixels.bit_length())]
+    found = [
+        (pixels // (h * w), h, w)
+        for h in powers
+        for w in (h, 2 * h)
+        if h * w <= pixels and max(pixels // (h * w), w) <= MAX_BOX
+    ]
+
+    def work(box: tuple[int, int, int]) -> float:
+        return products(Config(kernel, box, 64, 64, 1, 4), problem)
+
+    least = min(found, key=work)
+    near = sorted(
+        (box for box in found if work(box) <= NEAR_LEAST * work(least)),
+        key=lambda box: -box[1] * box[2],
+    )
+    clear = [least] * (work(least) < CLEARLY_LESS * work(near[0]))
+    return list(dict.fromkeys((*near[:2], *clear)))
+
+
+def _persistent(problem: ImplicitGemm) -> Iterator[Config]:
+    line = LINE_BYTES // problem.element_bytes
+    wide = max(1, problem.element_bytes // 2)
+    widest = max(64, power_of_two(problem.k))
+    for pixels, bk, lines, stages, warps, split in _TILES:
+        bc = lines * line
+        if bk > widest or (lines > 1 and bc > problem.c):
+            continue
+        bc = min(bc, power_of_two(problem.c))
+        if bc < _least_depth(problem):
+            continue
+        for box in boxes(pixels, problem, PERSISTENT):
+            config = Config(PERSISTENT, box, bk, bc, stages, warps, split * wide)
+            yield config
+            if warps == 4:
+                yield replace(config, per_sm=2, stages=min(stages, 4))
+
+
+def _persistent_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    s, size = problem.shape, problem.element_bytes
+    aligned = all(channels * size % TMA_ALIGNMENT == 0 for channels in (s.c, s.k))
+    return (
+        s.stride == 1
+        and aligned
+        and not config.padded
+        and _for_tma(config, problem, capability)
+        and _room(config, problem, capability)
+    )
+
+
+# ------------------------------------------------------------ conv_gluon
+
+MOST_STRIDE = 2  # a view of the tensor for each parity of rows and columns: four
+LEAST_WIDTH = 16  # output channels of an accumulator
+WGMMA_BYTES = 32  # of the channels that one wgmma multiplies
+# Pixels, warps, parts that a tile is stored in, programs on an SM; then stages are those that fit.
+GLUON_TILES = ((128, 8, 1, 1), (256, 8, 1, 1), (256, 8, 2, 1), (64, 4, 1, 2), (128, 8, 1, 2))
+WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)  # output channels of a tile
+WIDTHS_KEPT, WORST_WIDTH = 4, 1.35  # of the clocks of the best
+STAGES = (6, 3)  # at most, at least
+MOST_ACCUMULATORS = 160  # float32 sums of one thread, which may have 240 registers
+MOST_ACCUMULATORS_OF_SINGLES = 128  # where pixels are stored by elements: addresses take registers
+MOST_ACCUMULATORS_OF_TWO = 64  # with two programs of 8 warps on an SM
+
+
+def split_n(bk: int) -> tuple[int, int]:
+    """Output channels of conv_gluon's two accumulators: powers of two, the second may have none."""
+    first = 1 << (bk.bit_length() - 1)
+    return first, bk - first
+
+
+def depths(channels: int, bc: int, element_bytes: int) -> tuple[int, int]:
+    """(steps of bc channels, channels that the last of them multiplies, in whole wgmmas)."""
+    steps, fine = ceil(channels / bc), WGMMA_BYTES // element_bytes
+    return steps, ceil((channels - (steps - 1) * bc) / fine) * fine
+
+
+def word(channels: int, element_bytes: int) -> int:
+    """Channels that one store may write where pixels do not start on 16 bytes; 0 where they do."""
+    length = channels * element_bytes
+    return 0 if length % TMA_ALIGNMENT == 0 else (length & -length) // element_bytes
+
+
+def _power(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def no_gluon(problem: ImplicitGemm, capability: Capability) -> str | None:
+    """Why conv_gluon cannot run a pass on a GPU of this capability, or None."""
+    if capability != (9, 0):
+        return "it multiplies by wgmma, which Hopper alone has"
+    if problem.shape.stride > MOST_STRIDE:
+        return f"it has descriptors for strides up to {MOST_STRIDE}"
+    if problem.precision.is_float8:
+        return "its inputs and outputs are of one type"
+    return gluon_missing()
+
+
+def _gluon_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    if no_gluon(problem, capability) or not _for_tma(config, problem, capability):
+        return False
+    first, second = split_n(config.bk)
+    widths = first >= LEAST_WIDTH and (second == 0 or (_power(second) and second >= LEAST_WIDTH))
+    line = config.bc * problem.element_bytes
+    deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE_BYTES
+    rows = 16 * config.warps  # of a wgmma of each warpgroup
+    whole = all(map(_power, config.box)) and config.pixels % rows == 0
+    shared = config.warps in (4, 8) and config.split in (1, 2)
+    copied = not config.padded or problem.pixel(padded=True) != problem.pixel(padded=False)
+    return widths and deep and whole and shared and copied and _room(config, problem, capability)
+
+
+def _gluon_shared_memory(config: Config, problem: ImplicitGemm) -> int:
+    first, second = split_n(config.bk)
+    stage = (config.pixels + config.bk) * config.bc
+    idle = LEAST_WIDTH * config.bc if not second else 0  # the kernel has a buffer even for none
+    staged = config.pixels * (first // config.split + max(second, LEAST_WIDTH))
+    return (config.stages * stage + idle + staged) * problem.element_bytes + BARRIERS
+
+
+def _product_clocks(bk: int) -> float:
+    """SM clocks of one wgmma step of 64 pixels (32 bytes deep) by bk output channels.
+
+    Tensor Cores take half a clock a column. Shared memory gives 128 bytes a clock: 16 clocks for
+    the pixels, which each accumulator reads again, and a quarter of one for each column.
+    """
+    return sum(max(width / 2, 16 + width / 4) for width in split_n(bk) if width)
+
+
+def _widths(problem: ImplicitGemm) -> list[int]:
+    """The widths of tiles that take the output channels in the fewest clocks, the widest first."""
+    clocks = {bk: ceil(problem.k / bk) * _product_clocks(bk) for bk in WIDTHS}
+    found = sorted(clocks, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
+    return sorted(
+        (bk for bk in found if clocks[bk] <= WORST_WIDTH * clocks[found[0]]), reverse=True
+    )
+
+
+def _gluon(problem: ImplicitGemm) -> Iterator[Config]:
+    size = problem.element_bytes
+    copies = problem.pixel(padded=True) != problem.pixel(padded=False)
+    bc = min(LINE_BYTES // size, max(WGMMA_BYTES // size, power_of_two(problem.c)))
+    for bk in _widths(problem):
+        for pixels, warps, split, per_sm in GLUON_TILES:
+            sums = pixels * bk // (32 * warps)
+            most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO
+            if word(problem.k, size) == 1:
+                most = min(most, MOST_ACCUMULATORS_OF_SINGLES)
+            if sums > most or (split > 1 and split_n(bk)[0] < 2 * LEAST_WIDTH):
+                continue
+            empty = Config(GLUON, (1, 1, pixels), bk, bc, 0, warps, split, per_sm)
+            left = HOPPER.sm_shared_bytes // per_sm - HOPPER.block_reserve_bytes
+            left -= _gluon_shared_memory(empty, problem)
+            stages = left // ((pixels + bk) * bc * size)
+            if stages < STAGES[1]:
+                continue
+            for box in boxes(pixels, problem, GLUON):
+                config = replace(empty, box=box, stages=min(stages, STAGES[0]))
+                yield config
+                if copies:
+                    yield replace(config, padded=True)
+
+
+# ------------------------------------------------------------ the list
+
+FACTS: Mapping[str, cost.Kernel] = {
+    GATHER: cost.Kernel(slowdown=1.25),  # addresses and masks
+    # Operand A is the weights; the next tile's loads are under way while one is stored.
+    PERSISTENT: cost.Kernel(rows_first=False, stored=0.3),
+    GLUON: cost.Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier each step
+}
+_LAUNCH = "kernels.conv.triton.data_launch"
+KERNELS: Mapping[str, Kernel[Config]] = {
+    GATHER: Kernel(
+        DATA_PASSES, _LAUNCH, _gather, _gather_valid, tiles, _shared_memory, _cost
+    ),
+    PERSISTENT: Kernel(
+        DATA_PASSES, _LAUNCH, _persistent, _persistent_valid, tiles, _shared_memory, _cost
+    ),
+    GLUON: Kernel(
+        DATA_PASSES, "kernels.conv.triton.gluon_launch",  # only where this Triton has Gluon
+        _gluon, _gluon_valid, tiles, _gluon_shared_memory, _cost,
+    ),
+}  # fmt: skip
+
+
+def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list[Config]:
+    """All valid configurations of the catalogue, the most promising first."""
+    found = [
+        config
+        for kernel in KERNELS.values()
+        for config in dict.fromkeys(kernel.catalogue(problem))
+        if kernel.valid(config, problem, capability)
+        and (config.kernel == GLUON or config.accumulators <= MAX_ACCUMULATORS)
+    ]
+    return sorted(found, key=lambda config: _cost(config, problem, sm_count))

@@ -1,0 +1,118 @@
+"""A pass of a convolution as the matrix product that our kernels compute, and what a kernel is.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Generic, TypeVar
+
+from kernels.case import Case
+from kernels.conv.shape import ConvShape
+from kernels.precision import Capability, Precision
+from kernels.triton_util import row_for_tma
+
+DATA_PASSES, WEIGHT_PASSES = ("fprop", "dgrad"), ("wgrad",)
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class ImplicitGemm:
+    """A pass of a convolution without groups, as our kernels see it.
+
+    fprop and dgrad are one sum: out[n, rows, columns, k] += in[n, h, w, c] * weight. `split_output`
+    says that the stride is a view of the output (dgrad) instead of the input; rows and columns are
+    then those of one parity. A 1x1 kernel of stride 1 is one image of one row.
+    """
+
+    shape: ConvShape
+    which: str
+    precision: Precision
+
+    @classmethod
+    def of(cls, case: Case) -> ImplicitGemm:
+        """The pass of a case. ValueError for no convolution."""
+        return cls(ConvShape.of(case), str(case.dims["pass"]), case.precision)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the inputs."""
+        return self.precision.bytes_per_element
+
+    @property
+    def dgrad(self) -> bool:
+        """Whether the weights are used with filters and channels exchanged."""
+        return self.which == "dgrad"
+
+    @property
+    def split_output(self) -> bool:
+        """Whether the output is stored one parity (pixels a stride apart) at a time."""
+        return self.dgrad and self.shape.stride > 1
+
+    @property
+    def c(self) -> int:
+        """Channels added up: C of fprop, K of dgrad."""
+        return self.shape.k if self.dgrad else self.shape.c
+
+    @property
+    def k(self) -> int:
+        """Channels of the output: K of fprop, C of dgrad."""
+        return self.shape.c if self.dgrad else self.shape.k
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Images, rows and columns of the input: (N, H, W) of fprop, (N, P, Q) of dgrad."""
+        s = self.shape
+        if self.shape.flat:
+            return 1, 1, s.n * s.h * s.w
+        return (s.n, s.p, s.q) if self.dgrad else (s.n, s.h, s.w)
+
+    @property
+    def whole_output(self) -> tuple[int, int, int]:
+        """Images, rows and columns of the output: (N, P, Q) of fprop, (N, H, W) of dgrad."""
+        s = self.shape
+        if self.shape.flat:
+            return self.image
+        return (s.n, s.h, s.w) if self.dgrad else (s.n, s.p, s.q)
+
+    @property
+    def output(self) -> tuple[int, int, int]:
+        """Images, rows and columns that tiles cover: of one parity where there are several."""
+        n, h, w = self.whole_output
+        step = self.shape.stride if self.split_output else 1
+        return n, ceil(h / step), ceil(w / step)
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """Pixels of padding before the first row and column, for a cross-correlation."""
+        s = self.shape
+        if self.dgrad and s.stride == 1:
+            return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
+        return s.padding, s.padding
+
+    def pixel(self, padded: bool) -> int:
+        """Elements from one pixel of the input to the next, as conv_gluon reads it."""
+        return row_for_tma(self.c * self.element_bytes, padded) // self.element_bytes
+
+
+@dataclass(frozen=True)
+class Kernel(Generic[Config]):
+    """One kernel: what it can run, which of its configurations are worth a try, what they cost.
+
+    `tiles` counts all tiles of a launch, those of each part of a split sum too. `shared_memory` is
+    the estimated bytes of one program; only the compiler knows the exact number. `cost` is the
+    clocks of one launch on so many SMs, by `kernels.cost`: it only ranks. `module` has `bind`,
+    which makes the launches; it is imported where a kernel is launched or compiled.
+    """
+
+    passes: tuple[str, ...]
+    module: str
+    catalogue: Callable[[ImplicitGemm], Iterable[Config]]
+    valid: Callable[[Config, ImplicitGemm, Capability], bool]
+    tiles: Callable[[Config, ImplicitGemm], int]
+    shared_memory: Callable[[Config, ImplicitGemm], int]
+    cost: Callable[[Config, ImplicitGemm, int], float]
