@@ -32,7 +32,9 @@ class Conv(Op):
             "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
         ),
         "triton": BackendEntry(
-            "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda",
+            "kernels.conv.triton.backend",
+            "this project's Triton kernels, NHWC",
+            "cuda",
             tuned=True,
         ),
         "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
