@@ -253,7 +253,7 @@ def _script_apart(args: list[str]) -> list[str]:
 @click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
 @click.option(
-    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway ceilings` on the same GPU"
+    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway gemm` on the same GPU"
 )
 @click.option(
     "--fail-on",

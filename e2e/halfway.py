@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
-    "Check the machine": ("ceilings", "doctor", "fleet"),
+    "Check the machine": ("doctor", "fleet"),
     "Set up": ("completion",),
 }  # fmt: skip
 

@@ -26,7 +26,6 @@ from microbench.command_line import (
     Said,
     Schema,
     click_options,
-    filled,
     options_of,
     run_app,
     said,
@@ -42,7 +41,6 @@ from microbench.requests import (
 )
 
 DEVICE = options_of(Conditions)["device"].click()
-BUDGET = options_of(Conditions)["budget"].click()
 FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
 
 
@@ -140,23 +138,6 @@ def layers(**options: Any) -> None:
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
-
-
-@app.command()
-@DEVICE
-@click.option("--only", help="Only ceilings with these words in their names: wgmma,fp16,DRAM")
-@BUDGET
-@click_options("", {"": ("json", "chart", "html", "overwrite", "verbose", "quiet")}, Outputs)
-def ceilings(device: str, only: str | None, budget: float | None, **options: Any) -> None:
-    """Measure what a GPU's instructions and memories can do.
-
-    Kernels that do nothing but multiply (wgmma, mma.sync, FFMA), read, write or copy, by precision
-    and by how many bytes they read.
-    """
-    from microbench.ceilings import measure_ceilings
-
-    outputs = filled(Outputs, options)
-    measure_ceilings(device=device, only=only, budget=budget, outputs=outputs).report()
 
 
 @app.command()

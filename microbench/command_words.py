@@ -18,7 +18,7 @@ from microbench.errors import UserError
 SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")  # of a call, not of a run
 # Commands with --resume, as run files keep them; a word that is none is a network to train.
 COMMANDS = (
-    "gemm", "conv", "payoff", "layers", "train", "predict", "stalls", "loader", "ceilings",
+    "gemm", "conv", "payoff", "layers", "train", "predict", "stalls", "loader",
 )  # fmt: skip
 IMPLIED = "train"
 # Options whose values may have a path after the colon: "folder:/data/imagenet".

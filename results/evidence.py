@@ -26,7 +26,6 @@ CODE = {
     "microbench conv": ("kernels/*.py", "kernels/conv", *TIMING),
     "microbench payoff": ("kernels/*.py", "kernels/conv", *TIMING),
     "microbench layers": ("kernels", *TIMING),
-    "microbench ceilings": ("kernels/ceilings", *TIMING),
     "microbench": ("kernels", *TIMING),
     "tests.validation.plants": ("microbench/roofline", *TIMING),
     "e2e loader": ("e2e/data",),

@@ -129,7 +129,7 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of the traces in these files, one or two; `replay` is for the last one.
 
-    `ceilings` is a run file of `halfway ceilings`, of the GPU that the traces are of; without, the
+    `ceilings` is a run file of `halfway gemm`, of the GPU that the traces are of; without, the
     rates that come with halfway are used.
 
     UserError for a file that is no trace, one in which nothing can be seen (NothingSeen), two of

@@ -87,8 +87,7 @@ class Ceiling:
     """A peak of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
     `reference` is the source of a datasheet value, what a measured one was measured with.
-    `flop_per_clock` is per SM, for what was measured clock by clock; `working_set` the bytes that
-    were read again and again.
+    `flop_per_clock` is per SM, for what was measured clock by clock.
     """
 
     name: str
@@ -99,12 +98,11 @@ class Ceiling:
     seconds: Positive | None = None
     reference: str = ""
     flop_per_clock: Positive | None = None
-    working_set: AtLeastOne | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """What it is a ceiling of; a run has one of each."""
-        return self.name, self.source, self.precision, self.working_set
+        return self.name, self.source, self.precision
 
 
 @dataclass(frozen=True)

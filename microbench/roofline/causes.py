@@ -1,7 +1,7 @@
 """The bottlenecks that a case can have, each with the measured number that shows it.
 
-`explain` takes the first that applies. `tests.validation.plants` checks it on cases whose bottleneck is
-known by construction.
+`explain` takes the first that applies. `tests.validation.plants` checks it on cases whose
+bottleneck is known by construction.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
     intensity = result.flops / result.min_bytes
     decimals = 1 if intensity < 0.95 else 0
     return "memory", (
-        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB"
-        f"{' (warm L2)' if limits.in_l2 else ''} takes at least {_us(memory_s)} of {_us(time_s)}"
+        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB "
+        f"takes at least {_us(memory_s)} of {_us(time_s)}"
     )
 
 

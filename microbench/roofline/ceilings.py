@@ -1,25 +1,29 @@
 """The peaks of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
-faster: its launch latency) and from kernels that only multiply; where those cannot run, from the
-largest GEMMs of the run itself.
+faster: its launch latency) and from kernels that only multiply (`kernels.ceilings`); where those
+cannot run, from the largest GEMMs of the run itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from operator import attrgetter
+from statistics import fmean
 
 from kernels import OPS
-from kernels.case import Case
-from kernels.ceilings.traffic import copy
+from kernels.case import Case, Target
+from kernels.ceilings import Variant, copy, load, variants
+from kernels.error_words import first_line
 from kernels.gpus import find_card
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
-from microbench.roofline.instructions import loader_for, quick_ceilings
 from microbench.roofline.limits import INSTRUCTION
 from microbench.sweep import Group
 from microbench.timing.stats import median
+from microbench.timing.timers import Timer
 
 FLOOR_SIZE = 64
 LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a GEMM's FLOP/s can be a peak
@@ -31,6 +35,7 @@ ALIGNED = 64  # elements: other sizes run slower kernels, which show no peak
 COPY_SAMPLES = 7
 FLOOR_BUDGET_S = 0.3
 LARGE_BUDGET_S = 1.0
+WARM_LAUNCHES, TRY_SAMPLES = 20, 5  # of a kernel that only multiplies
 
 
 def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
@@ -94,8 +99,7 @@ def calibrate(
                 Ceiling("latency floor", "measured", result.case.precision_name,
                         seconds=result.median_s, reference=result.case.key)
             )  # fmt: skip
-    if loader := loader_for(measurer.target):
-        found += quick_ceilings(loader, measurer.target, measurer.timer, precisions, announce)
+    found += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
     known = {ceiling.precision for ceiling in found if ceiling.name == INSTRUCTION}
     if large := [name for name in large if name not in known]:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
@@ -103,6 +107,48 @@ def calibrate(
             measurer.measure(group, LARGE_BUDGET_S * len(large), announce), kind
         )
     return found
+
+
+def instruction_ceilings(
+    target: Target, timer: Timer, precisions: Sequence[str], announce: Announce
+) -> list[Ceiling]:
+    """What the fastest instruction of each precision reaches: of its variants the fewest clocks.
+
+    Good to a per cent, in tens of milliseconds each; without what is not known of the device, and
+    what does not run. RuntimeError: the device is unusable.
+    """
+    found: list[Ceiling] = []
+    for name in precisions if find_spec("cupy") else ():
+        tried: list[Ceiling] = []
+        for variant in variants(name, target):
+            announce(name, f"trying {variant.instruction} {variant.label}")
+            tried += _tried(variant, name, target, timer)
+        rate = "flop_per_clock" if all(one.flop_per_clock for one in tried) else "flop_per_s"
+        found += sorted(tried, key=attrgetter(rate))[-1:]
+    return found
+
+
+def _tried(variant: Variant, name: str, target: Target, timer: Timer) -> list[Ceiling]:
+    """What a variant reaches; nothing where it fails or computes what it should not."""
+    try:
+        loaded = load(variant, name, target)
+        if not loaded.rel_error() <= precision(name).rel_tolerance:
+            return []
+        timer.run(loaded.launch, WARM_LAUNCHES)
+        block = timer.block(loaded.launch, TRY_SAMPLES)
+    except Exception as failure:
+        import torch
+
+        try:
+            torch.cuda.synchronize(target.index)
+        except RuntimeError:  # a fault that only a new process survives
+            raise RuntimeError(first_line(failure)) from failure
+        return []
+    rate = loaded.flops / (fmean(block.times_s) - timer.overhead_s)  # the clock is a mean too
+    clocks_per_s = 1e6 * (block.sm_clock_mhz or 0.0) * target.sm_count
+    per_clock = rate / clocks_per_s if clocks_per_s else None
+    said = f"{variant.instruction}, {variant.label}"
+    return [Ceiling(INSTRUCTION, "measured", name, rate, flop_per_clock=per_clock, reference=said)]
 
 
 def large_ceilings(results: Sequence[Result], kind: str) -> list[Ceiling]:

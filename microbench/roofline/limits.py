@@ -21,8 +21,8 @@ class Limits:
     what causes are judged by, and `roof` says what it is: the instruction at the clock of the
     result, else what the SMs can do at this clock, else the largest GEMM, which is no bound but
     what a library reached. Seconds are the least time of its own arithmetic and memory traffic, and
-    the launch latency (`floor_s`). `memory_s` is None for data that stay in an L2 of unknown
-    bandwidth (`in_l2`).
+    the launch latency (`floor_s`). `memory_s` is None for data that stay in the L2 (`in_l2`), whose
+    bandwidth is not measured.
     """
 
     datasheet_flop_per_s: float | None
@@ -52,10 +52,12 @@ def limits_for(result: Result, run: Run) -> Limits:
         found = run.ceiling(ceiling, source, precision)
         return found.flop_per_s if found else None
 
-    from_l2 = _l2_byte_per_s(result, run)
+    measurement = result.measurement
     fits = result.min_bytes <= int(run.device.get("l2_bytes") or 0)
-    in_l2 = from_l2 is not None or (_warm(result) and run.device.get("kind") == "cuda" and fits)
-    byte_per_s = from_l2 if in_l2 else _memory_byte_per_s(run)
+    warm = measurement is not None and measurement.l2 == "warm"
+    in_l2 = warm and run.device.get("kind") == "cuda" and fits
+    memory = run.ceiling("memory", "measured")
+    byte_per_s = None if in_l2 or memory is None else memory.byte_per_s
     # The quickest launch seen, in whatever precision: a library may take two kernels in another.
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     instruction = run.ceiling(INSTRUCTION, "measured", name)
@@ -97,26 +99,6 @@ def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> floa
     if ceiling is None or not ceiling.flop_per_clock or not clock or not sms:
         return ceiling.flop_per_s if ceiling else None
     return ceiling.flop_per_clock * int(sms) * clock * 1e6
-
-
-def _l2_byte_per_s(result: Result, run: Run) -> float | None:
-    """Of reading again and again what is at least as large, where the L2 is warm."""
-    holding = [
-        c for c in run.ceilings
-        if c.byte_per_s and c.working_set and c.working_set >= result.min_bytes
-    ]  # fmt: skip
-    if not holding or not _warm(result):
-        return None
-    return min(holding, key=lambda c: c.working_set or 0).byte_per_s
-
-
-def _warm(result: Result) -> bool:
-    return result.measurement is not None and result.measurement.l2 == "warm"
-
-
-def _memory_byte_per_s(run: Run) -> float | None:
-    memory = run.ceiling("memory", "measured")
-    return memory.byte_per_s if memory else None
 
 
 def _at_clock(result: Result, run: Run) -> float | None:

@@ -1,14 +1,15 @@
-"""The best rates that `halfway ceilings` measured on a GPU: of arithmetic, and of its memory.
+"""The best rates that were measured on a GPU: of arithmetic, and of its memory.
 
 A floor by a datasheet is of a clock that the power cap rarely allows; these are what kernels that
-only multiply, or only move bytes, sustained. Those of GPUs that we measured come with the package.
+only multiply, or only move bytes, reached: the measured ceilings of a run. Those of GPUs that we
+measured come with the package.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from kernels.precision import PRECISIONS, Precision
 from microbench.errors import UserError
 from microbench.results import read_run
 from microbench.results.types import Run
+from microbench.roofline.limits import INSTRUCTION
 
 MEASURED = Path(__file__).parent / "measured"
-MEMORY = "DRAM"
+# Names of ceilings; the later ones are of files by `halfway ceilings`, which earlier versions had.
+ARITHMETIC = (INSTRUCTION, "wgmma", "mma.sync", "FFMA")
+MEMORY = ("memory", "DRAM")
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,16 @@ class Rates:
 
 
 def rates_of(run: Run, source: str) -> Rates:
-    """The rates in a run of `halfway ceilings`; none where it measured others alone."""
+    """The rates that a run measured, `source`; none where it measured others alone."""
     flop_per_s: dict[str, float] = {}
     byte_per_s: float | None = None
     for found in run.ceilings:
         if found.source != "measured":
             continue
-        if kind := PRECISIONS.get(found.precision or ""):
+        kind = PRECISIONS.get(found.precision or "")
+        if kind and found.name in ARITHMETIC and found.flop_per_s:
             name = kind.rate_name
-            if found.flop_per_s:
-                flop_per_s[name] = max(found.flop_per_s, flop_per_s.get(name, 0.0))
+            flop_per_s[name] = max(found.flop_per_s, flop_per_s.get(name, 0.0))
         elif found.name.startswith(MEMORY) and found.byte_per_s:
             byte_per_s = max(found.byte_per_s, byte_per_s or 0.0)
     return Rates(str(run.device.get("name", "")), source, flop_per_s, byte_per_s)
@@ -58,7 +62,7 @@ def read_rates(path: Path) -> Rates:
     """The rates in a run file. UserError where it has none, or cannot be read."""
     found = rates_of(read_run(path), path.name)
     if not found.flop_per_s:
-        raise UserError(f"{path} has no measured rates: it is no run of halfway ceilings")
+        raise UserError(f"{path} has no measured rates: it is no run of halfway gemm on a GPU")
     return found
 
 
@@ -74,8 +78,3 @@ def known_rates(device: str) -> Rates | None:
 def file_name(device: str) -> str:
     """The name of a GPU's file: "nvidia-h200.json"."""
     return "-".join(device.lower().split()) + ".json"
-
-
-def text_of(rates: Rates) -> str:
-    """What a GPU's file holds."""
-    return json.dumps(asdict(rates), indent=1) + "\n"

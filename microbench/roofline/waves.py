@@ -42,7 +42,7 @@ def waves(result: Result, run: Run) -> Waves | None:
         return None
     tile_m, tile_n = result.tile[:2]
     m, n, _ = OPS[result.case.op].gemm(result.case)
-    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    tiles = result.tiles or math.ceil(m / tile_m) * math.ceil(n / tile_n)
     return Waves(tile_m, tile_n, tiles, sm_count)
 
 

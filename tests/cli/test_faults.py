@@ -255,12 +255,12 @@ def damage_all(rng: random.Random, data: Any) -> None:
 
 SHOWN = ([], ["--verbose"], ["--csv"], ["--markdown"], ["--html", "new.html"])
 KINDS = ("cpu/gemm-fp16.json", "nvidia-h200/train-resnet50.json", "nvidia-h200/loaders.json",
-         "nvidia-h200/ceilings.json", "nvidia-h200/fleet.json",
+         "nvidia-h200/fleet.json",
          "nvidia-h200/diagnose/fp32_island.json")  # fmt: skip
 HOSTILE = "=1+1|</script><script src=//x>![a](http://b.invalid)\x1b[31m\x9b\u202e\n[bold]\\|"
 COMPARED = ([], ["--markdown"], ["--json", "new.json"], ["--verbose"],
             ["--html", "new.html"], ["--fail-on", "slower"], ["--threshold", "5%"])  # fmt: skip
-RESUMED = ("gemm", "conv", "layers", "payoff", "train", "loader", "ceilings", "stalls")
+RESUMED = ("gemm", "conv", "layers", "payoff", "train", "loader", "stalls")
 
 
 def is_read(data: Any) -> bool:

@@ -82,14 +82,13 @@ def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> Non
 
 
 def test_every_command_with_resume_is_known() -> None:
-    """And `ceilings`, whose run file must not be taken for that of a network of this name."""
     found = {
         name
         for app in (kernels_line.app, training_line.app)
         for name, command in app.commands.items()
         if any(param.name == "resume" for param in command.params)
     }
-    assert found | {"ceilings"} == set(COMMANDS)
+    assert found == set(COMMANDS)
 
 
 def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(

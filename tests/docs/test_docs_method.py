@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from samples.pages import Row, document, run, says, shows, table, trainings
 
+from kernels.gpus import architecture
+from kernels.precision import precision
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import kinds
 from microbench.results.types import METHODS
 from microbench.timing.stats import half_width_pct
-from tests.validation.splits import false_verdicts, power
 from tests.validation.splits import false_verdicts, power
 
 README, METHOD, NOTES = "README", "docs/method", "docs/notes/method"
@@ -157,8 +158,11 @@ def test_overheads_intervals_and_ceilings() -> None:
             half = half_width_pct(training.steps.median_s, training.steps.ci95_s)
             halves[training.limit].append(half)
     says(METHOD, "Intervals are wide", min(halves["host"]), max(halves["host"]), max(halves["gpu"]))
-    rates = [(architecture((9, 0)).flop_per_clock[precision(c.precision).rate_name], c)
-             for c in run("gemm-triton").ceilings if c.precision and c.name == "instruction"]
+    rates = [
+        (architecture((9, 0)).flop_per_clock[precision(c.precision).rate_name], c)
+        for c in run("gemm-triton").ceilings
+        if c.precision and c.name == "instruction"
+    ]
     nominal = [100 * (c.flop_per_clock or 0) / rate for rate, c in rates]
     assert len(nominal) == 5
     assert 96 <= min(nominal) <= max(nominal) <= 100  # the target, and what cannot be exceeded

@@ -199,9 +199,6 @@ BASE = (
     Ceiling("a shorter time", "measured", "fp16", seconds=1e-9),
     Ceiling("memory", "measured", byte_per_s=4e12),
     Ceiling("z", "measured", "fp16", seconds=1e-9),
-    Ceiling("memory", "measured", byte_per_s=9e12, working_set=2 * 10**6),
-    Ceiling("memory", "measured", byte_per_s=8e12, working_set=4 * 10**6),
-    Ceiling("memory", "measured", byte_per_s=11e12, working_set=10**5),
     Ceiling("latency floor", "measured", "fp16", seconds=5e-6),
     Ceiling("latency floor", "measured", "fp32", seconds=4e-6),
     Ceiling("latency floor", "measured", "tf32", seconds=6e-6),
@@ -235,21 +232,6 @@ def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
     without = replace(INSTRUCTION, flop_per_clock=None)
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
     assert found.measured_flop_per_s == 900e12
-
-
-@pytest.mark.parametrize(
-    ("size", "rate"), [(10**5, 11e12), (10**5 + 1, 9e12), (2 * 10**6, 9e12), (3 * 10**6, 8e12),
-                       (5 * 10**6, 4e12)],
-)  # fmt: skip
-def test_a_warm_case_is_held_against_the_smallest_working_set_that_holds_it(
-    size: int, rate: float
-) -> None:
-    cold = result(min_bytes=size)
-    assert cold.measurement
-    warm = replace(cold, measurement=replace(cold.measurement, l2="warm"))
-    for found, byte_per_s in ((cold, 4e12), (warm, rate)):
-        limits = limits_for(found, run_of(ceilings=BASE))
-        assert limits.memory_s == pytest.approx(size / byte_per_s)
 
 
 @pytest.mark.parametrize(

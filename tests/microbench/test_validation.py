@@ -37,8 +37,8 @@ def result_of(case: Case) -> Result:
     busy_s, kernels, tile = flops / RATES[case.precision_name], ["main"], None
     if op.misaligned(case):
         busy_s *= 3
-    if name in ("wide", "narrow"):
-        tile = (128, 256 if name == "wide" else 192, 64)
+    if name in ("wide", "tall"):
+        tile = (128, 256, 64) if name == "wide" else (256, 128, 64)
         tiles = math.ceil(case.dim("m") / tile[0]) * math.ceil(case.dim("n") / tile[1])
         busy_s /= min(1.0, 1.2 * tiles / (math.ceil(tiles / 132) * 132))
     if name in ("conflicts", "spills", "sleepy", "off_two_bytes"):

@@ -35,7 +35,7 @@ PRELOADED = [
 SMALLER: dict[tuple[str, str], object] = {
     ("e2e.data.sources.generated", "TRAIN"): 1600,
     ("e2e.data.sources.generated", "HELD_OUT"): 400,
-    ("kernels.ceilings.traffic", "COPY_BYTES"): {"cuda": 1 << 30, "cpu": 1 << 22},
+    ("kernels.ceilings", "COPY_BYTES"): {"cuda": 1 << 30, "cpu": 1 << 22},
     ("microbench.roofline.ceilings", "CALIBRATED_SIZE"): {"cuda": 4096, "cpu": 512},
     ("microbench.roofline.ceilings", "FLOOR_BUDGET_S"): 0.02,
     ("microbench.roofline.ceilings", "LARGE_BUDGET_S"): 0.1,
