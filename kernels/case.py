@@ -78,9 +78,10 @@ class Case:
 class Candidate:
     """One way to run a prepared case. `call()` only launches.
 
-    `tile` is (M, N, K) of a work-group's tile where the back end chose it itself; `label` names the
-    variant or configuration and is what a tuning table keeps. `allocates`: `call()` returns the
-    result in new memory and leaves the operands' own output unchanged.
+    `tile` is (M, N, K) of a work-group's tile where the back end chose it itself, and `tiles` how
+    many of them a launch has, where they are not those that cover M x N once; `label` names the
+    variant or configuration and is what the cache keeps. `allocates`: `call()` returns the result
+    in new memory and leaves the operands' own output unchanged.
     """
 
     label: str
@@ -88,6 +89,7 @@ class Candidate:
     tile: tuple[int, int, int] | None = None
     kernel: str | None = None
     allocates: bool = False
+    tiles: int | None = None
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ class Measurer:
             kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
             kernels_s=tuple(k.seconds for k in seen),
             tile=candidate.tile or kernel_names.tile_of(names, case),
+            tiles=candidate.tiles,
         )
 
     def _arm(

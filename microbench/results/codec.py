@@ -22,7 +22,7 @@ from microbench.results.values import PROCESSES, check_processes, processes_json
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
-    "kernels", "kernels_s", "tile", "tensor_core",
+    "kernels", "kernels_s", "tile", "tiles", "tensor_core",
 )  # fmt: skip
 RETIRED = ("ceiling",)  # the kinds of results that older files have, and that are passed over
 TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known

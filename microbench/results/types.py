@@ -114,7 +114,8 @@ class Result:
     before they were rounded to the precision. `kernels_s` are the durations in seconds of `kernels`
     in one profiled launch with a warm cache. `variant` is the back end's configuration, `tuned`
     whether that was tuned for this very case (None: nothing is tuned, or an older file, see
-    `microbench.libraries`), `choice` how it was chosen (None likewise). `tile` is (M, N, K).
+    `microbench.libraries`), `choice` how it was chosen (None likewise). `tile` is (M, N, K),
+    `tiles` how many of them are launched where they do not cover M x N once.
     `speedup` has the baselines by precision, `vs_backend` the other back ends in the same
     precision; both are times faster.
     `ceiling_pct` is per cent of the datasheet's peak, else of the measured one. `bound` is the
@@ -135,6 +136,7 @@ class Result:
     kernels: tuple[str, ...] = ()
     kernels_s: tuple[Amount, ...] = ()
     tile: tuple[AtLeastOne, ...] | None = None
+    tiles: AtLeastOne | None = None
     tensor_core: bool | None = None
     speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
     vs_backend: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])

@@ -107,6 +107,44 @@ def test_an_unknown_label_is_refused(label: str) -> None:
         backend.parse(label)
 
 
+# ------------------------------------------------------------ tiles
+
+
+def launched(label: str, what: Case) -> int:
+    """The tiles that a launch covers, by its arguments: programs, or what they share."""
+    steps = backend.bind(backend.parse(label), what, without_memory(what), H200)
+    step = next(step for step in steps if step.kernel.__name__.startswith(label[:5]))  # type: ignore[attr-defined]
+    names = step.kernel.arg_names  # type: ignore[attr-defined]
+    arguments = dict(zip(names, step.args, strict=True))
+    if "tiles" in arguments:
+        assert step.grid[0] <= arguments["tiles"]
+        return int(arguments["tiles"])
+    return int(step.grid[0])
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", ["aligned", "odd", "1x1/2", "wide"])
+def test_a_candidate_has_the_tiles_that_are_launched(name: str, which: str) -> None:
+    what = case(SHAPES[name], which)
+    first = {config.kernel: config for config in backend.configurations(what, H200).ranked}
+    for config in first.values():
+        target = replace(
+            H200, without=tuple(f"{kernel}/*" for kernel in {*first} - {config.kernel})
+        )
+        (candidate,) = backend.candidates(what, without_memory(what), target)
+        assert candidate.tiles == launched(candidate.label, what), candidate.label
+
+
+def test_boxes_past_the_edge_of_an_image_are_tiles_too() -> None:
+    """205 tiles would cover these pixels and filters as a matrix; 2 x 5 x 5 boxes, 5 of filters."""
+    layer = ConvShape(32, 301, 18, 18, 590, 3, 3, 1, 1)
+    label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
+    counted = backend.KERNELS["conv_gluon"].tiles(
+        backend.parse(label), ImplicitGemm.of(case(layer, "fprop"))
+    )
+    assert counted == launched(label, case(layer, "fprop")) == 250
+
+
 # ------------------------------------------------------------ NCHW
 
 

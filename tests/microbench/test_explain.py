@@ -103,6 +103,9 @@ CONVERTED = took(conv("nchw"), 60e-6, kernels=(CONVERT, WORK, BACK),
         ([ODD, at_rate(4096, 650e12)], "alignment", ["8190 bytes", "1.4 times faster"]),
         ([at_rate(1536, 400e12, tile=TILE, kernels=(DEEP,))], "waves",
          ["144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "37 %"]),
+        # As many tiles as are launched, where a back end says so.
+        ([at_rate(1536, 400e12, tile=TILE, kernels=(DEEP,), tiles=140)], "waves",
+         ["140 tiles of 128x128", "2 waves", "53 %"]),
         ([at_rate(8192, 0.97 * AT_1980)], "compute", ["97 %"]),
         ([at_rate(8192, 690e12, **CAPPED)], "power", ["700 W", "1400", "1980"]),
         # The clock is held, but the SMs do no more than two thirds of what it allows.
@@ -133,6 +136,7 @@ def test_a_planted_cause_is_named_with_its_numbers(
         ([at_rate(4095, 690e12)], "alignment"),  # it costs nothing
         ([at_rate(8192, 690e12, clock=1400.0)], "power"),  # a low clock without a reason
         ([at_rate(1536, 400e12, tile=TILE, kernels=(FLAT,))], "waves"),  # two may share an SM
+        ([at_rate(1536, 400e12, tile=TILE, kernels=(DEEP,), tiles=260)], "waves"),  # 98 % full
         ([took(conv(channels=60), 31e-6), took(conv(channels=64), 30e-6)], "alignment"),
     ],
 )

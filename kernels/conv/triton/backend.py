@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast
@@ -46,8 +47,11 @@ def candidates(
     else:
         copied = None
 
+    problem = ImplicitGemm.of(case)
+
     def ready(config: Config) -> Candidate:
         found = candidate(config.label, config.tile, bind(config, case, operands, target))
+        found = replace(found, tiles=KERNELS[config.kernel].tiles(config, problem))
         return copied(found) if copied else found
 
     return bound(configurations(case, target).tried(search), ready)
