@@ -73,18 +73,19 @@ class LiveLine(ABC):
         return f"{self._done}/{self._total}" if self._total else f"{self._done}"
 
     def _left(self) -> str:
-        """ ", about 40 s left"; "" where nothing was measured yet."""
+        """ "about 40 s left"; "" where nothing was measured yet."""
         left_s = self.left_s()
         if left_s is None:
             return ""
         if left_s <= 0 and not self._done >= self._total > 0:
-            return ", longer than expected"
-        return f", about {fmt.rough_duration(left_s)} left"
+            return "longer than expected"
+        return f"about {fmt.rough_duration(left_s)} left"
 
     def _status(self) -> RenderableType:
         filled = BAR_WIDTH * self._done // self._total if self._total else 0
+        left = self._left()
         line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
-        line.append(f" {self._counted()} done{self._left()}  ", "not green")
+        line.append(f" {self._counted()} done{f', {left}' if left else ''}  ", "not green")
         line.append(self._doing, "bold not green")
         line.truncate(prose_width(self._console), overflow="ellipsis")
         return line
@@ -135,7 +136,8 @@ class LiveProgress(LiveLine):
         self._done += 1
         self._doing = "next size"
         left = self._left() if self._done < self._total and not is_live(self._console) else ""
-        self.say(f"{self._process}[{self._counted()}] {summary(results)}{left}")
+        more = f"; {left}" if left else ""
+        self.say(f"{self._process}[{self._counted()}] {summary(results)}{more}")
 
     def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
         """A fresh process measures these groups once more; the bar begins again."""

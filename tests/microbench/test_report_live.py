@@ -75,8 +75,8 @@ def test_the_line_says_how_long_from_the_first_result_on() -> None:
         now_s += 5.0
         progress.done(group, results(group), 20.0 if group is GROUPS[0] else 0.0)
     first, second, last = file.getvalue().splitlines()
-    assert first.endswith("TFLOP/s, about 20 s left")
-    assert second.endswith("TFLOP/s, longer than expected")
+    assert first.endswith("TFLOP/s; about 20 s left")
+    assert second.endswith("TFLOP/s; longer than expected")
     assert last.endswith("TFLOP/s")
 
 
