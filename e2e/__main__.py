@@ -321,19 +321,16 @@ def diagnose(
 
 @app.command()
 @click.argument("words", metavar="[list | show NAME | report DIR | NAME | FILE.toml]", nargs=-1)
-@click.option(
-    "--profile", default="quick", show_default=True, help="Size of the study: full, quick or smoke"
-)
+@click.option("--profile", help="Size of the study: full, short or smoke  [default: short]")
 @click.option("--data", multiple=True, metavar="NAME=DIR", help="Where data is: cifar10=DIR")
 @click.option("--weights", type=FILE, metavar="DIR", help="Folder of pretrained weights")
-@click.option("--gpus", help="Numbers of GPUs: 1,2,4")
 @click.option(
     "--out", type=FILE, metavar="DIR", help="Folder to write; goes on with a run that is there"
 )
 @click.option(
-    "--set", "sets", multiple=True, metavar="FACTOR=VALUE", help="Replace a factor in every part"
-)
-@click.option("--dry-run", is_flag=True, help="Print what would run")
+    "--set", "sets", multiple=True, metavar="OPTION=VALUE",
+    help="Replace an option of every run that has it",
+)  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def study(words: tuple[str, ...], **options: Any) -> None:
@@ -343,7 +340,7 @@ def study(words: tuple[str, ...], **options: Any) -> None:
       halfway study list
       halfway study show wrn-levels
       halfway study wrn-levels --profile smoke
-      halfway study mine.toml --dry-run
+      halfway study mine.toml
       halfway study report DIR
 
     The report is report.html in the folder that --out names. The same command goes on with a run
@@ -351,7 +348,7 @@ def study(words: tuple[str, ...], **options: Any) -> None:
     """  # fmt: skip
     from e2e.studies.command import run_study
 
-    run_study(words, **options)
+    run_study(words, app.commands, **options)
 
 
 @app.command(name="make-data")

@@ -1,125 +1,142 @@
-"""The cells of a study: what each was asked, and what a run file says of it."""
+"""The cells of a study: what its run files have, each by the key of its case."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from e2e.case import NO_COMPRESSION
-from e2e.results.loader_types import Loading
-from e2e.results.types import Training
-from e2e.studies.factors import Factors
-from e2e.studies.measures import COLUMNS, MEASURES, gain_of, seconds_to
-from e2e.studies.run import State
-from e2e.studies.tasks import Plan, Task
+from e2e.case import TrainCase, label_of
+from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.types import PREDICTED, Training
+from e2e.studies.columns import COLUMNS, gain_of
+from e2e.studies.run import RUNS, State
+from e2e.studies.schema import Run, Study
 from microbench import fmt
+from microbench.report.table import Column, Row, Table
 from microbench.results.runfile import read_run
-from microbench.results.types import Run
 
-RAN, UNTESTABLE = "ok", "not testable here"
-OLD = (
-    "measured by an older version, which did not note which training is whose: run the study again"
-)
-NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
+NOT_RUN = "not run"
+MEASURED = ("ok", PREDICTED)
+ALWAYS = ("network", "recipe", "batch", "gpus", "data")  # of a case, in every table of cells
+UNSEEN = ("why", "accuracy", "losses")  # in cells.csv only
 GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. `id` is "PART-N", as in cells.csv; `reason` is why it has no values.
+    """One result of a run. `id` is "RUN-N", as in cells.csv; `reason` is why it has no values.
 
-    `status` is RAN, UNTESTABLE, "skipped", "failed" or "not run".
+    `case` None stands for what a run has not measured.
     """
 
     id: str
-    part: str
-    measure: tuple[str, ...]
-    factors: Factors
+    run: Run
     status: str
     reason: str = ""
+    case: TrainCase | LoadCase | None = None
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: Training | None = None
 
-    def words(self, factors: Sequence[str]) -> list[str]:
-        """These factors in words, those that it has: ["resnet50", "amp", "batch 64", "2 GPUs"]."""
-        found: list[str] = []
-        for name in factors:
-            value = self.factors.get(name)
-            if name == "compress" and value not in (None, NO_COMPRESSION):
-                found.append(f"{value} gradients")
-            elif name == "gpus" and value is not None:
-                found.append(fmt.count(int(value), "GPU"))
-            elif value is not None and name != "compress":
-                found.append(str(value) if name in ("network", "recipe") else f"{name} {value}")
-        return found
-
     @property
-    def generated(self) -> bool:
-        """Whether its data are not the author's, but made by a generator."""
-        return self.factors.get("data") in GENERATED
+    def measured(self) -> bool:
+        """Whether it has values."""
+        return self.status in MEASURED
+
+    def value(self, name: str) -> Any:
+        """The value of a column, or else of a field of the case; None where it has neither."""
+        found = self.values.get(name)
+        return getattr(self.case, name, None) if found is None else found
+
+    def words(self, names: Sequence[str]) -> list[str]:
+        """These fields of its case in words: ["resnet50", "amp", "2 GPUs"]; usual ones are left
+        out.
+        """
+        if not isinstance(self.case, TrainCase):
+            return []
+        return [text for name in names if (text := label_of(self.case, name))]
 
 
-def differing(cells: Sequence[Cell]) -> list[str]:
-    """The NAMED factors in which cells differ."""
-    return [name for name in NAMED if len({str(cell.factors.get(name)) for cell in cells}) > 1]
+def cells_of(study: Study, state: State, out: Path) -> list[Cell]:
+    """All cells of a folder: every result of each run, and a cell for what a run lacks.
 
-
-def cells_of(plan: Plan, runs: Path, state: State, kind: str) -> list[Cell]:
-    """All cells of a plan, with what the run files in `runs` say. UserError for a damaged file.
-
-    `state` has the key of each arm's case, and why a task broke off; `kind` is the device's:
-    "cuda" or "cpu".
+    UserError for a damaged file.
     """
-    read: dict[str, Run] = {}
     found: list[Cell] = []
-    numbers: dict[str, int] = {}
-    for task in plan.tasks:
-        path = runs / f"{task.file}.json"
-        if not task.skipped and task.file not in read and path.exists():
-            read[task.file] = read_run(path)
-        keys = state.cells.get(task.id, ())
-        reason = state.failed.get(task.id) or (
-            OLD if task.id in state.done and not keys else "not run yet"
-        )
-        for index, arm in enumerate(task.arms(kind)):
-            numbers[task.part] = number = numbers.get(task.part, 0) + 1
-            cell = Cell(
-                f"{task.part}-{number}", task.part, task.measure, {**task.named, **arm.factors},
-                UNTESTABLE if task.skipped else "not run", task.skipped or reason,
-            )  # fmt: skip
-            if task.file in read and index < len(keys):
-                cell = _measured(cell, task, read[task.file], keys[index])
-            found.append(cell)
+    for run in study.runs(state.profile):
+        path = out / RUNS / f"{run.id}.json"
+        results = read_run(path).others if path.exists() else ()
+        for number, result in enumerate(results, 1):
+            found.append(_cell(f"{run.id}-{number}", run, result, study.targets))
+        if run.id not in state.done:
+            why = state.failed.get(run.id) or ("broken off" if results else "not run yet")
+            found.append(Cell(run.id, run, NOT_RUN, why))
     return found
 
 
-def _measured(cell: Cell, task: Task, run: Run, key: str) -> Cell:
-    """The cell with what the run says of its case; as it is where the run does not have it."""
-    loading = run.find(Loading, key)
-    if loading is not None:
-        return replace(
-            cell, status=loading.status, reason=loading.reason or "",
-            values={"per_s": loading.per_s},
-        )  # fmt: skip
-    training = run.find(Training, key)
-    if training is None:
-        return cell
-    values = {
-        name: COLUMNS[name].read(training)
-        for measure in task.measure
-        for name in MEASURES[measure].columns
-    }
-    if "time-to-accuracy" in task.measure:
-        for target in task.targets:
-            values[f"s_to_{100 * target:g}_pct"] = seconds_to(training, target)
-    gain = gain_of(training)
-    if gain:
-        values["speedup"] = gain.ratio
-    if "epochs" in task.words and values.get("iterations_s") is not None:
-        values["projected_s"] = values["iterations_s"] * task.projected
-    status = training.status if training.status != "predicted" else "not run"
-    return replace(
-        cell, status=status, reason=training.reason or "", values=values, training=training
-    )
+def _cell(name: str, run: Run, result: Any, targets: Sequence[float]) -> Cell:
+    reason = result.reason or ""
+    if not isinstance(result, Training):
+        values = {"per_s": result.per_s} if isinstance(result, Loading) else {}
+        return Cell(name, run, result.status, reason, result.case, values)
+    values = {column: one.read(result) for column, one in COLUMNS.items()}
+    for target in targets:
+        times = result.seconds_to(target) if result.repeats else None
+        values[f"s_to_{100 * target:g}_pct"] = times and times[0]
+    gain = gain_of(result)
+    values["speedup"] = gain and gain.ratio
+    values["epochs"] = epochs = run.options.get("epochs") if result.repeats else None
+    if epochs and run.of_epochs and values["iterations_s"] is not None:
+        values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
+    return Cell(name, run, result.status, reason, result.case, values, result)
+
+
+def differing(cells: Sequence[Cell]) -> list[str]:
+    """The fields in which the cases of cells differ, in the order of a case."""
+    cases = [cell.case for cell in cells if cell.case]
+    return [
+        name for name in TrainCase.__dataclass_fields__
+        if len({getattr(case, name) for case in cases if hasattr(case, name)}) > 1
+    ]  # fmt: skip
+
+
+def cells_table(cells: Sequence[Cell]) -> Table[Cell]:
+    """Every cell with its fields and columns; a column that nothing has is left out."""
+    fields = list(dict.fromkeys([*ALWAYS, *differing(cells)]))
+    named = dict.fromkeys(name for cell in cells for name in [*COLUMNS, *cell.values])
+    names = [name for name in named if any(c.values.get(name) is not None for c in cells)]
+
+    def field_of(name: str, cell: Cell) -> str:
+        value = getattr(cell.case, name, None)
+        return "" if value is None else str(value)
+
+    def text(name: str, cell: Cell) -> str:
+        value = cell.values.get(name)
+        write = COLUMNS[name].text if name in COLUMNS else fmt.number
+        return "" if value is None else write(value)
+
+    def raw(name: str, cell: Cell) -> Any:
+        return cell.values.get(name)
+
+    return Table(
+        [
+            Column("cell", lambda cell: cell.id, key=True, csv={"cell": lambda cell: cell.id}),
+            *(Column(name, partial(field_of, name), key=True, csv={name: partial(field_of, name)})
+              for name in fields),
+            Column("status", lambda cell: cell.status, csv={
+                "status": lambda cell: cell.status, "reason": lambda cell: cell.reason,
+                "key": lambda cell: cell.case.key if cell.case else "",
+            }),
+            *(
+                Column(
+                    COLUMNS[name].title if name in COLUMNS else name,
+                    None if name in UNSEEN else partial(text, name), right=True, drop=9,
+                    csv={name: partial(raw, name)},
+                )
+                for name in names
+            ),
+        ],
+        [Row(cell) for cell in cells],
+    )  # fmt: skip

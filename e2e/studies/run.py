@@ -1,4 +1,4 @@
-"""Runs a study's tasks, one after another, each into its part's run file; goes on where it was."""
+"""Runs the commands of a study, each into its run file; goes on where it was."""
 
 from __future__ import annotations
 
@@ -8,45 +8,174 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from e2e.studies.factors import Factors
-from e2e.studies.tasks import Plan, Task
-from e2e.studies.types import Study
+from click import get_current_context
+
+from e2e.studies.schema import Options, Run, Study
+from kernels.error_words import suggest
+from microbench.command_words import WORDS, called
 from microbench.errors import UserError
-from microbench.results.runfile import claimed, read_json, read_run, write_text
+from microbench.results.runfile import claimed, read_json, write_text
+from microbench.sweep import parse_numbers
 
 if TYPE_CHECKING:
+    import click
     from rich.console import Console
 
-    from e2e.commands.plan import Planned
-    from e2e.commands.scheduler import Job
-    from microbench.results.types import Run
+    Commands = Mapping[str, click.Command]
 
-COUNT_EVERY = 10  # steps, of counted gradients
 STATE, TOML, RUNS = "study.json", "study.toml", "runs"
 IDENTITY = ("study", "sha256", "profile", "sets", "data")
-RETIRED = "budget_s"  # of a state: older versions cut a study until it fitted
+OWN_DATA = ("generated", "made", "synthetic")  # that need no folder
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says beside the study: options to replace, folders of data and of weights.
+
+    `device` is that of every run, "" for their own; `gpus` is how many there are, None where GPUs
+    are processes of a CPU.
+    """
+
+    sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    data: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    weights: Path | None = None
+    device: str = ""
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run as it is started; `skipped` is why it is not, `lacking` what it does without."""
+
+    run: Run
+    networks: Sequence[str]
+    options: Options
+    skipped: str = ""
+    lacking: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class State:
     """What a folder of a study holds beside its run files.
 
-    `machine` are the kind, cores and GPUs that the plan was made for. `data` are the names of the
-    user's data, without folders. `lacking` is the plan's. `done` are ids of tasks, `failed` why a
-    task broke off. `cells` are the keys of the cases of each task's arms, in order: by these a
-    report finds what was measured.
+    `data` are the names of the user's data, without folders. `done` are ids of runs, `failed` why
+    one broke off or was skipped, `lacking` sentences for the report.
     """
 
     study: str
     sha256: str
     profile: str
-    sets: Factors
-    data: tuple[str, ...]
-    machine: Mapping[str, Any]
-    lacking: Mapping[str, str] = field(default_factory=dict[str, str])
-    done: tuple[str, ...] = ()
+    sets: Mapping[str, str]
+    data: Sequence[str]
+    lacking: Sequence[str] = ()
+    done: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict[str, str])
-    cells: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+
+
+# ---------------------------------------------------------------- from a study to commands
+
+
+def planned(study: Study, profile: str, given: Given, commands: Commands) -> list[Planned]:
+    """The runs of a profile with all their options, checked.
+
+    UserError for a profile, an option or a value that cannot be.
+    """
+    runs = study.runs(profile)
+    found = [_planned(study, run, given, commands) for run in runs]
+    known = {name for one in found for name in one.options} | {"network"}
+    for name in given.sets:
+        if name not in known:
+            near = suggest(name, known) or f"; there are {', '.join(sorted(known))}"
+            raise UserError(f"--set: no run has {name!r}{near}")
+    for one in found:
+        try:
+            _check(one, commands)
+        except (UserError, TypeError) as error:
+            raise UserError(f"{study.name}: run {one.run.id}: {error}") from None
+    return found
+
+
+def _planned(study: Study, run: Run, given: Given, commands: Commands) -> Planned:
+    taken = {str(param.name) for param in commands[run.command].params}
+    common = {name: value for name, value in study.options.items() if name in taken}
+    options: Options = {**common, **run.options}
+    options |= {name: _value(text) for name, text in given.sets.items() if name in options}
+    networks = run.networks
+    if networks and "network" in given.sets:
+        networks = given.sets["network"].split(",")
+    skipped, lacking = "", list[str]()
+    if "data" in options:
+        names: str | list[str] = options["data"]
+        names = [names] if isinstance(names, str) else names
+        options["data"] = _data(names, given.data)
+        if not options["data"]:
+            folders = (f"--data {one.rpartition(':')[2]}=DIR" for one in names)
+            skipped = f"no data: give {' or '.join(folders)}"
+    if "gpus" in options and given.gpus is not None:
+        more = _without_missing_gpus(options, given.gpus)
+        lacking += [f"Run {run.id}: {more}."] * bool(more)
+        skipped = skipped or more * (not options["gpus"])
+    if "weights" in options:
+        options["weights"] = given.weights
+        if given.weights is None:
+            lacking.append(f"Run {run.id}: weights are random; --weights DIR has the pretrained.")
+    if given.device:
+        options["device"] = given.device
+    return Planned(run, networks, options, skipped, lacking)
+
+
+def _without_missing_gpus(options: Options, there: int) -> str:
+    """Leave numbers of GPUs that the machine has not out of the options; which, in words."""
+    asked = parse_numbers(str(options["gpus"]), "--gpus")
+    options["gpus"] = ",".join(str(count) for count in asked if count <= there)
+    if options["gpus"] == "1":
+        options.pop("compress", None)  # there is nothing to exchange
+    more = ", ".join(str(count) for count in asked if count > there)
+    return f"not over {more} GPUs: this machine has {there}" if more else ""
+
+
+def _data(names: Sequence[str], folders: Mapping[str, Path]) -> str:
+    """The first of the data that is there, as "cifar10:DIR"; "" where none is."""
+    for one in names:
+        kind, _, name = one.partition(":")
+        if kind in OWN_DATA:
+            return kind
+        if (name or kind) in folders:
+            return f"{kind}:{folders[name or kind]}"
+    return ""
+
+
+def _value(text: str) -> str | bool:
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _check(one: Planned, commands: Commands) -> None:
+    """UserError or TypeError for options that the command refuses, before anything runs."""
+    from e2e.recipes import parse_recipes
+
+    if one.skipped:
+        return
+    for network in one.networks or [None]:
+        _, words = asked(one, network, commands)
+        if words["batch"] is not None:
+            parse_numbers(str(words["batch"]), "--batch")
+        if words.get("recipe") is not None:
+            parse_recipes(words["recipe"])
+        if one.run.command in ("train", "predict"):
+            from e2e.commands.requests import request_of
+
+            request_of(words.pop("network"), words, train=one.run.command == "train")
+
+
+def asked(
+    one: Planned, network: str | None, commands: Commands, **more: Any
+) -> tuple[list[str], Options]:
+    """A run's command as it would be typed, and what it is asked by these words."""
+    with called(commands[one.run.command], [network], {**one.options, **more}) as words:
+        return get_current_context().meta[WORDS], dict(words)
+
+
+# ---------------------------------------------------------------- running
 
 
 def begun(out: Path, state: State, content: bytes) -> State:
@@ -61,7 +190,7 @@ def begun(out: Path, state: State, content: bytes) -> State:
                     f"{out} holds {before.study} with {name} {then}, not {now}; give the same, or "
                     "another --out"
                 )
-        return replace(before, machine=state.machine, lacking=state.lacking)
+        return replace(before, lacking=state.lacking)
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty, and holds no study; choose another folder")
     try:
@@ -69,7 +198,7 @@ def begun(out: Path, state: State, content: bytes) -> State:
         write_text(content.decode().rstrip("\n"), out / TOML)
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
-    return kept(out, state)
+    return _kept(out, state)
 
 
 def read_state(out: Path) -> State:
@@ -77,16 +206,13 @@ def read_state(out: Path) -> State:
     path = out / STATE
     if not path.exists():
         raise UserError(f"{out} holds no study: it has no {STATE}")
-    data = {name: value for name, value in read_json(path).items() if name != RETIRED}
     try:
-        return State(
-            **cast("Any", {**data, "data": tuple(data["data"]), "done": tuple(data["done"])})
-        )
-    except (TypeError, KeyError):
+        return State(**cast("Any", read_json(path)))
+    except TypeError:
         raise UserError(f"{path} is damaged, or of another version") from None
 
 
-def kept(out: Path, state: State) -> State:
+def _kept(out: Path, state: State) -> State:
     """The same state, after writing it. UserError where the disk refuses."""
     try:
         write_text(json.dumps(asdict(state), indent=1), out / STATE)
@@ -95,110 +221,49 @@ def kept(out: Path, state: State) -> State:
     return state
 
 
-def run_tasks(
-    study: Study, plan: Plan, out: Path, state: State, console: Console, *, quiet: bool
-) -> State:
-    """Run what is not done yet; one task that breaks off is a reason, and the others go on."""
-    todo = [task for task in plan.tasks if not task.skipped]
+def run_all(
+    todo: Sequence[Planned], out: Path, state: State, commands: Commands, console: Console,
+    *, quiet: bool,
+) -> State:  # fmt: skip
+    """Start what is not done yet; a run that breaks off is a reason, and the others go on."""
     with claimed(out / STATE, "--out"):
-        for number, task in enumerate(todo, 1):
-            if task.id in state.done and task.id in state.cells:
+        for number, one in enumerate(todo, 1):
+            name = one.run.id
+            if name in state.done:
                 continue
-            console.print(f"\n{study.name}, part {task.part} ({number} of {len(todo)}): "
-                          f"{task.network}, {', '.join(task.recipes)}")  # fmt: skip
-            failed = {name: why for name, why in state.failed.items() if name != task.id}
-            path = out / RUNS / f"{task.file}.json"
-            measure = Procedure(task)
+            failed = {other: why for other, why in state.failed.items() if other != name}
+            done = list(state.done)
+            console.print(f"\n{state.study}, run {name} ({number} of {len(todo)})")
             try:
-                _run(task, path, measure, quiet=quiet)
+                if one.skipped:
+                    raise UserError(one.skipped)
+                for network in one.networks or [None]:
+                    _start(one, network, out / RUNS / f"{name}.json", commands, quiet=quiet)
+                done.append(name)
             except UserError as error:
                 # A report is handed on: it has no folder of this machine.
-                failed[task.id] = str(error).replace(f"--resume {path}: ", "")
+                failed[name] = str(error).replace(f"{out}/", "")
                 console.print(f"not measured: {error}")
-            done = tuple(dict.fromkeys([*state.done, *[task.id] * (task.id not in failed)]))
-            cells = {**state.cells, **({task.id: measure.keys} if measure.keys else {})}
-            state = kept(out, replace(state, done=done, failed=failed, cells=cells))
+            state = _kept(out, replace(state, done=done, failed=failed))
     return state
 
 
-def _run(task: Task, path: Path, measure: Procedure, *, quiet: bool) -> None:
-    """Measure a task into this file. UserError for what cannot be, on this machine or at all."""
+def _start(
+    one: Planned, network: str | None, path: Path, commands: Commands, *, quiet: bool
+) -> None:
+    """Add what the command measures of this network to the run file. UserError where it cannot."""
     from e2e.commands.requests import request_of
-    from e2e.commands.train import file_name, run_requests
+    from e2e.commands.stalls import run_loaders, run_stalls
+    from e2e.commands.train import run_training
 
-    words = {**task.words, "quiet": quiet, ("resume" if path.exists() else "json"): path}
-    words["recipe"] = ",".join(dict.fromkeys(arm.recipe for arm in task.arms("cuda"))) or "fp32"
-    words["batch"] = ",".join(map(str, task.batches))
-    if task.layouts:
-        words["layout"] = ",".join(task.layouts)
-    if "zero-gradients" in task.measure:
-        words["count_gradients"] = COUNT_EVERY
-    if task.kind == "train":
-        instead: dict[str, Any] = {"record": "ledger" in task.measure}
+    file = {"resume" if path.exists() else "json": path}
+    _, words = asked(one, network, commands, quiet=quiet, **file)
+    if one.run.command == "loader":
+        backend, workers, cold = (words.pop(key) for key in ("backend", "workers", "cold"))
+        run_loaders(backend, workers, cold, words)
+    elif one.run.command == "stalls":
+        name, workers, measure = (words.pop(key) for key in ("network", "workers", "measure"))
+        run_stalls(name, workers, measure, words)
     else:
-        words.pop("workers", None)
-        words.setdefault("loader", "torchvision")
-        instead = {"workers": 0, "record": False}
-    requests = [request_of(task.network, words, **instead)]
-    if "predict" in task.measure:
-        requests.insert(0, request_of(task.network, words, **instead, train=False))
-    run_requests(requests, file_name(task.file), measure)
-
-
-@dataclass
-class Procedure:
-    """How a task is measured. `keys` are those of its arms' cases, noted before anything runs."""
-
-    task: Task
-    keys: tuple[str, ...] = ()
-
-    def __call__(self, job: Job, run: Run) -> Run:
-        """Loaders alone, with the training beside them, or all variants of recipes interleaved."""
-        from e2e.commands.plan import Comparison
-        from e2e.commands.stalls import LOAD_BUDGET_S, Loaders, Stalls
-        from e2e.commands.train import compare_recipes
-        from e2e.results.loader_types import load_case
-
-        arms = self._planned(job)
-        of_loader = self.task.kind == "loader"
-        self.keys = tuple((load_case(one.case) if of_loader else one.case).key for one in arms)
-        request = job.work.request
-        if of_loader:
-            names = [request.arms.base.loader]
-            return Loaders(names, self.task.workers, 0, False, LOAD_BUDGET_S)(job, run)
-        if self.task.kind == "stalls":
-            budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
-            return Stalls(self.task.workers, 0, "all", budget_s)(job, run)
-        by_batch: dict[int, list[Planned]] = {}
-        for one in dict.fromkeys(arms):
-            by_batch.setdefault(one.case.batch, []).append(one)
-        return compare_recipes(job, run, [Comparison(tuple(same)) for same in by_batch.values()])
-
-    def _planned(self, job: Job) -> list[Planned]:
-        """What each arm of the task trains: "O3" and "O3+bn32" are two cases of one recipe."""
-        from e2e.commands.plan import plan
-
-        work = job.work
-        asked = work.request.arms
-        found: list[Planned] = []
-        for arm in self.task.arms(work.kind):
-            changes: dict[str, Any] = {
-                "loss_scale": arm.loss_scale, "keep_batchnorm_fp32": arm.keep_batchnorm_fp32
-            }  # fmt: skip
-            if arm.workers is not None:
-                changes["workers"] = arm.workers
-            own = replace(
-                asked, recipe=arm.recipe or asked.recipe, batch=str(arm.batch),
-                layout=arm.layout or None, base=replace(asked.base, **changes),
-            )  # fmt: skip
-            (comparison,) = plan(work.network, own, work.kind, work.memory_bytes)
-            found += comparison.arms
-        return found
-
-
-def device_of(out: Path) -> tuple[str, Run | None]:
-    """The kind of device that the run files of a folder were taken on, and one of them."""
-    for path in sorted((out / RUNS).glob("*.json")):
-        run = read_run(path)
-        return str(run.device.get("kind") or "cuda"), run
-    return "cuda", None
+        train = one.run.command == "train"
+        run_training(request_of(words.pop("network"), words, train=train))

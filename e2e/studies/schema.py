@@ -2,35 +2,119 @@
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
-from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 
-from e2e.studies.factors import FACTORS, Factors, Value
-from e2e.studies.measures import MEASURES
-from e2e.studies.types import Part, Profile, Published, Study, TableForm
+import msgspec
+
+from e2e.case import TrainCase
+from e2e.studies.columns import COLUMNS, HERE
 from kernels.error_words import first_line, suggest
 from microbench.errors import UserError
-from microbench.results.values import Json
 
-SCHEMA = 1
-PROFILES = ("full", "quick", "smoke")
-OF_PART = ("measure", "skip")  # of a part, beside its factors
-OF_PROFILE = ("about", "parts", "part")
-COMPARABLE = ("yes", "ratios", "no")
-TEXTS = ("kind", "pretrained")  # fields, and factors whose fields are, that are texts
-TOP = (
-    "schema", "name", "title", "seed", "question", "differences", "defaults", "part", "profile",
-    "published", "table",
-)  # fmt: skip
-# What older files have and nothing reads any more: of a file, of a profile, of a table.
-RETIRED, RETIRED_BUDGET = ("figure", "claim", "puzzle"), "budget"
-RETIRED_OF_TABLE = ("rows", "pivot", "where")
-T = TypeVar("T", Published, TableForm)
+SCHEMA = 2
+COMPARES = ("yes", "ratios", "no")
+SHORT = "short"  # the profile for a first look
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[\w-]+$")]  # part of a file's name
+Options = dict[str, Any]  # of a command, by their names with "_" for "-"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One command with its options. Its results are cells, in the run file runs/ID.json.
+
+    `network` is one or several, trained one after another. `of_epochs` is how many epochs the
+    original trained, where these are fewer. In a file the options stand beside the other fields;
+    of a list of `data` the first that the user has is taken.
+    """
+
+    id: Name
+    profile: Name = "full"
+    command: Literal["train", "predict", "stalls", "loader"] = "train"
+    network: str | tuple[str, ...] = ()
+    of_epochs: int | None = None
+    options: Options = {}
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks, one after another; none for a loader."""
+        return (self.network,) if isinstance(self.network, str) else self.network
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A column of a published table. `value` is our column for it, or a field of a case.
+
+    `compare` says what of it compares with ours: "yes", "ratios" (to float32 on the same machine),
+    "with DATA" or "no"; `reason` why not. `unit` follows each number of ours.
+    """
+
+    title: str
+    value: str
+    compare: str = "ratios"
+    reason: str = ""
+    unit: str = ""
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A published table; the cells of `runs` are rows below it.
+
+    `rows` have the values of `keys`, then those of `columns`. A key is a field of a case, or "here"
+    for the author's machine. `words` are the author's for ours ("FP32" = "fp32"). `ratio_of` is the
+    column whose ratio to float32 is shown too, titled `ratio_title`. A `template` is a table
+    without numbers: its rows are no cells.
+    """
+
+    title: str
+    runs: tuple[str, ...]
+    keys: dict[str, str]
+    columns: tuple[Shown, ...]
+    rows: tuple[tuple[str | int | float, ...], ...]
+    words: dict[str, str] = {}
+    ratio_of: str = ""
+    ratio_title: str = "x fp32"
+    note: str = ""
+    template: bool = False
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file. `options` are those of every run that takes them.
+
+    `profiles` say how long each takes, and on what. `differences` are what is unlike the original,
+    in sentences; `source` is the text that has the published numbers. `targets` are accuracies, 0
+    to 1, whose time is asked.
+    """
+
+    name: Name
+    run: Annotated[tuple[Run, ...], msgspec.Meta(min_length=1)]
+    title: str = ""
+    source: str = ""
+    question: str = ""
+    differences: tuple[str, ...] = ()
+    options: Options = {}
+    profiles: dict[str, str] = {}
+    targets: tuple[float, ...] = ()
+    published: tuple[Published, ...] = ()
+
+    def runs(self, profile: str) -> list[Run]:
+        """The runs of a profile. UserError where there is no such profile."""
+        found = [run for run in self.run if run.profile == profile]
+        if not found:
+            names = ", ".join(self.profile_names)
+            raise UserError(f"{self.name} has no profile {profile!r}; it has {names}")
+        return found
+
+    @property
+    def profile_names(self) -> list[str]:
+        """The profiles that have runs, in order."""
+        return list(dict.fromkeys(run.profile for run in self.run))
+
+    @property
+    def first_profile(self) -> str:
+        """The profile that is run where none is named."""
+        return SHORT if SHORT in self.profile_names else self.profile_names[0]
 
 
 def shipped() -> list[str]:
@@ -61,137 +145,66 @@ def parse_study(content: bytes, name: str) -> Study:
     """The study in a file's bytes; `name` is how errors call it. UserError as of `read_study`."""
     try:
         data = tomllib.loads(content.decode())
-        return _study(data, hashlib.sha256(content).hexdigest())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{name} is no TOML: {first_line(error)}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # a text where a list stands, say
-        raise UserError(f"{name} is not laid out as a study: {first_line(error)}") from None
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+    schema = data.pop("schema", None)
+    if schema != SCHEMA:
+        raise UserError(f"{name}: schema is {schema!r}; this version reads {SCHEMA}")
+    try:
+        if isinstance(data.get("run"), list):
+            data["run"] = [_with_options(one) for one in data["run"]]
+        study = msgspec.convert(data, Study)
+        _check(study)
+    except (msgspec.ValidationError, UserError) as error:
+        raise UserError(f"{name}: {first_line(error)}") from None
+    return study
 
 
-# ---------------------------------------------------------------- parsing
+def _with_options(table: Any) -> Any:
+    """A run's table with what are options of its command apart from the other fields."""
+    if not isinstance(table, dict):
+        return table
+    fields = cast("dict[str, Any]", table)
+    own = {name: value for name, value in fields.items() if name in Run.__struct_fields__[:-1]}
+    return {**own, "options": {name: value for name, value in fields.items() if name not in own}}
 
 
-def _study(data: Json, sha256: str) -> Study:
-    _known(data, (*TOP, *RETIRED), "")
-    if data.get("schema") != SCHEMA:
-        raise UserError(f"schema is {data.get('schema')!r}; this version reads {SCHEMA}")
-    defaults = _factors(_table(data, "defaults", ""), "defaults")
-    parts = tuple(_part(one) for one in _tables(data, "part"))
-    if not parts:
-        raise UserError("there is no [[part]]")
-    ids = [part.id for part in parts]
-    published = tuple(_made(Published, one, "published") for one in _tables(data, "published"))
-    for one in published:
-        _check_published(one)
-    profiles = _table(data, "profile", "")
-    tables = tuple(_made(TableForm, one, "table") for one in _tables(data, "table"))
-    for form in tables:
-        _known([*form.parts, *form.elsewhere.values()], ids, f"table {form.id}: part")
-        _known(
-            [form.published], [one.table for one in published],
-            f"table {form.id}: published table",
-        )  # fmt: skip
-    retired = [name for name in RETIRED if name in data]
-    if any(RETIRED_BUDGET in _table(profiles, name, "profile") for name in profiles):
-        retired.append(RETIRED_BUDGET)
-    return Study(
-        _text(data, "name"), data.get("title", _text(data, "name")), data.get("seed", ""),
-        data.get("question", ""), defaults, parts,
-        {name: _profile(one, name, ids) for name, one in profiles.items()},
-        published, tables, tuple(data.get("differences", ())), tuple(retired), sha256,
-    )  # fmt: skip
+def _check(study: Study) -> None:
+    """UserError for what the types of the fields do not say."""
+    places = [(run.profile, run.id) for run in study.run]
+    for place in places:
+        if places.count(place) > 1:
+            raise UserError(f"profile {place[0]} has several runs {place[1]}")
+    _known(study.profiles, study.profile_names, "profiles: unknown")
+    for run in study.run:
+        if bool(run.networks) == (run.command == "loader"):
+            has = "has no network" if run.command != "loader" else "loads alone: leave out network"
+            raise UserError(f"run {run.id} {has}")
+    for one in study.published:
+        _check_published(one, [run.id for run in study.run])
 
 
-def _part(data: Json) -> Part:
-    where = f"part {data.get('id', '')}".strip()
-    factors = _factors({k: v for k, v in data.items() if k not in (*OF_PART, "id")}, where,
-                       also=("id", *OF_PART))  # fmt: skip
-    measure = tuple(data.get("measure", ("speed",)))
-    _known(measure, MEASURES, f"{where}: measure")
-    if not measure:
-        raise UserError(f"{where} measures nothing")
-    return Part(_text(data, "id", where), measure, factors, data.get("skip") is True)
-
-
-def _profile(data: Json, name: str, ids: list[str]) -> Profile:
-    where = f"profile.{name}"
-    _known([name], PROFILES, "profile")
-    known = (*OF_PROFILE, RETIRED_BUDGET)
-    factors = _factors({k: v for k, v in data.items() if k not in known}, where, also=known)
-    _known(data.get("parts", ()), ids, f"{where}: part")
-    own = _table(data, "part", where)
-    _known(own, ids, f"{where}: part")
-    laid = {part: _factors(one, f"{where}.part.{part}", also=OF_PART) for part, one in own.items()}
-    return Profile(factors, data.get("about", ""), tuple(data.get("parts", ())), laid)
-
-
-def _factors(data: Json, where: str, also: Iterable[str] = ()) -> Factors:
-    _known(data, (*FACTORS, *also), where)
-    for name, value in data.items():
-        if name in FACTORS:
-            check_factor(name, value, f"{where}: " * bool(where))
-    return data
-
-
-def check_factor(name: str, value: Value, where: str = "") -> None:
-    """UserError unless the value, or each of a list of values, is of a type that the factor has."""
-    factor = FACTORS[name]
-    values: list[Value] = cast("list[Value]", value) if isinstance(value, list) else [value]
-    for one in values:
-        fits = isinstance(one, factor.types) and (not isinstance(one, bool) or bool in factor.types)
-        if not fits or (isinstance(one, int | float) and one < 0):
-            raise UserError(f"{where}{name} cannot be {one!r}: it takes {factor.says}")
-        if isinstance(one, dict):
-            _check_table(name, cast("Json", one), where)
-    if not values:
-        raise UserError(f"{where}{name} is an empty list")
-
-
-def _check_table(name: str, table: Json, where: str) -> None:
-    """UserError for a factor's table with an unknown field, without its first one, or of a wrong
-    type.
-    """
-    factor = FACTORS[name]
-    if factor.fields:
-        _known(table, factor.fields, f"{where}{name}")
-        if factor.fields[0] not in table:
-            raise UserError(f"{where}{name} has no {factor.fields[0]}")
-    for field_name, value in table.items():
-        wanted = (str,) if field_name in TEXTS or name in TEXTS else (int, float)
-        values = cast("list[Value]", value) if isinstance(value, list) else [value]
-        if not all(isinstance(one, wanted) and not isinstance(one, bool) for one in values):
-            raise UserError(f"{where}{name}: {field_name} cannot be {value!r}")
-
-
-def _check_published(one: Published) -> None:
-    width = len(one.key) + len(one.columns)
+def _check_published(one: Published, runs: Sequence[str]) -> None:
+    where = f"published {one.title}"
+    values = [column.value for column in one.columns]
+    cases = [*TrainCase.__dataclass_fields__, HERE]
+    _known(one.runs, runs, f"{where}: unknown run")
+    _known(one.keys.values(), cases, f"{where}: unknown key")
+    _known(values, [*COLUMNS, *cases], f"{where}: unknown value")
+    if one.ratio_of:
+        _known([one.ratio_of], values, f"{where}: unknown ratio_of")
+        _known(["recipe"], one.keys.values(), f"{where}: ratios need a key")
+    for column in one.columns:
+        if column.compare not in COMPARES and not column.compare.startswith("with "):
+            words = ", ".join(COMPARES)
+            raise UserError(f"{where}: {column.title} compares {column.compare!r}; write {words} "
+                            "or with DATA")  # fmt: skip
     for row in one.rows:
-        if len(row) != width:
-            raise UserError(f"published {one.table}: a row has {len(row)} values, not {width}")
-    for column, how in one.comparable.items():
-        if how not in COMPARABLE and not how.startswith("with "):
-            raise UserError(f"published {one.table}: {column} is comparable {how!r}; "
-                            f"write {', '.join(COMPARABLE)} or with DATA")  # fmt: skip
-
-
-def _made(kind: type[T], data: Json, table: str) -> T:
-    """The dataclass of a table of the file; lists become tuples."""
-    where = f"{table} {data.get('id', data.get('table', ''))}".strip()
-    if kind is TableForm:
-        data = {name: value for name, value in data.items() if name not in RETIRED_OF_TABLE}
-    known = {one.name: one for one in fields(kind)}
-    _known(data, known, where)
-    for name, one in known.items():
-        required = one.default is MISSING and one.default_factory is MISSING
-        if required and name not in data:
-            raise UserError(f"{where} has no {name}")
-    return kind(**{name: _frozen(value) for name, value in data.items()})
-
-
-def _frozen(value: Value) -> Value:
-    return tuple(map(_frozen, cast("list[Value]", value))) if isinstance(value, list) else value
+        if len(row) != len(one.keys) + len(values):
+            raise UserError(f"{where}: a row has {len(row)} values, not one for each column")
+    texts = " ".join(str(value) for row in one.rows for value in row[len(one.keys) :])
+    if one.template == any(letter.isdecimal() for letter in texts):
+        raise UserError(f"{where}: a template, and only that, has no numbers")
 
 
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -200,27 +213,4 @@ def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
     for name in names:
         if name not in known:
             near = suggest(name, known) or f"; choose from {', '.join(known)}"
-            raise UserError(f"{where}: unknown {name!r}{near}".removeprefix(": "))
-
-
-def _table(data: Json, name: str, where: str) -> Json:
-    found = data.get(name, {})
-    if not isinstance(found, dict):
-        raise UserError(f"{where} {name} is no table".strip())
-    return cast("Json", found)
-
-
-def _tables(data: Json, name: str) -> list[Json]:
-    found: Value = data.get(name, [])
-    if not isinstance(found, list) or any(
-        not isinstance(one, dict) for one in cast("list[Value]", found)
-    ):
-        raise UserError(f"{name} is written [[{name}]]")
-    return cast("list[Json]", found)
-
-
-def _text(data: Json, name: str, where: str = "") -> str:
-    found = data.get(name)
-    if not isinstance(found, str) or not found:
-        raise UserError(f"{where} has no {name}".strip())
-    return found
+            raise UserError(f"{where} {name!r}{near}")

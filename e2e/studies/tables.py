@@ -1,42 +1,42 @@
-"""The author's tables, with the published cells beside the measured ones."""
+"""A published table with ours below it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from e2e.report.figures import ratio as in_words
 from e2e.results.baselines import BASELINES
-from e2e.results.types import Training
-from e2e.studies.cells import RAN, UNTESTABLE, Cell, differing
-from e2e.studies.measures import COLUMNS, MEASURES, clock, gain_of
-from e2e.studies.types import Published, TableForm
+from e2e.studies.cells import Cell, differing
+from e2e.studies.columns import COLUMNS, DEVIATION, HERE, clock, gain_of
+from e2e.studies.schema import Published, Shown
 from microbench import fmt
-from microbench.report.table import Column, Row, Table
+from microbench.report.table import Column, Part, Row, Table
 from microbench.results.values import RUINED_PCT
 
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-UNIT = re.compile(r"[\d.]+( ?[A-Za-z%]+)$")
-# Columns that a CPU has not, and the field of a training that has each.
-OF_GPU = {
-    "gpu_util_pct": "state", "nvml_mb": "memory_process_bytes", "reserved_mb":
-    "memory_reserved_bytes", "allocated_mb": "memory_peak_bytes",
-}  # fmt: skip
-HERE = "here"
+UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A cell of a grid; `faint` where it cannot be compared."""
+    """A place of the table; `faint` where it cannot be compared."""
 
     text: str = ""
     faint: bool = False
 
 
 Line = list[Text]
+Record = Mapping[str, Any]  # a published row, by key and column
+
+
+def records_of(published: Published) -> list[Record]:
+    """The rows by their keys and by our columns."""
+    names = [*published.keys, *(column.value for column in published.columns)]
+    return [dict(zip(names, row, strict=True)) for row in published.rows]
 
 
 def number_of(text: Any) -> float | None:
@@ -54,75 +54,46 @@ def number_of(text: Any) -> float | None:
     return float(start[0].replace(",", "")) if start else None
 
 
-def published_ratio(published: Published, record: Mapping[str, Any], column: str) -> float | None:
+def published_ratio(published: Published, record: Record) -> float | None:
     """A published number against float32 on the same machine, as times faster or times as much.
 
     Of seconds it is the base over the own; of all else the own over the base.
     """
-    base = next(
-        (
-            other
-            for other in published.records()
-            if _recipe(published, other) in BASELINES["fp32"]
-            and all(other[k] == record[k] for k in published.key if k not in RECIPE_KEYS)
-        ),
-        None,
-    )
+    (recipe,) = (key for key, field in published.keys.items() if field == "recipe")
+    others = [key for key in published.keys if key != recipe]
+    bases = (
+        other for other in records_of(published)
+        if published.words.get(str(other[recipe]), other[recipe]) in BASELINES["fp32"]
+        and all(other[key] == record[key] for key in others)
+    )  # fmt: skip
+    base, column = next(bases, None), published.ratio_of
     own, of = number_of(record[column]), number_of(base[column]) if base else None
     if not own or not of or base == record:
         return None
     return of / own if column.endswith("_s") and not column.endswith("per_s") else own / of
 
 
-RECIPE_KEYS = ("recipe", "method", "precision")  # keys that name the precision
-
-
-def _recipe(published: Published, record: Mapping[str, Any]) -> Any:
-    word = next((record[key] for key in published.key if key in RECIPE_KEYS), None)
-    return published.alias.get(str(word), word)
-
-
-def own_word(published: Published, key: str, cell: Cell) -> str:
-    """What the author would call a factor of a measured cell."""
-    if key == published.machine:
-        return HERE
-    factor = "recipe" if key in RECIPE_KEYS else key
-    value = cell.factors.get(factor, "")
-    if str(value) in published.alias:  # the author's word for it too
-        return str(value)
-    words = (word for word, ours in published.alias.items() if str(ours) == str(value))
-    return next(words, str(value))
-
-
-# ---------------------------------------------------------------- laid out
-
-
-def table_of(
-    form: TableForm, published: Published, cells: Sequence[Cell], device: str
-) -> tuple[Table[Line], list[str]]:
-    """A row a published row, then a row a measured cell; and why some cannot be compared."""
-    ours = [
-        _with_elsewhere(form, published, cell, cells) for cell in cells
-        if cell.part in form.parts and "recipe" in cell.factors
-    ]  # fmt: skip
-    keys = published.key
-    titles = [*keys, *form.columns.values(), *([form.ratio_title] if form.ratio else []), "cell"]
+def part_of(published: Published, cells: Sequence[Cell], device: str) -> Part:
+    """A row a published row, then a row a cell of its runs; and why some cannot be compared."""
+    ours = [cell for cell in cells if cell.run.id in published.runs and cell.training]
+    keys, columns = published.keys, published.columns
     lines: list[Line] = []
-    for record in published.records():
-        line = [Text(str(record[name])) for name in (*keys, *form.columns)]
-        if form.ratio:
-            times = published_ratio(published, record, form.ratio)
-            line.append(Text("" if times is None else f"{times:.3f}"))
-        lines.append([*line, Text("published")])
-    shown = {"recipe" if key in RECIPE_KEYS else key for key in keys}
-    beside = [name for name in differing(ours) if name not in shown]
+    for record in () if published.template else records_of(published):
+        texts = [str(value) for value in record.values()]
+        if published.ratio_of:
+            times = published_ratio(published, record)
+            texts.append("" if times is None else f"{times:.3f}")
+        lines.append([*map(Text, texts), Text("published")])
+    beside = [name for name in differing(ours) if name not in keys.values()]
     for cell in ours:
-        line = [Text(own_word(published, key, cell)) for key in keys]
-        line += [_value(published, name, cell) for name in form.columns]
-        if form.ratio:
-            gain = gain_of(cell.training) if cell.training else None
+        line = [Text(_own_word(published, field, cell)) for field in keys.values()]
+        line += [_value(published, column, cell) for column in columns]
+        if published.ratio_of:
+            gain = cell.training and gain_of(cell.training)
             line.append(Text(in_words(gain) if gain else ""))
         lines.append([*line, Text(", ".join([cell.id, *cell.words(beside)]))])
+    titles = [*keys, *(column.title for column in columns),
+              *[published.ratio_title] * bool(published.ratio_of), "cell"]  # fmt: skip
 
     def column(i: int, title: str) -> Column[Line]:
         return Column(
@@ -131,111 +102,64 @@ def table_of(
             csv={title: lambda line: line[i].text},
         )  # fmt: skip
 
-    notes = _notes(form, published, ours, device)
+    notes = _notes(published, ours, device)
+    if any(text.text == UNKNOWN for line in lines for text in line):
+        notes.append(f"{UNKNOWN}: the run does not measure it.")
     if any(text.text.endswith(fmt.UNCERTAIN) for line in lines for text in line):
         notes.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict.")
-    columns = [column(i, title) for i, title in enumerate(titles)]
-    return Table(columns, [Row(line) for line in lines]), notes
+    table = Table([column(i, title) for i, title in enumerate(titles)], list(map(Row, lines)))
+    return Part(published.title, table, notes)
 
 
-def _with_elsewhere(
-    form: TableForm, published: Published, cell: Cell, cells: Sequence[Cell]
-) -> Cell:
-    """The cell with the columns that other parts measure, each from the cell over the most GPUs."""
-    alike = ("network", "recipe", "batch")
-    values = dict(cell.values)
-    for column, part in form.elsewhere.items():
-        name = measured_as(published, column)
-        measured = [
-            other for other in cells
-            if other.part == part and other.values.get(name) is not None
-            and all(other.factors.get(key) == cell.factors.get(key) for key in alike)
-        ]  # fmt: skip
-        if measured:
-            most = max(measured, key=lambda other: int(other.factors.get("gpus", 1)))
-            values[name] = most.values[name]
-    return replace(cell, values=values)
+def _own_word(published: Published, field: str, cell: Cell) -> str:
+    """What the author would call a field of our case."""
+    if field == HERE:
+        return HERE
+    value = str(cell.value(field))
+    return next((word for word, ours in published.words.items() if ours == value), value)
 
 
-def _value(published: Published, column: str, cell: Cell) -> Text:
-    """A measured value as the author writes it, faint where it cannot be held against theirs."""
-    if cell.status != RAN and cell.training and cell.training.fits_batch:
-        return Text(f"out of memory; batch {cell.training.fits_batch} fits", True)
-    if cell.status != RAN:
-        return Text(UNTESTABLE if cell.status == UNTESTABLE else cell.status, True)
-    name = measured_as(published, column)
-    value = cell.values.get(name, cell.factors.get(name))
+def _value(published: Published, column: Shown, cell: Cell) -> Text:
+    """Ours as the author writes it, faint where it cannot be held against theirs."""
+    if not cell.measured:
+        fits = cell.training and cell.training.fits_batch
+        return Text(f"out of memory; batch {fits} fits" if fits else cell.status, True)
+    value = cell.value(column.value)
     if value is None:
-        return Text(UNTESTABLE if lacks(name, cell) else "-", True)
-    write = COLUMNS[name].text if name in COLUMNS else _plainly
-    if any(DURATION.match(str(record[column])) for record in published.records()):
+        return Text(UNKNOWN, True)
+    texts = [str(record[column.value]) for record in records_of(published)]
+    write = COLUMNS[column.value].text if column.value in COLUMNS else str
+    if any(map(DURATION.match, texts)):
         write = clock
-    text = write(value) + _unit(published, column)
-    deviation = cell.values.get(name.rsplit("_", 1)[0] + "_std")
-    if deviation is not None and any("±" in str(record[column]) for record in published.records()):
+    text = write(value) + column.unit
+    deviation = cell.values.get(column.value + DEVIATION)
+    if deviation is not None and any("±" in one for one in texts):
         text += f" ± {deviation:.2f}"
-    return Text(text, not _compares(published, column, cell))
+    return Text(text, not _compares(column, cell))
 
 
-def _plainly(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _compares(column: Shown, cell: Cell) -> bool:
+    if column.compare.startswith("with "):
+        return cell.value("data") == column.compare.removeprefix("with ")
+    return column.compare == "yes"
 
 
-def _unit(published: Published, column: str) -> str:
-    """ "%" or " MB", where every published number of a column ends so."""
-    texts = [str(record[column]) for record in published.records()]
-    ends = {found[1] for text in texts if (found := UNIT.match(text))}
-    return ends.pop() if len(ends) == 1 else ""
-
-
-def measured_as(published: Published, column: str) -> str:
-    """The name of our column for a published one."""
-    return str(published.alias.get(f"column {column}", column))
-
-
-def lacks(name: str, cell: Cell) -> str:
-    """Why a cell that ran has no value in a column."""
-    measures = [one for one in cell.measure if name in MEASURES[one].columns]
-    if not measures:
-        return "this part does not measure it"
-    if name == "projected_s":
-        return "no epochs were run to project from"
-    if name in OF_GPU and OF_GPU[name] in Training.__dataclass_fields__:
-        return "there is no GPU to read it from"
-    return "training does not record it yet"
-
-
-def _compares(published: Published, column: str, cell: Cell) -> bool:
-    how = published.comparable.get(column, "ratios")
-    if how.startswith("with "):
-        return cell.factors.get("data") == how.removeprefix("with ")
-    return how == "yes"
-
-
-def _notes(form: TableForm, published: Published, ours: Sequence[Cell], device: str) -> list[str]:
+def _notes(published: Published, ours: Sequence[Cell], device: str) -> list[str]:
     """Sentences below a table: who is here, and why columns or cells are grey."""
     found = [f"{HERE}: {device}. Grey: cannot be compared with the published cell."]
+    if published.template:
+        found = [f"{HERE}: {device}. The published table is a template without numbers."]
     steps = {repeat.steps for c in ours if c.training for repeat in c.training.repeats}
     if steps:
         found.append(f"A training here has {' or '.join(f'{n:,}' for n in sorted(steps))} steps.")
     if published.note:
         found.append(published.note)
-    for column, title in form.columns.items():
-        how = published.comparable.get(column, "ratios")
-        if how.startswith("with ") and any(not _compares(published, column, c) for c in ours):
-            kinds = ", ".join(dict.fromkeys(str(c.factors.get("data")) for c in ours))
-            found.append(f"{title}: measured on {kinds} data, published on {how[5:]}.")
-        elif column in published.reasons:
-            found.append(f"{title}: {published.reasons[column]}.")
-        name = measured_as(published, column)
-        empty = [c for c in ours if c.status == RAN and c.values.get(name) is None]
-        if column in form.elsewhere:
-            part = form.elsewhere[column]
-            what = COLUMNS[name].title if name in COLUMNS else name
-            found.append(f"{title}: {what}, of part {part}, over the most GPUs that it had.")
-            why = {f"part {part} has no value" for _ in empty}
-        else:
-            why = {lacks(name, cell) for cell in empty}
-        found += [f"{title}, {UNTESTABLE}: {one}." for one in sorted(why) if one]
-    reasons = dict.fromkeys(f"{c.status}: {c.reason}." for c in ours if c.status != RAN)
-    return [*found, *reasons]
+    for column in published.columns:
+        data = [str(cell.value("data")) for cell in ours if not _compares(column, cell)]
+        if column.compare.startswith("with ") and data:
+            kinds = ", ".join(dict.fromkeys(data))
+            found.append(f"{column.title}: measured on {kinds} data, published on "
+                         f"{column.compare[5:]}.")  # fmt: skip
+        elif column.reason:
+            found.append(f"{column.title}: {column.reason}.")
+    return [*found, *dict.fromkeys(f"{c.id}: {c.reason}." for c in ours if c.reason)]

@@ -15,51 +15,49 @@ from e2e.__main__ import main
 from e2e.studies.schema import shipped
 
 MINE = """
-schema = 1
+schema = 2
 name = "mine"
 title = "A study of my own"
-[defaults]
-data = ["generated"]
-networks = ["cnn-cifar"]
+[options]
+data = "generated"
 device = "cpu"
-timing_s = 0.1
-[[part]]
+budget = 0.1
+batch = 8
+[[run]]
 id = "train"
-recipes = ["fp32", "amp-bf16"]
-batch = [8]
+network = "cnn-cifar"
+recipe = "fp32,amp-bf16"
 iterations = 3
 held_out = 64
 repeats = 2
-warmup = [0, 100]
-measure = ["speed", "train"]
-[[part]]
-id = "broken"
-networks = ["no-such-network"]
-recipes = ["fp32"]
-batch = [8]
-measure = ["speed"]
-[[part]]
-id = "load"
+[[run]]
+id = "warm"
+network = "cnn-cifar"
+recipe = "fp32,amp-bf16"
+iterations = 3
+held_out = 64
+repeats = 2
 loader = "torchvision"
-workers = [1]
-batch = [8]
-measure = ["loader-alone"]
-[profile.quick]
-about = "a minute"
-[[table]]
-id = "t"
-title = "Mine"
-published = "p"
-parts = ["train"]
-rows = ["recipe", "card"]
-columns = { accuracy_pct = "Accuracy", per_s = "img/s" }
-ratio = "per_s"
+workers = 1
+warmup = 100
+[[run]]
+id = "broken"
+network = "no-such-network"
+recipe = "fp32"
+[[run]]
+id = "load"
+command = "loader"
+backend = "torchvision"
+workers = 1
 [[published]]
-table = "p"
-key = ["recipe", "card"]
-machine = "card"
-columns = ["accuracy_pct", "per_s"]
-comparable = { accuracy_pct = "with cifar10", per_s = "ratios" }
+title = "Mine"
+runs = ["train"]
+keys = { recipe = "recipe", card = "here" }
+columns = [
+  { title = "Accuracy", value = "accuracy_pct", compare = "with cifar10" },
+  { title = "img/s", value = "per_s" },
+]
+ratio_of = "per_s"
 rows = [["fp32", "<b>theirs</b>", "50.1%", 100], ["amp-bf16", "<b>theirs</b>", "50.2%", 200]]
 """
 
@@ -80,36 +78,36 @@ def cells(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_study_of_ones_own_runs_and_one_broken_part_is_a_row(ran: tuple[Ran, Path]) -> None:
+def test_a_study_of_ones_own_runs_and_one_broken_run_is_said(ran: tuple[Ran, Path]) -> None:
     done, out = ran
     assert (done.returncode, done.stderr) == (0, "")
     found = cells(out)
-    assert [(row["cell"], row["status"]) for row in found] == [
-        *((f"train-{number}", "ok") for number in range(1, 5)), ("broken-1", "not run"),
-        ("load-1", "ok"),
+    assert [row["cell"] for row in found if row["recipe"]] == [
+        "train-1", "train-2", "warm-1", "warm-2",
     ]  # fmt: skip
-    assert "no-such-network" in found[4]["reason"]
-    assert all(
-        float(row.get("img/s") or row["per_s"]) > 0 for row in found if row["status"] == "ok"
-    )
-    assert "runs/load.json" in {str(path.relative_to(out)) for path in (out / "runs").iterdir()}
+    assert [(row["cell"], row["status"]) for row in found if not row["key"]] == [
+        ("broken", "not run"),
+    ]  # fmt: skip
+    assert all(float(row["per_s"]) > 0 for row in found if row["key"])
+    assert any(row["key"].startswith("load/") for row in found if row["cell"].startswith("load"))
+    assert "no-such-network" in (out / "report.md").read_text().partition("## Not measured")[2]
 
 
 def test_each_cell_has_its_own_training(ran: tuple[Ran, Path]) -> None:
-    results: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in (ran[1] / "runs").glob("train*.json"):
-        run = json.loads(path.read_text())
-        assert "--out" not in run["command"]
-        for one in run["results"]:
-            case = one["case"]
-            results[case["recipe"], case.get("warmup", 0)] = one
-    assert len(results) == 4
-    shown = [row for row in cells(ran[1]) if row["cell"].startswith("train")]
-    keys = [(row["recipe"], int(row["warmup"])) for row in shown]
-    losses = [fmean(one["last_loss"] for one in results[key]["repeats"]) for key in keys]
-    assert [float(row["last_loss"]) for row in shown] == pytest.approx(losses)
-    assert len(set(keys)) == 4
-    assert losses[0] != losses[2]
+    """Runs that differ in their workers and their warm-up alone have each its own figures."""
+    results: dict[str, dict[str, Any]] = {}
+    for name in ("train", "warm"):
+        run = json.loads((ran[1] / f"runs/{name}.json").read_text())
+        assert not {"--out", "--json"} & set(run["command"])
+        found = [one for one in run["results"] if "recipe" in one["case"]]
+        results |= {f"{name}-{number}": one for number, one in enumerate(found, 1)}
+    shown = {row["cell"]: row for row in cells(ran[1]) if row["recipe"]}
+    assert set(shown) == set(results)
+    for name, row in shown.items():
+        losses = [one["last_loss"] for one in results[name]["repeats"]]
+        assert float(row["last_loss"]) == pytest.approx(fmean(losses))
+        assert int(row["warmup"]) == results[name]["case"].get("warmup", 0)
+    assert shown["train-1"]["last_loss"] != shown["warm-1"]["last_loss"]
 
 
 def test_the_page_is_escaped_and_loads_nothing(ran: tuple[Ran, Path]) -> None:
@@ -135,19 +133,35 @@ def test_the_report_is_made_again_from_the_run_files_and_nothing_is_measured_aga
     assert {path.name: path.read_bytes() for path in (out / "runs").iterdir()} == runs
 
 
+def test_a_study_that_was_killed_measures_what_is_missing_alone(ran: tuple[Ran, Path]) -> None:
+    _, out = ran
+    path, state = out / "runs/warm.json", json.loads((out / "study.json").read_text())
+    run = json.loads(path.read_text())
+    whole = run["results"]
+    lost = [one for one in whole if one["case"].get("recipe") != "fp32"]
+    path.write_text(json.dumps({**run, "results": lost, "finished_at": None}))
+    state["done"].remove("warm")
+    (out / "study.json").write_text(json.dumps(state))
+    assert study("mine.toml", "--out", "out", cwd=out.parent).returncode == 0
+    after = json.loads(path.read_text())["results"]
+    assert {json.dumps(one["case"]) for one in after} == {json.dumps(one["case"]) for one in whole}
+    loads = [one for one in lost if "recipe" not in one["case"]]
+    assert [one for one in after if one in loads] == loads
+    assert {row["cell"] for row in cells(out)} >= {"warm-1", "warm-2", "train-1"}
+
+
 def test_a_folder_of_another_study_is_left_alone(ran: tuple[Ran, Path]) -> None:
     done = study("mine.toml", "--out", "out", "--set", "repeats=1", cwd=ran[1].parent)
     assert done.returncode == 2
-    assert "with sets {}, not {'repeats': 1}" in done.stderr
+    assert "with sets {}, not {'repeats': '1'}" in done.stderr
 
 
 def test_those_shipped_are_listed_and_said_without_writing_anything(tmp_path: Path) -> None:
     listed = study("list", cwd=tmp_path).stdout
     for name in shipped():
         assert name in listed
-        for profile in ("full", "quick", "smoke"):
-            done = study(name, "--profile", profile, "--dry-run", cwd=tmp_path)
+        for profile in ("full", "short", "smoke"):
+            done = study("show", name, "--profile", profile, cwd=tmp_path)
             assert (done.returncode, done.stderr) == (0, "")
             assert "Nothing was run." in done.stdout
-        assert study("show", name, cwd=tmp_path).returncode == 0
     assert not list(tmp_path.iterdir())

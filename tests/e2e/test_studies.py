@@ -1,49 +1,61 @@
-"""Studies: their files, the published numbers, expansion, a report."""
+"""Studies: their files, the published numbers, what a run asks, cells, intervals, a report."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
-import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.training_runs import arm, repeats, run_of
 
-from e2e.studies.command import report
-from e2e.studies.expand import expand, layers
-from e2e.studies.schema import parse_study, read_study, shipped
-from e2e.studies.tables import number_of
-from e2e.studies.tasks import Machine, parse_recipe
-from e2e.studies.types import Study
+from e2e.__main__ import app
+from e2e.studies.columns import COLUMNS, half_interval
+from e2e.studies.report import write_report
+from e2e.studies.run import Given, State, planned
+from e2e.studies.schema import Study, parse_study, read_study, shipped
+from e2e.studies.tables import number_of, records_of
 from microbench.errors import UserError
-from microbench.report.screen import make_console
+from microbench.results.runfile import write_run
 
 ROOT = Path(__file__).parents[2]
-SEEDS: dict[str, list[str]] = json.loads(
+SOURCES: dict[str, list[str]] = json.loads(
     (ROOT / "tests/samples/published.json").read_text(encoding="utf-8")
 )
 STUDIES = [read_study(name) for name in shipped()]
-H200 = Machine("cuda", 16)
+ONE_GPU = Given(gpus=1)
 SMALL = """
-schema = 1
+schema = 2
 name = "mine"
-[defaults]
-data = ["generated"]
-recipes = ["fp32", "amp"]
-networks = ["cnn-cifar"]
-[[part]]
+[options]
+data = "generated"
+recipe = "fp32,amp"
+[[run]]
 id = "one"
-batch = [8, 16]
-lr = [0.1, 0.2]
+network = "cnn-cifar"
+workers = 1
 iterations = 40
 repeats = 4
-measure = ["train"]
-[profile.quick]
-about = "an hour"
+[[run]]
+id = "two"
+network = "cnn-cifar"
+workers = 4
+warmup = 100
+gpus = "1,2"
+compress = "none,bf16"
+[[published]]
+title = "theirs"
+runs = ["one"]
+keys = { precision = "recipe" }
+columns = [{ title = "img/s", value = "per_s" }]
+rows = [["fp32", 100], ["amp", 250]]
 """
 
 
@@ -55,46 +67,49 @@ def small(**changes: str) -> Study:
     return parse_study(text.encode(), "mine.toml")
 
 
+def options(study: Study, given: Given = ONE_GPU, profile: str = "full") -> list[dict[str, Any]]:
+    return [one.options for one in planned(study, profile, given, app.commands)]
+
+
 # ---------------------------------------------------------------- published numbers
 
 
-def test_the_five_studies_are_there() -> None:
+def test_the_five_studies_are_there_and_their_runs_are_commands() -> None:
     assert shipped() == [
         "finetune-multigpu", "resnet-precisions", "resnet-static256", "vgg16-batch", "wrn-levels",
     ]  # fmt: skip
     for study in STUDIES:
-        assert list(study.profiles) == ["full", "quick", "smoke"]
+        assert study.profile_names == list(study.profiles) == ["full", "short", "smoke"]
         assert study.published
         for profile in study.profiles:
-            plan = expand(layers(study, profile, {}), H200, {}, None)
-            assert any(not task.skipped for task in plan.tasks)
-            assert len({task.id for task in plan.tasks}) == len(plan.tasks)
-            assert all(task.arms("cuda") for task in plan.tasks)
+            runs = planned(study, profile, ONE_GPU, app.commands)
+            assert any(not one.skipped for one in runs)
 
 
-def in_text(seed: str, published: Any, record: Any) -> bool:
+def in_text(source: str, published: Any, record: Any) -> bool:
     """Whether one row of the author's table has the record's words, in order."""
-    rows = SEEDS[seed]
-    if published.table == "main":  # a metric a row, a batch a column
+    rows = SOURCES[source]
+    values = [column.value for column in published.columns]
+    if "card" in published.keys:  # a metric a row, a batch a column
         place = (128, 256, 512, 1024, 2048).index(record["batch"])
         named = f"{record['card']} - {record['method']} | "
         cells = [row.split(" | ")[2 + place] for row in rows if row.startswith(named)]
-        return cells == [record[name] for name in ("accuracy_pct", "iterations_s", "memory_mb")]
-    texts = [str(record[column]) for column in published.columns if record[column] != ""]
-    keys = [str(record[key]) for key in published.key]
-    if "stack" in published.key:  # the stacks are columns, but in the lines of the ranges
+        return cells == [record[name] for name in values]
+    texts = [str(record[name]) for name in values if record[name] != ""]
+    keys = [str(record[key]) for key in published.keys]
+    if "stack" in published.keys:  # the stacks are columns, but in the lines of the ranges
         keys = [f"{record['network']}-{record['recipe']}"]
-    if published.table == "kaggle":
+    if published.title == "Kaggle Kernel":
         keys = [record["recipe"]]  # its card is in the text alone
     pattern = ".*".join(re.escape(word) for word in (*keys, *texts))
     return any(re.search(pattern, row) for row in rows)
 
 
 def test_published_numbers_are_those_of_the_texts() -> None:
-    records = [(s.seed, one, r) for s in STUDIES for one in s.published for r in one.records()]
+    records = [(s.source, one, r) for s in STUDIES for one in s.published for r in records_of(one)]
     assert [record for record in records if not in_text(*record)] == []
-    found = {study.seed: sum(len(one.rows) for one in study.published) for study in STUDIES}
-    rows = {seed: len(lines) for seed, lines in SEEDS.items()}
+    found = {study.source: sum(len(one.rows) for one in study.published) for study in STUDIES}
+    rows = {source: len(lines) for source, lines in SOURCES.items()}
     assert found["002_57fa2bc8f75b279e.txt"] == rows["002_57fa2bc8f75b279e.txt"] == 42
     assert found["003_19fad38897715ce6.txt"] == rows["003_19fad38897715ce6.txt"] == 8
     assert found["001_2fa5950b8c0c6afe.txt"] * 3 == 5 * rows["001_2fa5950b8c0c6afe.txt"] == 135
@@ -114,19 +129,25 @@ def test_the_number_of_a_published_cell() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("repeats = 4", "repaets = 4", "mine.toml: part one: unknown 'repaets'; did you mean "
-                                       "repeats"),
-        ("schema = 1", "schema = 9", "schema is 9; this version reads 1"),
-        ("batch = [8, 16]", 'batch = ["8"]', "batch cannot be '8': it takes samples of a batch"),
-        ("repeats = 4", "repeats = -1", "repeats cannot be -1"),
-        ("[[part]]", "[part]", "part is written [[part]]"),
-        ('about = "an hour"', 'parts = ["two"]', "profile.quick: part: unknown 'two'"),
-        ("schema = 1", "schema = ", "mine.toml is no TOML"),
+        ("repeats = 4", "repaets = 4", "run one: no option 'repaets'; did you mean repeats"),
+        ("schema = 2", "schema = 1", "mine.toml: schema is 1; this version reads 2"),
+        ("repeats = 4", "repeats = -1", "run one: --repeats must be at least 1, not -1"),
+        ("workers = 1", 'workers = "few"', "run one: Invalid value for '--workers'"),
+        ("fp32,amp", "fp23,amp", "run one: --recipe: unknown 'fp23'; choose"),
+        ("repeats = 4", 'batch = "many"', "run one: --batch"),
+        ("[[run]]", "[run]", "mine.toml"),
+        ('network = "cnn-cifar"', "", "run one has no network"),
+        ('id = "two"', 'id = "one"', "profile full has several runs one"),
+        ('runs = ["one"]', 'runs = ["on"]', "published theirs: unknown run 'on'; did you mean one"),
+        ('title = "theirs"', 'tilte = "theirs"', "unknown field `tilte` - at `$.published[0]`"),
+        ('["amp", 250]', '["amp"]', "a row has 1 values"),
+        ("100], [\"amp\", 250", '"-"], ["amp", "-"', "a template, and only that, has no numbers"),
+        ("schema = 2", "schema = ", "mine.toml is no TOML"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_one_line(old: str, new: str, says: str) -> None:
     with pytest.raises(UserError) as error:
-        small(**{old: new})
+        options(small(**{old: new}))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -137,78 +158,111 @@ def test_no_bytes_are_a_study_nor_a_traceback(content: bytes) -> None:
         parse_study(content, "x.toml")
 
 
-# ---------------------------------------------------------------- expansion
+# ---------------------------------------------------------------- what a run asks
 
 
-def test_lists_are_crossed_and_recipes_and_batches_are_arms_of_one_task() -> None:
-    plan = expand(layers(small(), "quick", {}), H200, {}, None)
-    assert [task.words["lr"] for task in plan.tasks] == [0.1, 0.2]
-    assert [(a.token, a.batch) for a in plan.tasks[0].arms("cuda")] == [
-        ("fp32", 8), ("amp", 8), ("fp32", 16), ("amp", 16),
-    ]  # fmt: skip
-    plan = expand(layers(small(), "quick", {}), Machine("cpu", 2), {}, None)
-    assert {arm.token for task in plan.tasks for arm in task.arms("cpu")} == {"fp32", "amp-bf16"}
+def test_common_options_are_those_of_the_commands_that_take_them() -> None:
+    study = small(
+        **{
+            '[[run]]\nid = "one"\nnetwork = "cnn-cifar"\nworkers = 1\niterations = 40\n'
+            "repeats = 4": '[[run]]\nid = "one"\ncommand = "loader"\nworkers = "1,2"'
+        }
+    )
+    loader, _ = options(study)
+    assert loader == {"data": "generated", "workers": "1,2"}
 
 
-def test_a_rate_by_the_batch_grows_with_it() -> None:
-    study = small(**{"lr = [0.1, 0.2]": "lr = { value = 0.1, per = 8 }"})
-    plan = expand(layers(study, "quick", {}), H200, {}, None)
-    assert [(task.batches, task.words["lr"]) for task in plan.tasks] == [((8,), 0.1), ((16,), 0.2)]
+def test_what_the_user_sets_replaces_what_a_run_has() -> None:
+    one, two = options(small(), Given({"iterations": "2", "recipe": "bf16"}, gpus=1))
+    assert (one["iterations"], one["recipe"]) == ("2", "bf16")
+    assert "iterations" not in two
+    with pytest.raises(UserError, match="no run has 'iteratoins'; did you mean iterations"):
+        options(small(), Given({"iteratoins": "2"}))
 
 
-def test_what_the_user_sets_is_over_profile_and_part() -> None:
-    parts = layers(small(), "quick", {"lr": 0.5, "epochs": 2})
-    (task,) = expand(parts, H200, {}, None).tasks
-    assert (task.words["lr"], task.words["epochs"]) == (0.5, 2)
-    assert "iterations" not in task.words
-
-
-def test_more_gpus_than_there_are_are_skipped_with_the_reason() -> None:
-    parts = layers(small(), "quick", {"gpus": [1, 2], "lr": 0.1})
-    one, two = expand(parts, replace(H200, gpus=1), {}, None).tasks
-    assert (one.skipped, two.skipped) == ("", "2 GPUs: this machine has 1")
-    *_, two = expand(parts, replace(H200, gpus=2), {}, None).tasks
-    assert (two.skipped, two.words["gpus"]) == ("", "2")
+def test_more_gpus_than_there_are_are_left_out_with_the_reason() -> None:
+    (_, one), (_, two) = (
+        planned(small(), "full", Given(gpus=count), app.commands) for count in (1, 2)
+    )
+    assert one.options["gpus"] == "1"
+    assert one.lacking == ["Run two: not over 2 GPUs: this machine has 1."]
+    assert "compress" not in one.options  # one GPU exchanges nothing
+    assert (two.options["gpus"], two.options["compress"], two.lacking) == ("1,2", "none,bf16", [])
+    study = small(**{'gpus = "1,2"': "gpus = 2"})
+    assert planned(study, "full", ONE_GPU, app.commands)[1].skipped.endswith("this machine has 1")
 
 
 def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
-    study = small(**{'data = ["generated"]': 'data = ["cifar10", "folder:own"]'})
-    parts = layers(study, "quick", {})
-    none, *_ = expand(parts, H200, {}, None).tasks
-    assert none.skipped == "no data: give --data cifar10=DIR, --data own=DIR"
-    own, *_ = expand(parts, H200, {"own": tmp_path}, None).tasks
-    assert own.words["data"] == f"folder:{tmp_path}"
+    study = small(**{'data = "generated"': 'data = ["cifar10", "folder:own"]'})
+    skipped = planned(study, "full", ONE_GPU, app.commands)[0].skipped
+    assert skipped == "no data: give --data cifar10=DIR or --data own=DIR"
+    own, _ = options(study, Given(data={"own": tmp_path}, gpus=1))
+    assert own["data"] == f"folder:{tmp_path}"
 
 
-def test_words_of_recipes() -> None:
-    assert parse_recipe("O3+bn32+scale256") == ("O3", True, 256.0, False)
-    assert parse_recipe("O2@dynamic") == ("O2", False, None, True)
-    assert parse_recipe("amp-bf16") == ("amp-bf16", False, None, False)
+# ---------------------------------------------------------------- cells
 
 
-# ---------------------------------------------------------------- older files
+def folder(out: Path, text: str, **runs: Sequence[Any]) -> list[dict[str, str]]:
+    """The cells of a folder in which these runs have been measured."""
+    (out / "runs").mkdir()
+    (out / "study.toml").write_text(text, encoding="utf-8")
+    state = State("mine", "0" * 64, "full", {}, (), done=list(runs))
+    (out / "study.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+    for name, trainings in runs.items():
+        write_run(run_of(*trainings), out / f"runs/{name}.json")
+    write_report(out)
+    with (out / "cells.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
-def test_what_older_files_have_is_named_and_not_read() -> None:
-    text = SMALL.replace("about = ", "budget = ")
-    text += '[[claim]]\nid = "c"\ntext = "it pays"\ntest = "speedup(recipe=amp) >= 2"\n'
-    study = parse_study(text.encode(), "mine.toml")
-    assert study.retired == ("claim", "budget")
-    assert replace(study, retired=(), sha256="") == replace(
-        small(**{'about = "an hour"': ""}), sha256=""
-    )
+def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
+    tmp_path: Path,
+) -> None:
+    """In one run and across runs: a cell is the result under its case's key, nothing is guessed."""
+    cases = [{"workers": count, "warmup": steps} for count in (1, 4) for steps in (0, 100)]
+    one = [arm("fp32", 100.0 * i, case=case) for i, case in enumerate(cases[:3], 1)]
+    found = folder(tmp_path, SMALL, one=one, two=[arm("fp32", 400.0, case=cases[3])])
+    assert [(row["cell"], row["workers"], row["warmup"]) for row in found] == [
+        ("one-1", "1", "0"), ("one-2", "1", "100"), ("one-3", "4", "0"), ("two-1", "4", "100"),
+    ]  # fmt: skip
+    assert [float(row["per_s"]) for row in found] == pytest.approx([100, 200, 300, 400])
+    assert [row["key"] for row in found[:3]] == [training.case.key for training in one]
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert re.findall(r"\| fp32 \| (\d+) \| one-\d, ([^|]+) \|", text) == [
+        ("100", "1 worker"), ("200", "1 worker, warmup 100"), ("300", "4 workers"),
+    ]  # fmt: skip
 
 
-def test_cells_of_a_folder_without_keys_say_so_and_guess_nothing(tmp_path: Path) -> None:
-    """Versions before the keys guessed which training a cell is from a list of its fields."""
-    (folder,) = ROOT.glob("results/*/studies/wrn-levels")
-    out = tmp_path / "old"
-    shutil.copytree(folder, out)
-    state = json.loads((out / "study.json").read_text(encoding="utf-8"))
-    assert "budget_s" in state
-    del state["cells"]["two-cores/1"]
-    (out / "study.json").write_text(json.dumps(state), encoding="utf-8")
-    assert report(out, make_console(quiet=True)) == 4
-    text = (out / "report.md").read_text(encoding="utf-8")
-    assert "not run: measured by an older version" in text
-    assert "two-cores-1, two-cores-2." in text
+def test_a_template_is_called_that_and_is_no_cells(tmp_path: Path) -> None:
+    blank = SMALL.replace("100], [", '"-"], [').replace("250", '"-"')
+    text = blank.replace('title = "theirs"', 'title = "theirs"\ntemplate = true')
+    folder(tmp_path, text, one=[arm("fp32", 100.0)])
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "The published table is a template without numbers." in report
+    assert "| published |" not in report
+    assert "| fp32 | 100 | one-1 |" in report
+    assert "two: not run: not run yet." in report
+
+
+# ---------------------------------------------------------------- intervals of repeats
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_interval_of_a_few_repeats_holds_the_truth_in_95_of_100_studies(count: int) -> None:
+    draws = np.random.default_rng(count).normal(3.0, 0.7, (4000, count))
+    holds = [abs(np.mean(values) - 3.0) <= (half_interval(values) or 0) for values in draws]
+    assert np.mean(holds) == pytest.approx(0.95, abs=0.015)  # twice its own deviation, and half
+    assert half_interval([3.0]) is None
+
+
+def test_of_repeats_that_diverged_there_is_no_mean() -> None:
+    training = arm("amp", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=2))
+    lost = arm("amp", 100.0, repeats=(*training.repeats, *repeats(0.1, float("nan"), 9.0, 1)))
+    values = {name: [COLUMNS[name].read(one) for one in (training, lost)]
+              for name in ("accuracy_pct", "accuracy_pct_ci95", "losses")}  # fmt: skip
+    assert values["accuracy_pct"] == pytest.approx([59.9, 43.3], abs=0.1)
+    # Student's t of one and of two degrees of freedom, times deviations over roots of 2 and 3.
+    halves = [12.706 * 0.1, 4.303 * 16.63]
+    assert values["accuracy_pct_ci95"] == pytest.approx(halves, rel=0.02)
+    assert values["losses"] == [None, None]
