@@ -14,7 +14,6 @@ from kernels import OPS, size_of
 from kernels.op import OWN, TUNED
 from microbench.results.types import Ratio, Result, Run
 
-AUTOTUNE = "--autotune"  # in a command: every configuration was searched for its size
 ORDER = (True, False, None)  # tuned sizes, others, and those of which it is not known
 
 
@@ -124,7 +123,7 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
         row = beside(result) if is_rival(result) else None
         if row:
             key = (result.case.backend, result.case.precision_name, which(result))
-            found.setdefault(key, {}).setdefault(is_tuned(run, result), []).append(row)
+            found.setdefault(key, {}).setdefault(result.tuned, []).append(row)
     return [
         Summary(*key, tuned, rows)
         for key, kinds in found.items()
@@ -156,16 +155,6 @@ def _libraries(result: Result) -> tuple[str, ...]:
     """The vendor's libraries for the result's op, on the kind of device that it ran on."""
     op = OPS[result.case.op]
     return ("cpu",) if "cpu" in result.vs_backend else op.libraries
-
-
-def is_tuned(run: Run, result: Result) -> bool | None:
-    """Whether the result's configuration was tuned for this very case.
-
-    None where nothing is tuned, or it is not known, as in files from before this was recorded.
-    """
-    if result.tuned is not None or result.case.backend != TUNED or result.variant is None:
-        return result.tuned
-    return True if AUTOTUNE in run.command else None
 
 
 def sentence(found: Summary) -> str:

@@ -11,7 +11,7 @@ from kernels import OPS
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
 from microbench.errors import NothingMeasured, UserError
-from microbench.requests import REQUESTS, Request
+from microbench.requests import Request
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     Done,
@@ -129,9 +129,10 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
 
 def _check_same_task(path: Path | None, before: Run, name: str, network: NetworkUse | None) -> None:
     """UserError when a run file is of another command, or of another network."""
-    command = next((word for word in before.command if word in REQUESTS), name)
-    if command != name:
-        raise UserError(f"--resume {path} is a run of {command}, not of {name}; start a new run")
+    if before.kind not in ("", name):
+        raise UserError(
+            f"--resume {path} is a run of {before.kind}, not of {name}; start a new run"
+        )
     if network and before.network and _identity(network) != _identity(before.network):
         was, now = (" ".join(map(str, _identity(n))) for n in (before.network, network))
         raise UserError(f"--resume {path}: network was {was}, now {now}; start a new run")

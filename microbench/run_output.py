@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from kernels.op import OWN
 from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
-from microbench.command_words import WORDS
+from microbench.command_words import FILES, SCREEN, WORDS
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
@@ -117,7 +118,10 @@ def now() -> str:
 
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
     """A run that begins now; `settings` are the options to keep in it."""
+    kind, options = _asked()
     return Run(
+        kind=kind,
+        options=options,
         command=command_line(program),
         started_at=now(),
         device=greeting.device,
@@ -139,6 +143,25 @@ def command_line(program: str) -> tuple[str, ...]:
         elif option in FILE_NAMED and i + 1 < len(words):
             words[i + 1] = Path(words[i + 1]).name
     return (*_program(program), *(_with_folders_name(word) for word in words))
+
+
+def _asked() -> tuple[str, Json]:
+    """The command, and the options that it was given, as they are kept: without local paths."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return "", {}
+    given: Json = {}
+    for name, value in context.params.items():
+        usual = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if usual or value is None or name in (*SCREEN, "resume", "out"):
+            continue
+        path = isinstance(value, Path) or name in FILES
+        given[name] = Path(value).name if path else _kept(value)
+    return str(context.command.name), given
+
+
+def _kept(value: Any) -> Any:
+    return _with_folders_name(value) if isinstance(value, str) else value
 
 
 def _words() -> list[str]:

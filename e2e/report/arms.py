@@ -207,7 +207,7 @@ def what_was_trained(run: Run) -> list[str]:
             parts.append(fmt.count(len(values), "network"))
         elif values:
             parts.append(" or ".join(values))
-    predicts = "predict" in run.command or not any(map(was_run, run.of(Training)))
+    predicts = run.kind == "predict" or not any(map(was_run, run.of(Training)))
     return ["predict" if predicts else "train", *parts]
 
 

@@ -39,7 +39,7 @@ SLOWER, SAME, FASTER = "#d55e00", "#ffffff", "#0072b2"  # of Okabe and Ito's pal
 
 def is_map(run: Run) -> bool:
     """Whether the run is shown as a map."""
-    return "payoff" in run.command
+    return run.kind == "payoff"
 
 
 def _maps(run: Run) -> dict[str, list[Payoff]]:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from kernels.op import OWN
 from microbench import fmt
 from microbench.break_even import subject_of
-from microbench.libraries import is_tuned, libraries_beside_own
+from microbench.libraries import libraries_beside_own
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative, varying
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
 from microbench.results.types import Ratio, Result, Run
@@ -128,7 +128,7 @@ def _raw_columns(run: Run) -> list[Column[Result]]:
             "gb_per_s": lambda r: _scaled(r, r.byte_per_s, 1e9),
             "throttle": lambda r: JOIN.join(r.measurement.throttle) if r.measurement else None,
             "kernels": lambda r: JOIN.join(r.kernels),
-            "tuned": lambda r: is_tuned(run, r),
+            "tuned": lambda r: r.tuned,
             "choice": lambda r: r.choice.how if r.choice else None,
             "candidates": lambda r: r.choice.candidates if r.choice else None,
         }),

@@ -8,7 +8,8 @@ reads.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
 
 from kernels.case import Case
@@ -16,7 +17,7 @@ from kernels.precision import precision
 from kernels.tune import HOW
 from microbench.results.fields import decode
 from microbench.results.kinds import Kind, kinds
-from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+from microbench.results.types import SCHEMA_VERSION, STATUSES, Json, Measurement, Result, Run
 from microbench.results.values import PROCESSES, check_processes, processes_json
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
@@ -24,6 +25,7 @@ PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tiles", "tensor_core",
 )  # fmt: skip
+COMMANDS_OF_E2E = ("train", "predict", "stalls", "loader", "study", "validate")  # of schema 1
 RETIRED = ("ceiling",)  # the kinds of results that older files have, and that are passed over
 TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
@@ -89,8 +91,8 @@ def result_to_json(result: Result) -> Json:
 
 def run_to_json(run: Run) -> Json:
     """The whole run file as one JSON object. KeyError for a result whose kind is not known."""
-    plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
-             "software", "settings")  # fmt: skip
+    plain = ("schema_version", "method_version", "kind", "options", "command", "started_at",
+             "finished_at", "device", "software", "settings")  # fmt: skip
     return {
         **{name: getattr(run, name) for name in plain},
         **({"network": asdict(run.network)} if run.network else {}),
@@ -124,12 +126,21 @@ def run_from_json(data: Json) -> Run:
     kind_of = {where: _kind(item) for where, item in found.items()}
     kernels = [_result_from_json(i, where) for where, i in found.items() if not kind_of[where]]
     run = decode(Run, {**data, "results": [], "others": []}, "")
+    if run.schema_version == 1:
+        run = replace(run, schema_version=SCHEMA_VERSION, kind=_kind_of(run.command))
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
     for where, kind in kind_of.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
     return run.with_results(kernels)
+
+
+def _kind_of(command: Sequence[str]) -> str:
+    """What a run of schema 1 is, by its words: "train" where they begin with a network."""
+    words = command[3:] if "-m" in command[:2] else command[1:]
+    first = words[0] if words else ""
+    return first if "e2e" not in command[:3] or first in COMMANDS_OF_E2E else "train"
 
 
 def _kind(item: Json) -> Kind | None:

@@ -2,6 +2,7 @@
 
 History of `schema_version` (readers accept this one and older):
   1  first version.
+  2  `kind` and `options` say what was asked, which before stood in the words of `command` alone.
 `method_version` counts changes of how numbers are taken (timer, flush, stopping rule). A case that
 a change concerns (METHODS) is not compared across it.
 """
@@ -13,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from kernels.tune import Choice
-
 from kernels.case import Case
+from kernels.tune import Choice
 from microbench.results.values import NOT_EMPTY, Amount, AtLeastOne, Count, Entry, Positive, Sampled
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
@@ -24,7 +24,7 @@ from microbench.results.values import Ratio as Ratio
 from microbench.results.values import Warning as Warning
 from microbench.timing import HEAVY_S, LARGE_FLOPS, SUSTAINED
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
 # result holds ("" for all of the kind). docs/method.md has the same history in words. Version 2
 # also left the first step of a block out of `wall_s`: `compare` does not use that of unfed
@@ -236,6 +236,9 @@ class NetworkUse:
 class Run:
     """Everything that one command measured: the contents of a run file.
 
+    `kind` is the command ("gemm", "train"), "" where it is not known; `options` are those that it
+    was given, by the names of its fields and without local paths, {} in files of schema 1.
+    `command` are its words, for people.
     `started_at` and `finished_at` are ISO 8601 in UTC; `finished_at` is None for an unfinished run.
     `settings` are the options of the command and the state of the machine (`environment`, `load`).
     """
@@ -244,6 +247,8 @@ class Run:
     started_at: str
     device: Json
     software: Json
+    kind: str = ""
+    options: Json = field(default_factory=dict[str, Any])
     settings: Json = field(default_factory=dict[str, Any])
     ceilings: tuple[Ceiling, ...] = ()
     results: tuple[Result, ...] = ()

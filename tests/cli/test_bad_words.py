@@ -213,7 +213,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         "bad.py": MODULE, "syntax.py": "def build(:\n", "broken.json": '{"schema_version": 1, ',
         "other.json": '{"tool": "other"}', "empty.json": "", "binary.json": "\x00\x01",
-        "nested.json": "[" * 100_000, "train.json": '{"schema_version": 2, "results": []}',
+        "nested.json": "[" * 100_000, "train.json": '{"schema_version": 3, "results": []}',
         "words/train/cat/a.png": "no image", "words/val/dog/a.png": "no image",
     }  # fmt: skip
     for name, text in files.items():

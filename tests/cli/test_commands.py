@@ -65,8 +65,12 @@ def test_it_ends_well_and_is_plain_and_fits(kept: Kept) -> None:
     assert [line for line in lines if len(line) > 100 or line != line.rstrip()] == []
     assert not set("\x1b\r") & set(kept.ran.stdout)
     run = kept.document
-    assert run["schema_version"] == 1
-    assert run["command"][:2] == ["halfway", COMMANDS[kept.name].split()[0]]
+    assert run["schema_version"] == 2
+    words = COMMANDS[kept.name].split()
+    assert run["command"][:2] == ["halfway", words[0]]
+    assert run["kind"] == words[0]
+    assert run["options"].keys().isdisjoint(("json", "resume", "quiet", "verbose"))
+    assert {word[2:] for word in words if word in ("--seed", "--budget")} <= run["options"].keys()
     assert run["finished_at"] >= run["started_at"]
     assert run["device"]["kind"] == "cpu"
     assert run["results"]

@@ -44,7 +44,7 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
         starts = 64 if case.dim("h") == 7 else 256
         gains = {"fp32": 2.0, "tf32": 1.2 if case.dim("c") >= starts else 0.9}
         results.append(result_of(case, gains))
-    run = Run(("payoff",), "now", {"name": "x", "kind": "cuda"}, {}, results=tuple(results))
+    run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "payoff", results=tuple(results))
     first, second = map_verdict(run)
     assert first == "fp16 is faster than fp32 from 8 channels up for 4 of 4 image and batch sizes."
     assert "from 64 channels up for 2 of 4" in second

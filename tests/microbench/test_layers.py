@@ -139,7 +139,7 @@ def test_a_run_is_resumed_by_its_own_command_and_network_only(traced) -> None:
     from microbench.run_command import _check_same_task
 
     _, network = planned(traced)
-    before = Run(("python", "-m", "microbench", "layers", "x"), "now", {"name": "x"}, {},
+    before = Run(("python", "-m", "microbench", "layers", "x"), "now", {"name": "x"}, {}, "layers",
                  network=network)  # fmt: skip
     path = Path("run.json")
     _check_same_task(path, before, "layers", network)

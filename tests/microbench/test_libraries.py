@@ -10,7 +10,7 @@ import pytest
 
 from kernels.case import Case
 from kernels.tune import HOW, Choice
-from microbench.libraries import beside, is_tuned, sentence, summaries
+from microbench.libraries import beside, sentence, summaries
 from microbench.report.notes import choices
 from microbench.report.summary_table import rivals_table
 from microbench.results.types import Ratio, Result, Run
@@ -66,12 +66,7 @@ def test_tuned_sizes_and_others_are_two_lines() -> None:
 
 
 def test_of_a_file_without_the_field_it_is_not_known() -> None:
-    result = gemm(LISTED, {"cublas": 1.0})
-    run = run_of(result)
-    assert is_tuned(run, result) is None
-    assert is_tuned(replace(run, command=("gemm", "--autotune")), result) is True
-    assert is_tuned(run, replace(result, tuned=False)) is False
-    (found,) = summaries(run)
+    (found,) = summaries(run_of(gemm(LISTED, {"cublas": 1.0})))
     assert "not known whether tuned" in found.count()
 
 

@@ -84,9 +84,9 @@ def test_a_line_is_broken_where_a_case_failed() -> None:
 )
 def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
     run = run_of(results)
-    for command in (("gemm",), ("payoff",)):
+    for kind in ("gemm", "payoff"):
         with pytest.raises(UserError, match="nothing to draw"):
-            draw(replace(run, command=command), tmp_path / "chart.png")
+            draw(replace(run, kind=kind), tmp_path / "chart.png")
     with pytest.raises(UserError, match="nothing to draw"):
         payoff_chart(run)
     assert not list(tmp_path.iterdir())

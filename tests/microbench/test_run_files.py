@@ -198,14 +198,30 @@ def test_a_file_of_an_older_or_a_later_version_has_more_or_less_and_reads(path: 
     assert (first.case, first.measurement and first.measurement.processes) == (result().case, ())
 
 
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("python -m microbench payoff --dtype bf16", "payoff"), ("halfway conv", "conv"),
+        ("python -m e2e resnet50 --amp", "train"), ("python -m e2e predict gpt", "predict"),
+        ("halfway train gemm", "train"), ("python -m microbench", ""),
+    ],
+)  # fmt: skip
+def test_what_a_run_of_the_first_schema_is_stands_in_its_command(words: str, kind: str) -> None:
+    old = document() | {"schema_version": 1, "command": words.split()}
+    del old["kind"], old["options"]
+    run = run_from_json(old)
+    assert (run.kind, run.options, run.schema_version) == (kind, {}, 2)
+    assert run_from_json(document(replace(run, kind="gemm"))).kind == "gemm"
+
+
 def test_the_names_and_units_of_a_file(path: Path) -> None:
     write_run(RUN, path)
     whole = json.loads(path.read_text())
     assert whole.keys() == {
-        "schema_version", "method_version", "command", "started_at", "finished_at", "device",
-        "software", "settings", "ceilings", "results",
+        "schema_version", "method_version", "kind", "options", "command", "started_at",
+        "finished_at", "device", "software", "settings", "ceilings", "results",
     }  # fmt: skip
-    assert whole["schema_version"] == 1
+    assert whole["schema_version"] == 2
     ok, skipped = whole["results"]
     assert ok.keys() >= {
         "op", "case", "precision", "backend", "status", "reason", "times_s", "median_s", "ci95_s",
@@ -309,8 +325,8 @@ def test_a_fact_that_nothing_can_be_computed_from_is_refused_by_name(
 def test_each_missing_name_of_the_document_is_refused(name: str) -> None:
     whole = document()
     del whole[name]
-    if name == "settings":  # which the first version lacks
-        assert run_from_json(whole).settings == {}
+    if name in ("settings", "kind", "options"):  # which the first version lacks
+        assert not getattr(run_from_json(whole), name)
         return
     with pytest.raises(UserError, match=name):
         as_run(whole, Path("run.json"))
@@ -463,9 +479,9 @@ def test_no_text_a_folder_and_a_missing_file_are_refused(path: Path, tmp_path: P
 
 @pytest.mark.parametrize("whole", [document(), {"measurements": []}], ids=["same", "renamed"])
 def test_a_newer_schema_says_so(path: Path, whole: Json) -> None:
-    path.write_text(json.dumps(whole | {"schema_version": 2}))
+    path.write_text(json.dumps(whole | {"schema_version": 3}))
     said = complaint(path)
-    assert "schema_version 2" in said
+    assert "schema_version 3" in said
     assert "update" in said
 
 
