@@ -54,10 +54,15 @@ class Architecture:
 
 
 KIB = 1024
+# Of a graphics die; the halves that GeForce parts leave of it: sums in FP32.
+_GRAPHICS = {"fp64": 4, "fp32": 256, "tf32": 512, "fp16": 1024, "fp16-acc16": 1024, "bf16": 1024,
+             "int8": 2048}  # fmt: skip
+HALVED, HALVED_PARTS = ("tf32", "fp16", "bf16", "fp8"), "GeForce"
 
 # Shared memory and registers: CUDA C++ Programming Guide, "Technical Specifications per Compute
 # Capability". FLOP per clock: the architectures' whitepapers (GH100: 4,096 dense fp16 FLOP and 128
-# fp32 FMA per clock and SM; GA100: half the former; GV100: a quarter); fp64 is the Tensor Cores'.
+# fp32 FMA per clock and SM; GA100: half the former; GV100: a quarter; GA102, AD102, GB202: those of
+# their professional parts); fp64 is the Tensor Cores'. GB100: the B200's datasheet over its clock.
 # L2: NVIDIA A100 Tensor Core GPU Architecture, 2020, "L2 cache"; an H100's is alike.
 ARCHITECTURES: Mapping[Capability, Architecture] = {
     (7, 0): Architecture(
@@ -70,17 +75,23 @@ ARCHITECTURES: Mapping[Capability, Architecture] = {
         flop_per_clock={"fp64": 128, "fp32": 128, "tf32": 1024, "fp16": 2048, "fp16-acc16": 2048,
                         "bf16": 2048, "int8": 4096},
     ),
-    (8, 6): Architecture("Ampere, graphics", 100 * KIB),
+    (8, 6): Architecture("Ampere, graphics", 100 * KIB, flop_per_clock=_GRAPHICS),
     (8, 7): Architecture("Ampere, Orin", 164 * KIB),
-    (8, 9): Architecture("Ada", 100 * KIB),
+    (8, 9): Architecture("Ada", 100 * KIB, flop_per_clock={**_GRAPHICS, "fp8": 2048}),
     (9, 0): Architecture(
         "Hopper", 228 * KIB, l2_in_halves=True,
         flop_per_clock={"fp64": 256, "fp32": 256, "tf32": 2048, "fp16": 4096, "fp16-acc16": 4096,
                         "bf16": 4096, "fp8": 8192, "int8": 8192},
     ),
-    (10, 0): Architecture("Blackwell", 228 * KIB),
+    (10, 0): Architecture(
+        "Blackwell", 228 * KIB,
+        flop_per_clock={"fp64": 128, "fp32": 256, "tf32": 4096, "fp16": 8192, "fp16-acc16": 8192,
+                        "bf16": 8192, "fp8": 16384, "int8": 16384},
+    ),
     (10, 3): Architecture("Blackwell Ultra", 228 * KIB),
-    (12, 0): Architecture("Blackwell, graphics", 100 * KIB),
+    (12, 0): Architecture(
+        "Blackwell, graphics", 100 * KIB, flop_per_clock={**_GRAPHICS, "fp8": 2048}
+    ),
 }  # fmt: skip
 UNKNOWN = Architecture("unknown", 100 * KIB)  # the least of the GPUs since Ampere
 
@@ -90,6 +101,14 @@ HOPPER = ARCHITECTURES[9, 0]  # whose SMs the cost models of the Triton kernels 
 def architecture(capability: Capability | None) -> Architecture:
     """What the GPUs of a capability have; `UNKNOWN` for one that was not looked up."""
     return ARCHITECTURES.get(capability or (0, 0), UNKNOWN)
+
+
+def flop_per_clock(capability: Capability | None, device_name: str) -> Mapping[str, int]:
+    """The dense rate of an SM of a device by `Precision.rate_name`; empty where not looked up."""
+    rates = architecture(capability).flop_per_clock
+    if HALVED_PARTS not in device_name:
+        return rates
+    return {name: rate // 2 if name in HALVED else rate for name, rate in rates.items()}
 
 
 def has_tma(capability: Capability) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels import is_library
-from kernels.gpus import architecture
+from kernels.gpus import flop_per_clock
 from kernels.precision import Capability
 from microbench.device.profiler import fewer_operations
 from microbench.results.types import Ceiling, Result, Run
@@ -103,7 +103,7 @@ def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> floa
 
 def _at_clock(result: Result, run: Run) -> float | None:
     """Peak FLOP/s of the SMs at the measured clock."""
-    rates = architecture(capability_of(run)).flop_per_clock
+    rates = flop_per_clock(capability_of(run), str(run.device.get("name")))
     per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
     sms = run.device.get("sm_count")
