@@ -4,11 +4,9 @@ Samples come in blocks: variants of a comparison are interleaved, one block each
 of one block share the clock, the temperature and the state of the machine, so the block is the
 sample: intervals are of the mean of the logarithms of block medians, by Student's t.
 
-Rounds of one variant may be correlated. The variance of their mean is averaged over first-order
-autoregressive models, weighted by how well each explains the rounds (G. E. P. Box, G. C. Tiao,
-"Bayesian Inference in Statistical Analysis", 1973, section 2.4) and by PRIOR_SCALE. Ratios of a
-round need none of it: the order of variants in a round is random, so a ratio is as likely up as
-down whatever the card does. Simulated coverage: docs/notes/method.md, tests/samples/coverage.py.
+Rounds of one variant may be correlated, which intervals of medians allow for (CORRELATED). Ratios
+of a round need none of it: the order of variants in a round is random, so a ratio is as likely up
+as down whatever the card does. Simulated coverage: docs/notes/method.md, tests/samples/coverage.py.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ CONFIDENCE = 0.95
 MAX_INTERVAL_PCT = 0.5  # stop sampling when the median's interval is within this
 NORMAL_FROM = 1000.0  # degrees of freedom: Student's t is within 0.2 % of the normal quantile
 ANGLES = 40_001
-CORRELATIONS = tuple(i / 10 for i in range(9))  # of a round with the next one
-# A correlation's weight falls by e per this much. Measured: -0.16 to 0.12.
-PRIOR_SCALE = 0.12
-LEAST_SPREAD = 1e-12  # of logarithms: less is how they are rounded
+CORRELATION = 0.12  # of a round with the next one, the most that was measured
+# By so much the mean of many rounds errs more than their spread alone says.
+CORRELATED = math.sqrt((1 + CORRELATION) / (1 - CORRELATION))
 WIDEST = 100.0  # half an interval in logarithms, of times that are far below a tick
 TWO_ROUNDINGS = 1.1  # holds 95 % of the sum of two uniform errors, times the root of their squares
 
@@ -61,43 +58,10 @@ def median(samples: Sequence[float]) -> float:
     return float(np.median(np.asarray(samples)))
 
 
-@cache
-def _models(rounds: int) -> tuple[Floats, Floats, Floats]:
-    """For each of CORRELATIONS: a matrix, a logarithm and a share.
-
-    The quadratic form of the matrix in centred values, over `rounds` - 1, estimates the variance of
-    one round; times the share that of the mean. The logarithm is the model's weight before the
-    values are seen.
-    """
-    apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
-    ones = np.ones(rounds)
-    matrices: list[Floats] = []
-    logs: list[float] = []
-    shares: list[float] = []
-    for correlation in CORRELATIONS:
-        covariance = np.power(correlation, apart, dtype=np.float64)
-        inverse = np.linalg.inv(covariance)
-        toward = inverse @ ones
-        known = float(toward.sum())
-        matrices.append(inverse - np.outer(toward, toward) / known)
-        determinant = float(np.linalg.slogdet(covariance)[1])
-        logs.append(-correlation / PRIOR_SCALE - (determinant + math.log(known)) / 2)
-        shares.append(float(covariance.sum()) / rounds**2)
-    return np.array(matrices), np.array(logs), np.array(shares)
-
-
-def _error_of_mean(values: Floats) -> float:
-    """Standard error of the mean of values of consecutive rounds, two or more."""
-    spread = float(values.std())
-    if spread <= LEAST_SPREAD:
-        return spread
-    matrices, logs, shares = _models(len(values))
-    scaled = (values - values.mean()) / spread
-    forms = np.einsum("i,mij,j->m", scaled, matrices, scaled)
-    logs = logs - (len(values) - 1) / 2 * np.log(forms)
-    weights = np.exp(logs - logs.max())
-    variance = float(weights @ (shares * forms)) / float(weights.sum()) / (len(values) - 1)
-    return spread * math.sqrt(variance)
+def _noise(values: Floats) -> float:
+    """Half the interval of the mean of two or more values, by Student's t."""
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    return t_quantile(CONFIDENCE, len(values) - 1) * error
 
 
 def _rounding(medians: Floats, resolution_s: float) -> float:
@@ -125,7 +89,7 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
     centre = median([sample for block in blocks for sample in block])
     if centre <= 0 or medians.min() <= 0:
         return None
-    noise = t_quantile(CONFIDENCE, len(medians) - 1) * _error_of_mean(np.log(medians))
+    noise = CORRELATED * _noise(np.log(medians))
     half = min(WIDEST, math.hypot(noise, _rounding(medians, resolution_s)))
     return centre * math.exp(-half), centre * math.exp(half)
 
@@ -152,10 +116,8 @@ def ratio_interval(
     centre = float(logs.mean())
     if len(logs) < 2:
         return math.exp(centre), None
-    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
     roundings = [_rounding(medians, resolution_s) for medians in (upper, lower)]
-    noise = t_quantile(CONFIDENCE, len(logs) - 1) * error
-    half = min(WIDEST, math.hypot(noise, TWO_ROUNDINGS * math.hypot(*roundings)))
+    half = min(WIDEST, math.hypot(_noise(logs), TWO_ROUNDINGS * math.hypot(*roundings)))
     return math.exp(centre), (math.exp(centre - half), math.exp(centre + half))
 
 

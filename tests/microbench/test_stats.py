@@ -48,20 +48,9 @@ def test_more_degrees_make_it_smaller(confidence: float, degrees: float, factor:
 
 
 def half_in_logarithms(medians: list[float], tick_s: float) -> float:
-    """By hand: rounds are correlated by r, which is weighted by how well it explains them."""
+    """By hand: Student's t, for rounds of which each is correlated with the next by 0.12."""
     logs, n = np.log(medians), len(medians)
-    weights, variances = [], []
-    for r in np.arange(9) / 10:
-        correlations = r ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-        inverse = np.linalg.inv(correlations)
-        known = inverse.sum()
-        residuals = logs - (inverse @ logs).sum() / known
-        squares = residuals @ inverse @ residuals
-        determinant = np.linalg.det(correlations)
-        likelihood = 1 / math.sqrt(determinant * known * squares ** (n - 1))
-        weights.append(math.exp(-r / 0.12) * likelihood)
-        variances.append(squares / (n - 1) * correlations.sum() / n**2)
-    noise = t_quantile(0.95, n - 1) * math.sqrt(np.average(variances, weights=weights))
+    noise = t_quantile(0.95, n - 1) * np.std(logs, ddof=1) / math.sqrt(n) * math.sqrt(1.12 / 0.88)
     ticks2 = max(0.0, float(np.var(medians, ddof=1)) / tick_s**2 - 1 / 12)
     rounding = tick_s / 2 * math.exp(-2 * math.pi**2 * ticks2) / float(np.mean(medians))
     return math.hypot(noise, rounding)
