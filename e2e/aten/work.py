@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, resolve, slots_of
 from e2e.aten.kinds import kind_of
+from kernels import flops as flop_counts
 
 
 def flops(call: Call) -> int | None:
@@ -21,9 +22,11 @@ def flops(call: Call) -> int | None:
     not the scores that a kernel computes again. Else the formulas are torch.utils.flop_counter's
     but for convolutions, where it ignores groups in the weights' gradients.
     """
-    own = _FORMULAS.get(call.operator)
     if call.operator.startswith("_scaled_dot_product_"):
-        own = _attention(1, 2) if call.operator.endswith("_backward") else _attention(0, 1)
+        backward = call.operator.endswith("_backward")
+        shapes = (_tensor(value).shape for value in call.args[backward : backward + 3])
+        return (1 + backward) * flop_counts.attention(*shapes)
+    own = _FORMULAS.get(call.operator)
     if own is not None:
         return own(call.args)
     try:
@@ -45,14 +48,14 @@ def _convolution(args: Sequence[Argument]) -> int:
     source, weight = map(_tensor, args[:2])
     stride, padding, dilation, transposed = args[3:7]
     if transposed:
-        return _convolved(source, weight, source.shape[2:])
+        return flop_counts.convolution(source.shape[0], source.shape[2:], weight.shape)
     sizes = zip(
         source.shape[2:], weight.shape[2:],
         *(_each(value, len(source.shape) - 2) for value in (stride, padding, dilation)),
         strict=True,
     )  # fmt: skip
-    return _convolved(source, weight, [(n + 2 * p - d * (r - 1) - 1) // s + 1
-                                       for n, r, s, p, d in sizes])  # fmt: skip
+    grid = [(n + 2 * p - d * (r - 1) - 1) // s + 1 for n, r, s, p, d in sizes]
+    return flop_counts.convolution(source.shape[0], grid, weight.shape)
 
 
 def _convolution_backward(args: Sequence[Argument]) -> int:
@@ -60,26 +63,9 @@ def _convolution_backward(args: Sequence[Argument]) -> int:
     gradient, source, weight = map(_tensor, args[:3])
     mask = args[10]
     assert isinstance(mask, tuple)
-    at = (source if args[7] else gradient).shape[2:]
-    return _convolved(source, weight, at) * (bool(mask[0]) + bool(mask[1]))
-
-
-def _convolved(source: TensorSpec, weight: TensorSpec, at: Sequence[int]) -> int:
-    """Each image multiplies the whole weight at each position of the smaller grid: the output's,
-    or the input's where the convolution is transposed. Groups are in the weight's shape."""
-    return 2 * source.shape[0] * math.prod(at) * math.prod(weight.shape)
-
-
-def _attention(first: int, products: int) -> Callable[[Sequence[Argument]], int]:
-    """Query times key, and the scores times value, the first of which is argument `first`; or the
-    gradients of both factors of each."""
-
-    def count(args: Sequence[Argument]) -> int:
-        query, key, value = map(_tensor, args[first : first + 3])
-        pairs = math.prod(query.shape[:-1]) * key.shape[-2]  # of positions, of all heads
-        return 2 * products * pairs * (key.shape[-1] + value.shape[-1])
-
-    return count
+    grid = (source if args[7] else gradient).shape[2:]
+    gradients = bool(mask[0]) + bool(mask[1])
+    return gradients * flop_counts.convolution(source.shape[0], grid, weight.shape)
 
 
 def _tensor(value: Argument) -> TensorSpec:

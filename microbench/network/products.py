@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
-from torch import Tensor
-from torch._ops import OpOverload
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.conv.shape import PASSES, ConvShape
-from microbench.network.call_recorder import CallRecorder, Origin
+from kernels.flops import attention, convolution
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
 FFT = "_fft"  # likewise
+_autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 BATCHED = "batched GEMMs and attention are not measured yet"
 
 
@@ -46,8 +50,7 @@ class Layer:
 class Skipped:
     """A GEMM, convolution or attention that cannot be measured, and why.
 
-    `flops` are those of one run. Attention's backward counts its four GEMMs, without the scores
-    that a kernel computes again.
+    `flops` are those of one run.
     """
 
     what: str
@@ -81,18 +84,31 @@ class _Source:
     weight: Tensor | None
 
 
-class ProductRecorder(CallRecorder):
-    """Records each distinct GEMM and convolution of a step.
+@dataclass(frozen=True)
+class _Entered:
+    """A module whose forward runs, and the autograd node that was running when it began."""
 
-    A backward call belongs to the forward GEMM or convolution whose autograd node runs it. Of the
-    two in the backward of a GEMM, the one that reads the forward's weight is the dgrad and the
-    other the wgrad. The weight is the operand that is a parameter; where none or both are, it is B.
+    path: str
+    under: int | None
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Records each distinct GEMM and convolution of a step of `module`, whose weights lie in the
+    storages `weights`.
+
+    Autograd numbers its nodes, and makes a node just before the call that it is for is seen: a
+    backward call belongs to the forward one with the number of the running node. Of the two in the
+    backward of a GEMM, the one that reads the forward's weight is the dgrad and the other the
+    wgrad. The weight is the operand that is a parameter; where none or both are, it is B. A forward
+    that is run again during the backward pass (checkpointing) is a forward: its module was entered
+    under the node that is running.
     """
 
-    def __init__(self, root: str) -> None:
-        super().__init__()
-        self.weights: set[int] = set()
-        self._root = root
+    def __init__(self, module: nn.Module, weights: set[int]) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._module: Any = module
+        self._weights = weights
+        self._entered = [_Entered(type(module).__name__, None)]
         self._sources: dict[int, _Source] = {}  # by number of the autograd node
         self._rows: dict[tuple[object, ...], _Row] = {}
 
@@ -108,48 +124,91 @@ class ProductRecorder(CallRecorder):
             if isinstance(row.item, kind)
         ]
 
-    def on_call(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
+    @contextmanager
+    def recording(self) -> Generator[None]:
+        """Record the calls within this context, of one thread, and which submodule makes each."""
+        handles: list[Any] = []
+        for path, child in self._module.named_modules():
+            if path:
+                handles += [
+                    child.register_forward_pre_hook(partial(self._enter, path)),
+                    child.register_forward_hook(self._leave, always_call=True),
+                ]
+        try:
+            with torch.autograd.set_multithreading_enabled(False), self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str, *_: object) -> None:
+        """Called before the submodule of this path runs."""
+        self._entered.append(_Entered(path, _running_node()))
+
+    def _leave(self, *_: object) -> None:
+        """Called when the submodule entered last has run, or raised."""
+        self._entered.pop()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one ATen call, and record it if it is a GEMM, a convolution or attention."""
+        kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if name not in PRODUCTS and not name.startswith((ATTENTION, FFT)):
-            if func.namespace != "aten" or not func._can_decompose():  # pyright: ignore[reportPrivateUsage]
+            if func.namespace != "aten" or not func._can_decompose():
                 return func(*args, **kwargs)
             with self:  # of other operators alone, as linear: inference mode shows these whole
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         if name in ("mm", "addmm"):
-            self._gemm(origin, *args[-2:])
+            self._gemm(*args[-2:])
         else:
             for item in _products(name, args, out):
-                self._add(origin, item)
+                self._add(item)
         return out
 
-    def _gemm(self, origin: Origin, a: Tensor, b: Tensor) -> None:
+    def _gemm(self, a: Tensor, b: Tensor) -> None:
         (m, k), n = a.shape, b.shape[1]
-        weight = a if storage_of(a) in self.weights and storage_of(b) not in self.weights else b
+        weight = a if storage_of(a) in self._weights and storage_of(b) not in self._weights else b
         which = "fprop"
-        if origin.backward:
-            of_forward = self._source(origin).weight
-            weights = self.weights if of_forward is None else {storage_of(of_forward)}
+        if self._backward:
+            of_forward = self._source.weight
+            weights = self._weights if of_forward is None else {storage_of(of_forward)}
             which = "dgrad" if weights & {storage_of(a), storage_of(b)} else "wgrad"
         dims: dict[str, int | str] = {"m": m, "n": n, "k": k}
         layout = _letter(a) + _letter(b)
-        self._add(origin, Layer("gemm", dims, layout, which, 0, (), 2 * m * n * k), weight)
+        self._add(Layer("gemm", dims, layout, which, 0, (), 2 * m * n * k), weight)
 
-    def _add(self, origin: Origin, item: Layer | Skipped, weight: Tensor | None = None) -> None:
-        source = self._source(origin)
+    def _add(self, item: Layer | Skipped, weight: Tensor | None = None) -> None:
+        source = self._source
         row = self._rows.setdefault(_key(item), _Row(item, source.place))
         row.count += 1
         row.names[source.name] = None
-        if not origin.backward:
-            self._sources.setdefault(origin.node, _Source(source.name, row.place, weight))
+        if not self._backward:
+            newest = _autograd._autograd._get_sequence_nr() - 1
+            self._sources.setdefault(newest, _Source(source.name, row.place, weight))
 
-    def _source(self, origin: Origin) -> _Source:
+    @property
+    def _backward(self) -> bool:
+        """Whether the call that is seen is one of the backward pass."""
+        return _running_node() not in (None, self._entered[-1].under)
+
+    @property
+    def _source(self) -> _Source:
         """What a backward call belongs to in the forward pass; of a forward call, itself."""
-        known = self._sources.get(origin.node) if origin.backward else None
-        return known or _Source(origin.module or self._root, len(self._rows), None)
+        known = self._sources.get(_running_node() or 0) if self._backward else None
+        return known or _Source(self._entered[-1].path, len(self._rows), None)
+
+
+def _running_node() -> int | None:
+    """The number of the autograd node whose backward is running, if one is."""
+    node = _autograd._current_autograd_node()
+    return None if node is None else node._sequence_nr()
 
 
 def _key(item: Layer | Skipped) -> tuple[object, ...]:
@@ -182,8 +241,7 @@ def _skipped(what: str, reason: str, flops: int) -> Skipped:
 
 def _attention(args: tuple[Any, ...], *, backward: bool) -> Skipped:
     query, key, value = args[1:4] if backward else args[:3]
-    scores = prod(query.shape[:-1]) * key.shape[-2]
-    flops = 2 * scores * (query.shape[-1] + value.shape[-1])
+    flops = attention(query.shape, key.shape, value.shape)
     if backward:
         return _skipped("scaled_dot_product_attention backward", BATCHED, 2 * flops)
     return _skipped("scaled_dot_product_attention", BATCHED, flops)
@@ -200,7 +258,7 @@ def _convolution(
     if mask:
         wanted = [w for w, needed in zip((passes[1], "wgrad"), mask, strict=False) if needed]
     image, pixels = (y, x) if transposed else (x, y)  # of the convolution behind either
-    flops = 2 * pixels.numel() * prod(weight.shape[1:])
+    flops = convolution(pixels.shape[0], pixels.shape[2:], weight.shape)
     axes = {"stride": stride, "padding": padding, "dilation": dilation}
     reason = _uneven(weight.dim() - 2, axes)
     for which in wanted:

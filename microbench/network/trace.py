@@ -94,10 +94,9 @@ def trace(network: str, batch: int, image: int | None = None) -> Traced:
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     built = load(network, batch, image, fake)
-    recorder = ProductRecorder(type(built.module).__name__)
     try:
         with silent(), fake, torch.enable_grad():
-            _run_step(built, recorder, fake)
+            recorder = _run_step(built, fake)
     except Exception as error:
         size = " and ".join("x".join(map(str, tensor.shape)) for tensor in built.inputs)
         raise UserError(f"{network} cannot train on {size}: {_explain(error)}") from None
@@ -120,20 +119,22 @@ def _explain(error: Exception) -> str:
     return one_line(error)
 
 
-def _run_step(network: Built, recorder: ProductRecorder, fake: FakeTensorMode) -> None:
-    """Forward and backward under the recorder; real weights and buffers are swapped for fakes."""
+def _run_step(network: Built, fake: FakeTensorMode) -> ProductRecorder:
+    """Forward and backward, recorded; real weights and buffers are swapped for fakes."""
     module = network.module
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     real = {name: t for name, t in state.items() if not isinstance(t, FakeTensor)}
     swapped: dict[str, Tensor] = {name: fake.from_tensor(t) for name, t in real.items()}
-    recorder.weights = {storage_of(swapped.get(n, p)) for n, p in module.named_parameters()}
+    weights = {storage_of(swapped.get(n, p)) for n, p in module.named_parameters()}
+    recorder = ProductRecorder(module, weights)
     unfused = torch.backends.mkldnn.flags(enabled=False)  # an LSTM is its GEMMs, not one call
-    with unfused, recorder, recorder.following(module):
+    with unfused, recorder.recording():
         outputs = torch.func.functional_call(module, swapped, network.inputs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         # A loss gives the outputs contiguous gradients; sum() would give expanded scalars.
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in found]
         torch.autograd.backward(found, ones)
+    return recorder
 
 
 # ------------------------------------------------------------ the network and its input

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.launching import Checkpointed, Recorder, finite, given
+from samples.launching import Recorder, finite, given
 from samples.waiting import no_waits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -131,20 +131,3 @@ def test_launching_and_restoring_do_not_wait(name: str) -> None:
         for replay in replays:
             replay.restore()
             replay.launch()
-
-
-def test_calls_of_the_backward_thread_belong_to_their_layers() -> None:
-    """A GPU's backward pass has a thread of its own, in which autograd counts nodes anew."""
-    net, x = Checkpointed().to(GPU), torch.randn(8, 4, device=GPU)
-    for _ in range(2):
-        with Recorder() as recorder, recorder.following(net):
-            net(x).sum().backward()
-        found = [
-            (op.origin.module, op.origin.backward)
-            for op in recorder.ops
-            if op.call.operator in ("mm", "addmm")
-        ]
-        forward = [("block.0", False), ("block.2", False)]
-        backward = [("block.2", True)] * 2 + [("block.0", True)]
-        head = [("head", False), ("head", True), ("head", True)]
-        assert found == [*forward, *head, *forward, *backward]

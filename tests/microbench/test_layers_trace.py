@@ -273,6 +273,32 @@ def build():
     assert runs["lstm"]["wgrad"] == runs["lstm"]["fprop"]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_checkpointing_runs_again_is_a_forward(written, reentrant: bool) -> None:
+    name = written(
+        "again",
+        f"""
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 12), nn.Tanh())
+
+    def forward(self, x):
+        return checkpoint(self.block, self.first(x), use_reentrant={reentrant})
+
+def build():
+    return Net(), torch.empty(6, 8)
+""",
+    )
+    found = [(g.names, g.which, g.count) for g in trace(name, 2).layers]
+    assert found == [
+        (("first",), "fprop", 1), (("first",), "wgrad", 1), (("block.0",), "fprop", 2),
+        (("block.0",), "dgrad", 1), (("block.0",), "wgrad", 1),
+    ]  # fmt: skip
+
+
 BAD = """
 net = nn.Linear(3, 3)
 def build(): raise RuntimeError("two\\nlines")

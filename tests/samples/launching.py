@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from e2e.aten import Call, Replay, TensorSpec, describe, resolve, spec_of, tensors_among
-from microbench.network.call_recorder import CallRecorder, Origin
 
 NUMBER = TensorSpec((), (), "int64", "cpu")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A call, what it returned, and where it came from."""
+    """A call, and what it returned."""
 
     call: Call
     outputs: tuple[TensorSpec, ...]
-    origin: Origin
 
 
-class Recorder(CallRecorder):
-    """Keeps every call."""
+class Recorder(TorchDispatchMode):
+    """Keeps every call, but no marks of ranges."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Recorded] = []
 
-    def on_call(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        call = describe(func, args, kwargs)
-        returned = func(*args, **kwargs)
-        self.ops.append(Recorded(call, specs(returned), origin))
+        if str(func).startswith(("prim.", "profiler.")):
+            return func(*args, **(kwargs or {}))
+        call = describe(func, args, kwargs or {})
+        returned = func(*args, **(kwargs or {}))
+        self.ops.append(Recorded(call, specs(returned)))
         return returned
 
 
