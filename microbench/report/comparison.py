@@ -11,7 +11,14 @@ from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import print_lines
 from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
-from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
+from microbench.results.comparison import (
+    NOISE_S,
+    NOT_MEASURED,
+    SAME_CARD,
+    VERDICTS,
+    CompareRow,
+    Comparison,
+)
 from microbench.results.kinds import Report, kinds
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
@@ -21,11 +28,12 @@ MOST_SAME_ROWS = 6
 MOST_NAMED = 2
 REASON = "reason"
 _Counted = tuple[str, Comparison]  # a run's name, and it against the baseline
-ORDER = ("slower", "faster", "cannot tell", "same")
+ORDER = ("slower", "faster", "cannot tell", NOT_MEASURED, "same")
 _LOOKS = {
     "slower": ("- slower", "red"),
     "faster": ("+ faster", "green"),
     "cannot tell": ("? cannot tell", "yellow"),
+    NOT_MEASURED: ("x not measured", "yellow"),
     "same": ("= same", DIM),
 }
 
@@ -73,8 +81,9 @@ def _body(shown: Sequence[CompareRow], hidden: Sequence[CompareRow], width: int)
         if REASON in table.left_out:
             yield from _said(shown, lambda row: row.reason)
     yield from _said(shown, _note)
-    if hidden:
-        yield Text(_same(hidden), DIM)
+    for verdict in ORDER:
+        if rows := [row for row in hidden if row.verdict == verdict]:
+            yield Text(_in_a_line(rows), DIM)
 
 
 def _said(rows: Sequence[CompareRow], read: Callable[[CompareRow], str]) -> Iterator[Text]:
@@ -101,8 +110,9 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
         yield Text(f"Threshold: {_threshold_asked(comparison)}.")
     if guessed := sum(row.guessed for row in comparison.rows):
         yield Text(
-            f"{fmt.count(guessed, 'case')} measured in one process: the threshold is a guess. "
-            "Measure both runs with --processes 3 or more."
+            f"{fmt.count(guessed, 'case')} measured in one process: differences between processes "
+            "are not in the interval, and the threshold is a guess. Measure runs that you compare "
+            "with --processes 3."
         )
     if found or comparison.card or comparison.threshold_pct is not None or guessed:
         yield Text("")
@@ -153,10 +163,11 @@ def _counts(found: Mapping[str, Comparison]) -> Table[_Counted]:
     def counted(verdict: str) -> Column[_Counted]:
         return Column(verdict, lambda line: str(line[1].count(verdict)), right=True)
 
+    missed = any(comparison.count(NOT_MEASURED) for comparison in found.values())
     columns: list[Column[_Counted]] = [
         Column("run", lambda line: fmt.clean(line[0])),
         Column("cases", lambda line: str(len(line[1].rows)), right=True),
-        *map(counted, ORDER),
+        *map(counted, ORDER if missed else [v for v in ORDER if v != NOT_MEASURED]),
     ]
     return Table(columns, [Row(line) for line in found.items()])
 
@@ -205,12 +216,12 @@ def _ordered(rows: Sequence[CompareRow]) -> list[CompareRow]:
 
 
 def _chosen(rows: Sequence[CompareRow], details: bool) -> tuple[list[CompareRow], list[CompareRow]]:
-    """Rows to show, slower ones first, and the same ones that are too many to show."""
+    """Rows to show, slower ones first, and those without news that are too many to show."""
     ordered = _ordered(rows)
-    same = [row for row in ordered if row.verdict == "same"]
-    if details or len(same) <= MOST_SAME_ROWS:
+    dull = [row for row in ordered if row.verdict == "same" or row.reason == "skipped in both"]
+    if details or len(dull) <= MOST_SAME_ROWS:
         return ordered, []
-    return [row for row in ordered if row.verdict != "same"], same
+    return [row for row in ordered if row not in dull], dull
 
 
 def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
@@ -279,9 +290,9 @@ def _note(row: CompareRow) -> str:
     return row.note if row.note != row.reason else ""
 
 
-def _same(rows: Sequence[CompareRow]) -> str:
+def _in_a_line(rows: Sequence[CompareRow]) -> str:
     ratios = [row.ratio for row in rows if row.ratio is not None]
-    text = f"= same: {fmt.count(len(rows), 'case')}"
+    text = f"{_LOOKS[rows[0].verdict][0]}: {fmt.count(len(rows), 'case')}"
     text += f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
     reasons = dict.fromkeys(row.reason for row in rows if row.reason)
     return text + (f": {'; '.join(map(fmt.clean, reasons))}" if reasons else "")

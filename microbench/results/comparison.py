@@ -1,4 +1,4 @@
-"""Compares two runs case by case: faster, slower, same, or cannot tell; and why.
+"""Compares two runs case by case: faster, slower, same, cannot tell or not measured; and why.
 
 How one case is judged: `microbench.results.judging`.
 """
@@ -25,7 +25,8 @@ from microbench.results.kinds import kinds
 from microbench.results.types import METHODS, Run
 from microbench.results.values import AnyCase, Entry
 
-VERDICTS = ("faster", "slower", "same", "cannot tell")
+NOT_MEASURED = "not measured"  # in one of the runs, or both
+VERDICTS = ("faster", "slower", "same", "cannot tell", NOT_MEASURED)
 MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
@@ -65,6 +66,7 @@ class CompareRow:
 class Comparison:
     """The comparison of run B with run A. `differences` are facts that differ.
 
+    `missing` are those of `only_a` that A has a time of.
     `card` is SAME_CARD or ANOTHER_CARD, None where one run does not know its card. `threshold_pct`
     is what the user asked for in place of the noise of two runs.
     """
@@ -75,6 +77,7 @@ class Comparison:
     only_b: list[AnyCase]
     card: str | None = None
     threshold_pct: float | None = None
+    missing: Sequence[AnyCase] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON: counts, noise in per cent and seconds, one row per case."""
@@ -131,6 +134,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
         [found.case for key, found in in_b.items() if key not in in_a],
         _card(a, b),
         threshold_pct,
+        [found.case for key, found in in_a.items() if key not in in_b and found.timed],
     )
 
 
@@ -260,11 +264,21 @@ def _untimed(a: str, b: str) -> tuple[str, str]:
     if {a, b} == {"ok", "failed"}:  # as if it took infinitely long
         return ("slower", "failed in B") if b == "failed" else ("faster", "failed in A")
     if a == b:
-        return "same" if a == "skipped" else "cannot tell", f"{a} in both"
+        return NOT_MEASURED, f"{a} in both"
     run, status = ("A", a) if a != "ok" else ("B", b)
-    return "cannot tell", f"{status} in {run}"
+    return NOT_MEASURED, f"{status} in {run}"
 
 
-def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[CompareRow]:
-    """Rows whose verdict is one that the user asked to fail on."""
-    return [row for row in comparison.rows if row.verdict in fail_on]
+def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[AnyCase]:
+    """Cases whose verdict is one that the user asked to fail on.
+
+    "slower" is also what A measured and B did not, and every case where neither measured any.
+    """
+    rows = comparison.rows
+    found = [row.case for row in rows if row.verdict in fail_on]
+    if "slower" in fail_on:
+        lost = [row for row in rows if row.verdict == NOT_MEASURED]
+        if len(lost) < len(rows):
+            lost = [row for row in lost if row.a_s is not None]
+        found += [*(row.case for row in lost), *comparison.missing]
+    return found

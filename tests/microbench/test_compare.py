@@ -93,12 +93,13 @@ def test_another_clock_alone_cannot_tell_and_is_noted() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "reason"),
-    [("failed", "failed", "cannot tell", "failed in both"),
-     ("skipped", "skipped", "same", "skipped in both"), ("ok", "failed", "slower", "failed in B"),
-     ("failed", "ok", "faster", "failed in A"), ("ok", "skipped", "cannot tell", "skipped in B"),
-     ("skipped", "ok", "cannot tell", "skipped in A"),
-     ("failed", "skipped", "cannot tell", "failed in A"),
-     ("skipped", "failed", "cannot tell", "skipped in A")],
+    [("failed", "failed", "not measured", "failed in both"),
+     ("skipped", "skipped", "not measured", "skipped in both"),
+     ("ok", "failed", "slower", "failed in B"),
+     ("failed", "ok", "faster", "failed in A"), ("ok", "skipped", "not measured", "skipped in B"),
+     ("skipped", "ok", "not measured", "skipped in A"),
+     ("failed", "skipped", "not measured", "failed in A"),
+     ("skipped", "failed", "not measured", "skipped in A")],
 )  # fmt: skip
 def test_a_case_without_a_time_says_where(a: str, b: str, verdict: str, reason: str) -> None:
     timed = result(64)
@@ -301,3 +302,18 @@ def test_failing_on_a_verdict() -> None:
     assert len(failing(comparison, ["slower"])) == 4
     assert failing(comparison, ["faster", "cannot tell"]) == []
     assert failing(comparison, []) == []
+
+
+def test_what_is_no_longer_measured_is_slower() -> None:
+    """A gate is not green because nothing ran."""
+    kept, skipped, new = result(64), replace(result(128), measurement=None, status="skipped"), 256
+    lost = compare(run_of(kept, result(128)), run_of(kept, skipped, result(new)))
+    assert failing(lost, ["slower"]) == [skipped.case]
+    assert failing(lost, ["not measured"]) == [skipped.case]
+    absent = compare(run_of(kept, result(128)), run_of(kept))
+    assert failing(absent, ["slower"]) == [skipped.case]
+    never = compare(run_of(kept, skipped, result(new)), run_of(kept, skipped))
+    assert failing(never, ["slower"]) == [result(new).case]
+    assert failing(compare(run_of(kept, skipped), run_of(kept)), ["slower"]) == []
+    nothing = run_of(skipped)
+    assert failing(compare(nothing, nothing), ["slower"]) == [skipped.case]
