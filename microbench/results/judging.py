@@ -19,12 +19,11 @@ from typing import NamedTuple
 from microbench.results.kinds import kinds
 from microbench.results.values import RUINED_PCT, Interval, ProcessTime, Ratio, Timed
 from microbench.timing.processes import (
-    USUAL,
-    Usual,
+    DEFAULT_PRIOR,
     Variance,
+    VariancePrior,
     pooled,
     ratio_over,
-    usual_of,
     variance_between,
 )
 
@@ -129,9 +128,9 @@ def _know_clocks(*runs: Timed) -> bool:
 class Learnt:
     """What is usual between processes, in seconds and in cycles, and at one CPU speed."""
 
-    seconds: Usual = USUAL
-    cycles: Usual = USUAL
-    at_one_speed: Usual = USUAL  # of steps that the CPU limits
+    seconds: VariancePrior = DEFAULT_PRIOR
+    cycles: VariancePrior = DEFAULT_PRIOR
+    at_one_speed: VariancePrior = DEFAULT_PRIOR  # of steps that the CPU limits
 
 
 def learn(pairs: Sequence[tuple[Timed, Timed]]) -> Learnt:
@@ -141,9 +140,9 @@ def learn(pairs: Sequence[tuple[Timed, Timed]]) -> Learnt:
     paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
     clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
     return Learnt(
-        usual_of([_own(a, b, _seconds) for a, b in several]),
-        usual_of([_own(a, b, _cycles) for a, b in clocked]),
-        usual_of([_own(a, b, _at_one_speed) for a, b in paced]),
+        VariancePrior.fit([_own(a, b, _seconds) for a, b in several]),
+        VariancePrior.fit([_own(a, b, _cycles) for a, b in clocked]),
+        VariancePrior.fit([_own(a, b, _at_one_speed) for a, b in paced]),
     )
 
 
@@ -152,9 +151,9 @@ def _own(a: Timed, b: Timed, reading: Reading) -> Variance:
     return pooled([variance_between([reading(p) for p in timed.processes]) for timed in (a, b)])
 
 
-def _over_processes(a: Timed, b: Timed, reading: Reading, usual: Usual) -> Times:
+def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) -> Times:
     ours, theirs = ([reading(p) for p in timed.processes] for timed in (a, b))
-    return Times(*ratio_over(ours, theirs, usual.with_own(_own(a, b, reading))))
+    return Times(*ratio_over(ours, theirs, usual.posterior(_own(a, b, reading))))
 
 
 # ---------------------------------------------------------------- ratios and verdicts

@@ -5,24 +5,24 @@ state; all of its samples share that. So the same case in fresh processes differ
 interval of one process says. Where a case was measured in several processes, the process is the
 sample: its median is one value, and intervals are of the mean of their logarithms.
 
-Three processes say little of how much one case varies, but the cases of two runs together say much.
-`Usual` is that: a scaled inverse chi-square distribution of variances, fitted to all cases, with
-which each case's own variance is combined (G. K. Smyth, "Linear Models and Empirical Bayes Methods
-for Assessing Differential Expression in Microarray Experiments", 2004, sections 4 and 6.2).
+Three processes say little of how much one case varies, and one process says nothing, but many cases
+together say much: `VariancePrior`, a scaled inverse chi-square distribution of variances, fitted to
+all cases, with which each case's own variance is combined (G. K. Smyth, "Linear Models and
+Empirical Bayes Methods for Assessing Differential Expression in Microarray Experiments", 2004,
+sections 4 and 6.2).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from microbench.timing.stats import CONFIDENCE, Interval, t_quantile
 
-FEWEST_CASES = 8  # that tell what is usual; fewer are judged by USUAL
+FEWEST_CASES = 8  # to fit a prior to; fewer are judged by DEFAULT_PRIOR
 STEP = 1e-3  # of the numerical derivatives of log gamma: right to 1e-6 from 0.5 up
 MOST_DEGREES = 1e4
 
@@ -34,23 +34,58 @@ class Variance(NamedTuple):
     degrees: float
 
 
-@dataclass(frozen=True)
-class Usual:
+class VariancePrior(NamedTuple):
     """What variances of cases are like: `value` and how many `degrees` of freedom it is worth."""
 
     value: float
     degrees: float
 
-    def with_own(self, own: Variance) -> Variance:
-        """A case's own variance, combined with what is usual, each by its degrees of freedom."""
-        degrees = self.degrees + own.degrees
-        value = (self.degrees * self.value + own.degrees * own.value) / degrees
-        return Variance(value, degrees)
+    def posterior(self, own: Variance) -> Variance:
+        """A case's own variance, combined with the prior, each by its degrees of freedom."""
+        return pooled([Variance(*self), own])
+
+    @classmethod
+    def fit(cls, variances: Sequence[Variance]) -> Self:
+        """The prior of the variances of many cases; DEFAULT_PRIOR's where they are too few.
+
+        The logarithm of a sample variance has a known mean and spread where all cases vary alike;
+        the degrees of freedom are those that explain the spread seen beyond it.
+        """
+        known = [v for v in variances if v.value > 0]
+        if len(known) < FEWEST_CASES:
+            return cls(*DEFAULT_PRIOR)
+        halves = np.array([v.degrees / 2 for v in known])
+        centred = np.log([v.value for v in known]) - [digamma(h) - math.log(h) for h in halves]
+        mean = float(centred.mean())
+        beyond = float(centred.var(ddof=1)) - float(np.mean([trigamma(h) for h in halves]))
+        if beyond <= trigamma(MOST_DEGREES / 2):
+            return cls(math.exp(mean), MOST_DEGREES)
+        half = _trigamma_inverse(beyond)
+        return cls(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
 
 
-# Where there are too few cases to learn from: measured over the cases of
-# results/nvidia-h200/processes-gemm.json and processes-conv.json.
-USUAL = Usual(0.012**2, 1.8)
+# Measured over the cases of results/nvidia-h200/processes-gemm.json and processes-conv.json: all of
+# them, and by op and time, which is below so many seconds.
+DEFAULT_PRIOR = VariancePrior(0.012**2, 1.8)
+PRIORS = {
+    "gemm": {5e-6: VariancePrior(0.019**2, 4.4), math.inf: VariancePrior(0.0095**2, 3.9)},
+    "conv": {20e-6: VariancePrior(0.032**2, 1.4), math.inf: VariancePrior(0.016**2, 3.3)},
+}
+
+
+def prior_of(op: str, seconds: float) -> VariancePrior:
+    """How cases of this op and time vary between processes; DEFAULT_PRIOR for another op."""
+    by_time = PRIORS.get(op, {math.inf: DEFAULT_PRIOR})
+    return next(prior for below_s, prior in by_time.items() if seconds < below_s)
+
+
+def over_processes(centre_s: float, interval: Interval, prior: VariancePrior) -> Interval:
+    """The 95 % interval of what other processes would measure, from one process's own: wider by
+    what processes differ by.
+    """
+    between = t_quantile(CONFIDENCE, prior.degrees) * math.sqrt(prior.value)
+    below, above = (math.hypot(math.log(end / centre_s), between) for end in interval)
+    return centre_s * math.exp(-below), centre_s * math.exp(above)
 
 
 def variance_between(medians_s: Sequence[float], tick_s: float = 0.0) -> Variance:
@@ -68,25 +103,6 @@ def pooled(parts: Sequence[Variance]) -> Variance:
     """Variances of one case in several runs as one."""
     degrees = sum(part.degrees for part in parts)
     return Variance(sum(part.value * part.degrees for part in parts) / degrees, degrees)
-
-
-def usual_of(variances: Sequence[Variance]) -> Usual:
-    """What is usual, from the variances of many cases; USUAL where they are too few.
-
-    The logarithm of a sample variance has a known mean and spread where all cases vary alike; the
-    degrees of freedom are those that explain the spread seen beyond it.
-    """
-    known = [v for v in variances if v.value > 0]
-    if len(known) < FEWEST_CASES:
-        return USUAL
-    halves = np.array([v.degrees / 2 for v in known])
-    centred = np.log([v.value for v in known]) - [digamma(h) - math.log(h) for h in halves]
-    mean = float(centred.mean())
-    beyond = float(centred.var(ddof=1)) - float(np.mean([trigamma(h) for h in halves]))
-    if beyond <= trigamma(MOST_DEGREES / 2):
-        return Usual(math.exp(mean), MOST_DEGREES)
-    half = _trigamma_inverse(beyond)
-    return Usual(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
 
 
 def mean_interval(medians_s: Sequence[float], tick_s: float = 0.0) -> tuple[float, Interval | None]:

@@ -25,11 +25,11 @@ from microbench.results.judging import (
 )
 from microbench.results.kinds import kinds
 from microbench.results.values import Interval, ProcessTime
-from microbench.timing.processes import USUAL, Usual
+from microbench.timing.processes import DEFAULT_PRIOR, VariancePrior
 from microbench.timing.stats import median_interval
 
 RUNS, CASES, PROCESSES = 20, 20, 3
-KNOWN = Learnt(Usual(0.004**2, 30.0), Usual(0.004**2, 30.0))
+KNOWN = Learnt(VariancePrior(0.004**2, 30.0), VariancePrior(0.004**2, 30.0))
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def test_one_process_on_a_side_is_judged_by_the_floor() -> None:
     assert noise_of("train", single, single) == Noise(kinds()["train"].noise_pct)
     asked = noise_of("gemm", many, many, threshold_pct=7.0)
     assert (asked.pct, asked.near) == (7.0, 0.07)
-    assert learn([(many, single)]) == Learnt(USUAL, USUAL)
+    assert learn([(many, single)]) == Learnt(DEFAULT_PRIOR, DEFAULT_PRIOR)
 
 
 # ---------------------------------------------------------------- each threshold from both sides
 
 OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell": "cannot tell"}
-ALIKE = Learnt(Usual(1e-12, 1e4), Usual(1e-12, 1e4))  # processes that hardly differ
+ALIKE = Learnt(VariancePrior(1e-12, 1e4), VariancePrior(1e-12, 1e4))  # processes that hardly differ
 
 
 def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Step:
@@ -224,7 +224,7 @@ def test_the_ratio_is_of_the_means_over_processes() -> None:
     assert ratio == pytest.approx(4.0)
     assert interval is not None
     assert interval[0] < 4 < interval[1]
-    wider = ratio_between(a, b, Learnt(Usual(0.5, 30.0))).interval
+    wider = ratio_between(a, b, Learnt(VariancePrior(0.5, 30.0))).interval
     assert wider is not None
     assert wider[0] < interval[0] < interval[1] < wider[1]
 

@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 
 from microbench.results import read_run
 from microbench.timing.processes import (
+    DEFAULT_PRIOR,
     FEWEST_CASES,
-    USUAL,
-    Usual,
+    PRIORS,
     Variance,
+    VariancePrior,
     digamma,
     mean_interval,
+    over_processes,
     pooled,
+    prior_of,
     ratio_over,
     trigamma,
-    usual_of,
     variance_between,
 )
 
@@ -54,7 +56,7 @@ def test_trigamma_falls_by_one_over_x_squared_across_its_series_too(x: float) ->
 # ---------------------------------------------------------------- what is usual
 
 
-def drawn(rng: np.random.Generator, usual: Usual, cases: int) -> np.ndarray:
+def drawn(rng: np.random.Generator, usual: VariancePrior, cases: int) -> np.ndarray:
     """True variances of cases as `usual` has them: scaled inverse chi-square."""
     return usual.degrees * usual.value / rng.chisquare(usual.degrees, cases)
 
@@ -64,31 +66,33 @@ def sampled(rng: np.random.Generator, variances: np.ndarray, degrees: int) -> li
 
 
 @pytest.mark.parametrize(
-    ("planted", "degrees"), [(Usual(0.01**2, 4.0), 2), (Usual(0.003**2, 12.0), 8)]
+    ("planted", "degrees"), [(VariancePrior(0.01**2, 4.0), 2), (VariancePrior(0.003**2, 12.0), 8)]
 )
-def test_what_is_usual_is_found_in_simulated_cases(planted: Usual, degrees: int) -> None:
+def test_what_is_usual_is_found_in_simulated_cases(planted: VariancePrior, degrees: int) -> None:
     rng = np.random.default_rng(7 + degrees)
-    found = usual_of(sampled(rng, drawn(rng, planted, 8000), degrees))
+    found = VariancePrior.fit(sampled(rng, drawn(rng, planted, 8000), degrees))
     assert math.sqrt(found.value) == pytest.approx(math.sqrt(planted.value), rel=0.03)
     assert found.degrees == pytest.approx(planted.degrees, rel=0.25)
 
 
 def test_cases_that_all_vary_alike_say_so() -> None:
     rng = np.random.default_rng(1)
-    found = usual_of(sampled(rng, np.full(2000, 0.02**2), 4))
+    found = VariancePrior.fit(sampled(rng, np.full(2000, 0.02**2), 4))
     assert math.sqrt(found.value) == pytest.approx(0.02, rel=0.03)
     assert found.degrees > 50
 
 
 def test_too_few_cases_are_judged_by_what_was_usual_before() -> None:
     few = [Variance(1e-4, 4)] * (FEWEST_CASES - 1)
-    assert usual_of(few) == USUAL
-    assert usual_of([*few, Variance(0.0, 4)]) == USUAL  # a variance of 0 is not known
-    assert usual_of([*few, Variance(1e-4, 4)]) != USUAL
+    assert VariancePrior.fit(few) == DEFAULT_PRIOR
+    assert (
+        VariancePrior.fit([*few, Variance(0.0, 4)]) == DEFAULT_PRIOR
+    )  # a variance of 0 is not known
+    assert VariancePrior.fit([*few, Variance(1e-4, 4)]) != DEFAULT_PRIOR
 
 
 def test_a_cases_own_variance_counts_by_its_degrees_of_freedom() -> None:
-    both = Usual(1e-4, 6.0).with_own(Variance(4e-4, 2))
+    both = VariancePrior(1e-4, 6.0).posterior(Variance(4e-4, 2))
     assert both == (pytest.approx(1.75e-4), 8.0)
     assert pooled([Variance(1e-4, 1), Variance(4e-4, 3)]) == (pytest.approx(3.25e-4), 4)
 
@@ -129,10 +133,14 @@ def test_a_means_interval_holds_the_truth_as_often_as_it_says(processes: int) ->
 
 @pytest.mark.parametrize(
     ("usual", "processes"),
-    [(Usual(0.01**2, 3.0), 2), (Usual(0.01**2, 3.0), 5), (Usual(0.01**2, 20.0), 3)],
+    [
+        (VariancePrior(0.01**2, 3.0), 2),
+        (VariancePrior(0.01**2, 3.0), 5),
+        (VariancePrior(0.01**2, 20.0), 3),
+    ],
 )
 def test_a_ratios_interval_holds_the_truth_as_often_as_it_says(
-    usual: Usual, processes: int
+    usual: VariancePrior, processes: int
 ) -> None:
     """With the variance of each case combined with what is usual, learnt from the same cases."""
     rng = np.random.default_rng(100 * processes + int(usual.degrees))
@@ -141,12 +149,30 @@ def test_a_ratios_interval_holds_the_truth_as_often_as_it_says(
     runs = np.exp(spread * rng.standard_normal((TRIES, 2, processes)))
     runs[:, 0] *= true
     own = [pooled([variance_between(list(run)) for run in case]) for case in runs]
-    learnt = usual_of(own)
+    learnt = VariancePrior.fit(own)
     low = high = 0
     for (a, b), variance in zip(runs, own, strict=True):
-        _, interval = ratio_over(list(a), list(b), learnt.with_own(variance))
+        _, interval = ratio_over(list(a), list(b), learnt.posterior(variance))
         low += interval[1] < true
         high += interval[0] > true
+    check_coverage(low, high)
+
+
+@pytest.mark.parametrize("prior", [VariancePrior(0.01**2, 3.0), VariancePrior(0.02**2, 20.0)])
+@pytest.mark.parametrize("own", [0.0, 0.01])
+def test_one_processs_interval_holds_what_another_process_has_as_often_as_it_says(
+    prior: VariancePrior, own: float
+) -> None:
+    """Each process has a time of its own; the samples of one say it to +-1.96 `own`."""
+    rng = np.random.default_rng(int(prior.degrees))
+    spread = np.sqrt(drawn(rng, prior, TRIES))
+    process = np.exp(spread * rng.standard_normal(TRIES))
+    low = high = 0
+    for centre in process * np.exp(own * rng.standard_normal(TRIES)):
+        of_one = centre * math.exp(-1.96 * own), centre * math.exp(1.96 * own)
+        interval = over_processes(float(centre), of_one, prior)
+        low += interval[1] < 1
+        high += interval[0] > 1
     check_coverage(low, high)
 
 
@@ -167,20 +193,34 @@ def test_a_ratio_over_processes_is_of_the_geometric_means() -> None:
 @pytest.mark.parametrize("degrees", [2, 6])
 def test_the_degrees_explain_the_spread_exactly(spread: float, degrees: int) -> None:
     logs = spread * np.resize([-1.0, 1.0], 10)
-    found = usual_of([Variance(math.exp(log), degrees) for log in logs])
+    found = VariancePrior.fit([Variance(math.exp(log), degrees) for log in logs])
     beyond = float(np.var(logs, ddof=1)) - trigamma(degrees / 2)
     assert trigamma(found.degrees / 2) == pytest.approx(beyond, rel=1e-4)
     own, usual = (digamma(d / 2) - math.log(d / 2) for d in (degrees, found.degrees))
     assert math.log(found.value) == pytest.approx(usual - own, abs=1e-4)
 
 
-def test_what_was_usual_before_is_that_of_the_published_runs() -> None:
-    runs = [read_run(H200 / f"processes-{op}.json") for op in ("gemm", "conv")]
-    timed = [result.measurement for run in runs for result in run.results if result.measurement]
-    found = usual_of([
-        variance_between([process.median_s for process in each.processes], each.timer_resolution_s)
-        for each in timed
-        if len(each.processes) > 1
-    ])  # fmt: skip
-    assert math.sqrt(USUAL.value) == pytest.approx(math.sqrt(found.value), rel=0.1)
-    assert USUAL.degrees == pytest.approx(found.degrees, rel=0.1)
+def published(op: str) -> list[tuple[float, Variance]]:
+    """(seconds, variance between processes) of each case of a published run."""
+    run = read_run(H200 / f"processes-{op}.json")
+    timed = [result.measurement for result in run.results if result.measurement]
+    return [
+        (each.median_s, variance_between([p.median_s for p in each.processes],
+                                         each.timer_resolution_s))
+        for each in timed if len(each.processes) > 1
+    ]  # fmt: skip
+
+
+def test_priors_are_those_of_the_published_runs() -> None:
+    found = {op: published(op) for op in PRIORS}
+    check_prior(DEFAULT_PRIOR, [v for cases in found.values() for _, v in cases])
+    for op, cases in found.items():
+        for prior in PRIORS[op].values():
+            check_prior(prior, [v for seconds, v in cases if prior_of(op, seconds) == prior])
+    assert prior_of("train", 1.0) == DEFAULT_PRIOR
+
+
+def check_prior(prior: VariancePrior, variances: list[Variance]) -> None:
+    found = VariancePrior.fit(variances)
+    assert math.sqrt(prior.value) == pytest.approx(math.sqrt(found.value), rel=0.1)
+    assert prior.degrees == pytest.approx(found.degrees, rel=0.1)
