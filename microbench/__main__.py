@@ -172,7 +172,7 @@ def explain(file: Path) -> None:
 @click.argument("files", metavar="BASE RUN [RUN]...", type=FILE, nargs=-1, required=True)
 @click.option("--baseline", type=FILE, help="Run file to compare with; all FILES are then runs")
 @click.option("--threshold", help="Least difference that counts: 5%  [default: noise of two runs]")
-@click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell,not-measured")
+@click.option("--fail-on", help="Exit with 1 on: slower,faster,cannot-tell,not-measured")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--verbose", is_flag=True, help="Show every case")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
@@ -189,7 +189,7 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
     \b
     Exit codes:
       0  the runs were compared
-      1  a case has a verdict that --fail-on names; slower: also one that RUN no longer measures
+      1  a case has a verdict that --fail-on names (slower: or is no longer measured)
       2  a mistake: no such file, or runs that cannot be compared
     """
     from microbench.commands import compare_with
