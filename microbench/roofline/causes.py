@@ -1,12 +1,15 @@
 """The bottlenecks that a case can have, each with the measured number that shows it.
 
-`explain` takes the first that applies. `tests.validation.plants` checks it on cases whose
-bottleneck is known by construction.
+`explain` takes the first that applies. A share of the time must be that large over its whole
+interval, and a difference between two cases beyond both intervals; a share of what the SMs can do
+is at the clock of the case, with which its time varies. `tests.validation.plants` checks it on
+cases whose bottleneck is known by construction.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from kernels import OPS, size_of
@@ -15,8 +18,10 @@ from kernels.gemm import ALIGNMENT_BYTES
 from kernels.op import TUNED
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
+from microbench.results.values import Interval
 from microbench.roofline.limits import Limits
 from microbench.roofline.waves import most_per_sm, waves
+from microbench.timing.stats import excludes_one, half_width_pct
 
 FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
 # A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic
@@ -31,12 +36,16 @@ UNALIGNED_RATE = 0.4  # of the roof: below this, rows off 16 bytes are the likel
 # Where the padded twin was measured, it decides, whatever the rate: the strides are the cause if it
 # is this many times faster with no less to do.
 PADDING_GAINS = 1.1
+NEAR_SIZE = 0.1  # of the logarithm of the operations: sizes that are compared by their rates
 CONVERSION_SHARE = 0.2  # of the kernels' time
 FULL_WAVES = 0.85
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
 OF_A_KERNEL = ("alignment", "waves")  # another kernel may not have these bottlenecks
 OURS_GAINS = 1.05  # times faster: from here on our own kernel shows that the card can do more
+WIDE_PCT = 10.0  # of an interval: from here on shares of the time are said to be as uncertain
 SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
+
+Cause = tuple[str, str] | None  # bottleneck, reason
 
 
 def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
@@ -46,14 +55,33 @@ def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
     "no hardware", "launch", "layout", "memory", "alignment", "power", "compute", "waves" or
     "mixed".
     """
-    for cause in (_no_hardware, _launch, _conversion, _memory, _alignment, _ceiling, _waves):
-        why = cause(result, limits, run)
-        if why:
-            return why[0], why[1] + (_ours(result, run) if why[0] in OF_A_KERNEL else "")
-    return _nothing(result, limits, run)
+    for cause in CAUSES:
+        if found := cause(result, limits, run):
+            name, why = found
+            return name, why + (_ours(result, run) if name in OF_A_KERNEL else "")
+    return "mixed", _shares(result, limits, run)
 
 
-Cause = tuple[str, str] | None
+def _interval(result: Result) -> Interval:
+    """The ends of its time; the median where there is no interval."""
+    median_s = result.median_s or 0.0
+    return (result.measurement and result.measurement.ci95_s) or (median_s, median_s)
+
+
+def _gain(result: Result, other: Result, *, rates: bool = False) -> tuple[float, Interval]:
+    """How many times faster another case is, or how many times its rate, by the medians and at most
+    and at least by both intervals.
+    """
+    (low, high), (low_other, high_other) = _interval(result), _interval(other)
+    times = other.flops / result.flops if rates else 1.0
+    gain = times * (result.median_s or 0.0) / (other.median_s or 1.0)
+    return gain, (times * low / high_other, times * high / low_other)
+
+
+def _same_but(result: Result, case: Case, run: Run) -> Result | None:
+    """The measured result of a case that differs from this one in one thing."""
+    found = run.result(case.key) if case.key != result.case.key else None
+    return found if found and found.measurement else None
 
 
 def _ours(result: Result, run: Run) -> str:
@@ -61,42 +89,14 @@ def _ours(result: Result, run: Run) -> str:
     ours = _same_but(result, replace(result.case, backend=TUNED), run)
     if result.case.backend not in OPS[result.case.op].libraries or not ours:
         return ""
-    gain = (result.median_s or 0.0) / (ours.median_s or 1.0)
-    if gain < OURS_GAINS:
+    gain, interval = _gain(result, ours)
+    if interval[1] < OURS_GAINS:
         return "; our own kernel is no faster on this shape"
+    if gain < OURS_GAINS or not excludes_one(interval):
+        return ""
     return (
         f"; our own kernel is {gain:.2f} times faster on this shape: the library's kernel is the "
         "limit, not the card"
-    )
-
-
-def _launch(result: Result, limits: Limits, run: Run) -> Cause:
-    time_s = result.median_s
-    if not time_s or not limits.floor_s or limits.floor_s / time_s < IDLE_FLOOR_SHARE:
-        return None
-    floor = f"launch latency is {_us(min(limits.floor_s, time_s))} of {_us(time_s)}"
-    if limits.floor_s / time_s >= FLOOR_SHARE:
-        return "launch", f"{floor} (a 64x64x64 GEMM takes as long)"
-    busy_s = (limits.compute_s or time_s) + (limits.memory_s or time_s)
-    if busy_s >= BUSY_SHARE * time_s:
-        return None
-    return "launch", (
-        f"{floor} (a 64x64x64 GEMM takes as long); "
-        f"arithmetic and memory traffic need {100 * busy_s / time_s:.0f} %"
-    )
-
-
-def _memory(result: Result, limits: Limits, run: Run) -> Cause:
-    time_s, memory_s = result.median_s, limits.memory_s
-    if not time_s or not memory_s or memory_s / time_s < MEMORY_SHARE:
-        return None
-    if limits.compute_s and limits.compute_s > memory_s:
-        return None
-    intensity = result.flops / result.min_bytes
-    decimals = 1 if intensity < 0.95 else 0
-    return "memory", (
-        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB "
-        f"takes at least {_us(memory_s)} of {_us(time_s)}"
     )
 
 
@@ -111,12 +111,31 @@ def _no_hardware(result: Result, limits: Limits, run: Run) -> Cause:
     )
 
 
-def _conversion(result: Result, limits: Limits, run: Run) -> Cause:
+def _launch(result: Result, limits: Limits, run: Run) -> Cause:
+    time_s, longest_s = result.median_s, _interval(result)[1]
+    if not time_s or not limits.floor_s or limits.floor_s / longest_s < IDLE_FLOOR_SHARE:
+        return None
+    floor = f"launch latency is {_us(min(limits.floor_s, time_s))} of {_us(time_s)}"
+    if limits.floor_s / longest_s >= FLOOR_SHARE:
+        return "launch", f"{floor} (a 64x64x64 GEMM takes as long)"
+    busy_s = (limits.compute_s or time_s) + (limits.memory_s or time_s)
+    if busy_s >= BUSY_SHARE * time_s:
+        return None
+    return "launch", (
+        f"{floor} (a 64x64x64 GEMM takes as long); "
+        f"arithmetic and memory traffic need {100 * busy_s / time_s:.0f} %"
+    )
+
+
+def _layout(result: Result, limits: Limits, run: Run) -> Cause:
     share = conversion_share(result)
     if share < CONVERSION_SHARE or not result.median_s:
         return None
-    twin = _same_but(result, replace(result.case, layout="nhwc"), run)
-    compared = f"; {_times(result, twin)} in nhwc (measured)" if twin else ""
+    compared = ""
+    if twin := _same_but(result, replace(result.case, layout="nhwc"), run):
+        gain, interval = _gain(result, twin)
+        times = f"{gain:.1f} times faster" if gain >= 1 else f"{1 / gain:.1f} times slower"
+        compared = f"; {times} in nhwc (measured)" if excludes_one(interval) else ""
     return "layout", (
         f"{100 * share:.0f} % of the kernel time converts {result.case.layout} to the layout "
         f"that Tensor Cores need, and back{compared}"
@@ -130,62 +149,60 @@ def conversion_share(result: Result) -> float:
     return sum(t for name, t in pairs if is_conversion(name)) / total if total else 0.0
 
 
-def _same_but(result: Result, case: Case, run: Run) -> Result | None:
-    """The measured result of a case that differs from this one in one thing."""
-    found = run.result(case.key) if case.key != result.case.key else None
-    return found if found and found.measurement else None
-
-
-def _times(result: Result, twin: Result) -> str:
-    """ "2.3 times faster": the twin against the result."""
-    gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
-    return f"{gain:.1f} times faster" if gain >= 1 else f"{1 / gain:.1f} times slower"
+def _memory(result: Result, limits: Limits, run: Run) -> Cause:
+    time_s, memory_s = result.median_s, limits.memory_s
+    if not time_s or not memory_s or memory_s / _interval(result)[1] < MEMORY_SHARE:
+        return None
+    if limits.compute_s and limits.compute_s > memory_s:
+        return None
+    intensity = result.flops / result.min_bytes
+    decimals = 1 if intensity < 0.95 else 0
+    return "memory", (
+        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
+        f"least {_us(memory_s)} of {_us(time_s)}"
+    )
 
 
 def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
-    off = OPS[result.case.op].misaligned(result.case)
-    share = _share(result, limits)
+    op = OPS[result.case.op]
+    off, share = op.misaligned(result.case), _share(result, limits)
     if run.device.get("kind") != "cuda" or not off or share is None:
         return None
     what, stride = off
     rows = f"{what} gives rows of {stride} bytes, not a multiple of {ALIGNMENT_BYTES}"
-    padded = OPS[result.case.op].aligned(result.case)
-    twin = _same_but(result, padded, run)
-    if twin:
-        gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
-        if gain < PADDING_GAINS:
+    padded = op.aligned(result.case)
+    if twin := _same_but(result, padded, run):
+        gain, interval = _gain(result, twin)
+        if gain < PADDING_GAINS or not excludes_one(interval):
             return None
         return "alignment", (
             f"{rows}; padded to {size_of(padded)} it is {gain:.1f} times faster (measured)"
         )
     if share > UNALIGNED_RATE:
         return None
-    nearest = _aligned_neighbour(result, run)
-    compared = f"; {nearest}" if nearest else ""
+    compared = _aligned_neighbour(result, run)
     return "alignment", f"{rows}: {100 * share:.0f} % of {limits.roof}{compared}"
 
 
-def _aligned_neighbour(result: Result, run: Run) -> str | None:
-    """A sentence about the nearest aligned size of the same variant, when the run has one."""
+def _aligned_neighbour(result: Result, run: Run) -> str:
+    """What the nearest aligned size of the same variant reaches, when the run has one."""
     case = result.case
-    if case.op != "gemm":
-        return None
-    best: tuple[float, Result] | None = None
-    for other in run.results:
-        if replace(other.case, dims=case.dims) != case:
-            continue
-        if other.flop_per_s is None or OPS[other.case.op].misaligned(other.case):
-            continue
-        distance = abs(math.log(other.flops / result.flops))
-        if distance < 0.1 and (best is None or distance < best[0]):
-            best = (distance, other)
-    if best is None or not result.flop_per_s:
-        return None
-    gain = (best[1].flop_per_s or 0) / result.flop_per_s
-    return f"{size_of(best[1].case)} runs at {gain:.1f} times the rate (measured)"
+    near = [
+        (abs(math.log(other.flops / result.flops)), other)
+        for other in run.results
+        if case.op == "gemm"
+        and replace(other.case, dims=case.dims) == case
+        and other.flop_per_s
+        and not OPS[other.case.op].misaligned(other.case)
+    ]
+    distance, other = min(near, key=lambda pair: pair[0], default=(math.inf, result))
+    gain, interval = _gain(result, other, rates=True)
+    if distance >= NEAR_SIZE or not excludes_one(interval):
+        return ""
+    return f"; {size_of(other.case)} runs at {gain:.1f} times the rate (measured)"
 
 
-def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
+def _roof(result: Result, limits: Limits, run: Run) -> Cause:
     share, held = _share(result, limits), _held(result, run)
     if share is None:
         return None
@@ -213,8 +230,7 @@ def _held(result: Result, run: Run) -> str | None:
 
 
 def _waves(result: Result, limits: Limits, run: Run) -> Cause:
-    shape = waves(result, run)
-    share = _share(result, limits)
+    shape, share = waves(result, run), _share(result, limits)
     if shape is None or share is None or shape.efficiency >= FULL_WAVES:
         return None
     if shape.tiles >= shape.sm_count and most_per_sm(result, run) > 1:
@@ -226,7 +242,13 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     )
 
 
-def _nothing(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
+CAUSES: tuple[Callable[[Result, Limits, Run], Cause], ...] = (
+    _no_hardware, _launch, _layout, _memory, _alignment, _roof, _waves
+)  # fmt: skip
+
+
+def _shares(result: Result, limits: Limits, run: Run) -> str:
+    """What each of the peaks takes, where none is the bottleneck."""
     share, time_s = _share(result, limits), result.median_s
     assert time_s is not None
     parts: list[str] = []
@@ -234,6 +256,8 @@ def _nothing(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
         parts.append(f"{trick} needs fewer operations than are counted")
     elif share:
         parts.append(f"{100 * share:.0f} % of {limits.roof}")
+    elif limits.measured_flop_per_s:
+        parts.append("no large GEMM was faster")
     if limits.floor_s:
         parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is launch latency")
     if limits.memory_s:
@@ -242,12 +266,11 @@ def _nothing(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
         parts.append("its data stay in the L2, whose bandwidth was not measured")
     if held := _held(result, run):
         parts.append(held)
-    return (
-        "mixed",
-        f"no single bottleneck: {', '.join(parts)}"
-        if parts
-        else "no measured peaks to compare with",
-    )
+    elif (half_pct := half_width_pct(time_s, _interval(result))) > WIDE_PCT:
+        parts.append(f"its time is known to ±{half_pct:.0f} % only")
+    if not parts:
+        return "no measured peaks to compare with"
+    return f"no single bottleneck: {', '.join(parts)}"
 
 
 def _share(result: Result, limits: Limits) -> float | None:

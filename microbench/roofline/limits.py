@@ -42,40 +42,44 @@ INSTRUCTION = "instruction"  # the name of a ceiling that an instruction has rea
 
 
 def limits_for(result: Result, run: Run) -> Limits:
-    """The peaks in `run` that apply to a result.
+    """The peaks in `run` that apply to a result; none is of the very case itself.
 
     FLOP per clock and SM are those of `kernels.gpus`.
     """
-    name = result.case.precision_name
+    case, measurement = result.case, result.measurement
+    name = case.precision_name
 
     def rate(ceiling: str, source: str, precision: str) -> float | None:
         found = run.ceiling(ceiling, source, precision)
         return found.flop_per_s if found else None
 
-    measurement = result.measurement
     fits = result.min_bytes <= int(run.device.get("l2_bytes") or 0)
     warm = measurement is not None and measurement.l2 == "warm"
     in_l2 = warm and run.device.get("kind") == "cuda" and fits
     memory = run.ceiling("memory", "measured")
     byte_per_s = None if in_l2 or memory is None else memory.byte_per_s
     # The quickest launch seen, in whatever precision: a library may take two kernels in another.
-    floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
-    instruction = run.ceiling(INSTRUCTION, "measured", name)
+    floors = [
+        c.seconds for c in run.ceilings
+        if c.name == "latency floor" and c.seconds and c.reference != case.key
+    ]  # fmt: skip
+    instruction, large = (run.ceiling(c, "measured", name) for c in (INSTRUCTION, "large GEMM"))
     reached, at_clock = _instruction_rate(instruction, result, run), _at_clock(result, run)
-    measured = reached or rate("large GEMM", "measured", name)
+    largest = large.flop_per_s if large else None
+    said = instruction.reference.partition(",")[0] if instruction else ""  # "wgmma"
     roofs = (
-        (reached, f"what {_instruction(instruction)} reaches at this clock"),
+        (reached, f"what {said} reaches at this clock"),
         (at_clock, "what the SMs can do at this clock"),
-        (measured, "the largest GEMM measured"),
+        (None if large and large.reference == case.key else largest, "the largest GEMM measured"),
     )
     highest, roof = next(((rate, said) for rate, said in roofs if rate), (None, ""))
     fp32 = _instruction_rate(run.ceiling(INSTRUCTION, "measured", "fp32"), result, run)
-    twin, factor = result.case.precision.simt_twin or (name, 1)
+    twin, factor = case.precision.simt_twin or (name, 1)
     simt = rate("without Tensor Cores", "datasheet", twin)
     return Limits(
         datasheet_flop_per_s=rate("dense peak", "datasheet", name),
         clock_flop_per_s=at_clock,
-        measured_flop_per_s=measured,
+        measured_flop_per_s=reached or largest,
         simt_flop_per_s=factor * simt if simt else None,
         compute_s=result.flops / highest if highest else None,
         memory_s=result.min_bytes / byte_per_s if byte_per_s else None,
@@ -85,11 +89,6 @@ def limits_for(result: Result, run: Run) -> Limits:
         roof=roof,
         in_l2=in_l2,
     )
-
-
-def _instruction(ceiling: Ceiling | None) -> str:
-    """ "wgmma" of "wgmma, m64n256k16, ..."."""
-    return ceiling.reference.partition(",")[0] if ceiling else ""
 
 
 def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> float | None:

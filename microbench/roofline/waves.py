@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kernels import OPS
+from kernels import OPS, is_library
 from kernels.gpus import architecture
 from microbench.device.profiler import stages_of, threads_of
 from microbench.results.types import Result, Run
@@ -36,13 +36,21 @@ class Waves:
 
 
 def waves(result: Result, run: Run) -> Waves | None:
-    """The tiles of a result; None where the kernel's tile is unknown, and on a CPU."""
+    """The tiles of a result; None where the kernel's tile or their number is unknown, and on a CPU.
+
+    Our convolutions' tiles are boxes of images, rows and columns, which cover more than M x N; how
+    many are launched is what the back end says, and older files do not.
+    """
     sm_count = int(run.device.get("sm_count") or 0)
     if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
         return None
     tile_m, tile_n = result.tile[:2]
-    m, n, _ = OPS[result.case.op].gemm(result.case)
-    tiles = result.tiles or math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    tiles = result.tiles
+    if tiles is None and result.case.op == "conv" and not is_library(result.case):
+        return None
+    if tiles is None:
+        m, n, _ = OPS[result.case.op].gemm(result.case)
+        tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
     return Waves(tile_m, tile_n, tiles, sm_count)
 
 

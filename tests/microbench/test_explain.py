@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
+from microbench.results import read_run
 from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
-from microbench.roofline.waves import most_per_sm
+from microbench.roofline.waves import most_per_sm, waves
 
+ROOT = Path(__file__).parents[2]
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
 SIMT = {"fp32": 66.9e12, "fp16": 133.8e12}
 LARGE = {"fp32": 50e12, "tf32": 360e12, "fp16": 700e12}
@@ -152,6 +155,58 @@ def test_what_was_not_measured_is_left_alone_and_nothing_is_claimed_without_ceil
     run = Run(("x",), "now", H200, {}, ceilings=CEILINGS, results=(at_rate(4096, 6e14), skipped))
     assert annotate(annotate(run)) == annotate(run)
     assert annotate(run).results[0] == annotated(at_rate(4096, 6e14))
+
+
+def test_a_difference_within_the_intervals_is_no_cause() -> None:
+    odd, padded = conv(channels=60), conv(channels=64)
+    for half_pct, named in ((3.0, True), (12.0, False)):
+        twins = [took(case, s, half_pct=half_pct) for case, s in ((odd, 34e-6), (padded, 30e-6))]
+        assert (annotated(*twins).bound == "alignment") == named
+        slow = took(gemm(1024), 2.1 * FLOOR_S * (0.9 if named else 0.94), half_pct=half_pct)
+        assert (annotated(slow).bound == "launch") == named
+        thin = took(gemm((1, 16384, 16384)), 134.2e-6 * (1.9 if named else 1.95), half_pct=half_pct)
+        assert (annotated(thin).bound == "memory") == named
+        layouts = annotated(replace(CONVERTED), took(conv(), 56e-6, half_pct=half_pct))
+        assert ("in nhwc" in (layouts.why or "")) == named
+        neighbour = at_rate(4096, 310e12, half_pct=half_pct)
+        assert (
+            "times the rate" in (annotated(at_rate(4095, 280e12), neighbour).why or "")
+        ) == named
+        ours = took(gemm(4095, backend="triton"), 0.9 * 2 * 4095**3 / 280e12, half_pct=half_pct)
+        assert ("our own" in (annotated(at_rate(4095, 280e12), ours).why or "")) == named
+    wide = annotated(took(gemm(1024), 2.5 * FLOOR_S, half_pct=300.0))
+    assert wide.bound == "mixed"
+    assert "±300 %" in (wide.why or "")
+    # Under a power cap a time varies with the clock, and a share of the roof at the clock does not.
+    assert annotated(at_rate(8192, 690e12, half_pct=20.0, **CAPPED)).bound == "power"
+
+
+def test_a_case_is_not_compared_with_itself() -> None:
+    tiny, large = took(gemm(64), FLOOR_S), at_rate(4096, 700e12, clock=None)
+    floor = Ceiling("latency floor", "measured", "fp16", seconds=FLOOR_S, reference=tiny.case.key)
+    best = Ceiling("large GEMM", "measured", "fp16", 700e12, reference=large.case.key)
+    for found in (tiny, large):
+        alone = annotated(found, ceilings=(floor, best))
+        assert (alone.bound, "64x64x64" in (alone.why or "")) == ("mixed", False)
+    assert annotated(took(gemm(128), FLOOR_S), ceilings=(floor,)).bound == "launch"
+    assert annotated(at_rate(2048, 690e12, clock=None), ceilings=(best,)).bound == "compute"
+
+
+def test_tiles_of_a_convolution_of_ours_are_those_launched_or_not_known() -> None:
+    """Once published as 205 tiles, 78 % full: it launched 250 boxes of 16 x 4 x 4 pixels."""
+    run = read_run(ROOT / "results/nvidia-h200/shapes-conv.json")
+    label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
+    (found,) = (r for r in run.results if r.variant == label and r.case.dim("c") == 301)
+    unknown = annotate(replace(run, results=(found,))).results[0]
+    assert (found.tiles, waves(found, run)) == (None, None)
+    assert unknown.bound == "mixed"
+    assert "tiles" not in (unknown.why or "")
+    launched = waves(replace(found, tiles=250), run)
+    assert launched is not None
+    assert launched.efficiency == pytest.approx(250 / 264)
+    library = waves(replace(found, case=replace(found.case, backend="cudnn")), run)
+    assert library is not None
+    assert library.tiles == 205
 
 
 # ---------------------------------------------------------------- kernels by name
