@@ -77,6 +77,27 @@ def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[
     assert (problem.pack_a, problem.pack_b, problem.c_misaligned) == expected
 
 
+def test_a_narrow_operand_is_not_copied_to_whole_lines() -> None:
+    """100,000 rows of 2 to 32 bytes would become as many lines of 128."""
+    vector = Problem.of(case(1, 4096, 100000, layout="tn"))
+    assert vector.a_k_major
+    assert not vector.pack_a
+    assert not Problem.of(case(4096, 1, 100000)).pack_b
+    for m in (2, 4, 15):
+        ((transposed, moved),) = Problem.of(case(m, 4096, 100000, layout="tn")).copies
+        assert transposed
+        assert moved <= 1.01 * 2 * m * 100000 * 2
+    ((transposed, _),) = Problem.of(case(33, 4096, 100000, layout="tn")).copies
+    assert not transposed
+    assert not Problem.of(case(16, 4096, 100000, layout="tn")).copies  # TMA reads it as it lies
+
+
+def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
+    first = cfg.choices(Problem.of(case(640, 640, 32768)), (9, 0), 132)[0]
+    assert first.slices == 5
+    assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
+
+
 def test_rules_find_something_that_fits() -> None:
     capabilities = ((7, 5), (8, 0), (9, 0), (12, 0))
     for capability, size, precision in itertools.product(

@@ -111,6 +111,7 @@ _TMA_TILES = (
 _LONG_SIDES = ((32, 4, 4), (64, 2, 5), (64, 1, 8), (128, 2, 4))
 # (M, N, 128-byte lines of K, stages, warps)
 _SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
+_SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
 
 
 @cache
@@ -131,15 +132,13 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
 
 
 def _split_k(line: int) -> Iterator[Config]:
-    for narrow, (long, lines, stages), slices in product(
-        (16, 32, 64), _LONG_SIDES, (1, 2, 4, 8, 16)
-    ):
+    for narrow, (long, lines, stages), slices in product((16, 32, 64), _LONG_SIDES, _SLICES):
         if long < narrow:
             continue
         plain = Config(SPLIT_K, long, narrow, lines * line, stages, 4, slices=slices)
         yield replace(plain, bm=narrow, bn=long, swapped=True)
         yield plain
-    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, (2, 4, 8, 16)):
+    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, _SLICES[1:]):
         yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
 
 
@@ -161,6 +160,9 @@ def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
 # ---------------------------------------------------------------- what a problem may run
 
 
+FEW_BYTES = LINE_BYTES // 4  # of a row, whose copy would be four times as large or more
+
+
 @dataclass(frozen=True)
 class Problem:
     """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n], and whether K is contiguous."""
@@ -178,7 +180,9 @@ class Problem:
         for a missing dimension, ValueError for an unknown precision.
         """
         m, n, k = (case.dim(d) for d in "mnk")
-        return cls(m, n, k, case.precision, case.layout[0] == "n", case.layout[1] == "t")
+        # A vector has its elements along K one after the other, whatever its layout is called.
+        a_k_major, b_k_major = case.layout[0] == "n" or m == 1, case.layout[1] == "t" or n == 1
+        return cls(m, n, k, case.precision, a_k_major, b_k_major)
 
     @property
     def pack_a(self) -> bool:
@@ -192,23 +196,29 @@ class Problem:
 
     def _pack(self, k_major: bool, rows: int) -> bool:
         row_bytes = (self.k if k_major else rows) * self.precision.bytes_per_element
-        return self.transposed(k_major) or bool(row_bytes % TMA_ALIGNMENT)
+        readable = k_major or self.precision.bytes_per_element == 2
+        return not readable or bool(row_bytes % TMA_ALIGNMENT)
 
-    def transposed(self, k_major: bool) -> bool:
+    def transposed(self, k_major: bool, rows: int) -> bool:
         """Whether the copy for TMA is transposed: wgmma reads only 16-bit types with K outermost
-        (PTX ISA, "Strides", wgmma descriptors).
+        (PTX ISA, "Strides", wgmma descriptors); and a row of few bytes would fill a line.
         """
-        return not k_major and self.precision.bytes_per_element != 2
+        size = self.precision.bytes_per_element
+        return not k_major and (size != 2 or rows * size <= FEW_BYTES)
 
     @property
-    def copies(self) -> int:
-        """Launches that pack: one for each operand that is transposed, one for the others."""
-        transposed = [
-            self.transposed(k_major)
-            for pack, k_major in ((self.pack_a, self.a_k_major), (self.pack_b, self.b_k_major))
-            if pack
-        ]
-        return transposed.count(True) + (False in transposed)
+    def copies(self) -> Sequence[tuple[bool, int]]:
+        """Whether each operand that is packed is transposed, and the bytes that its copy moves."""
+        size, found = self.precision.bytes_per_element, list[tuple[bool, int]]()
+        for pack, k_major, rows in (
+            (self.pack_a, self.a_k_major, self.m), (self.pack_b, self.b_k_major, self.n),
+        ):  # fmt: skip
+            if pack:
+                transposed = self.transposed(k_major, rows)
+                outer, inner = (rows, self.k) if transposed or k_major else (self.k, rows)
+                written = outer * ceil(inner * size / LINE_BYTES) * LINE_BYTES
+                found.append((transposed, rows * self.k * size + written))
+        return found
 
     @property
     def c_misaligned(self) -> bool:
@@ -313,8 +323,9 @@ def tile_kind(config: Config) -> tuple[int, int, int]:
 def _work(config: Config, problem: Problem) -> Work:
     p, kind, slices = problem, problem.precision, config.slices
     by_tma = config.kernel != POINTER
-    packed = p.k * (p.m * p.pack_a + p.n * p.pack_b) if by_tma else 0
-    copies = p.copies if by_tma else 0
+    # One launch for each operand that is transposed, one for the others.
+    transposed = [is_transposed for is_transposed, _ in p.copies] if by_tma else []
+    copies = transposed.count(True) + (False in transposed)
     threads, shared = 32 * config.warps, shared_memory(config, kind)
     return Work(
         tiles=p.tiles(config) * slices,
@@ -332,5 +343,5 @@ def _work(config: Config, problem: Problem) -> Work:
         spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
-        extra_moved=2 * packed * kind.bytes_per_element,
+        extra_moved=sum(moved for _, moved in p.copies) if by_tma else 0,
     )

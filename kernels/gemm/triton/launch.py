@@ -162,7 +162,7 @@ def packed(
     for i, matrix in enumerate(matrices):
         if not wanted[i]:
             continue
-        transposed = problem.transposed(matrix.k_major)
+        transposed = problem.transposed(matrix.k_major, matrix.rows)
         found[i] = _place(matrix, transposed)
         if transposed:
             steps.append(_transpose_step(matrix, found[i]))
