@@ -63,42 +63,36 @@ def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
 
 @dataclass
 class Layer:
-    """A layer of the network: its uses by pass, and the library's results of each."""
+    """A layer of the network, or all of them (`total`): the uses, a layer's by pass, and the
+    library's results of each.
+    """
 
     label: str
     count: int
     uses: dict[str, LayerUse] = field(default_factory=dict[str, LayerUse])
     results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
+    total: bool = False
 
     def seconds(self, precision: str) -> float | None:
         """Seconds per step, all passes, in a precision; None where a pass was not measured."""
-        total = 0.0
-        for which, use in self.uses.items():
-            found = self.results.get((which, precision))
-            if found is None or not found.median_s:
-                return None
-            total += use.count * found.median_s
-        return total
+        times = [
+            use.count * (found.median_s or 0.0)
+            for which, use in self.uses.items()
+            if (found := self.results.get((which, precision)))
+        ]
+        return sum(times) if len(times) == len(self.uses) and all(times) else None
 
     def bound(self, precision: str) -> str:
-        """The bottleneck of the pass that takes longest."""
+        """The bottleneck of the pass that takes longest; "" for the total."""
         found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
-        return fmt.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "") if found else ""
+        if not found or self.total:
+            return ""
+        return fmt.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "")
 
-    def passes(self, precision: str, baseline: str) -> list[Pass]:
-        """Its passes that were measured in both precisions."""
-        found = [self._pass(which, precision, baseline) for which in self.uses]
-        return [one for one in found if one]
-
-    def ratio(self, precision: str, baseline: str) -> Ratio | None:
-        """Times faster, all passes together; None where a pass was not measured."""
-        found = self.passes(precision, baseline)
-        return total_ratio(found) if len(found) == len(self.uses) else None
-
-    def gain(self, which: str, precision: str, baseline: str) -> Ratio | None:
-        """Times faster in one pass; None where it was not measured."""
-        found = self._pass(which, precision, baseline)
-        return total_ratio([found]) if found else None
+    def ratio(self, precision: str, baseline: str, which: str | None = None) -> Ratio | None:
+        """Times faster, all passes together or one; None where a pass was not measured."""
+        found = [self._pass(one, precision, baseline) for one in ([which] if which else self.uses)]
+        return total_ratio([one for one in found if one]) if all(found) else None
 
     def _pass(self, which: str, precision: str, baseline: str) -> Pass | None:
         a, b = self.results.get((which, baseline)), self.results.get((which, precision))
@@ -150,54 +144,29 @@ def _label(result: Result, use: LayerUse) -> str:
     return fmt.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The layers of the network together: those that were measured in all `precisions`."""
-
-    all_layers: Sequence[Layer]
-    precisions: Sequence[str]
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers that the totals include."""
-        return [x for x in self.all_layers if all(x.seconds(p) for p in self.precisions)]
-
-    @property
-    def label(self) -> str:
-        """ "total", or "total over 3 of 5 layers" where some were not measured."""
-        part = over_part(len(self.layers), len(self.all_layers))
-        return f"total {part}" if part else "total"
-
-    @property
-    def count(self) -> int:
-        """How often a step uses its layers."""
-        return sum(layer.count for layer in self.layers)
-
-    def seconds(self, precision: str) -> float | None:
-        """Seconds per step in a precision; None where no layer was measured."""
-        return sum(layer.seconds(precision) or 0.0 for layer in self.layers) or None
-
-    def ratio(self, precision: str, baseline: str) -> Ratio | None:
-        """Times faster, all layers together; None where no layer was measured."""
-        return total_ratio([p for x in self.layers for p in x.passes(precision, baseline)])
+def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer:
+    """The layers together of which this is true; the label says if some are left out."""
+    found = [layer for layer in layers if which(layer)]
+    part = f" over {len(found)} of {len(layers)} layers" if len(found) < len(layers) else ""
+    whole = Layer(f"total{part}", sum(layer.count for layer in found), total=True)
+    for i, layer in enumerate(found):
+        whole.uses |= {f"{i} {name}": use for name, use in layer.uses.items()}
+        whole.results |= {(f"{i} {n}", p): result for (n, p), result in layer.results.items()}
+    return whole
 
 
-def over_part(count: int, of: int) -> str:
-    """ "over 3 of 5 layers"; "" for all."""
-    return f"over {count} of {of} layers" if count < of else ""
-
-
-def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
+def layers_table(run: Run, network: NetworkUse) -> Table[Layer]:
     """One row per layer, and the total. Times are per training step."""
     layers = layers_of(run, network)
     timed = [(p, r.median_s) for layer in layers for (_, p), r in layer.results.items()]
     precisions = list(dict.fromkeys(p for p, median_s in timed if median_s))
     table = Table(_columns(run, layers), [Row(layer) for layer in layers])
-    table.block("", [Row(Whole(layers, precisions), style="bold")])
+    whole = total_of(layers, lambda layer: all(map(layer.seconds, precisions)))
+    table.block("", [Row(whole, style="bold")])
     return table
 
 
-def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:
+def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer]]:
     arms = arms_of(run)
     name = arms.asked[0] if arms.asked else "fp16"
     others = [p for p in dict.fromkeys(r.case.precision_name for r in run.results) if p != name]
@@ -210,43 +179,34 @@ def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:
         Column(f"{name}\nms", _ms(name), right=True),
         Column("share", _share(name, total_s), right=True),
         *(Column(f"{name}\nx {b}", _times(name, b), right=True) for b in arms.baselines),
-        *(Column(f"{which}\nx {hardest}", _pass_gain(which, name, hardest), right=True, drop=3)
+        *(Column(f"{which}\nx {hardest}", _times(name, hardest, which), right=True, drop=3)
           for which in PASSES if hardest),
-        Column("bottleneck", lambda row: row.bound(name) if isinstance(row, Layer) else "",
-               drop=6),
+        Column("bottleneck", lambda row: row.bound(name), drop=6),
     ]  # fmt: skip
 
 
-def _ms(precision: str) -> Callable[[Layer | Whole], str]:
+def _ms(precision: str) -> Callable[[Layer], str]:
     return lambda row: fmt.number(1e3 * s) if (s := row.seconds(precision)) else "-"
 
 
-def _share(name: str, total_s: float) -> Callable[[Layer | Whole], str]:
-    def cell(row: Layer | Whole) -> str:
-        own_s = row.seconds(name) if isinstance(row, Layer) else None
+def _share(name: str, total_s: float) -> Callable[[Layer], str]:
+    def cell(row: Layer) -> str:
+        own_s = None if row.total else row.seconds(name)
         return fmt.per_cent(100 * own_s / total_s) if own_s and total_s else ""
 
     return cell
 
 
-def _times(name: str, baseline: str) -> Callable[[Layer | Whole], str]:
+def _times(name: str, baseline: str, which: str | None = None) -> Callable[[Layer], str]:
     """The total with its interval; layers without, or the table would be too wide."""
 
-    def cell(row: Layer | Whole) -> str:
-        found = row.ratio(name, baseline)
+    def cell(row: Layer) -> str:
+        if which and row.total:
+            return ""
+        found = row.ratio(name, baseline, which)
         if found is None:
             return "-"
-        return fmt.ratio(found) if isinstance(row, Whole) else fmt.short_ratio(found)
-
-    return cell
-
-
-def _pass_gain(which: str, name: str, baseline: str) -> Callable[[Layer | Whole], str]:
-    def cell(row: Layer | Whole) -> str:
-        if isinstance(row, Whole):
-            return ""
-        found = row.gain(which, name, baseline)
-        return fmt.short_ratio(found) if found else "-"
+        return fmt.ratio(found) if row.total else fmt.short_ratio(found)
 
     return cell
 
@@ -273,15 +233,15 @@ def layers_summary(run: Run, network: NetworkUse) -> list[Text]:
 def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> list[Text]:
     found = [(layer, layer.ratio(name, baseline), layer.seconds(name) or 0.0) for layer in layers]
     timed = [(layer, ratio, own_s) for layer, ratio, own_s in found if ratio]
-    whole = total_ratio([p for layer, *_ in timed for p in layer.passes(name, baseline)])
-    if whole is None:
+    every = total_of(layers, lambda layer: layer.ratio(name, baseline))
+    whole, total = every.ratio(name, baseline), every.seconds(name)
+    if whole is None or not total:
         return []
-    total = sum(own_s for *_, own_s in timed)
-    part = over_part(len(timed), len(layers))
+    part = every.label.removeprefix("total ")
     title = f"{name} against {baseline}"
     own, base = fmt.as_ms(1e3 * total), fmt.as_ms(1e3 * total * whole.ratio)
     lines = [Text(f"{title}: the convolutions and GEMMs of a step take {own} ms instead of {base}, "
-                  f"{_faster(whole)}{f' ({part})' * bool(part)}.", "bold")]  # fmt: skip
+                  f"{_faster(whole)}{f' ({part})' * (part != every.label)}.", "bold")]  # fmt: skip
     if whole.ruined_pct:
         lines = [Text(line, "bold") for line in uncertain({title: whole.ruined_pct})]
     kinds: dict[str, list[tuple[Layer, Ratio, float]]] = {}
