@@ -1,4 +1,4 @@
-"""Plan -> measure -> result, group by group; each group is on disk before the next begins.
+"""Plan -> measure -> result, group by group; what is done is soon on disk.
 
 A child process measures (see `microbench.worker`), so a kernel that faults or hangs loses only its
 own case.
@@ -7,6 +7,7 @@ own case.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
 ARM_BUDGET_S = {"large": 0.8, "small": 0.25}
 CPU_BUDGET_S = 25.0
+SAVING = 0.05  # the share of the time, at most, that writing the growing run file takes
 
 
 def weight(case: Case) -> float:
@@ -101,10 +103,13 @@ class Runner:
     load_ahead: Callable[[], None] = lambda: None  # what the next process needs
     now: Callable[[], str] = now
     load: LoadMeter = field(default_factory=LoadMeter)
+    saving: float = SAVING
     _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    _next_save_s: float = field(default=0.0, init=False)
 
     def measure(self, schedule: InOrder, planned: Sequence[Group] = ()) -> Run:
-        """The run with a result for every case. What is done is on disk even when this raises.
+        """The run with a result for every case. What is done is on disk even when this raises; only
+        a process that is killed loses what it measured since the file was last written.
 
         One process measures what the schedule says; each of the others measures again what is
         `planned` and has been measured, with the same seconds for a case. The device's ceilings are
@@ -131,6 +136,9 @@ class Runner:
             for number in range(1, self.processes):
                 self._again(number, planned)
             others = self._session.others()
+        except BaseException:
+            self._save()
+            raise
         finally:
             self._session.close()
         # Later results may explain earlier ones.
@@ -172,7 +180,7 @@ class Runner:
             self._restart()  # the case that did it will fail in its turn; go on without ceilings
         known = {c.key: c for c in (*self.run.ceilings, *ceilings)}
         self.run = replace(self.run, ceilings=tuple(known.values()))
-        self._save()
+        self._save_at_times()
 
     def _restart(self) -> None:
         self._session.close()
@@ -204,9 +212,17 @@ class Runner:
         known = {c.key: c for c in (*run.ceilings, *found)}
         keys = {result.case.key for result in results}
         self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
-        self._save()
+        self._save_at_times()
         done = [result for result in self.run.results if result.case.key in keys]
         self.progress.done(group, done, left_s)
+
+    def _save_at_times(self) -> None:
+        """Save unless that would take more than its share of the time since it was last done."""
+        started_s = time.monotonic()
+        if started_s >= self._next_save_s:
+            self._save()
+            ended_s = time.monotonic()
+            self._next_save_s = ended_s + (ended_s - started_s) / self.saving
 
     def _save(self) -> None:
         if self.path is not None:

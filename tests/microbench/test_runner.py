@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from microbench.conditions import Conditions
 from microbench.estimate import MORE
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
-from microbench.results.types import Ceiling, Result
+from microbench.results.types import Ceiling, Result, Run
+from microbench.run_output import save
 from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
 from microbench.sweep import Group
 from microbench.worker import OnStage, WorkerDied
@@ -52,6 +55,30 @@ def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> N
     written = json.loads(world.path.read_text())
     assert written["finished_at"] == "the end"
     assert all(r["bound"] and r["why"] for r in written["results"]), "explained"
+
+
+def test_a_file_that_takes_long_to_write_is_written_at_times_and_at_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of many results: 5 ms a write beside groups of no time at all."""
+    written: list[int] = []
+
+    def slow(run: Run, path: Path) -> None:
+        time.sleep(0.005)
+        written.append(len(run.results))
+        save(run, path)
+
+    def interrupt(asked: Group) -> None:
+        if asked == groups[-1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("microbench.runner.save", slow)
+    groups = [group_of(64 + i) for i in range(20)]
+    world.trouble = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        replace(world.runner(), saving=1e-6).measure(InOrder(groups, 10.0))
+    assert written == [2, 38]
+    assert len(read_run(world.path).results) == 38
 
 
 @pytest.mark.parametrize("deadly", [{"tf32"}, {"fp32", "tf32", "fp16"}])
