@@ -113,17 +113,16 @@ def _no_hardware(result: Result, limits: Limits, run: Run) -> Cause:
 
 def _launch(result: Result, limits: Limits, run: Run) -> Cause:
     time_s, longest_s = result.median_s, _interval(result)[1]
-    if not time_s or not limits.floor_s or limits.floor_s / longest_s < IDLE_FLOOR_SHARE:
+    if not time_s or not limits.floor_s:
         return None
-    floor = f"launch latency is {_us(min(limits.floor_s, time_s))} of {_us(time_s)}"
-    if limits.floor_s / longest_s >= FLOOR_SHARE:
-        return "launch", f"{floor} (a 64x64x64 GEMM takes as long)"
-    busy_s = (limits.compute_s or time_s) + (limits.memory_s or time_s)
-    if busy_s >= BUSY_SHARE * time_s:
+    busy_share = ((limits.compute_s or time_s) + (limits.memory_s or time_s)) / time_s
+    share, idle = limits.floor_s / longest_s, busy_share < BUSY_SHARE
+    if share < (IDLE_FLOOR_SHARE if idle else FLOOR_SHARE):
         return None
+    also = f"; arithmetic and memory traffic need {100 * busy_share:.0f} %"
     return "launch", (
-        f"{floor} (a 64x64x64 GEMM takes as long); "
-        f"arithmetic and memory traffic need {100 * busy_s / time_s:.0f} %"
+        f"launch latency is {_us(min(limits.floor_s, time_s))} of {_us(time_s)} "
+        f"(a 64x64x64 GEMM takes as long){'' if share >= FLOOR_SHARE else also}"
     )
 
 
@@ -235,10 +234,11 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
         return None
     if shape.tiles >= shape.sm_count and most_per_sm(result, run) > 1:
         return None  # several such tiles may share an SM: the waves cannot be counted
+    assert result.tile
+    tile, several = "x".join(map(str, result.tile[:2])), "s" if shape.waves > 1 else ""
     return "waves", (
-        f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
-        f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
-        f"{100 * share:.0f} % of {limits.roof}"
+        f"{shape.tiles} tiles of {tile} on {shape.sm_count} SMs: {shape.waves} wave{several}, "
+        f"{100 * shape.efficiency:.0f} % full; {100 * share:.0f} % of {limits.roof}"
     )
 
 

@@ -27,10 +27,7 @@ from microbench.timing.timers import Timer
 
 FLOOR_SIZE = 64
 LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a GEMM's FLOP/s can be a peak
-CALIBRATED_SIZE = {
-    "cuda": 4096,
-    "cpu": 1024,
-}  # of the GEMM that is measured where the run has no large one
+CALIBRATED_SIZE = {"cuda": 4096, "cpu": 1024}  # of the GEMM measured where a run has no large one
 ALIGNED = 64  # elements: other sizes run slower kernels, which show no peak
 COPY_SAMPLES = 7
 FLOOR_BUDGET_S = 0.3
@@ -46,17 +43,13 @@ def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceil
     card = find_card(device_name)
     if card is None:
         return []
-    rows = [
-        Ceiling("dense peak", "datasheet", p, peak, reference=card.reference)
-        for p in precisions
-        if (peak := card.peak(precision(p))) is not None
-    ]
-    rows += [
-        Ceiling("without Tensor Cores", "datasheet", p, rate, reference=card.reference)
-        for p, rate in card.simt_flop_per_s.items()
-    ]
-    memory = Ceiling("memory", "datasheet", byte_per_s=card.byte_per_s, reference=card.reference)
-    return [*rows, memory]
+    peaks = [("dense peak", p, card.peak(precision(p))) for p in precisions]
+    peaks += [("without Tensor Cores", p, rate) for p, rate in card.simt_flop_per_s.items()]
+    return [
+        *(Ceiling(name, "datasheet", p, rate, reference=card.reference)
+          for name, p, rate in peaks if rate is not None),
+        Ceiling("memory", "datasheet", byte_per_s=card.byte_per_s, reference=card.reference),
+    ]  # fmt: skip
 
 
 def is_large(case: Case, kind: str) -> bool:
@@ -91,21 +84,18 @@ def calibrate(
     launch, moved = copy(measurer.target)
     reading = median(measurer.timer.block(launch, COPY_SAMPLES).times_s)
     found = [Ceiling("memory", "measured", byte_per_s=moved / reading, reference="copy")]
-    for result in measurer.measure(
-        library_group(precisions, kind, FLOOR_SIZE), FLOOR_BUDGET_S, announce
-    ):
-        if result.median_s:
-            found.append(
-                Ceiling("latency floor", "measured", result.case.precision_name,
-                        seconds=result.median_s, reference=result.case.key)
-            )  # fmt: skip
+    floors = library_group(precisions, kind, FLOOR_SIZE)
+    found += [
+        Ceiling("latency floor", "measured", one.case.precision_name, seconds=one.median_s,
+                reference=one.case.key)
+        for one in measurer.measure(floors, FLOOR_BUDGET_S, announce) if one.median_s
+    ]  # fmt: skip
     found += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
     known = {ceiling.precision for ceiling in found if ceiling.name == INSTRUCTION}
     if large := [name for name in large if name not in known]:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
-        found += large_ceilings(
-            measurer.measure(group, LARGE_BUDGET_S * len(large), announce), kind
-        )
+        budget_s = LARGE_BUDGET_S * len(large)
+        found += large_ceilings(measurer.measure(group, budget_s, announce), kind)
     return found
 
 
@@ -155,12 +145,9 @@ def large_ceilings(results: Sequence[Result], kind: str) -> list[Ceiling]:
     """The best FLOP/s of each precision among the large GEMMs in these results."""
     best: dict[str, Ceiling] = {}
     for result in results:
-        rate, name = result.flop_per_s, result.case.precision_name
-        if rate is None or not is_large(result.case, kind):
-            continue
-        before = best.get(name)
-        if before is None or rate > (before.flop_per_s or 0):
-            best[name] = Ceiling(
-                "large GEMM", "measured", name, flop_per_s=rate, reference=result.case.key
-            )
+        rate, name = result.flop_per_s or 0.0, result.case.precision_name
+        before = best[name].flop_per_s if name in best else 0.0
+        if is_large(result.case, kind) and rate > (before or 0.0):
+            key = result.case.key
+            best[name] = Ceiling("large GEMM", "measured", name, rate, reference=key)
     return list(best.values())

@@ -6,15 +6,19 @@ other cases of the run that differ in one thing only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from microbench.device.profiler import fewer_operations
-from microbench.results.types import Result, Run, Warning
+from microbench.results.types import Measurement, Result, Run, Warning
 from microbench.roofline.causes import explain
 from microbench.roofline.limits import limits_for, tensor_core
 from microbench.timing import SUSTAINED
 from microbench.timing.stats import half_width_pct
+
+CLOCK_DROP = 0.9
+WIDE_INTERVAL_PCT = 2.0
+OVER_PEAK_PCT = 105.0
 
 
 def annotate(run: Run, keys: Collection[str] | None = None) -> Run:
@@ -54,93 +58,55 @@ def _annotate(result: Result, run: Run) -> Result:
         bound=bound,
         why=why,
     )
-    found = (check(explained, run) for check in CHECKS)
-    return replace(explained, warnings=tuple(warning for warning in found if warning))
+    return replace(explained, warnings=tuple(_warnings(explained, result.measurement, run)))
 
 
-# ---------------------------------------------------------------- warnings
-
-CLOCK_DROP = 0.9
-WIDE_INTERVAL_PCT = 2.0
-OVER_PEAK_PCT = 105.0
-
-Check = Callable[[Result, Run], Warning | None]
-
-
-def _clock_fell(result: Result, run: Run) -> Warning | None:
-    measurement, top = result.measurement, run.device.get("sm_clock_max_mhz")
-    if measurement is None or not measurement.sm_clock_mhz or not top:
-        return None
-    share = measurement.sm_clock_mhz / float(top)
-    if share >= CLOCK_DROP or not measurement.throttle:
-        return None
-    remedy = (
-        "none needed: long runs get this clock; --regime burst measures a cool card"
-        if measurement.regime == SUSTAINED
-        else "let the card cool, then run python -m microbench doctor"
-    )
-    return Warning(
-        f"SM clock {measurement.sm_clock_mhz:.0f} MHz, {100 * (1 - share):.0f} % below its maximum",
-        ", ".join(measurement.throttle),
-        remedy,
-    )
-
-
-def _wide_interval(result: Result, run: Run) -> Warning | None:
-    measurement = result.measurement
-    if measurement is None:
-        return None
-    if measurement.ci95_s is None:
-        return Warning(
+def _warnings(result: Result, measurement: Measurement, run: Run) -> Iterator[Warning]:
+    """What makes its numbers unreliable: what is seen, its cause, what to do."""
+    case, clock, on_gpu = result.case, measurement.sm_clock_mhz, run.device.get("kind") == "cuda"
+    top, capped = run.device.get("sm_clock_max_mhz"), "power cap" in measurement.throttle
+    if top and clock and clock < CLOCK_DROP * float(top) and measurement.throttle:
+        drop_pct = 100 * (1 - clock / float(top))
+        yield Warning(
+            f"SM clock {clock:.0f} MHz, {drop_pct:.0f} % below its maximum",
+            ", ".join(measurement.throttle),
+            "none needed: long runs get this clock; --regime burst measures a cool card"
+            if measurement.regime == SUSTAINED
+            else "let the card cool, then run python -m microbench doctor",
+        )
+    interval = measurement.ci95_s
+    width_pct = half_width_pct(measurement.median_s, interval) if interval else None
+    if width_pct is None:
+        yield Warning(
             "no confidence interval", "the budget allowed only one round", "raise --budget"
         )
-    width = half_width_pct(measurement.median_s, measurement.ci95_s)
-    if width <= WIDE_INTERVAL_PCT:
-        return None
-    said = f"95 % confidence interval is ±{width:.1f} %"
-    if measurement.processes:
-        cause = "the processes differ, or are too few for a narrow interval"
-        return Warning(said, cause, "raise --processes")
-    cause = (
-        "the power limit varies the clock"
-        if "power cap" in measurement.throttle
-        else "other work on the machine, or too few rounds"
-    )
-    return Warning(said, cause, "raise --budget")
-
-
-def _impossible(result: Result, run: Run) -> Warning | None:
-    at_clock = result.efficiency_pct.get("at_clock")
-    if at_clock is None or at_clock <= OVER_PEAK_PCT or fewer_operations(result.kernels):
-        return None
-    return Warning(
-        f"{at_clock:.0f} % of what the hardware can do at this clock",
-        "the clock was misread, or the kernel did not do its work",
-        "do not use this number; report it with the run file",
-    )
-
-
-def _zeros(result: Result, run: Run) -> Warning | None:
-    if result.case.data != "zeros" or run.device.get("kind") != "cuda":
-        return None
-    return Warning(
-        "the inputs are zeros",
-        "zeros switch fewer transistors, so the card draws less power and clocks higher",
-        "use --data normal for published numbers",
-    )
-
-
-def _exact_arithmetic(result: Result, run: Run) -> Warning | None:
-    case, error = result.case, result.rel_error
-    if case.data not in ("normal", "uniform") or error is None:
-        return None
-    if error >= case.precision.least_error:
-        return None
-    return Warning(
-        f"{case.precision_name} was enabled, but the result has full precision ({error:.0e})",
-        "the library chose a kernel without Tensor Cores because it was faster",
-        "none needed: a user who enables it gets the same at this size",
-    )
-
-
-CHECKS: Sequence[Check] = (_clock_fell, _wide_interval, _impossible, _zeros, _exact_arithmetic)
+    elif width_pct > WIDE_INTERVAL_PCT:
+        several = "the processes differ, or are too few for a narrow interval"
+        varying = "the power limit varies the clock"
+        noisy = "other work on the machine, or too few rounds"
+        yield Warning(
+            f"95 % confidence interval is ±{width_pct:.1f} %",
+            several if measurement.processes else varying if capped else noisy,
+            "raise --processes" if measurement.processes else "raise --budget",
+        )
+    at_clock = result.efficiency_pct.get("at_clock", 0.0)
+    if at_clock > OVER_PEAK_PCT and not fewer_operations(result.kernels):
+        yield Warning(
+            f"{at_clock:.0f} % of what the hardware can do at this clock",
+            "the clock was misread, or the kernel did not do its work",
+            "do not use this number; report it with the run file",
+        )
+    if case.data == "zeros" and on_gpu:
+        yield Warning(
+            "the inputs are zeros",
+            "zeros switch fewer transistors, so the card draws less power and clocks higher",
+            "use --data normal for published numbers",
+        )
+    error = result.rel_error
+    random = case.data in ("normal", "uniform")
+    if random and error is not None and error < case.precision.least_error:
+        yield Warning(
+            f"{case.precision_name} was enabled, but the result has full precision ({error:.0e})",
+            "the library chose a kernel without Tensor Cores because it was faster",
+            "none needed: a user who enables it gets the same at this size",
+        )

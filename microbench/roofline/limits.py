@@ -64,7 +64,9 @@ def limits_for(result: Result, run: Run) -> Limits:
         if c.name == "latency floor" and c.seconds and c.reference != case.key
     ]  # fmt: skip
     instruction, large = (run.ceiling(c, "measured", name) for c in (INSTRUCTION, "large GEMM"))
-    reached, at_clock = _instruction_rate(instruction, result, run), _at_clock(result, run)
+    reached = _instruction_rate(instruction, result, run)
+    rates = flop_per_clock(capability_of(run), str(run.device.get("name")))
+    at_clock = _at_clock(rates.get(case.precision.rate_name), result, run)
     largest = large.flop_per_s if large else None
     said = instruction.reference.partition(",")[0] if instruction else ""  # "wgmma"
     roofs = (
@@ -93,22 +95,16 @@ def limits_for(result: Result, run: Run) -> Limits:
 
 def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> float | None:
     """FLOP/s that the instruction reaches at the clock of the result, else at its own."""
-    clock = result.measurement.sm_clock_mhz if result.measurement else None
-    sms = run.device.get("sm_count")
-    if ceiling is None or not ceiling.flop_per_clock or not clock or not sms:
-        return ceiling.flop_per_s if ceiling else None
-    return ceiling.flop_per_clock * int(sms) * clock * 1e6
-
-
-def _at_clock(result: Result, run: Run) -> float | None:
-    """Peak FLOP/s of the SMs at the measured clock."""
-    rates = flop_per_clock(capability_of(run), str(run.device.get("name")))
-    per_clock = rates.get(result.case.precision.rate_name)
-    clock = result.measurement.sm_clock_mhz if result.measurement else None
-    sms = run.device.get("sm_count")
-    if per_clock is None or clock is None or not sms:
+    if ceiling is None:
         return None
-    return per_clock * int(sms) * clock * 1e6
+    return _at_clock(ceiling.flop_per_clock, result, run) or ceiling.flop_per_s
+
+
+def _at_clock(per_clock: float | None, result: Result, run: Run) -> float | None:
+    """FLOP/s of all SMs at the clock of the result, of `per_clock` FLOP each."""
+    clock = result.measurement.sm_clock_mhz if result.measurement else None
+    sms = run.device.get("sm_count")
+    return per_clock * int(sms) * clock * 1e6 if per_clock and clock and sms else None
 
 
 def capability_of(run: Run) -> Capability | None:
@@ -125,13 +121,9 @@ def tensor_core(result: Result, limits: Limits) -> bool | None:
     """
     if result.case.precision_name == "fp32":
         return False
-    if limits.simt_flop_per_s is None or result.flop_per_s is None or not _direct(result):
+    rate, simt = result.flop_per_s, limits.simt_flop_per_s
+    fewer = fewer_operations(result.kernels) is not None
+    unknown = result.case.op == "conv" and is_library(result.case) and not result.kernels
+    if simt is None or rate is None or fewer or unknown:
         return None
-    return True if result.flop_per_s > limits.simt_flop_per_s else None
-
-
-def _direct(result: Result) -> bool:
-    """Whether the operations that are counted were done, as far as names tell."""
-    if fewer_operations(result.kernels):
-        return False
-    return result.case.op != "conv" or not is_library(result.case) or bool(result.kernels)
+    return True if rate > simt else None

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernels.precision import PRECISIONS, Precision
 from microbench.errors import UserError
@@ -44,18 +43,15 @@ class Rates:
 
 def rates_of(run: Run, source: str) -> Rates:
     """The rates that a run measured, `source`; none where it measured others alone."""
+    measured = [c for c in run.ceilings if c.source == "measured"]
     flop_per_s: dict[str, float] = {}
-    byte_per_s: float | None = None
-    for found in run.ceilings:
-        if found.source != "measured":
-            continue
-        kind = PRECISIONS.get(found.precision or "")
-        if kind and found.name in ARITHMETIC and found.flop_per_s:
+    for one in measured:
+        kind = PRECISIONS.get(one.precision or "")
+        if kind and one.name in ARITHMETIC and one.flop_per_s:
             name = kind.rate_name
-            flop_per_s[name] = max(found.flop_per_s, flop_per_s.get(name, 0.0))
-        elif found.name.startswith(MEMORY) and found.byte_per_s:
-            byte_per_s = max(found.byte_per_s, byte_per_s or 0.0)
-    return Rates(str(run.device.get("name", "")), source, flop_per_s, byte_per_s)
+            flop_per_s[name] = max(one.flop_per_s, flop_per_s.get(name, 0.0))
+    moved = [c.byte_per_s for c in measured if c.name.startswith(MEMORY) and c.byte_per_s]
+    return Rates(str(run.device.get("name", "")), source, flop_per_s, max(moved, default=None))
 
 
 def read_rates(path: Path) -> Rates:
@@ -68,13 +64,8 @@ def read_rates(path: Path) -> Rates:
 
 def known_rates(device: str) -> Rates | None:
     """The rates that come with the package for the GPU of this name; None for others."""
-    for path in MEASURED.glob("*.json"):  # a name from a trace is no path
-        if path.name == file_name(device):
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return Rates(**data)
+    name = "-".join(device.lower().split()) + ".json"
+    for path in MEASURED.glob("*.json"):
+        if path.name == name:  # a name from a trace is no path
+            return Rates(**json.loads(path.read_text(encoding="utf-8")))
     return None
-
-
-def file_name(device: str) -> str:
-    """The name of a GPU's file: "nvidia-h200.json"."""
-    return "-".join(device.lower().split()) + ".json"

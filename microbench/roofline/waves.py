@@ -17,22 +17,15 @@ MOST_ACCUMULATORS = 192  # registers of a thread: with more, the tile takes more
 
 @dataclass(frozen=True)
 class Waves:
-    """How tiles of `tile_m` x `tile_n` output elements fill the device, one per SM at a time."""
+    """How `tiles` fill the SMs, one each at a time.
 
-    tile_m: int
-    tile_n: int
+    `waves` is how many rounds it takes, `efficiency` the share of their slots that hold a tile.
+    """
+
     tiles: int
     sm_count: int
-
-    @property
-    def waves(self) -> int:
-        """How many rounds of one tile per SM it takes."""
-        return math.ceil(self.tiles / self.sm_count)
-
-    @property
-    def efficiency(self) -> float:
-        """Fraction, 0 to 1, of the tile slots of all waves that hold a tile."""
-        return self.tiles / (self.waves * self.sm_count)
+    waves: int
+    efficiency: float
 
 
 def waves(result: Result, run: Run) -> Waves | None:
@@ -44,14 +37,14 @@ def waves(result: Result, run: Run) -> Waves | None:
     sm_count = int(run.device.get("sm_count") or 0)
     if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
         return None
-    tile_m, tile_n = result.tile[:2]
     tiles = result.tiles
     if tiles is None and result.case.op == "conv" and not is_library(result.case):
         return None
     if tiles is None:
         m, n, _ = OPS[result.case.op].gemm(result.case)
-        tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    return Waves(tile_m, tile_n, tiles, sm_count)
+        tiles = math.ceil(m / result.tile[0]) * math.ceil(n / result.tile[1])
+    count = math.ceil(tiles / sm_count)
+    return Waves(tiles, sm_count, count, tiles / (count * sm_count))
 
 
 def most_per_sm(result: Result, run: Run) -> int:
@@ -66,7 +59,6 @@ def most_per_sm(result: Result, run: Run) -> int:
     registers = tile_m * tile_n * kind.accumulator_bytes / 4
     least = LEAST_THREADS * math.ceil(registers / LEAST_THREADS / MOST_ACCUMULATORS)
     threads = threads_of(result) or least
-    stages = stages_of(result) or 1
-    shared = stages * (tile_m + tile_n) * tile_k * kind.bytes_per_element
+    shared = (stages_of(result) or 1) * (tile_m + tile_n) * tile_k * kind.bytes_per_element
     sm = architecture(capability_of(run))
     return sm.blocks_per_sm(threads, registers / threads, shared)
