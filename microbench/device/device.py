@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,30 +60,26 @@ class DeviceInfo:
         return facts
 
 
-def target_of(device: Mapping[str, Any]) -> Target:
-    """The facts by which kernels are chosen, from the "device" of a run file.
-
-    ValueError for a capability that is none.
-    """
-    major, _, minor = str(device.get("capability") or "").partition(".")
-    capability = (int(major), int(minor)) if minor else None
-    kind, sms = device.get("kind", "cuda"), device.get("sm_count", 0)
-    return Target(kind, device["name"], capability, int(sms))
-
-
 def describe(device: str = "auto") -> DeviceInfo:
     """The device called "auto" (a GPU if there is one), "cuda", "cuda:N" or "cpu".
 
     UserError for an unknown name, no GPU, or an index that does not exist.
     """
     if device == "auto":
-        return describe_cuda(0) if why_no_cuda() is None else describe_cpu()
+        device = "cuda" if why_no_cuda() is None else "cpu"
     if device == "cpu":
-        return describe_cpu()
+        return DeviceInfo(
+            name=host.cpu_name(),
+            kind="cpu",
+            capability=None,
+            sm_count=host.usable_cores(),
+            memory_bytes=host.memory_bytes(),
+            l2_bytes=host.last_level_cache_bytes() or ASSUMED_CACHE_BYTES,
+        )
     name, colon, index = device.partition(":")
     if name != "cuda" or (colon and not (index.isascii() and index.isdigit())):
         raise UserError(f"unknown device {device!r}; choose from auto, cuda, cuda:N, cpu")
-    return describe_cuda(int(index or 0))
+    return _describe_cuda(int(index or 0))
 
 
 def why_no_cuda() -> str | None:
@@ -100,19 +95,7 @@ def why_no_cuda() -> str | None:
     return "torch finds no NVIDIA driver or no GPU"
 
 
-def describe_cpu() -> DeviceInfo:
-    """This computer's processor."""
-    return DeviceInfo(
-        name=host.cpu_name(),
-        kind="cpu",
-        capability=None,
-        sm_count=host.usable_cores(),
-        memory_bytes=host.memory_bytes(),
-        l2_bytes=host.last_level_cache_bytes() or ASSUMED_CACHE_BYTES,
-    )
-
-
-def describe_cuda(index: int) -> DeviceInfo:
+def _describe_cuda(index: int) -> DeviceInfo:
     """The GPU that torch calls cuda:`index`. UserError when there is none."""
     import torch
 

@@ -17,6 +17,8 @@ ROOT = Path("/")
 CGROUP_V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as about 2^63, rounded down to a page
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 CUBLAS_DISTRIBUTIONS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
+# Fields of /proc/PID/stat after the name; ticks are utime stime cutime cstime.
+STATE, PARENT, CPU_TICKS = 0, 1, slice(11, 15)
 TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton")
 
 # Environment variables that change results silently; doctor says how.
@@ -34,6 +36,25 @@ WATCHED_VARIABLES = (
 def watched_environment() -> dict[str, str]:
     """The environment variables that change results (WATCHED_VARIABLES) and are set."""
     return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
+
+
+def process_stat(pid: int, root: Path = ROOT) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name: STATE, PARENT, ..., CPU_TICKS; None if ended."""
+    fields = (_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return fields if len(fields) >= CPU_TICKS.stop else None
+
+
+def family(root: Path = ROOT) -> dict[int, list[str]]:
+    """`process_stat` of this process and all below it, by id."""
+    pids = (int(path.name) for path in (root / "proc").glob("[0-9]*"))
+    stats = {pid: fields for pid in pids if (fields := process_stat(pid, root))}
+    below: dict[int, list[int]] = {}
+    for pid, fields in stats.items():
+        below.setdefault(int(fields[PARENT]), []).append(pid)
+    found = [os.getpid()]
+    for pid in found:
+        found += below.get(pid, [])
+    return {pid: stats[pid] for pid in found if pid in stats}
 
 
 def usable_cores() -> int:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
+from microbench.device.host import CPU_TICKS, ROOT, family
 from microbench.device.nvml import GpuState
 from microbench.results.values import Json
 
-ROOT = Path("/")
 LOADED = 0.5  # of all cores: from here on other programs are worth a warning
 LOAD = "load"  # the key in a run's settings
 SHARE, AT_START, PROCESSES, HELD, COMPUTING, LATER = (
@@ -19,8 +19,6 @@ SHARE, AT_START, PROCESSES, HELD, COMPUTING, LATER = (
     "gpu_utilization_pct", "gpu_processes_later",
 )  # fmt: skip
 _BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's cpu line: user nice system irq softirq steal
-_TIMES = slice(11, 15)  # of /proc/PID/stat after the name: utime stime cutime cstime
-_PARENT = 1
 
 Reading = tuple[float, float]  # CPU seconds of the machine, of this process and its children
 
@@ -93,29 +91,5 @@ def reading(root: Path = ROOT) -> Reading | None:
         busy = sum(int(words[i]) for i in _BUSY)
     except (OSError, IndexError, ValueError):
         return None
-    return busy / tick, _own_ticks(root) / tick
-
-
-def _own_ticks(root: Path) -> int:
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for path in (root / "proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            pid = int(path.parent.name)
-            parents[pid] = int(fields[_PARENT])
-            ticks[pid] = sum(map(int, fields[_TIMES]))
-        except (OSError, IndexError, ValueError):
-            continue  # the process has ended
-    return sum(count for pid, count in ticks.items() if _is_ours(pid, parents))
-
-
-def _is_ours(pid: int, parents: Mapping[int, int]) -> bool:
-    own = os.getpid()
-    for _ in range(len(parents)):
-        if pid == own:
-            return True
-        pid = parents.get(pid, 0)
-        if not pid:
-            return False
-    return False
+    own = sum(int(ticks) for fields in family(root).values() for ticks in fields[CPU_TICKS])
+    return busy / tick, own / tick

@@ -61,14 +61,6 @@ def throttle_words(reasons: int | None) -> tuple[str, ...]:
     )
 
 
-class _Segment:
-    """A period in which one variant ran. Compared by identity."""
-
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
-        self.samples = 0
-
-
 class Telemetry:
     """Samples the sensors in a background thread, while it is entered as a context.
 
@@ -82,7 +74,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._current: _Segment | None = None
+        self._open: list[Sample] | None = None  # of the variant that runs
         self._samples: dict[Hashable, list[Sample]] = {}
 
     def __enter__(self) -> Telemetry:
@@ -105,22 +97,22 @@ class Telemetry:
     @contextmanager
     def during(self, key: Hashable) -> Generator[None]:
         """File the samples taken inside under `key`. If there was none, one is taken at the end."""
-        segment = _Segment(key)
         with self._lock:
-            assert self._current is None, f"segment {self._current.key!r} is still open"
-            self._current = segment
+            assert self._open is None, f"a segment is open as {key!r} begins"
+            self._open = found = self._samples.setdefault(key, [])
+        before = len(found)
         try:
             yield
-            if segment.samples == 0:
+            if len(found) == before:
                 self.poll()
         finally:
             with self._lock:
-                self._current = None
+                self._open = None
 
     def poll(self) -> None:
         """Take one sample for the open segment. The thread does this every `interval_s`."""
-        segment, sensors = self._current, self._sensors
-        if segment is None or sensors is None:
+        found, sensors = self._open, self._sensors
+        if found is None or sensors is None:
             return
         sample = Sample(
             power_w=sensors.power_w(),
@@ -130,10 +122,8 @@ class Telemetry:
             utilization_pct=sensors.utilization_pct(),
         )
         with self._lock:
-            if self._current is not segment:  # it ended while the sensors were read
-                return
-            segment.samples += 1
-            self._samples.setdefault(segment.key, []).append(sample)
+            if self._open is found:  # it may have ended while the sensors were read
+                found.append(sample)
 
     def summary(self, key: Hashable) -> TelemetrySummary:
         """Summary of the samples under `key`; all None, and 0 samples, for an unknown key."""

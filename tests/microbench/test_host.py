@@ -127,3 +127,16 @@ def test_this_computer():
     assert versions["python"] == "{}.{}.{}".format(*sys.version_info)
     assert versions["torch"]
     assert all(value is None or re.match(r"unknown$|\d+\.", value) for value in versions.values())
+
+
+def test_a_family_is_this_process_and_all_below_it_whatever_their_names(plant):
+    def stat(pid, parent):
+        return f"{pid} (a) b (c)) S {parent} " + " ".join(map(str, range(2, 40)))
+
+    own = os.getpid()
+    parents = {own: 1, own + 1: own, own + 2: own + 1, own + 3: 1}
+    root = plant({f"proc/{pid}/stat": stat(pid, parent) for pid, parent in parents.items()}
+                 | {f"proc/{own + 4}/stat": "", "proc/self/stat": stat(own, 1)})  # fmt: skip
+    found = host.family(root)
+    assert list(found) == [own, own + 1, own + 2]
+    assert found[own][host.CPU_TICKS] == ["11", "12", "13", "14"]

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import torch
 
-from microbench.device.host import cpu_quota_cores, usable_cores
+from microbench.device.host import CPU_TICKS, cpu_quota_cores, process_stat, usable_cores
 from microbench.errors import UserError
 
 SHARED_MEMORY = Path("/dev/shm")
 TASKS = Path("/proc/self/task")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-USER_TICKS, SYSTEM_TICKS = 11, 12  # fields of /proc/PID/stat, counted after the command's name
 SPIN_S = 0.2
 SPIN_BYTES = 1 << 22  # some milliseconds of work without Python's lock
 MORE_THREADS = 2  # than cores, when it is tried whether these are all that they get
@@ -92,9 +91,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU seconds of these processes so far, user and system; 0 for one that ended."""
     ticks = 0
     for pid in pids:
-        with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+        fields = process_stat(pid) or ()
+        ticks += sum(map(int, fields[CPU_TICKS][:2]))  # without those of its children
     return ticks / TICKS_PER_S
 
 
