@@ -81,6 +81,8 @@ TRIED = (
     matrices("tma_persistent/128x256x128/s3/w8/g8/sub2", "int8", 4100),
     matrices("split_k/128x128x64/s4/w8/g8/k8", "fp16", 4096, "tn"),
     matrices("split_k/32x64x128/s5/w4/g8/k4/swapped", "fp16", 4096),
+    matrices("split_k/128x128x32/s4/w8/g8/k5", "tf32", 4096),
+    matrices("split_k/128x128x128/s4/w8/g8/k6", "int8", 4096),
     matrices("split_k/64x64x64/s4/w4/g8", "fp16", 4096),
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2", "fp16", "fprop", SQUARE),
     layer("conv_persistent/4x8x8x64x32/s3/w4/sub4", "tf32", "dgrad", SQUARE),
@@ -163,7 +165,7 @@ def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
     }
     assert copies == {
         ("fp16", "nt"): 0, ("fp16", "tt"): 0, ("fp16", "tn"): 0, ("bf16", "nn"): 0,
-        ("fp8-e4m3", "nn"): 1,
+        ("fp8-e4m3", "nn"): 1, ("tf32", "nt"): 0, ("int8", "nt"): 0,
     }  # fmt: skip
 
 

@@ -54,7 +54,8 @@ GEMMS: tuple[Product, ...] = (
     ("split_k/32x32x32/s2/w4/g2/swapped", "tf32", (17, 80, 48), "nt"),
     (POINTER, "fp16", (1, 1, 1), "nt"), (DIRECT[TMA], "fp16", (33, 1, 5), "nt"),
     (SWAPPED, "fp16", (1, 40, 64), "nt"), (SWAPPED, "fp16", (1, 40, 72), "tn"),
-    (SWAPPED, "fp16", (3, 40, 70), "tn"), (SPLIT_K, "fp16", (40, 5, 70), "nn"),
+    (SWAPPED, "fp16", (3, 40, 70), "tn"),
+    ("split_k/32x32x16/s2/w4/g2/k5", "fp16", (40, 5, 70), "nn"),
     (POINTER, "fp16", (1, 40, 70), "tn"), (DIRECT[TMA], "fp16", (40, 1, 72), "tn"),
 )  # fmt: skip
 

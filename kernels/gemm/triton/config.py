@@ -111,7 +111,7 @@ _TMA_TILES = (
 _LONG_SIDES = ((32, 4, 4), (64, 2, 5), (64, 1, 8), (128, 2, 4))
 # (M, N, 128-byte lines of K, stages, warps)
 _SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
-_SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
+_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
 
 
 @cache

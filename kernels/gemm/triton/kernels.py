@@ -283,7 +283,9 @@ def gemm_sliced(
     if SLICES == 1:
         _store_in(c, acc, tile_x * BX + rows, tile_y * BY + columns, X, Y, stride_x, stride_y)
     else:
-        AT_ONCE: tl.constexpr = 4 if SLICES % 4 == 0 else SLICES  # loads under way together
+        # Loads under way together: more than 4 do not fit the registers.
+        EVEN: tl.constexpr = 4 if SLICES % 4 == 0 else 2 if SLICES % 2 == 0 else 1
+        AT_ONCE: tl.constexpr = 3 if SLICES % 3 == 0 and SLICES % 4 else EVEN
         inside = rows[:, None] * BY + columns[None, :]
         mine = sums + tile.to(tl.int64) * (SLICES * BX * BY)
         tl.store(mine + part * (BX * BY) + inside, acc, cache_modifier=".cg")
