@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels.case import Target
-from kernels.gpus import architecture
+from kernels.gpus import flop_per_clock
 from kernels.precision import Capability, Precision, precision
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ def load(variant: Variant, name: str, target: Target) -> Loaded:
     if variant.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = variant.shared_bytes
     kind, blocks = precision(name), target.sm_count * variant.blocks_per_sm
-    rate = architecture(target.capability).flop_per_clock.get(kind.rate_name, UNKNOWN_RATE)
-    of_sm = variant.flops_per_pass * variant.blocks_per_sm
-    passes = max(1, round(LAUNCH_S * CLOCK_HZ * rate / of_sm))
+    rates = flop_per_clock(target.capability, target.name)
+    of_device = LAUNCH_S * CLOCK_HZ * rates.get(kind.rate_name, UNKNOWN_RATE) * target.sm_count
+    passes = max(1, round(of_device / (blocks * variant.flops_per_pass)))
     operands = _operands(variant, kind, torch.device(target.torch_device))
 
     def launch(out: torch.Tensor | None, times: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.ceilings import load, variants
-from kernels.gpus import architecture
+from kernels.gpus import flop_per_clock
 from kernels.precision import PRECISIONS, precision
 from microbench.device.device import DeviceInfo, describe
 from microbench.roofline.ceilings import instruction_ceilings
@@ -35,7 +35,7 @@ def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> No
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_an_instruction_reaches_most_of_its_rate_and_never_more(name: str, gpu: DeviceInfo) -> None:
     timer = make_timer("events", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    rate = architecture(gpu.capability).flop_per_clock.get(precision(name).rate_name)
+    rate = flop_per_clock(gpu.capability, gpu.name).get(precision(name).rate_name)
     found = instruction_ceilings(gpu.target(), timer, [name], lambda *_: None)
     if not found or not rate:
         pytest.skip("the rate, or the architecture's fastest instruction, is not known")

@@ -106,8 +106,9 @@ def test_a_small_device_gets_the_plants_that_fit_it() -> None:
 
 
 def test_the_scripts_write_what_they_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # of the run
     files = [tmp_path / name for name in ("plants.json", "aa.json", "splits.json")]
     cpu = ["--device", "cpu"]
     assert plants.main([str(files[0]), *cpu, "--budget", "0.5"]) in (0, 1)  # by how busy it is
