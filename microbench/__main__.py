@@ -182,9 +182,9 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
 
     B (each RUN) is faster or slower than A (BASE), the same, or undecided ("cannot tell"). Faster
     and slower need the whole 95 % interval beyond the threshold: 1 % for cases that both runs
-    measured in several processes; else 3 % for kernels and trainings, 5 % for loaders, 30 % for
-    CPU-bound steps. --threshold replaces these. A kernel that one process measured must also differ
-    by 1.3 us, whatever the threshold: where its data lie in memory can change it by that much.
+    measured in several processes; else 3 % for kernels, whose interval then has in it what
+    processes usually differ by, and for trainings, 5 % for loaders, 30 % for CPU-bound steps.
+    --threshold replaces these.
 
     \b
     Exit codes:

@@ -12,13 +12,13 @@ from microbench import fmt
 from microbench.report.screen import print_lines
 from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
 from microbench.results.comparison import (
-    NOISE_S,
     NOT_MEASURED,
     SAME_CARD,
     VERDICTS,
     CompareRow,
     Comparison,
 )
+from microbench.results.judging import RUINED
 from microbench.results.kinds import Report, kinds
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
@@ -67,10 +67,13 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
 
 def doubts(comparison: Comparison) -> list[str]:
     """The cases without a verdict because their interval is too wide; nothing where none is."""
-    return uncertain({
-        case_name(row.case): pct for row in comparison.rows
-        if row.ratio and (pct := Ratio(row.ratio, row.ci95).ruined_pct)
-    })  # fmt: skip
+    return uncertain(
+        {
+            case_name(row.case): Ratio(row.ratio, row.ci95).ruined_pct
+            for row in comparison.rows
+            if row.ratio and row.reason == RUINED
+        }
+    )
 
 
 def _body(shown: Sequence[CompareRow], hidden: Sequence[CompareRow], width: int) -> Iterator[Text]:
@@ -107,22 +110,20 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
     if comparison.card == SAME_CARD:
         yield Text("Both runs used the same card.")
     if comparison.threshold_pct is not None:
-        yield Text(f"Threshold: {_threshold_asked(comparison)}.")
+        yield Text(f"Threshold: {comparison.threshold_pct:g} %.")
+    if widened := sum(row.widened for row in comparison.rows):
+        yield Text(
+            f"{fmt.count(widened, 'case')} measured in one process: the interval has in it what "
+            "processes usually differ by. Runs with --processes 3 tell smaller differences."
+        )
     if guessed := sum(row.guessed for row in comparison.rows):
         yield Text(
             f"{fmt.count(guessed, 'case')} measured in one process: differences between processes "
             "are not in the interval, and the threshold is a guess. Measure runs that you compare "
             "with --processes 3."
         )
-    if found or comparison.card or comparison.threshold_pct is not None or guessed:
+    if found or comparison.card or comparison.threshold_pct is not None or guessed or widened:
         yield Text("")
-
-
-def _threshold_asked(comparison: Comparison) -> str:
-    """ "5 %; kernels must also differ by 1.3 us": the thresholds of the user and of time."""
-    text = f"{comparison.threshold_pct:g} %"
-    kernels = any(row.case.op not in kinds() and row.guessed for row in comparison.rows)
-    return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 
 def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
@@ -237,22 +238,15 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
         Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
         Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
         Column("A / B", _ratio, right=True),
-        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), right=True),
+        Column("threshold", lambda row: threshold(row.threshold_pct), right=True),
         Column(REASON, lambda row: fmt.clean(row.reason), drop=2),
     ]  # fmt: skip
     return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
 
 
-def threshold(pct: float | None, seconds: float | None) -> str:
-    """ "3.0 %"; "21 % (1.3 us)" where an absolute time decides; "" for a case without times."""
-    if pct is None:
-        return ""
-    text = f"{pct:.{1 if pct < 9.95 else 0}f} %"
-    return text if seconds is None else f"{text} ({_us(seconds)})"
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:g} us"
+def threshold(pct: float | None) -> str:
+    """ "3.0 %"; "" for a case without times."""
+    return "" if pct is None else f"{pct:.{1 if pct < 9.95 else 0}f} %"
 
 
 def _time(seconds: float | None) -> str:

@@ -92,7 +92,6 @@ class _Compared:
     note: str
     reason: str = ""
     threshold_pct: float | None = None
-    threshold_s: float | None = None
     run: str = ""
 
     @property
@@ -189,7 +188,7 @@ def _sheet(
         Column("interval", lambda row: ends(row.ci95), True, 4,
                csv=ends_of("ci95{}", lambda row: row.ci95)),
         Column("note", lambda row: fmt.clean(row.note), drop=6, csv={"note": lambda row: row.note}),
-        Column("threshold", lambda row: threshold(row.threshold_pct, row.threshold_s), True, 3,
+        Column("threshold", lambda row: threshold(row.threshold_pct), True, 3,
                csv={"threshold_pct": lambda row: row.threshold_pct}),
         Column("reason", lambda row: fmt.clean(row.reason), drop=1,
                csv={"reason": lambda row: row.reason}),

@@ -13,8 +13,8 @@ from operator import attrgetter
 from microbench.errors import UserError
 from microbench.results.judging import (
     NOISE_PCT,
-    NOISE_S,
     Learnt,
+    is_learnt,
     judge,
     learn,
     noise_of,
@@ -39,7 +39,7 @@ class CompareRow:
     """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster.
 
     `a_s` and `b_s` are medians in seconds. `threshold_pct` is the difference, in per cent, that the
-    whole interval must lie beyond; `threshold_s` the absolute time behind it where that decides.
+    whole interval must lie beyond.
     `reason` says in a few words why this verdict, `note` has the details.
     """
 
@@ -53,12 +53,20 @@ class CompareRow:
     note: str = ""
     reason: str = ""
     threshold_pct: float | None = None
-    threshold_s: float | None = None
     processes: tuple[int, int] = (1, 1)  # that measured it in A and B
 
     @property
     def guessed(self) -> bool:
         """Whether the threshold stands for what one process cannot know."""
+        return self._of_one and not is_learnt(self.case.op)
+
+    @property
+    def widened(self) -> bool:
+        """Whether the interval has in it what processes usually differ by."""
+        return self._of_one and is_learnt(self.case.op)
+
+    @property
+    def _of_one(self) -> bool:
         return self.threshold_pct is not None and min(self.processes) < 2
 
 
@@ -80,15 +88,14 @@ class Comparison:
     missing: Sequence[AnyCase] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values for JSON: counts, noise in per cent and seconds, one row per case."""
+        """Plain values for JSON: counts, noise in per cent, one row per case."""
         names = (
             "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
-            "threshold_s", "processes",
+            "processes",
         )  # fmt: skip
         return {
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
             "noise_pct": NOISE_PCT,
-            "noise_s": NOISE_S,
             **{f"{op}_noise_pct": kind.noise_pct for op, kind in kinds().items()},
             "threshold_pct": self.threshold_pct,
             "card": self.card,
@@ -232,14 +239,13 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
         verdict, reason = _untimed(a.status, b.status)
         statuses = f"{a.status} | {b.status}"
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
-    ratio, interval = ratio_between(timed_a, timed_b, learnt)
     noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
+    ratio, interval = ratio_between(timed_a, timed_b, learnt, noise.op)
     found = judge(timed_a, timed_b, noise, learnt)
     notes = [text for text in (found.note, a.caveat(b)) if text]
-    absolute = noise.seconds if found.threshold > noise.pct / 100 else None
     return CompareRow(
         case.key, case, found.verdict, ratio, interval, a_s, b_s, "; ".join(notes), found.reason,
-        100 * found.threshold, absolute, (processes_of(timed_a), processes_of(timed_b)),
+        noise.pct, (processes_of(timed_a), processes_of(timed_b)),
     )  # fmt: skip
 
 

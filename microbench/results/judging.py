@@ -4,50 +4,57 @@ Runs happen at different times on different allocations of memory and at differe
 the interval of one process is too narrow for the ratio of two. Where both runs measured a case in
 several processes, the interval is of the ratio of the means over processes, with a variance between
 processes that is learnt from all cases of both runs (`microbench.timing.processes`), and a verdict
-needs it beyond LEAST_PCT. Elsewhere a `Noise` stands for what is not known. Where both runs know
-their clock, a verdict must be the same in cycles. Steps that the CPU limits are compared as they
-would be at one CPU speed. Where the figures come from: docs/method.md, "Comparing runs".
+needs it beyond LEAST_PCT. That of a kernel in one process has in it what kernels like it were seen
+to differ by, and must be beyond NOISE_PCT. For trainings and loaders of one process a `Noise`
+stands for what is not known. Where both runs know their clock, a verdict must be the same in
+cycles. Steps that the CPU limits are compared as they would be at one CPU speed. Where the figures
+come from: docs/method.md, "Comparing runs".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from microbench.results.kinds import kinds
 from microbench.results.values import RUINED_PCT, Interval, ProcessTime, Ratio, Timed
 from microbench.timing.processes import (
     DEFAULT_PRIOR,
+    PRIORS,
     Variance,
     VariancePrior,
+    over_processes,
     pooled,
+    prior_of,
     ratio_over,
     variance_between,
 )
 
 LEAST_PCT = 1.0  # that a difference must exceed, where runs know how processes differ
-# For cases of one process:
-NOISE_PCT = 3.0
-NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
+NOISE_PCT = (
+    3.0  # likewise, of kernels in one process; and within which their own interval is the same
+)
 CPU_BOUND_PCT = 30.0  # at one CPU speed; 98.5 % of 1,065 pairs of one step were within it
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What two runs of one case may differ by: the larger of a share and of an absolute time.
+    """What two runs of one case may differ by, in per cent.
 
-    Within `near_pct` they are the same; None: within `pct`.
+    Within `near_pct` they are the same; None: within `pct`. `op` is that whose usual differences
+    between processes the interval of one process gets; "" for none.
     """
 
     pct: float
-    seconds: float = 0.0
     near_pct: float | None = None
+    op: str = ""
 
-    def share(self, a_s: float, b_s: float) -> float:
-        """The larger of the two as a share of the shorter time."""
-        return max(self.pct / 100, self.seconds / min(a_s, b_s))
+    @property
+    def beyond(self) -> float:
+        """The share beyond which they differ."""
+        return self.pct / 100
 
     @property
     def near(self) -> float:
@@ -55,16 +62,12 @@ class Noise:
         return (self.pct if self.near_pct is None else self.near_pct) / 100
 
 
-KERNELS = Noise(NOISE_PCT, NOISE_S)
-
-
 class Judgement(NamedTuple):
-    """A verdict on B, a detail for the notes ("" for none), why, and the threshold (a share)."""
+    """A verdict on B, a detail for the notes ("" for none), and why."""
 
     verdict: str
     note: str
     reason: str
-    threshold: float
 
 
 class Times(NamedTuple):
@@ -89,14 +92,23 @@ def in_processes(a: Timed, b: Timed) -> bool:
     return min(processes_of(a), processes_of(b)) > 1
 
 
+def is_learnt(op: str) -> bool:
+    """Whether it is known what processes differ by, of cases of this op."""
+    return op in PRIORS
+
+
 def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) -> Noise:
-    """What these two may differ by; `threshold_pct` replaces the share in it."""
-    noise = Noise(kinds()[op].noise_pct) if op in kinds() else KERNELS
+    """What these two may differ by; `threshold_pct` replaces the per cent in it."""
+    usual_pct = kinds()[op].noise_pct if op in kinds() else NOISE_PCT
     if a.cpu_bound or b.cpu_bound:
         noise = Noise(CPU_BOUND_PCT)
     elif in_processes(a, b):
-        noise = Noise(LEAST_PCT, near_pct=noise.pct)
-    return noise if threshold_pct is None else Noise(threshold_pct, noise.seconds)
+        noise = Noise(LEAST_PCT, usual_pct)
+    elif is_learnt(op):
+        noise = Noise(usual_pct, op=op)
+    else:
+        noise = Noise(usual_pct)
+    return noise if threshold_pct is None else replace(noise, pct=threshold_pct, near_pct=None)
 
 
 # ---------------------------------------------------------------- what varies between processes
@@ -162,40 +174,46 @@ def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) 
 RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
 
 
-def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None) -> Times:
+def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = "") -> Times:
     """Time in A over time in B.
 
     Of the means over processes, where both have several; else from the medians' intervals, taken
-    as independent.
+    as independent. That of one process has in it what processes differ by, of kernels of this `op`.
     """
     if in_processes(a, b):
         return _over_processes(a, b, _seconds, (learnt or Learnt()).seconds)
     ratio = a.median_s / b.median_s
-    if a.ci95_s is None or b.ci95_s is None:
+    a_s, b_s = _interval(a, op), _interval(b, op)
+    if a_s is None or b_s is None:
         return Times(ratio, None)
-    below = math.hypot(math.log(a.median_s / a.ci95_s[0]), math.log(b.ci95_s[1] / b.median_s))
-    above = math.hypot(math.log(a.ci95_s[1] / a.median_s), math.log(b.median_s / b.ci95_s[0]))
+    below = math.hypot(math.log(a.median_s / a_s[0]), math.log(b_s[1] / b.median_s))
+    above = math.hypot(math.log(a_s[1] / a.median_s), math.log(b.median_s / b_s[0]))
     return Times(ratio, (ratio * math.exp(-below), ratio * math.exp(above)))
 
 
-def judge(a: Timed, b: Timed, noise: Noise = KERNELS, learnt: Learnt | None = None) -> Judgement:
+def _interval(timed: Timed, op: str) -> Interval | None:
+    own = timed.ci95_s
+    if own is None or processes_of(timed) > 1 or not op:
+        return own
+    return over_processes(timed.median_s, own, prior_of(op, timed.median_s))
+
+
+def judge(a: Timed, b: Timed, noise: Noise, learnt: Learnt | None = None) -> Judgement:
     """The verdict on B. The whole interval must lie beyond the noise of two runs."""
-    times = ratio_between(a, b, learnt)
-    share = noise.share(a.median_s, b.median_s)
-    if times.interval is None:
-        return Judgement("cannot tell", "one round only", "one round only", share)
+    own, times = (ratio_between(a, b, learnt, op) for op in ("", noise.op))
+    if own.interval is None or times.interval is None:
+        return Judgement("cannot tell", "one round only", "one round only")
     if a.cpu_bound or b.cpu_bound:
-        return _judge_at_one_speed(times, a, b, noise, share, learnt or Learnt())
-    if Ratio(*times).ruined_pct:
-        return Judgement("cannot tell", "", RUINED, share)
-    verdict = _verdict(times.interval, share, noise.near)
-    if verdict in ("faster", "slower"):
-        cycles = _in_cycles(times, a, b, learnt)
-        if cycles and cycles.interval and _verdict(cycles.interval, share, noise.near) != verdict:
-            clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
-            note = f"the clocks differ ({clocks}): {cycles.ratio:.2f}x in cycles"
-            return Judgement("cannot tell", note, "clocks differ", share)
-    return Judgement(verdict, "", _reason(verdict, times.interval, noise, share), share)
+        return _judge_at_one_speed(own, a, b, noise, learnt or Learnt())
+    if Ratio(*own).ruined_pct:
+        return Judgement("cannot tell", "", RUINED)
+    differs = _differs(times.interval, noise)
+    cycles = _in_cycles(times, a, b, learnt) if differs else None
+    if cycles and cycles.interval and _differs(cycles.interval, noise) != differs:
+        clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
+        note = f"the clocks differ ({clocks}): {cycles.ratio:.2f}x in cycles"
+        return Judgement("cannot tell", note, "clocks differ")
+    return _judged(differs, own.interval, noise)
 
 
 def _in_cycles(times: Times, a: Timed, b: Timed, learnt: Learnt | None) -> Times | None:
@@ -208,7 +226,7 @@ def _in_cycles(times: Times, a: Timed, b: Timed, learnt: Learnt | None) -> Times
 
 
 def _judge_at_one_speed(
-    times: Times, a: Timed, b: Timed, noise: Noise, share: float, learnt: Learnt
+    times: Times, a: Timed, b: Timed, noise: Noise, learnt: Learnt
 ) -> Judgement:
     """The verdict on a step that the CPU limits: of the times at one CPU speed.
 
@@ -216,43 +234,37 @@ def _judge_at_one_speed(
     """
     if a.host_pace is None or b.host_pace is None:
         note = "the CPU limits the step, and a run does not know its CPU's speed meanwhile"
-        return Judgement("cannot tell", note, "CPU-bound", share)
+        return Judgement("cannot tell", note, "CPU-bound")
     at_one = times.scaled(b.host_pace / a.host_pace)
     if in_processes(a, b) and _know_paces(a, b):
         at_one = _over_processes(a, b, _at_one_speed, learnt.at_one_speed)
     assert at_one.interval is not None
     note = f"{at_one.ratio:.2f}x at one CPU speed"
     if Ratio(*at_one).ruined_pct:
-        return Judgement("cannot tell", note, RUINED, share)
-    verdict = _verdict(at_one.interval, share, noise.near)
-    if verdict in ("faster", "slower") and (at_one.ratio > 1) != (times.ratio > 1):
-        return Judgement("cannot tell", note, "CPU speeds differ", share)
-    return Judgement(verdict, note, _reason(verdict, at_one.interval, noise, share), share)
+        return Judgement("cannot tell", note, RUINED)
+    differs = _differs(at_one.interval, noise)
+    if differs and (at_one.ratio > 1) != (times.ratio > 1):
+        return Judgement("cannot tell", note, "CPU speeds differ")
+    return _judged(differs, at_one.interval, noise)._replace(note=note)
 
 
-def _reason(verdict: str, interval: Interval, noise: Noise, share: float) -> str:
-    """Why a verdict, from where the interval lies."""
-    if verdict in ("faster", "slower"):
-        return "interval is beyond it"
-    if verdict == "same":
-        return f"interval is within {100 * noise.near:g} %"
+def _differs(interval: Interval, noise: Noise) -> str:
+    """What an interval says that is wholly beyond the noise; "" for any other."""
     low, high = interval
-    if share > noise.pct / 100:
-        floor = f"{noise.seconds * 1e6:g} us"
-        if 1 / (1 + share) <= low and high <= 1 + share:
-            return f"interval is within {floor}"
-        if low > 1 + noise.near or high < 1 / (1 + noise.near):
-            return f"interval reaches within {floor}"
-    return f"interval reaches beyond {100 * noise.near:g} %"
-
-
-def _verdict(interval: Interval, beyond: float, near: float) -> str:
-    """Shares of a ratio: `beyond` which it is a difference, `near` to which it is none."""
-    low, high = interval
-    if low > 1 + beyond:
+    if low > 1 + noise.beyond:
         return "faster"
-    if high < 1 / (1 + beyond):
-        return "slower"
-    if low >= 1 / (1 + near) and high <= 1 + near:
-        return "same"
-    return "cannot tell"
+    return "slower" if high < 1 / (1 + noise.beyond) else ""
+
+
+def _judged(differs: str, own: Interval, noise: Noise) -> Judgement:
+    """The verdict with its reason, from how the runs differ, and their own interval."""
+    low, high = own
+    least, most = 1 / (1 + noise.near), 1 + noise.near
+    near = f"{100 * noise.near:g} %"
+    if differs:
+        return Judgement(differs, "", "interval is beyond it")
+    if least <= low and high <= most:
+        return Judgement("same", "", f"interval is within {near}")
+    if noise.op and (low > most or high < least):
+        return Judgement("cannot tell", "", "processes may differ by as much")
+    return Judgement("cannot tell", "", f"interval reaches beyond {near}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -10,9 +14,11 @@ from samples.pages import Row, document, run, says, shows, table, trainings
 
 from kernels.gpus import architecture
 from kernels.precision import precision
-from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
+from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, judge, noise_of
 from microbench.results.kinds import kinds
-from microbench.results.types import METHODS
+from microbench.results.types import METHODS, Measurement
+from microbench.results.values import ProcessTime
+from microbench.timing.processes import PRIORS
 from microbench.timing.stats import half_width_pct
 from tests.validation.splits import false_verdicts, power
 
@@ -105,11 +111,40 @@ def test_published_checks_of_compare_are_what_the_runs_give(name: str) -> None:
         assert all(r["slower"] == r["pairs"] for r in seen)
 
 
+def alone(measured: Measurement, one: ProcessTime, by: float) -> Measurement:
+    """What one of several processes measured, as a run of its own that knows it to 0.5 %."""
+    s = by * one.median_s
+    ends = (0.995 * s, 1.005 * s)
+    return replace(measured, median_s=s, ci95_s=ends, processes=(), sm_clock_mhz=one.sm_clock_mhz)
+
+
+def verdicts_pct(op: str, by: float = 1.0) -> tuple[int, Counter[str]]:
+    """Of all pairs of processes, the second with times `by`: how many, and verdicts in per cent."""
+    times = [r.measurement for r in run(f"processes-{op}").results if r.measurement]
+    pairs = [
+        (alone(m, a, 1.0), alone(m, b, by)) for m in times for a, b in combinations(m.processes, 2)
+    ]
+    found = Counter(judge(a, b, noise_of(op, a, b)).verdict for a, b in pairs)
+    return len(pairs), Counter({name: 100 * n / len(pairs) for name, n in found.items()})
+
+
+def test_one_process_is_hardly_ever_called_different_from_another() -> None:
+    (n, gemm), (m, conv) = verdicts_pct("gemm"), verdicts_pct("conv")
+    different = gemm["faster"] + gemm["slower"], conv["faster"] + conv["slower"]
+    assert max(different) < 1
+    says(METHOD, "Any two processes of", *(f"{one:.1f} " for one in different), n, m,
+         round(gemm["cannot tell"]), round(conv["cannot tell"]))  # fmt: skip
+    planted = verdicts_pct("gemm", 1.1)[1]["slower"], verdicts_pct("conv", 1.2)[1]["slower"]
+    says(NOTES, "had a floor of 1.3 us once", *map(round, planted))
+
+
 def test_thresholds_and_versions_are_the_programs_own() -> None:
     says(METHOD, "needs the whole interval beyond", f"beyond {LEAST_PCT:g} %", f"{NOISE_PCT:g} %")
     train, load = (f"{kinds()[name].noise_pct:g} %" for name in ("train", "load"))
-    guess = f"{NOISE_PCT:g} % and {1e6 * NOISE_S:g} µs for kernels"
-    says(METHOD, "the threshold is a guess", guess, f"{train} for trainings", f"{load} for loaders")
+    says(METHOD, "kernels like it were seen to differ by", f"beyond {NOISE_PCT:g} %")
+    sds = [100 * math.sqrt(one.value) for of in PRIORS.values() for one in of.values()]
+    says(METHOD, "That is a standard deviation of", *(f"{sd:.2g} %" for sd in sds))
+    says(METHOD, "the threshold is a guess", f"{train} for trainings", f"{load} for loaders")
     says(METHOD, "compared at one CPU speed", f"{CPU_BOUND_PCT:g} %")
     rows = table(NOTES, "version", "changed")
     assert [int(row[0]) for row in rows] == list(METHODS)

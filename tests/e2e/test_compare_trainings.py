@@ -159,7 +159,7 @@ def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
     row = written["rows"][0]
     assert row.keys() == {
         "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
-        "threshold_s", "processes",
+        "processes",
     }  # fmt: skip
     assert (row["reason"], row["threshold_pct"]) == ("interval is beyond it", 3.0)
     assert row["key"] == amp_run().of(Training)[0].case.key

@@ -19,7 +19,6 @@ from microbench.results.comparison import (
     method_changed,
     parse_threshold,
 )
-from microbench.results.judging import NOISE_S
 from microbench.results.types import METHOD_VERSION, METHODS, Measurement, ProcessTime, Result, Run
 from microbench.run_output import check_goes_on
 from microbench.worker import Greeting
@@ -122,24 +121,23 @@ def in_processes(seconds: float, count: int) -> Result:
 
 
 def test_a_row_has_the_threshold_that_decided() -> None:
-    for base_s, pct, seconds in ((1e-3, 3.0, None), (1e-5, 13.0, NOISE_S)):
-        (row,) = compare(run_of(result(64, base_s)), run_of(result(64, base_s))).rows
-        assert (row.threshold_pct, row.threshold_s) == (pytest.approx(pct), seconds)
-        assert (row.processes, row.guessed) == ((1, 1), True)
+    (row,) = compare(run_of(result(64)), run_of(result(64))).rows
+    assert (row.threshold_pct, row.processes) == (3.0, (1, 1))
+    assert (row.widened, row.guessed) == (True, False)
+    assert row.ci95 is not None
+    assert row.ci95[0] < 0.97 < 1.03 < row.ci95[1], "with what processes differ by"
     (row,) = compare(run_of(in_processes(1e-5, 3)), run_of(in_processes(1e-5, 2))).rows
     assert row.threshold_pct == pytest.approx(1.0)
-    assert (row.threshold_s, row.processes, row.guessed) == (None, (3, 2), False)
+    assert (row.processes, row.widened, row.guessed) == ((3, 2), False, False)
 
 
-def test_a_threshold_of_the_users_replaces_the_noise_but_not_the_absolute_floor() -> None:
+def test_a_threshold_of_the_users_replaces_the_noise() -> None:
     a, b = run_of(result(64)), run_of(result(64, 1.04e-3))
     assert [compare(a, b, pct).rows[0].verdict for pct in (None, 5.0, 1.0)] == [
-        "slower", "same", "slower",
+        "cannot tell", "same", "cannot tell",
     ]  # fmt: skip
     assert compare(a, b, 5.0).rows[0].reason == "interval is within 5 %"
     assert compare(a, b, 5.0).as_dict()["threshold_pct"] == 5.0
-    short = compare(run_of(result(64, 5e-6, 0.1)), run_of(result(64, 5.3e-6, 0.1)), 1.0).rows[0]
-    assert (short.verdict, short.threshold_s) == ("cannot tell", NOISE_S)
 
 
 @pytest.mark.parametrize(
