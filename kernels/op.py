@@ -77,6 +77,7 @@ class Op(ABC):
     library: str  # the back end that stands for the vendor's on a GPU
     libraries: tuple[str, ...]  # those of the vendor's back ends that ours are held against
     dims: tuple[str, ...]  # the integer ones
+    pairs: tuple[str, ...] = ()  # those of them that may be a text such as "0x15", rows x columns
     layouts: tuple[str, ...]
     axis_name: str  # what `axis` counts
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernels import OPS
 from kernels.case import DATA, Case
-from kernels.conv.shape import DIMS, PASSES
+from kernels.conv.shape import DIMS, LEAST_BY_AXIS, PASSES, by_axis, of_axes
 from kernels.error_words import suggest
 from kernels.files import read_regular
 from kernels.op import OWN
@@ -102,16 +102,18 @@ def plan_conv(
     image: str,
     batch: str,
     kernel: str,
-    stride: int,
+    stride: str,
     padding: str,
-    dilation: int,
+    dilation: str,
     groups: str,
 ) -> list[Group]:
     """Every comparison of a convolution sweep, and the padded twin of each misaligned width.
 
-    `padding` is a number or "same"; `groups` a number or "depthwise". UserError for an invalid
-    value, or sizes that fit no convolution.
+    `stride`, `padding` and `dilation` are a number, or rows x columns such as "0x15"; `padding` may
+    be "same", `groups` "depthwise". UserError for an invalid value, or sizes that fit no
+    convolution.
     """
+    dilations = _axes(dilation, "--dilation")
     arms = plan_arms("conv", asked, kind)
     parse_choice(asked.data, DATA, "--data")
     problems: list[Case] = []
@@ -124,8 +126,9 @@ def plan_conv(
         parse_sizes(channels, "--channels", rank=2),
     ):
         dims: dict[str, int | str] = {
-            "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "stride": stride,
-            "padding": _padding(padding, (r, s), dilation), "dilation": dilation,
+            "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s,
+            "stride": of_axes(*_axes(stride, "--stride")),
+            "padding": _padding(padding, (r, s), dilations), "dilation": of_axes(*dilations),
             "groups": c if groups == "depthwise"
             else _number(groups, "--groups must be a number or depthwise"),
             "pass": which,
@@ -141,15 +144,25 @@ def plan_conv(
     return [*(group_of(problem, arms) for problem in problems), *twins]
 
 
-def _padding(text: str, kernel: Sequence[int], dilation: int) -> int:
+def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
     if text != "same":
-        return _number(text, "--padding must be a number or same")
-    if kernel[0] != kernel[1] or kernel[0] % 2 == 0:
+        return of_axes(*_axes(text, "--padding", or_same=" or same"))
+    if not all(size % 2 for size in kernel):
         raise UserError(
-            f"--padding same needs a square kernel of odd size, not {kernel[0]}x{kernel[1]}; "
-            "give a number"
+            f"--padding same needs kernels of odd size, not {kernel[0]}x{kernel[1]}; give a number"
         )
-    return dilation * (kernel[0] - 1) // 2
+    rows, columns = (step * (size - 1) // 2 for step, size in zip(dilations, kernel, strict=True))
+    return of_axes(rows, columns)
+
+
+def _axes(text: str, name: str, or_same: str = "") -> tuple[int, int]:
+    """(of rows, of columns) of a number, or of a pair as 1x2. UserError for another text."""
+    try:
+        if len(text) <= 2 * MOST_DIGITS:
+            return by_axis(text)
+    except ValueError:
+        pass
+    raise UserError(f"{name} must be a number{or_same}, or rows x columns as 1x2, not {text!r}")
 
 
 def _number(text: str, what: str) -> int:
@@ -255,6 +268,8 @@ def _case(op: str, row: Mapping[str, str], where: str, data: str) -> Case:
     for name in NEEDED["gemm"] if op == "gemm" else (*DIMS, "pass"):
         if name == "pass":
             dims[name] = parse_choice(filled[name], PASSES, f"{where}: pass")
+        elif name in LEAST_BY_AXIS:
+            dims[name] = of_axes(*_axes(filled[name], f"{where}: {name}"))
         else:
             dims[name] = _number(filled.get(name, ""), f"{where}: {name} must be a number")
     return Case(op, dims, "fp32", OPS[op].library_backend("cuda"), layout, data)

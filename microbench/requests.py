@@ -74,13 +74,13 @@ class ConvRequest(Request):
     passes: str = choice("fprop", "fprop (forward), dgrad and wgrad (gradients)", written="--pass")
     image: str = choice("28", "Input height and width: 28, 7..56, 28x56")
     batch: str = choice("16", "Batch size: 16, 8..256")
-    kernel: str = choice("3", "Filter height and width: 3 or 1,3; 1x7 needs --padding")
+    kernel: str = choice("3", "Filter height and width: 3; 1,3; 1x7")
     layout: str = choice(
         "nhwc,nchw", "nhwc (channels_last), nchw (PyTorch's default)", switches=CHANNELS_LAST
     )
-    stride: int = choice(1, "Stride along both axes", check=at_least(1))
-    padding: str = choice("same", "Padding: a number, or same")
-    dilation: int = choice(1, "Dilation along both axes", check=at_least(1))
+    stride: str = choice("1", "Stride: 2, or rows x columns: 1x2")
+    padding: str = choice("same", "Padding: 1, or rows x columns: 0x15, or same")
+    dilation: str = choice("1", "Dilation: 2, or rows x columns: 1x2")
     groups: str = choice("1", "Groups: a number, or depthwise")
     shapes: Path | None = choice(None, SHAPES)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from kernels.case import Case
-from kernels.conv.shape import DIMS, PASSES, ConvShape
+from kernels.conv.shape import DIMS, LEAST_BY_AXIS, PASSES, ConvShape
 from kernels.op import BackendEntry, Op
 
 LAYOUTS = ("nchw", "nhwc")
@@ -43,6 +43,7 @@ class Conv(Op):
     library = "cudnn"
     libraries = ("cudnn",)
     dims = DIMS
+    pairs = tuple(LEAST_BY_AXIS)
     layouts = LAYOUTS
     axis_name = "channels"
 

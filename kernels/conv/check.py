@@ -147,11 +147,15 @@ def reference(which: str, inputs: dict[str, torch.Tensor], shape: ConvShape) -> 
     `inputs` are two of x[N, C, H, W], w[K, C/groups, R, S], y[N, K, P, Q] in float64; the third is
     returned.
     """
-    g, pad_by = shape.groups, shape.padding
+    g, (rows, columns) = shape.groups, shape.paddings
     some = next(iter(inputs.values()))
-    n, h, w = shape.n, shape.h + 2 * pad_by, shape.w + 2 * pad_by
+    n, h, w = shape.n, shape.h + 2 * rows, shape.w + 2 * columns
     given = "x" in inputs
-    x = pad(inputs["x"], (pad_by,) * 4) if given else some.new_zeros(n, shape.c, h, w)
+    x = (
+        pad(inputs["x"], (columns, columns, rows, rows))
+        if given
+        else some.new_zeros(n, shape.c, h, w)
+    )
     x = x.reshape(n, g, shape.c // g, h, w)
     y = inputs.get("y")
     y = some.new_zeros(n, shape.k, shape.p, shape.q) if y is None else y
@@ -162,7 +166,7 @@ def reference(which: str, inputs: dict[str, torch.Tensor], shape: ConvShape) -> 
     weight = weight.reshape(g, shape.k // g, shape.c // g, shape.r, shape.s)
     for r in range(shape.r):
         for s in range(shape.s):
-            view = x[..., _tap(r, shape.p, shape), _tap(s, shape.q, shape)]
+            view = x[..., _tap(r, shape.p, shape, 0), _tap(s, shape.q, shape, 1)]
             if which == "fprop":
                 y += torch.einsum("ngchw,gkc->ngkhw", view, weight[..., r, s])
             elif which == "dgrad":
@@ -173,10 +177,10 @@ def reference(which: str, inputs: dict[str, torch.Tensor], shape: ConvShape) -> 
         return y.flatten(1, 2)
     if which == "wgrad":
         return weight.flatten(0, 1)
-    return x.flatten(1, 2)[..., pad_by : h - pad_by, pad_by : w - pad_by]
+    return x.flatten(1, 2)[..., rows : h - rows, columns : w - columns]
 
 
-def _tap(tap: int, outputs: int, shape: ConvShape) -> slice:
-    """The padded pixels that a tap meets, one an output."""
-    first = tap * shape.dilation
-    return slice(first, first + (outputs - 1) * shape.stride + 1, shape.stride)
+def _tap(tap: int, outputs: int, shape: ConvShape, axis: int) -> slice:
+    """The padded pixels along an axis that a tap meets, one an output."""
+    first, stride = tap * shape.dilations[axis], shape.strides[axis]
+    return slice(first, first + (outputs - 1) * stride + 1, stride)

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from kernels.case import Case, Target
-from kernels.conv.shape import ConvShape
+from kernels.conv.shape import LEAST_BY_AXIS, ConvShape, by_axis
 from kernels.data import choose, draw, storage_factor, store
 
 OUTPUT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
@@ -71,13 +71,14 @@ class ConvOperands:
     @property
     def named(self) -> dict[str, object]:
         """What a user's function may also ask for by name: `which` (the pass), `shape` (the
-        ConvShape), and its stride, padding, dilation and groups.
+        ConvShape), and its stride, padding, dilation (a number, or rows and columns where they
+        differ) and groups.
         """
         shape = self.shape
-        numbers = {
-            name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")
-        }
-        return {"which": self.which, "shape": shape, **numbers}
+        both = {name: by_axis(getattr(shape, name)) for name in LEAST_BY_AXIS}
+        numbers = {name: (rows, columns) if rows != columns else rows
+                   for name, (rows, columns) in both.items()}  # fmt: skip
+        return {"which": self.which, "shape": shape, **numbers, "groups": shape.groups}
 
     @property
     def output(self) -> torch.Tensor:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from kernels.case import Case
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
+LEAST_BY_AXIS = {"stride": 1, "padding": 0, "dilation": 1}
+
+
+def by_axis(value: int | str) -> tuple[int, int]:
+    """(of rows, of columns) of what a case has by axis: 2, or "0x15". ValueError for another."""
+    if isinstance(value, int):
+        return value, value
+    numbers = value.split("x")
+    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{value!r} is no number and no pair such as 0x15")
+    return int(numbers[0]), int(numbers[-1])
+
+
+def of_axes(rows: int, columns: int) -> int | str:
+    """What a case writes: one number where both axes have it, or "0x15"."""
+    return rows if rows == columns else f"{rows}x{columns}"
 
 
 @dataclass(frozen=True)
 class ConvShape:
     """y[N, K, P, Q] = x[N, C, H, W] * w[K, C/groups, R, S], as cross-correlation.
 
-    Stride, padding and dilation, in pixels, are the same along both axes. ValueError for a shape
-    that is no convolution: a size below 1, channels that groups do not divide, a kernel larger than
-    the padded image.
+    Stride, padding and dilation, in pixels, are a number for both axes, or a text such as "0x15"
+    where rows and columns differ. ValueError for a shape that is no convolution: a size below 1,
+    channels that groups do not divide, a kernel larger than the padded image.
     """
 
     n: int
@@ -26,15 +43,17 @@ class ConvShape:
     k: int
     r: int
     s: int
-    stride: int = 1
-    padding: int = 0
-    dilation: int = 1
+    stride: int | str = 1
+    padding: int | str = 0
+    dilation: int | str = 1
     groups: int = 1
 
     def __post_init__(self) -> None:
+        for name in LEAST_BY_AXIS:
+            object.__setattr__(self, name, of_axes(*by_axis(getattr(self, name))))
         for name in DIMS:
-            least = 0 if name == "padding" else 1
-            if getattr(self, name) < least:
+            least = LEAST_BY_AXIS.get(name, 1)
+            if min(by_axis(getattr(self, name))) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("c", "k"):
             if getattr(self, name) % self.groups:
@@ -42,29 +61,52 @@ class ConvShape:
                     f"{name.upper()}={getattr(self, name)} is not divisible into "
                     f"{self.groups} groups"
                 )
-        for image, kernel in (("h", "r"), ("w", "s")):
-            reach = self.dilation * (getattr(self, kernel) - 1) + 1
-            if reach > getattr(self, image) + 2 * self.padding:
-                dilated = f" with dilation {self.dilation}" if self.dilation > 1 else ""
+        sizes = (self.h, self.r), (self.w, self.s)
+        for (image, kernel), padding, dilation in zip(
+            sizes, self.paddings, self.dilations, strict=True
+        ):
+            if dilation * (kernel - 1) + 1 > image + 2 * padding:
+                dilated = f" with dilation {dilation}" if dilation > 1 else ""
                 raise ValueError(
-                    f"a kernel of {getattr(self, kernel)}{dilated} does not fit an image of "
-                    f"{getattr(self, image)} padded by {self.padding}"
+                    f"a kernel of {kernel}{dilated} does not fit an image of {image} padded by "
+                    f"{padding}"
                 )
 
     @classmethod
     def of(cls, case: Case) -> ConvShape:
         """The shape of a case. ValueError for no convolution, KeyError for a missing dimension."""
-        return cls(**{name: case.dim(name) for name in DIMS})
+        numbers = {name: case.dim(name) for name in DIMS if name not in LEAST_BY_AXIS}
+        stride, padding, dilation = (case.dims[name] for name in LEAST_BY_AXIS)
+        return cls(**numbers, stride=stride, padding=padding, dilation=dilation)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Pixels from one output to the next, along rows and along columns."""
+        return by_axis(self.stride)
+
+    @property
+    def paddings(self) -> tuple[int, int]:
+        """Pixels of padding on either side, of rows and of columns."""
+        return by_axis(self.padding)
+
+    @property
+    def dilations(self) -> tuple[int, int]:
+        """Pixels from one tap to the next, along rows and along columns."""
+        return by_axis(self.dilation)
 
     @property
     def p(self) -> int:
         """Rows P of the output, (H + 2*padding - dilation*(R - 1) - 1) // stride + 1."""
-        return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
+        return self._outputs(self.h, self.r, 0)
 
     @property
     def q(self) -> int:
         """Columns Q of the output, (W + 2*padding - dilation*(S - 1) - 1) // stride + 1."""
-        return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
+        return self._outputs(self.w, self.s, 1)
+
+    def _outputs(self, image: int, kernel: int, axis: int) -> int:
+        reach = self.dilations[axis] * (kernel - 1) + 1
+        return (image + 2 * self.paddings[axis] - reach) // self.strides[axis] + 1
 
     @property
     def flat(self) -> bool:
@@ -93,7 +135,7 @@ class ConvShape:
         if which == "fprop":
             return pixels, k, c * taps
         if which == "dgrad":
-            return self.n * self.h * self.w, c, max(1, k * taps // self.stride**2)
+            return self.n * self.h * self.w, c, max(1, k * taps // prod(self.strides))
         return k, c * taps, pixels
 
     def elements(self, tensor: str) -> int:
@@ -106,16 +148,15 @@ class ConvShape:
             return self.k * (self.c // self.groups) * self.r * self.s
         if tensor == "y":
             return self.n * self.k * self.p * self.q
-        rows = self._touched(self.h, self.r, self.p)
-        return self.n * self.c * rows * self._touched(self.w, self.s, self.q)
+        rows = self._touched(self.h, self.r, self.p, 0)
+        return self.n * self.c * rows * self._touched(self.w, self.s, self.q, 1)
 
-    def _touched(self, image: int, kernel: int, outputs: int) -> int:
+    def _touched(self, image: int, kernel: int, outputs: int, axis: int) -> int:
         rows: set[int] = set()
+        stride = self.strides[axis]
         for tap in range(kernel):
-            start = tap * self.dilation - self.padding
-            first = max(0, -(start // self.stride))
-            last = min(outputs - 1, (image - 1 - start) // self.stride)
-            rows.update(
-                range(start + first * self.stride, start + last * self.stride + 1, self.stride)
-            )
+            start = tap * self.dilations[axis] - self.paddings[axis]
+            first = max(0, -(start // stride))
+            last = min(outputs - 1, (image - 1 - start) // stride)
+            rows.update(range(start + first * stride, start + last * stride + 1, stride))
         return len(rows)

@@ -55,8 +55,7 @@ def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[C
 
 def _launch(operands: ConvOperands) -> Callable[[], torch.Tensor]:
     shape, x, w, y = operands.shape, operands.x, operands.w, operands.y
-    stride, padding = [shape.stride] * 2, [shape.padding] * 2
-    dilation = [shape.dilation] * 2
+    stride, padding, dilation = map(list, (shape.strides, shape.paddings, shape.dilations))
     if operands.which == "fprop":
         forward = torch.ops.aten.convolution.default
         return lambda: forward(x, w, None, stride, padding, dilation, False, [0, 0], shape.groups)

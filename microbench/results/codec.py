@@ -183,7 +183,7 @@ def _check_case(case: Case, where: str) -> None:
     if op is None:
         raise ValueError(f"{where}.op is {case.op!r}, which this version does not know")
     for name in op.dims:
-        if not isinstance(case.dims.get(name), int):
+        if not isinstance(case.dims.get(name), (int, str) if name in op.pairs else int):
             raise ValueError(f"{where}.case has no {name}")
     try:
         op.validate(case)

@@ -107,7 +107,7 @@ AT_ONCE = {
     "conv --kernel 9 --image 7 --padding 0": "kernel of 9",
     "conv --kernel 1x9 --image 9x7 --padding 0": "kernel of 9",
     "conv --kernel 3 --dilation 8 --image 7 --padding 0": "dilation",
-    "conv --kernel 2": "--padding same needs a square kernel of odd size",
+    "conv --kernel 2": "--padding same needs kernels of odd size",
     "conv --groups 2 --channels 8x9": "K=9",
     "conv --groups 4 --channels 8..32,6": "C=6",
     "conv --groups depthwise --channels 8x12": "K=12",

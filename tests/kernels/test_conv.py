@@ -13,7 +13,7 @@ from kernels import OPS
 from kernels.case import Candidate, Case, Target
 from kernels.conv.check import reference, relative_error
 from kernels.conv.operands import OUTPUT, OperandPool
-from kernels.conv.shape import PASSES, ConvShape
+from kernels.conv.shape import PASSES, ConvShape, of_axes
 
 CPU = Target("cpu", "a CPU")
 SHAPES = {
@@ -25,12 +25,16 @@ SHAPES = {
     "dilated": {"dilation": 2, "padding": 2},
     "odd, unpadded, unequal": {"h": 7, "w": 10, "c": 5, "k": 7, "padding": 0},
     "flat kernel": {"r": 1, "s": 5, "padding": 2},
+    "1-D": {"h": 1, "w": 40, "r": 1, "s": 7, "padding": "0x3"},
+    "by axis": {"r": 3, "s": 5, "stride": "1x2", "padding": "1x4", "dilation": "1x2"},
     "two groups": {"groups": 2},
     "depthwise": {"c": 8, "k": 16, "groups": 8},
 }
 
 
-def conv(which: str = "fprop", layout: str = "nchw", precision: str = "fp32", **dims: int) -> Case:
+def conv(
+    which: str = "fprop", layout: str = "nchw", precision: str = "fp32", **dims: int | str
+) -> Case:
     plain = {"n": 2, "c": 8, "h": 9, "w": 9, "k": 12, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
     return Case("conv", {**plain, **dims, "pass": which}, precision, "cpu", layout)
@@ -52,7 +56,7 @@ def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> N
     inputs = {"x": x, "w": w, "y": y}
     del inputs[OUTPUT[which]]
     ours = reference(which, inputs, shape)
-    how = (shape.stride, shape.padding, shape.dilation, shape.groups)
+    how = (shape.strides, shape.paddings, shape.dilations, shape.groups)
     if which == "fprop":
         theirs = torch.nn.functional.conv2d(x, w, None, *how)
     elif which == "dgrad":
@@ -128,16 +132,22 @@ def test_the_layout_is_how_tensors_lie_in_memory(layout: str) -> None:
     assert relative_error(replace(operands, y=torch.full_like(operands.y, float("nan")))) > 1e300
 
 
+def by_axis(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
 @settings(max_examples=60)
 @given(
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12),
-    st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 2),
+    st.integers(1, 4), st.integers(1, 4), by_axis(1, 3), by_axis(0, 3), by_axis(1, 2),
     st.integers(1, 3),
 )  # fmt: skip
 def test_geometry_is_torchs(n, c, h, w, r, s, stride, padding, dilation, groups) -> None:
-    dims = dict(n=n, c=c * groups, h=h, w=w, k=2 * groups, r=r, s=s, stride=stride,
-                padding=padding, dilation=dilation, groups=groups)  # fmt: skip
-    fits = all(dilation * (a - 1) + 1 <= b + 2 * padding for a, b in ((r, h), (s, w)))
+    written = {"stride": of_axes(*stride), "padding": of_axes(*padding)}
+    dims = dict(n=n, c=c * groups, h=h, w=w, k=2 * groups, r=r, s=s, **written,
+                dilation=of_axes(*dilation), groups=groups)  # fmt: skip
+    numbers = zip((r, s), (h, w), dilation, padding, strict=True)
+    fits = all(step * (a - 1) + 1 <= b + 2 * pad for a, b, step, pad in numbers)
     if not fits:
         with pytest.raises(ValueError, match="does not fit"):
             ConvShape(**dims)
@@ -173,11 +183,21 @@ def test_bytes_of_what_a_pass_must_touch() -> None:
         ({"r": 12}, "does not fit"),
         ({"stride": 0}, "stride must be at least 1"),
         ({"padding": -1}, "padding must be at least 0"),
+        ({"stride": "2x0"}, "stride must be at least 1"),
+        ({"dilation": "2x"}, "'2x' is no number and no pair"),
+        ({"padding": "-1x2"}, "'-1x2' is no number and no pair"),
     ],
 )
 def test_what_is_no_convolution_says_why(change: dict[str, int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         OPS["conv"].validate(conv(**change))
+
+
+def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
+    square = ConvShape(2, 8, 9, 9, 12, 3, 3, "2x2", "1x1", "1x1")
+    assert square == ConvShape(2, 8, 9, 9, 12, 3, 3, 2, 1, 1)
+    assert vars(ConvShape(2, 8, 1, 40, 12, 1, 7, 1, "0x3"))["padding"] == "0x3"
+    assert "stride=1,padding=0x3,dilation=1" in conv(padding="0x3").key
 
 
 def test_alignment_goes_by_the_channels_of_a_pixel() -> None:

@@ -70,7 +70,7 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
             tensor.copy_(torch.randint(-2, 3, tensor.shape))
     carry_out(gluon_launch.bind(config, drawn, kind, SMS))
     x = (drawn.x if which == "fprop" else torch.zeros_like(drawn.x)).double().requires_grad_()
-    how = {name: getattr(shape, name) for name in ("stride", "padding", "dilation")}
+    how = {"stride": shape.strides, "padding": shape.paddings, "dilation": shape.dilations}
     y = torch.nn.functional.conv2d(x, drawn.w.double(), None, **how)
     if which == "fprop":
         return drawn.output.double(), y.detach()
@@ -84,6 +84,8 @@ EXAMPLES = (  # shape, configuration, pass, precision
     ((2, 24, 5, 5, 40, 3, 3, 2, 1), "2x8x8x48x32/s3/w8/padded", "dgrad", "fp16"),
     ((1, 72, 5, 5, 16, 3, 3, 1, 1), "2x8x8x16x64/s3/w8/padded", "fprop", "fp16"),
     ((1, 24, 3, 5, 130, 1, 1), "1x1x64x144x32/s3/w4", "fprop", "tf32"),
+    ((2, 24, 1, 33, 40, 1, 7, 1, "0x3"), "1x1x64x48x32/s3/w4", "fprop", "fp16"),
+    ((2, 24, 7, 21, 40, 3, 5, 2, "1x4", "1x2"), "1x8x8x48x32/s3/w4", "dgrad", "fp16"),
 )
 
 

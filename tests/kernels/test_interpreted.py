@@ -79,15 +79,17 @@ SHAPES = {
     "many images": (10, 16, 2, 3, 16, 3, 3, 1, 1),
     "5x5 of 20 to 8": (1, 20, 9, 7, 8, 5, 5, 1, 1),
     "3x3 to 5": (2, 40, 6, 9, 5, 3, 3, 1, 1),
+    "1x7": (2, 16, 1, 40, 16, 1, 7, 1, "0x3"),
+    "3x5 by axis": (2, 18, 5, 21, 13, 3, 5, "1x2", "1x4", "2x1"),
     "one column": (2, 16, 6, 1, 16, 3, 3, 2, 1),
 }  # fmt: skip
 GATHER, PERSISTENT_CONV = "conv_gather/1x1x64x32x16/s2/w4", "conv_persistent/2x4x4x32x16/s2/w4/sub2"
 DATA = {
     "fp16": {
         GATHER: ("3x3", "3x3/2 odd", "3x3/3", "3x2/2 unaligned", "stride 2 dilation 2",
-                 "padding 3", "7x7/2 of 3", "1x1/2"),
+                 "padding 3", "7x7/2 of 3", "1x1/2", "3x5 by axis"),
         "conv_gather/1x1x32x16x64/s2/w4": ("3x3 unaligned", "dilation 2"),
-        PERSISTENT_CONV: ("3x3", "dilation 2", "1x1", "1x1 padded"),
+        PERSISTENT_CONV: ("3x3", "dilation 2", "1x1", "1x1 padded", "1x7"),
         "conv_persistent/8x1x1x16x16/s2/w4": ("padding 3", "many images"),
     },
     "tf32": {GATHER: ("3x2/2 unaligned",), PERSISTENT_CONV: ("3x3",)},
@@ -98,14 +100,14 @@ DATA = {
 }  # fmt: skip
 WEIGHTS = {
     "fp16": {
-        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2"),
+        "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2": ("3x3/2 odd", "1x1", "stride 2 dilation 2", "1x7"),
         "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1": ("3x3 unaligned", "padding 3"),
         "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1/padded": ("3x3",),
         "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2": ("dilation 2", "3x3/3"),
         "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x20": ("1x1/2",),
         "wgrad_gather/1x32x64x128/t1/r1/s2/w4/x1": ("7x7/2 of 3", "one column"),
         "wgrad_gather/1x16x32x128/t1/r1/s2/w4/x3": ("3x3/2", "padding 3", "dilation 2"),
-        "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned", "1x1"),
+        "wgrad_gather/1x32x64x32/t1/r1/s2/w4/x2": ("3x2/2 unaligned", "1x1", "3x5 by axis"),
         "wgrad_exchanged/1x32x64x32/t1/r1/s2/w4/x1": ("3x3 to 5",),
         "wgrad_exchanged/1x32x32x64/t1/r1/s2/w4/x2": ("5x5 of 20 to 8", "3x3 unaligned"),
     },
@@ -193,7 +195,7 @@ def away(drawn: Any) -> float:
     from torch.nn.grad import conv2d_input, conv2d_weight
 
     shape, x, w, y = drawn.shape, drawn.x.double(), drawn.w.double(), drawn.y.double()
-    how = {name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")}
+    how = {"stride": shape.strides, "padding": shape.paddings, "dilation": shape.dilations}
     if drawn.which == "fprop":
         expected = torch.nn.functional.conv2d(x, w, None, **how)
     elif drawn.which == "dgrad":

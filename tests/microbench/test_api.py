@@ -98,7 +98,7 @@ def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stride": "two"}, "'two' is not a valid integer"),
+        ({"budget": "two"}, "'two' is not a valid float"),
         ({"channels_last": "yes"}, "True or False"),
         ({"channels_last": True, "layout": "nchw"}, "leave out --layout nchw"),
         ({"dtype": "fp16", "precision": "bf16"}, "one option"),

@@ -23,7 +23,7 @@ def cells() -> list[Group]:
     """Seven widths, two images, two batches."""
     groups = plan_conv(
         Conditions(), "cuda", channels="8..512", image="7,14", batch="8,16", passes="fprop",
-        layouts="nhwc", kernel="3", stride=1, padding="same", dilation=1, groups="1",
+        layouts="nhwc", kernel="3", stride="1", padding="same", dilation="1", groups="1",
     )  # fmt: skip
     return [group for group in groups if len(group.cases) > 1]
 

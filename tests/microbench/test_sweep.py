@@ -164,8 +164,8 @@ def test_cases_have_keys_that_tell_them_apart() -> None:
 # ---------------------------------------------------------------- convolutions
 
 PLAIN = dict(
-    channels="64", passes="fprop", layouts="nhwc", image="28", batch="4", kernel="3", stride=1,
-    padding="same", dilation=1, groups="1",
+    channels="64", passes="fprop", layouts="nhwc", image="28", batch="4", kernel="3", stride="1",
+    padding="same", dilation="1", groups="1",
 )  # fmt: skip
 
 
@@ -193,9 +193,19 @@ def test_every_combination_is_planned_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dilation", "padding"), [("1", 1, 0), ("3", 1, 1), ("7", 1, 3), ("3", 2, 2)]
+    ("kernel", "dilation", "padding"),
+    [
+        ("1", "1", 0),
+        ("3", "1", 1),
+        ("7", "1", 3),
+        ("3", "2", 2),
+        ("1x7", "1", "0x3"),
+        ("3x5", "2x1", 2),
+        ("1x31", "1", "0x15"),
+        ("3", "1x2", "1x2"),
+    ],
 )
-def test_same_padding_keeps_the_image(kernel: str, dilation: int, padding: int) -> None:
+def test_same_padding_keeps_the_image(kernel: str, dilation: str, padding: int | str) -> None:
     (group,) = plan_convs(kernel=kernel, dilation=dilation)
     shape = ConvShape.of(group.cases[0])
     assert (shape.padding, shape.p, shape.q) == (padding, 28, 28)
@@ -223,7 +233,11 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
     [
         ({"channels": "60", "groups": "7"}, "is not divisible into 7 groups"),
         ({"kernel": "31", "padding": "0"}, "does not fit"),
-        ({"kernel": "2"}, "--padding same needs a square kernel of odd size"),
+        ({"kernel": "2"}, "--padding same needs kernels of odd size, not 2x2"),
+        ({"kernel": "1x4"}, "--padding same needs kernels of odd size, not 1x4"),
+        ({"padding": "1x2x3"}, "--padding must be a number or same, or rows x columns"),
+        ({"stride": "0x2"}, "stride must be at least 1, not 0x2"),
+        ({"dilation": "1.5"}, "--dilation must be a number, or rows x columns as 1x2"),
         ({"backend": "cub\nlas"}, "--backend: unknown"),
     ],
 )

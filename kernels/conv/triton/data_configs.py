@@ -88,7 +88,7 @@ def tiles(config: Config, problem: ImplicitGemm) -> int:
     if config.kernel == GATHER:
         return ceil(prod(problem.whole_output) / config.pixels) * blocks_k
     boxes = (ceil(size / box) for size, box in zip(problem.output, config.box, strict=True))
-    parities = problem.shape.stride**2 if problem.split_output else 1
+    parities = prod(problem.shape.strides) if problem.split_output else 1
     return prod(boxes) * blocks_k * parities
 
 
@@ -126,9 +126,9 @@ def products(config: Config, problem: ImplicitGemm) -> float:
 
 def _taps_met(problem: ImplicitGemm, axis: int, start: int, taps: int, box: int) -> int:
     """Taps along an axis that meet the image from a box of outputs; stride 1."""
-    near = start - problem.pads[axis - 1]
-    first = max(0, ceil((-near - (box - 1)) / problem.shape.dilation))
-    last = min(taps - 1, (problem.image[axis] - 1 - near) // problem.shape.dilation)
+    near, dilation = start - problem.pads[axis - 1], problem.shape.dilations[axis - 1]
+    first = max(0, ceil((-near - (box - 1)) / dilation))
+    last = min(taps - 1, (problem.image[axis] - 1 - near) // dilation)
     return max(1, last - min(first, taps - 1) + 1)
 
 
@@ -219,7 +219,8 @@ def _gather_valid(config: Config, problem: ImplicitGemm, capability: Capability)
     plain = (config.split, config.per_sm, config.padded) == (1, 1, False)
     in_a_row = config.pixels == config.box[2]
     # Offsets of taps have 32 bits.
-    reach = s.dilation * ((s.r - 1) * problem.image[2] + s.s - 1) * problem.c
+    down, right = s.dilations
+    reach = (down * (s.r - 1) * problem.image[2] + right * (s.s - 1)) * problem.c
     deep = config.bc >= _least_depth(problem) and reach <= MAX_INDEX
     return powers and plain and in_a_row and deep and _room(config, problem, capability)
 
@@ -335,8 +336,8 @@ def no_gluon(problem: ImplicitGemm, capability: Capability) -> str | None:
     """Why conv_gluon cannot run a pass on a GPU of this capability, or None."""
     if capability != (9, 0):
         return "it multiplies by wgmma, which Hopper alone has"
-    if problem.shape.stride > MOST_STRIDE:
-        return f"it has descriptors for strides up to {MOST_STRIDE}"
+    if problem.shape.stride not in range(1, MOST_STRIDE + 1):
+        return f"it has descriptors for strides up to {MOST_STRIDE}, the same along both axes"
     if problem.precision.is_float8:
         return "its inputs and outputs are of one type"
     return gluon_missing()

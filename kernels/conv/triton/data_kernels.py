@@ -90,7 +90,7 @@ def _inside(
 def conv_persistent(
     x, weights, y, tiles_k, tiles_w, tiles_h, H, W, C, K,
     R: tl.constexpr, S: tl.constexpr, STEPS: tl.constexpr,
-    DILATION: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BN: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     K_MAJOR: tl.constexpr, FLIP: tl.constexpr, SKIP: tl.constexpr, INPUT_PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -109,8 +109,8 @@ def conv_persistent(
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
         n, h, w, k = _corner(tile, tiles_k, tiles_w, tiles_h, BN, BH, BW, BK)
         if SKIP:
-            first_r, rows = _inside(h, H, R, BH, DILATION, PAD_H)
-            first_s, columns = _inside(w, W, S, BW, DILATION, PAD_W)
+            first_r, rows = _inside(h, H, R, BH, DIL_H, PAD_H)
+            first_s, columns = _inside(w, W, S, BW, DIL_W, PAD_W)
         else:
             first_r, rows, first_s, columns = 0, R, 0, S
         acc = tl.zeros((BK, BN * BH * BW), tl.float32)
@@ -123,7 +123,7 @@ def conv_persistent(
             if FLIP:
                 tap = R * S - 1 - tap
             a = _weights(weights, tap, k, c, C, K, K_MAJOR)
-            window = x.load([n, h + r * DILATION - PAD_H, w + s * DILATION - PAD_W, c])
+            window = x.load([n, h + r * DIL_H - PAD_H, w + s * DIL_W - PAD_W, c])
             b = tl.reshape(window, (BN * BH * BW, BC))
             acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)
         stored += PROGRAMS
@@ -135,7 +135,8 @@ def conv_persistent(
 def conv_gather(
     x, weights, y, pixels, H, W, OUT_H, OUT_W,
     K: tl.constexpr, C: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     DGRAD: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -152,16 +153,17 @@ def conv_gather(
     as cuDNN's in fp16 on an H200 (results/nvidia-h200/conv-fine-*.json, geometric means).
     """
     DEPTH: tl.constexpr = R * S * C
-    AWAY: tl.constexpr = -DILATION if DGRAD else DILATION
+    AWAY_H: tl.constexpr = -DIL_H if DGRAD else DIL_H
+    AWAY_W: tl.constexpr = -DIL_W if DGRAD else DIL_W
     tiles_k = tl.cdiv(K, BK)
     pixel = (tl.program_id(0) // tiles_k).to(INDEX) * BM + tl.arange(0, BM)[:, None]
     row = pixel // OUT_W
     image = row // OUT_H
     out_h, out_w = (row - image * OUT_H).to(tl.int32), (pixel - row * OUT_W).to(tl.int32)
     if DGRAD:
-        first_h, first_w = out_h + PAD, out_w + PAD
+        first_h, first_w = out_h + PAD_H, out_w + PAD_W
     else:
-        first_h, first_w = out_h * STRIDE - PAD, out_w * STRIDE - PAD
+        first_h, first_w = out_h * STRIDE_H - PAD_H, out_w * STRIDE_W - PAD_W
     first = ((image * H + first_h) * W + first_w) * C
     real = pixel < pixels
     k = tl.program_id(0) % tiles_k * BK + tl.arange(0, BK)[:, None]
@@ -172,11 +174,11 @@ def conv_gather(
         summed = d < DEPTH
         tap = start // C if C % BD == 0 else d // C
         c = d - tap * C
-        down, right = tap // S * AWAY, tap % S * AWAY
+        down, right = tap // S * AWAY_H, tap % S * AWAY_W
         h, w = first_h + down, first_w + right
-        if DGRAD and STRIDE > 1:
-            met = real & (h % STRIDE == 0) & (w % STRIDE == 0)
-            h, w = h // STRIDE, w // STRIDE
+        if DGRAD and STRIDE_H * STRIDE_W > 1:
+            met = real & (h % STRIDE_H == 0) & (w % STRIDE_W == 0)
+            h, w = h // STRIDE_H, w // STRIDE_W
             at = ((image * H + h) * W + w) * C + c
         else:
             met = real

@@ -45,7 +45,7 @@ def _gather(config: Config, operands: ConvOperands, problem: ImplicitGemm) -> St
     index = tl.int32 if most + config.pixels * problem.k <= MAX_INDEX else tl.int64
     args = (
         source, operands.w, operands.output, s.n * out[0] * out[1], *image, *out,
-        problem.k, problem.c, s.r, s.s, s.stride, s.dilation, s.padding,
+        problem.k, problem.c, s.r, s.s, *s.strides, *s.dilations, *s.paddings,
         *config.tile, problem.dgrad, index, input_precision(problem.precision),
     )  # fmt: skip
     grid = (tiles(config, problem),)
@@ -64,7 +64,7 @@ def _persistent(
         _nhwc(operands.output, problem.whole_output, problem.k, _stored_box(config), config.bk),
         ceil(problem.k / config.bk), ceil(columns / config.box[2]), ceil(rows / config.box[1]),
         *problem.image[1:], problem.c, problem.k, s.r, s.s, ceil(problem.c / config.bc),
-        s.dilation, *problem.pads, *config.box, config.bk, config.bc, k_major, problem.dgrad,
+        *s.dilations, *problem.pads, *config.box, config.bk, config.bc, k_major, problem.dgrad,
         skips(config, problem), input_precision(problem.precision), config.split, count, programs,
     )  # fmt: skip
     grid = (min(count, programs),)

@@ -48,7 +48,8 @@ def bind(
     w, row, k_major, prepared = _weights(operands, problem)
     parts = parities(problem)
     used = list(dict.fromkeys(tap[0] for part in parts for tap in part.taps)) or [(0, 0)]
-    in_step, out_step = (1, s.stride) if problem.split_output else (s.stride, 1)
+    stride = s.strides[0]  # along both axes
+    in_step, out_step = (1, stride) if problem.split_output else (stride, 1)
     inputs = [_View.of(problem.image, apart, apart, in_step, at) for at in used]
     outputs = [
         _View.of(problem.whole_output, problem.k, problem.k, out_step, (part.row, part.column))
@@ -160,7 +161,7 @@ def parities(problem: ImplicitGemm) -> list[Parity]:
 
     Their order spreads the work: programs take tiles one after another, the long ones first.
     """
-    step = problem.shape.stride if problem.split_output else 1
+    step = problem.shape.strides[0] if problem.split_output else 1
     found = [
         Parity(row, column, tuple(_taps(problem, row, column)))
         for row in range(step)
@@ -171,16 +172,18 @@ def parities(problem: ImplicitGemm) -> list[Parity]:
 
 
 def _taps(problem: ImplicitGemm, row: int, column: int) -> Iterator[Tap]:
-    s = problem.shape
+    s, stride = problem.shape, problem.shape.strides[0]
     for tap in range(s.r * s.s):
-        down, right = (s.dilation * i for i in divmod(tap, s.s))
+        away = zip(divmod(tap, s.s), s.dilations, s.paddings, strict=True)
+        down, right = (number * dilation - padding for number, dilation, padding in away)
         if problem.dgrad:
-            down, right = row + s.padding - down, column + s.padding - right
-            if down % s.stride == right % s.stride == 0:
-                yield (0, 0), down // s.stride, right // s.stride, tap
+            down, right = row - down, column - right
+            if down % stride == right % stride == 0:
+                yield (0, 0), down // stride, right // stride, tap
         else:
             (rows, row_parity), (columns, column_parity) = (
-                divmod(reach - s.padding, s.stride) for reach in (down, right)
+                divmod(down, stride),
+                divmod(right, stride),
             )
             if row_parity < s.h and column_parity < s.w:  # a view that has pixels
                 yield (row_parity, column_parity), rows, columns, tap

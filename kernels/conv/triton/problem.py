@@ -51,7 +51,7 @@ class ImplicitGemm:
     @property
     def split_output(self) -> bool:
         """Whether the output is stored one parity (pixels a stride apart) at a time."""
-        return self.dgrad and self.shape.stride > 1
+        return self.dgrad and max(self.shape.strides) > 1
 
     @property
     def c(self) -> int:
@@ -83,16 +83,17 @@ class ImplicitGemm:
     def output(self) -> tuple[int, int, int]:
         """Images, rows and columns that tiles cover: of one parity where there are several."""
         n, h, w = self.whole_output
-        step = self.shape.stride if self.split_output else 1
-        return n, ceil(h / step), ceil(w / step)
+        down, right = self.shape.strides if self.split_output else (1, 1)
+        return n, ceil(h / down), ceil(w / right)
 
     @property
     def pads(self) -> tuple[int, int]:
         """Pixels of padding before the first row and column, for a cross-correlation."""
         s = self.shape
-        if self.dgrad and s.stride == 1:
-            return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
-        return s.padding, s.padding
+        (rows, columns), (down, right) = s.paddings, s.dilations
+        if self.dgrad and not self.split_output:
+            return down * (s.r - 1) - rows, right * (s.s - 1) - columns
+        return rows, columns
 
     def pixel(self, padded: bool) -> int:
         """Elements from one pixel of the input to the next, as conv_gluon reads it."""

@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil, prod
 
 from kernels import cost
-from kernels.conv.shape import ConvShape
+from kernels.conv.shape import ConvShape, of_axes
 from kernels.conv.triton.problem import WEIGHT_PASSES, ImplicitGemm, Kernel
 from kernels.cost import WARPGROUP_ROWS, Work
 from kernels.gpus import HOPPER, architecture, has_tma
@@ -88,14 +88,15 @@ def parse(label: str) -> Config:
 def exchangeable(shape: ConvShape) -> bool:
     """Whether the pass is also that of a convolution with x and y exchanged."""
     plain = (shape.stride, shape.dilation) == (1, 1)
-    return plain and shape.r == shape.s and shape.padding < shape.r
+    return plain and shape.r == shape.s and max(shape.paddings) < shape.r
 
 
 def seen(config: Config, shape: ConvShape) -> ConvShape:
     """The convolution whose gradient the kernels compute; wgrad_exchanged exchanges x and y."""
     if config.kernel != EXCHANGED:
         return shape
-    padding = shape.r - 1 - shape.padding
+    rows, columns = shape.paddings
+    padding = of_axes(shape.r - 1 - rows, shape.s - 1 - columns)
     return replace(shape, c=shape.k, h=shape.p, w=shape.q, k=shape.c, padding=padding)
 
 
@@ -142,6 +143,8 @@ def _tma_valid(config: Config, problem: ImplicitGemm, capability: Capability) ->
         return False
     if shape.flat and (config.images > 1 or config.rows > 1):
         return False
+    if isinstance(shape.stride, str) or isinstance(shape.dilation, str):
+        return False  # the kernel has one of each
     if shape.w % shape.stride and (shape.stride > MOST_ODD_STRIDE or shape.w < shape.stride):
         return False
     return _valid(config, problem, capability)
@@ -149,7 +152,7 @@ def _tma_valid(config: Config, problem: ImplicitGemm, capability: Capability) ->
 
 def _image_rows(config: Config, shape: ConvShape) -> int:
     """Rows of x that a step reads, with `rows` rows of dy and `taps` kernel rows."""
-    return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
+    return (config.rows - 1) * shape.strides[0] + (config.taps - 1) * shape.dilations[0] + 1
 
 
 def _step_bytes(config: Config, problem: ImplicitGemm) -> int:

@@ -46,7 +46,7 @@ def _store_taps(
 
 @triton.jit
 def wgrad_tma(
-    x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, splits, split_elements, pad, apart,
+    x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, splits, split_elements, pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -73,16 +73,16 @@ def wgrad_tma(
     r0 = index % blocks_r * TAPS
     split = (index // blocks_r).to(tl.int64)
 
-    column = s * DIL - pad
+    column = s * DIL - pad_w
     channel = c0
     if STRIDE > 1:
-        phase = (column + pad * STRIDE) % STRIDE  # of a column that may be negative
+        phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
         column = (column - phase) // STRIDE
         if x_odd is None:
             channel += phase * apart
         elif phase == 1:
             x = x_odd
-    row = r0 * DIL - pad
+    row = r0 * DIL - pad_h
 
     blocks_p = tl.cdiv(P, ROWS)
     blocks_q = tl.cdiv(Q, BW)
@@ -122,7 +122,8 @@ def wgrad_gather(
     x, dy, out, pixels, H, W, splits, split_elements,
     P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr,
-    STRIDE: tl.constexpr, DIL: tl.constexpr, PAD: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     EXCHANGED: tl.constexpr, INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -148,7 +149,7 @@ def wgrad_gather(
 
     column = start + tl.arange(0, BC)[None, :]
     tap = start // C if C % BC == 0 else column // C
-    down, right = tap // S * DIL - PAD, tap % S * DIL - PAD
+    down, right = tap // S * DIL_H - PAD_H, tap % S * DIL_W - PAD_W
     away = (down * W + right) * C + (column - tap * C)
     blocks = (pixels - 1) // BP + 1  # where tl.cdiv could overflow
     first = (split * blocks // splits).to(INDEX)
@@ -159,8 +160,8 @@ def wgrad_gather(
         real = pixel < pixels
         row = pixel // Q
         image = row // P
-        top = (row - image * P).to(tl.int32) * STRIDE
-        left = (pixel - row * Q).to(tl.int32) * STRIDE
+        top = (row - image * P).to(tl.int32) * STRIDE_H
+        left = (pixel - row * Q).to(tl.int32) * STRIDE_W
         h, w = top + down, left + right
         inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & real & (column < COLUMNS)
         a = tl.load(dy + pixel * K + k, real & (k < K), other=0.0)

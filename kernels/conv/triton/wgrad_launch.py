@@ -73,12 +73,13 @@ def _tma_args(
     x, apart, copied = padded(operands.x, pixels, c, lines=config.padded)
     if shape.flat:
         shape = replace(shape, n=1, h=1, w=pixels)
-    row, step = shape.w * apart, shape.stride * apart
-    columns, channels = shape.w // shape.stride, step
+    stride, dilation = shape.strides[0], shape.dilations[0]  # along both axes
+    row, step = shape.w * apart, stride * apart
+    columns, channels = shape.w // stride, step
     strides = (shape.h * row, row, step, 1)
     n, p, q = shape.n, shape.p, shape.q
     x_odd = None
-    if shape.w % shape.stride:  # a view of rank four has whole strides alone
+    if shape.w % stride:  # a view of rank four has whole strides alone
         odd_sizes, columns, channels = (n, shape.h, columns, apart), columns + 1, apart
         x_odd = _descriptor(config, x[apart:], odd_sizes, strides, config.bc)
     y_strides = (p * q * y_apart, q * y_apart, y_apart, 1)
@@ -86,9 +87,9 @@ def _tma_args(
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
         _descriptor(config, y, (n, p, q, y_apart), y_strides, config.bk), out,
         n, p, q, c, k, shape.s, shape.r // config.taps,
-        config.splits, shape.elements("w"), shape.padding, apart,
+        config.splits, shape.elements("w"), *shape.paddings, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
-        shape.stride, shape.dilation,
+        stride, dilation,
     )  # fmt: skip
 
 
@@ -111,6 +112,6 @@ def _gather_args(config: Config, operands: ConvOperands, out: torch.Tensor) -> t
     index = tl.int32 if most <= MAX_INDEX else tl.int64
     return (
         x, y, out, pixels, s.h, s.w, config.splits, operands.shape.elements("w"),
-        s.p, s.q, s.k, s.c, s.r, s.s, s.stride, s.dilation, s.padding,
+        s.p, s.q, s.k, s.c, s.r, s.s, *s.strides, *s.dilations, *s.paddings,
         config.pixels, config.bk, config.bc, config.kernel == EXCHANGED, index,
     )  # fmt: skip
