@@ -150,9 +150,9 @@ class Conv(Op):
         groups = 1 if case.dim("groups") == 1 else min(case.dim("groups"), PROBED["c"])
         dims = dict(case.dims) | {d: min(case.dim(d), scale * most) for d, most in PROBED.items()}
         dims |= {"groups": groups} | {d: -(-int(dims[d]) // groups) * groups for d in ("c", "k")}
-        for image, kernel in (("h", "r"), ("w", "s")):
-            reach = case.dim("dilation") * (case.dim(kernel) - 1) + 1
-            dims[image] = max(int(dims[image]), reach)
+        for axis, (image, kernel) in enumerate((("h", "r"), ("w", "s"))):
+            dilation = ConvShape.of(case).dilations[axis]
+            dims[image] = max(int(dims[image]), dilation * (case.dim(kernel) - 1) + 1)
         return replace(case, dims=dims)
 
 
