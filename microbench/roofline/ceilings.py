@@ -88,7 +88,8 @@ def calibrate(
     found += [
         Ceiling("latency floor", "measured", one.case.precision_name, seconds=one.median_s,
                 reference=one.case.key)
-        for one in measurer.measure(floors, FLOOR_BUDGET_S, announce) if one.median_s
+        for one in measurer.measure(floors, FLOOR_BUDGET_S, announce)
+        if one.median_s and not one.ruined_pct
     ]  # fmt: skip
     found += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
     known = {ceiling.precision for ceiling in found if ceiling.name == INSTRUCTION}
@@ -147,7 +148,8 @@ def large_ceilings(results: Sequence[Result], kind: str) -> list[Ceiling]:
     for result in results:
         rate, name = result.flop_per_s or 0.0, result.case.precision_name
         before = best[name].flop_per_s if name in best else 0.0
-        if is_large(result.case, kind) and rate > (before or 0.0):
+        sure = is_large(result.case, kind) and not result.ruined_pct
+        if sure and rate > (before or 0.0):
             key = result.case.key
             best[name] = Ceiling("large GEMM", "measured", name, rate, reference=key)
     return list(best.values())

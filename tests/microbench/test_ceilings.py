@@ -9,15 +9,15 @@ from typing import cast
 
 import pytest
 
-from kernels.case import Target
+from kernels.case import Case, Target
 from kernels.ceilings import Loaded, Variant
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.results import read_run
-from microbench.results.types import Ceiling
+from microbench.results.types import Ceiling, Measurement, Result
 from microbench.roofline import ceilings
-from microbench.roofline.ceilings import instruction_ceilings
+from microbench.roofline.ceilings import instruction_ceilings, large_ceilings
 from microbench.roofline.rates import MEASURED, Rates, known_rates, rates_of, read_rates
 from microbench.timing.timers import Block, Launch
 
@@ -100,6 +100,19 @@ def test_the_fewest_clocks_count_of_those_that_are_right(monkeypatch: pytest.Mon
         patch.setattr(ceilings, "load", dead)
         with pytest.raises(RuntimeError):
             instruction_ceilings(H200, FakeTimer(), ("fp16",), lambda *_: None)
+
+
+def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:
+    def gemm(size: int, seconds: float, half: float) -> Result:
+        case = Case("gemm", dict.fromkeys("mnk", size), "fp16", "cublas")
+        ends = (seconds * (1 - half), seconds * (1 + half))
+        time = Measurement((seconds,), (1,), seconds, ends, "events", "cold", "sustained")
+        return Result(case, "ok", measurement=time, flops=2 * size**3, min_bytes=1)
+
+    known, ruined, small = gemm(4096, 2e-4, 0.1), gemm(4096, 1e-4, 0.5), gemm(2048, 1e-6, 0.1)
+    (found,) = large_ceilings([known, ruined, small], "cuda")
+    assert found.flop_per_s == pytest.approx(2 * 4096**3 / 2e-4)
+    assert large_ceilings([ruined, small], "cuda") == []
 
 
 # ---------------------------------------------------------------- rates of the package
