@@ -15,10 +15,10 @@ from typing import Any
 
 from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.files import warn_not_kept
 from kernels.op import TUNED
 from kernels.tune import NONE, WIDE, Choice
-from kernels.user_folders import warn_not_kept
-from microbench.precompile import Precompiler
+from microbench import precompile
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
 
@@ -119,25 +119,20 @@ class _Checks:
 class Tuner:
     """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
 
-    `raise_if_dead` passes on an error that leaves the device unusable. `precompiler` ends with the
-    process, or when it is closed.
+    `raise_if_dead` passes on an error that leaves the device unusable.
     """
 
     target: Target
     timer: Timer
     search: str
     raise_if_dead: Callable[[Exception], None]
-    precompiler: Precompiler = field(init=False)
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
-
-    def __post_init__(self) -> None:
-        self.precompiler = Precompiler(self.target)
 
     def expect(self, cases: Sequence[Case]) -> None:
         """Load what compiles ahead, if some of the cases need it: it takes a second or two."""
         if any(self._tunes(case) and self._unknown(case) for case in cases):
             with suppress(OSError):
-                self.precompiler.start()
+                precompile.start()
 
     def choose(
         self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None
@@ -216,16 +211,15 @@ class Tuner:
 
     # ------------------------------------------------------------ configurations of our kernels
 
-    def _tune(
-        self, case: Case, prepared: Prepared, announce: Announce
-    ) -> tuple[Candidate, Choice]:
+    def _tune(self, case: Case, prepared: Prepared, announce: Announce) -> tuple[Candidate, Choice]:
         """The fastest that is right; it is kept in the user's cache."""
         candidates, errors = prepared.candidates, list[Exception]()
         labels = [candidate.label for candidate in candidates]
         announce(case.key, f"compiling {len(labels)} configurations")
-        broken = self.precompiler.compile(
-            case, labels, lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done")
-        )
+        broken = precompile.compile_ahead(
+            case, self.target, labels,
+            lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done"),
+        )  # fmt: skip
         # Where nothing compiles there, it may be that process that is at fault: all are tried here.
         works = [i for i, label in enumerate(labels) if label not in broken] or [
             *range(len(labels))

@@ -15,7 +15,7 @@ from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.device.profiler import is_conversion
 from microbench.measure import Measurer, too_exact
-from microbench.precompile import Precompiler
+from microbench.precompile import compile_ahead
 from microbench.results.types import Run
 from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.explain import annotate
@@ -58,14 +58,6 @@ def gpu() -> DeviceInfo:
 @pytest.fixture(scope="module")
 def session(gpu: DeviceInfo) -> Iterator[OpSession]:
     made = OPS["conv"].session(gpu.target(), 0)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def precompiler(gpu: DeviceInfo) -> Iterator[Precompiler]:
-    """Compiles side by side: one after the other a search takes half a minute."""
-    made = Precompiler(gpu.target())
     yield made
     made.close()
 
@@ -114,15 +106,13 @@ def test_triton_is_right_in_nchw(session, gpu, which, precision, name) -> None:
     [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}, {"c": 8, "k": 8},
      {"c": 3, "k": 20, "stride": 2, "h": 29}, {"c": 130, "k": 9}],
 )  # fmt: skip
-def test_what_a_search_would_try_is_right(
-    session, gpu, precompiler, precision, which, dims
-) -> None:
+def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) -> None:
     case = conv(which, "nhwc", precision, "triton", **dims)
     if reason := OPS["conv"].cannot_run(case, gpu.target()):
         pytest.skip(reason)
     prepared = session.prepare(case, search=WIDE)
     assert len(prepared.candidates) > 1
-    assert not precompiler.compile(case, [c.label for c in prepared.candidates])
+    assert not compile_ahead(case, gpu.target(), [c.label for c in prepared.candidates])
     for candidate in prepared.candidates:
         assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
 

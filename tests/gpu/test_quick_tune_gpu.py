@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +50,9 @@ def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def measurer(gpu: DeviceInfo) -> Iterator[Measurer]:
+def measurer(gpu: DeviceInfo) -> Measurer:
     timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    made = Measurer(gpu.target(), timer, open_telemetry(gpu), "sustained", 0, QUICK)
-    yield made
-    made.tuner.precompiler.close()
+    return Measurer(gpu.target(), timer, open_telemetry(gpu), "sustained", 0, QUICK)
 
 
 def measure(measurer: Measurer, case: Case) -> Result:
@@ -120,4 +117,3 @@ def test_a_wide_search_times_more_and_its_winner_is_known_too(measurer: Measurer
     assert 6 < (wide.choice.candidates or 0) <= SEARCHED
     again = measure(measurer, case)
     assert (again.variant, again.choice) == (wide.variant, wide.choice)
-    assert measurer.tuner.precompiler.pid is None

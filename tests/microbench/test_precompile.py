@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from samples.processes import is_gone, wait_for
@@ -21,7 +21,7 @@ from kernels.case import Case, Target
 from kernels.conv.triton import backend as conv_backend
 from kernels.gemm.triton import backend as gemm_backend
 from kernels.tune import QUICK
-from microbench.precompile import Precompiler
+from microbench.precompile import compile_ahead
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 ODD = Case("gemm", {"m": 200, "n": 136, "k": 99}, "fp16", "triton", "nt")  # packed, direct
@@ -59,15 +59,19 @@ print(json.dumps(hits))
 """
 
 
-@pytest.fixture
-def precompiler(
-    tmp_path: Path, quick_python: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Precompiler]:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(sys, "executable", quick_python)
-    made = Precompiler(H200)
-    yield made
-    made.close()
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of Triton, for the process that compilers are forked from: it starts once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def compile_here(
+    case: Case, labels: Sequence[str], told: Callable[[int], None] = lambda _: None
+) -> dict[str, str]:
+    """However busy this machine is."""
+    return compile_ahead(case, H200, labels, told, patience_s=600.0)
 
 
 def found_by_parent(asked: list[tuple[Case, str]]) -> list[tuple[str, bool]]:
@@ -79,9 +83,7 @@ def found_by_parent(asked: list[tuple[Case, str]]) -> list[tuple[str, bool]]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_the_measuring_process_compiles_only_what_was_not_compiled_before(
-    precompiler: Precompiler,
-) -> None:
+def test_the_measuring_process_compiles_only_what_was_not_compiled_before() -> None:
     first, second, *_ = gemm_backend.configurations(ODD, H200).tried(QUICK)
     compiled = [(ODD, first.label)]
     for which in ("fprop", "dgrad", "wgrad"):
@@ -90,41 +92,68 @@ def test_the_measuring_process_compiles_only_what_was_not_compiled_before(
         split = (label for label in labels if re.search(r"/x([2-9]|1\d)", label))
         compiled.append((case, next(split, labels[0])))
     for case, label in compiled:
-        assert not precompiler.compile(case, [label])
+        assert not compile_here(case, [label])
     hits = found_by_parent(compiled)
     assert len(hits) > len(compiled)  # the reduction of wgrad is a kernel too
     assert all(hit for _, hit in hits), hits
     assert not any(hit for _, hit in found_by_parent([(ODD, second.label)]))
 
 
-def test_what_does_not_compile_is_told_and_the_others_go_on(precompiler: Precompiler) -> None:
+def test_what_does_not_compile_is_told_and_the_others_go_on() -> None:
     good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
     done: list[int] = []
     # 48 is no power of two; the second is no label.
-    failed = precompiler.compile(ODD, ["pointer/48x64x64/s2/w4/g8", "no/label", good], done.append)
+    failed = compile_here(ODD, ["pointer/48x64x64/s2/w4/g8", "no/label", good], done.append)
     assert set(failed) == {"pointer/48x64x64/s2/w4/g8", "no/label"}
     assert all(failed.values())
     assert done == [1, 2, 3]
 
 
-def test_a_compiling_process_that_dies_or_is_slow_costs_nothing_but_its_work(
-    precompiler: Precompiler,
-) -> None:
+def test_a_compiling_process_that_is_slow_costs_nothing_but_its_work() -> None:
     good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
-    assert precompiler.compile(ODD, [good], patience_s=0.0) == {}
-    precompiler.start()
-    assert precompiler.pid is not None
-    os.kill(precompiler.pid, signal.SIGKILL)
-    assert precompiler.compile(ODD, [good]) == {}
-    assert set(precompiler.compile(ODD, ["no/label"])) == {"no/label"}  # another has started
+    assert compile_ahead(ODD, H200, [good], patience_s=0.0) == {}
+    assert set(compile_here(ODD, ["no/label"])) == {"no/label"}
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
-    starts = (
-        "import os\nfrom kernels.case import Target\n"
-        "from microbench.precompile import Precompiler\n"
-        "one = Precompiler(Target('cuda', 'x', (9, 0), 132))\none.start()\n"
-        "print(one.pid, flush=True)\nos.kill(os.getpid(), 9)"
+class Ends(str):
+    """A label that ends the process that reads it, as a compiler's own defect would."""
+
+    def __reduce__(self) -> tuple[Callable[[int], NoReturn], tuple[int]]:
+        return os._exit, (7,)
+
+
+def test_a_configuration_that_ends_its_process_fails_alone() -> None:
+    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
+    failed = compile_here(ODD, [Ends("ends"), good, "no/label"])
+    assert set(failed) == {"ends", "no/label"}
+    assert failed["ends"] == "the compiler ended its process"
+
+
+# The first process that compiles is seen, and this one is killed.
+STARTS = """
+import multiprocessing, os, threading, time
+from multiprocessing.forkserver import _forkserver as forkserver
+from kernels.case import Case, Target
+from microbench.precompile import compile_ahead
+
+def watch():
+    while not (found := multiprocessing.active_children()):
+        time.sleep(0.001)
+    print(found[0].pid, forkserver._forkserver_pid, flush=True)
+    os.kill(os.getpid(), 9)
+
+if __name__ == "__main__":
+    threading.Thread(target=watch).start()
+    while True:
+        compile_ahead(Case("gemm", {}, "fp16", "triton"), Target("cuda", "x"), ["any"])
+"""
+
+
+def test_they_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    run = subprocess.run(
+        [sys.executable, tmp_path / "starts.py"], text=True, stdout=subprocess.PIPE
     )
-    run = subprocess.run([sys.executable, "-c", starts], text=True, capture_output=True)
-    wait_for(lambda: is_gone(int(run.stdout)))
+    pids = [int(pid) for pid in run.stdout.split()]
+    assert len(pids) == 2
+    wait_for(lambda: all(is_gone(pid) for pid in pids))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +17,7 @@ from kernels import tune
 from kernels.case import Candidate, Case, Prepared, Target
 from kernels.gemm.triton import backend
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
+from microbench import precompile
 from microbench.timing.timers import Block, Launch
 from microbench.tuning import QUICK_STAGES, WIDE_STAGES, Stage, Tuner, ranking
 
@@ -137,22 +137,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def tuner_of() -> Iterator[Callable[..., tuple[Tuner, Planted]]]:
-    made: list[Tuner] = []
-
-    def make(seconds: dict[str, float], search: str = QUICK) -> tuple[Tuner, Planted]:
-        timer = Planted(seconds)
-        made.append(Tuner(H200, timer, search, passed_on))
-        return made[-1], timer
-
-    yield make
-    for tuner in made:
-        tuner.precompiler.close()
+def tuner_of(seconds: dict[str, float], search: str = QUICK) -> tuple[Tuner, Planted]:
+    timer = Planted(seconds)
+    return Tuner(H200, timer, search, passed_on), timer
 
 
 def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
-    cache: Path, tuner_of: Any
+    cache: Path,
 ) -> None:
     labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
     assert len(labels) > 3
@@ -174,7 +165,7 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     assert len(backend.configurations(other, H200).tried(QUICK)) > 1
     # What is not known to the process that compiles is tried here; all that fail are an error.
     library = [candidate("a"), candidate("b")]
-    tuner.timer.seconds |= {"a": 2e-5, "b": 1e-5}
+    timer.seconds |= {"a": 2e-5, "b": 1e-5}
     assert tuner.choose(other, prepared(library), no_announcement)[0].label == "b"
     third = replace(CASE, precision_name="tf32")
     broken = [candidate(label, works=False) for label in ("c", "d")]
@@ -184,13 +175,13 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
 
 
 def test_a_wide_search_times_more_into_the_same_cache(
-    cache: Path, tuner_of: Any, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = [config.label for config in backend.configurations(CASE, H200).tried(WIDE)]
     assert len(labels) == SEARCHED
     seconds = {label: 1e-5 * (50 - i) for i, label in enumerate(labels)}
     tuner, _ = tuner_of(seconds, WIDE)
-    monkeypatch.setattr(tuner.precompiler, "compile", lambda *_: {})
+    monkeypatch.setattr(precompile, "compile_ahead", lambda *_: {})
     candidates = [candidate(label) for label in labels]
     found, choice = tuner.choose(CASE, prepared(candidates), no_announcement)
     assert (found.label, choice) == (labels[-1], Choice(TUNED, SEARCHED))
@@ -198,7 +189,7 @@ def test_a_wide_search_times_more_into_the_same_cache(
     assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
 
 
-def test_a_library_s_candidates_are_all_timed_and_none_is_kept(cache: Path, tuner_of: Any) -> None:
+def test_a_library_s_candidates_are_all_timed_and_none_is_kept(cache: Path) -> None:
     names = ["a", "b", "c", "d", "e", "wrong"]
     seconds = {name: 1e-5 * (9 - i) for i, name in enumerate(names)}
     candidates = [candidate(name) for name in names]
