@@ -1,17 +1,24 @@
-"""Reading files within bounds, and writing them atomically."""
+"""Files: read within bounds, written atomically; and the user's folders for what is kept between
+runs, with what takes their place: containers have no home, cluster jobs one that takes no files.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
+import pwd
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
+
+PROGRAM = "halfway"
 
 MAX_BYTES = 128 << 20  # of a file that is read: 25 times the largest published run file
 MAX_DEPTH = 100  # of lists and objects in one another
@@ -62,19 +69,14 @@ def read_json_file(path: Path) -> Any:
             text, parse_int=bounded_int, parse_float=_finite, parse_constant=_refused
         )
     except RecursionError:
-        raise _too_deep() from None
-    check_depth(value)
-    return value
-
-
-def check_depth(value: Any) -> None:
-    """ValueError where lists and objects are nested deeper than MAX_DEPTH."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for one in level for item in _items(one) if isinstance(item, (dict, list))]
-        if not level:
-            return
-    raise _too_deep()
+        value = None
+    else:
+        level: list[Any] = [value]
+        for _ in range(MAX_DEPTH):
+            level = [i for one in level for i in _items(one) if isinstance(i, (dict, list))]
+            if not level:
+                return value
+    raise ValueError(f"its lists and objects are nested deeper than {MAX_DEPTH}")
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -99,10 +101,6 @@ def _finite(digits: str) -> float:
 
 def _refused(word: str) -> float:
     raise ValueError(f"{word} is not a number")
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"its lists and objects are nested deeper than {MAX_DEPTH}")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -139,3 +137,81 @@ def _replace(path: Path, content: bytes) -> None:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+# ---------------------------------------------------------------- the user's folders
+
+
+def cache_folder(name: str) -> Path | None:
+    """$XDG_CACHE_HOME/halfway/NAME, or ~/.cache/halfway/NAME. It need not exist, or be writable.
+
+    None where neither that variable nor a home folder is known.
+    """
+    return _folder("XDG_CACHE_HOME", ".cache", name)
+
+
+def state_folder(name: str) -> Path | None:
+    """$XDG_STATE_HOME/halfway/NAME, or ~/.local/state/halfway/NAME. As `cache_folder`."""
+    return _folder("XDG_STATE_HOME", ".local/state", name)
+
+
+def _folder(variable: str, below_home: str, name: str) -> Path | None:
+    root = os.environ.get(variable)
+    if root:
+        return Path(root, PROGRAM, name)
+    home = _home()
+    return home / below_home / PROGRAM / name if home else None
+
+
+def _home() -> Path | None:
+    home = os.environ.get("HOME")
+    if not home:
+        with suppress(KeyError):  # a container's user may have no entry
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    return Path(home) if home else None
+
+
+def made_writable(folder: Path | None) -> str:
+    """Make the folder if needed; "" where it takes files, else why it takes none."""
+    if folder is None:
+        return "no home folder is known"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
+def temporary_folder(name: str) -> Path:
+    """A folder for what has no other place: halfway-UID/NAME where temporary files are.
+
+    OSError where it cannot be made, or belongs to another user.
+    """
+    root = Path(tempfile.gettempdir(), f"{PROGRAM}-{os.getuid()}")
+    root.mkdir(mode=0o700, exist_ok=True)
+    facts = os.lstat(root)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise PermissionError(1, "Belongs to another user", str(root))
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+_said: set[str] = set()
+
+
+def warn_not_kept(what: str, error: OSError) -> None:
+    """Warn that the disk refuses a result that later runs could use."""
+    where = f"{error.filename}: " if error.filename else ""
+    warn(f"{what} cannot be kept ({where}{error.strerror or error})")
+
+
+def warn(text: str) -> None:
+    """Log a warning, once a process, as one line of what prints: to standard error, where a program
+    does nothing else with Python's log.
+    """
+    if text not in _said:
+        _said.add(text)
+        shown = "".join(c if c.isprintable() else " " for c in text)
+        logging.getLogger(PROGRAM).warning("warning: %s", shown)

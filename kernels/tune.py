@@ -22,8 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from kernels.case import CannotRun, Case, Target
 from kernels.error_words import first_line
-from kernels.files import read_json_file, write_atomically
-from kernels.user_folders import cache_folder, warn
+from kernels.files import cache_folder, read_json_file, warn, write_atomically
 
 NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few configurations, many
 # How a configuration was chosen: by a wide search, a quick one, or the model. Earlier versions had

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
-from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
 from microbench.command_words import FILES, SCREEN, WORDS
 from microbench.device.host import watched_environment

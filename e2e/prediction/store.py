@@ -17,9 +17,8 @@ import torch
 
 from e2e.prediction.timer import CallTime
 from kernels.error_words import first_line
-from kernels.files import read_json_file, write_atomically
+from kernels.files import cache_folder, read_json_file, warn, write_atomically
 from kernels.tune import slug
-from kernels.user_folders import cache_folder, warn
 from microbench.device.host import cpu_name
 from microbench.results.fields import decode
 

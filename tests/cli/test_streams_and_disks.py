@@ -267,16 +267,12 @@ def test_the_claim_of_a_killed_command_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["HOME"], NO_XDG])
-def test_a_run_needs_no_home(
-    tmp_path: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in NO_XDG:
-        monkeypatch.delenv(name, raising=False)
+def test_a_run_needs_no_home(tmp_path: Path, names: Sequence[str]) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    homes = dict.fromkeys(names, str(tmp_path / "file"))
-    ran = here(f"{' '.join(GEMM)} --quiet", tmp_path, **homes)
+    places = dict.fromkeys(names, str(tmp_path / "file")) | {"TMPDIR": str(tmp_path / "tmp")}
+    left_out = [name for name in NO_XDG if name not in names]
+    ran = started(f"{MEASURE} --quiet", tmp_path, left_out, places)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.startswith("warning: ")
     assert ran.stderr.count("\n") == 1

@@ -172,7 +172,7 @@ def test_what_goes_wrong_is_a_reason_and_no_end(store: Store) -> None:
     '{"calls": {"a": {"times_s": []}}}', '{"calls": {"a": {"times_s": "1"}}}',
 ])  # fmt: skip
 def test_a_damaged_store_is_measured_again(
-    content: str, empty_store: Store, capsys: pytest.CaptureFixture[str]
+    content: str, empty_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty_store.add({"kept": CallTime((1.0, 2.0), 3, 4)})
     again = Store({"name": "a CPU"}, {})
@@ -180,7 +180,7 @@ def test_a_damaged_store_is_measured_again(
     assert again.path is not None
     again.path.write_text(content)
     assert Store({"name": "a CPU"}, {}).get("a") is None
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be read" in caplog.text
     again.add({"new": CallTime((1.0,))})
     assert set(json.loads(again.path.read_text())["calls"]) == {"kept", "new"}
 

@@ -76,14 +76,14 @@ IN_PART = [3, "x", [], ["x"], ["x", 0], ["x", -1], ["x", 10**9], [3, 3], ["x", "
 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_costs_a_warning_and_is_replaced(
-    cache: Path, text: str, capsys: pytest.CaptureFixture[str]
+    cache: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tune.path(CASE, TARGET)
     assert file is not None
     file.parent.mkdir(parents=True)
     file.write_text(text)
     assert tune.find(CASE, TARGET) is None
-    assert str(file) in capsys.readouterr().err
+    assert str(file) in caplog.text
     tune.save(CASE, TARGET, LABEL, 6)
     tune.forget()
     assert tune.find(CASE, TARGET) == (LABEL, 6)

@@ -30,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kernels.files import read_json_file
-from kernels.user_folders import cache_folder, made_writable, temporary_folder, warn
+from kernels.files import cache_folder, made_writable, read_json_file, temporary_folder, warn
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.stopping import die_with_parent
