@@ -16,7 +16,6 @@ from typing import Any
 from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.files import warn_not_kept
-from kernels.files import warn_not_kept
 from kernels.op import TUNED
 from kernels.tune import NONE, WIDE, Choice
 from microbench import precompile
