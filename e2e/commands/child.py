@@ -102,6 +102,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
         limit_cpus(settings.case.cpus)
     if settings.case.memory_limit and info.memory_bytes:
         devices.limit_memory(info.index, settings.case.memory_limit)
+    _load_packages(settings.network)
     kind, *_ = pipe.recv()
     assert kind == "open"
 
@@ -141,6 +142,15 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
             # After a failed graph capture, freeing memory raises errors that say nothing new.
             with suppress(RuntimeError):
                 timer.close()
+
+
+def _load_packages(network: str) -> None:
+    """Load what a named network needs, which takes seconds; the parent does the same meanwhile."""
+    from e2e.networks import find
+
+    if ":" not in network:
+        with suppress(UserError):  # the parent says what is wrong with it
+            find(network)
 
 
 def _host_speed(timer: Any) -> Any:
