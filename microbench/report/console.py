@@ -42,7 +42,7 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     _section(console, header(run, details))
     _section(console, notes.machine(run), "The machine was busy")
     if not run.entries:
-        console.print(Text("Nothing was measured."))
+        _section(console, [Text("No case was measured."), *notes.peaks(run)])
     if run.results and is_map(run):
         _print_map(run, console, width)
     elif run.results:

@@ -214,6 +214,22 @@ def ceilings(run: Run) -> list[Text]:
     return lines
 
 
+def peaks(run: Run) -> list[Text]:
+    """What bounds the device, as measured: all that a run without a case says."""
+    return [
+        Text(f"{fmt.clean(' '.join(filter(None, (one.name, one.precision))))}: {_peak(one)}", "dim")
+        for one in run.ceilings
+        if one.source == "measured"
+    ]
+
+
+def _peak(one: Ceiling) -> str:
+    if one.flop_per_s:
+        unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
+        return f"{unit.text(one.flop_per_s)} {unit.name}"
+    return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
+
+
 def _instruction(ceiling: Ceiling) -> str:
     """ "wgmma" of "wgmma, m64n256k16, ..."."""
     return fmt.clean(ceiling.reference.partition(",")[0])

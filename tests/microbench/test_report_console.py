@@ -117,7 +117,9 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     assert widest(text) <= 100
     every = [Result(case(n, "int8", "triton"), "skipped", "no int8 here") for n in SIZES]
     assert shown(run_of(every)).count("skipped: no int8 here") == len(SIZES)
-    assert "Nothing was measured." in shown(run_of([]))
+    text = shown(run_of([]))
+    assert "No case was measured." in text
+    assert "memory: 4.30 TB/s" in text
 
 
 def test_escape_codes_in_a_run_file_are_not_printed() -> None:
