@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.conv.shape import PASSES, ConvShape
+from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.flops import attention, convolution
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
@@ -259,16 +259,23 @@ def _convolution(
         wanted = [w for w, needed in zip((passes[1], "wgrad"), mask, strict=False) if needed]
     image, pixels = (y, x) if transposed else (x, y)  # of the convolution behind either
     flops = convolution(pixels.shape[0], pixels.shape[2:], weight.shape)
-    axes = {"stride": stride, "padding": padding, "dilation": dilation}
-    reason = _uneven(weight.dim() - 2, axes)
+    axes = weight.dim() - 2
     for which in wanted:
-        what = f"{weight.dim() - 2}-D convolution, {which}"
-        if reason:
-            yield _skipped(what, reason, flops)
+        what = f"{axes}-D convolution, {which}"
+        if axes > 2:
+            yield _skipped(what, f"{axes}-D convolutions are not measured yet", flops)
             continue
-        (n, c, h, w), (k, _, r, s) = image.shape, weight.shape
-        shape = ConvShape(n, c, h, w, k, r, s, stride[0], padding[0], dilation[0], groups)
-        if (shape.p, shape.q) != tuple(pixels.shape[2:]):
+        # 1-D is an image of one row, and a kernel of one.
+        (h, w), (r, s), outputs = (
+            (1, *tensor.shape[2:])[-2:] for tensor in (image, weight, pixels)
+        )
+        by_axis = (of_axes(*(2 * values)[:2]) for values in (stride, padding, dilation))
+        steps, pads, dilations = by_axis
+        if axes == 1:
+            pads = of_axes(0, padding[0])
+        (n, c), k = image.shape[:2], weight.shape[0]
+        shape = ConvShape(n, c, h, w, k, r, s, steps, pads, dilations, groups)
+        if (shape.p, shape.q) != outputs:
             unlike = f"output padding {output_padding} does not match any convolution"
             yield _skipped(what, unlike, flops)
         else:
@@ -278,13 +285,3 @@ def _convolution(
 def _letter(matrix: Tensor) -> str:
     """How a matrix is stored: "n" row-major, "t" transposed; any other is copied first."""
     return "t" if matrix.stride(0) == 1 and not matrix.is_contiguous() else "n"
-
-
-def _uneven(axes: int, settings: Mapping[str, list[int]]) -> str | None:
-    """Why we cannot measure a convolution: not 2-D, or a setting differs between its axes."""
-    if axes != 2:
-        return f"{axes}-D convolutions are not measured yet, only 2-D"
-    for name, values in settings.items():
-        if len(set(values)) > 1:
-            return f"convolutions whose {name} differs between the axes are not measured yet"
-    return None

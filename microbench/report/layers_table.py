@@ -140,7 +140,8 @@ def _label(result: Result, use: LayerUse) -> str:
         return fmt.clean(f"linear {into}>{out}")
     stride = f"/{dims['stride']}" if dims["stride"] != 1 else ""
     groups = f" g{dims['groups']}" if dims["groups"] != 1 else ""
-    taps, image = f"{dims['r']}x{dims['s']}", dims["h"]
+    taps = f"{dims['r']}x{dims['s']}"
+    image = dims["h"] if dims["h"] == dims["w"] else f"{dims['h']}x{dims['w']}"
     return fmt.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
 
 

@@ -146,11 +146,13 @@ def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
     assert found.skipped[0].names[0] == "encoder.layers.encoder_layer_0.self_attention"
 
 
-def test_auxiliary_heads_train_too_and_uneven_padding_is_not_measured() -> None:
+def test_auxiliary_heads_train_too_and_padding_by_axis_is_measured() -> None:
     found = traced("inception_v3")
     assert found.image == 299
-    uneven = {s.what for s in found.skipped if "padding differs" in s.reason}
-    assert uneven == {f"2-D convolution, {which}" for which in PASSES}
+    assert not found.skipped
+    wide = [layer.dims for layer in of(found, "conv", "wgrad") if layer.dims["padding"] == "0x3"]
+    assert wide
+    assert {(dims["r"], dims["s"]) for dims in wide} == {(1, 7)}
     assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
 
 
@@ -232,10 +234,36 @@ def build():
     assert [layer.which for layer in up] == ["fprop", "dgrad", "wgrad"]
     assert [up[0].dims[d] for d in DIMS] == [2, 4, 16, 16, 8, 3, 3, 2, 1, 1, 2]
     assert up[0].flops == 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)
-    assert {s.reason for s in found.skipped} == {
-        "convolutions whose stride differs between the axes are not measured yet"
-    }
-    assert {s.what for s in found.skipped} == {f"2-D convolution, {which}" for which in PASSES}
+    last = [layer for layer in found.layers if layer.names == ("2",)]
+    assert [layer.which for layer in last] == ["fprop", "dgrad", "wgrad"]
+    assert [last[0].dims[d] for d in DIMS] == [2, 4, 33, 18, 4, 3, 3, "2x1", 0, 1, 1]
+    assert not found.skipped
+
+
+def test_a_1d_convolution_is_one_of_a_row_and_3d_ones_are_left_out(written) -> None:
+    name = written(
+        "rows",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv1d(8, 4, 7, stride=2, padding=6, dilation=2)
+        self.wide = nn.Conv2d(1, 4, (1, 3), padding=(0, 1))
+        self.deep = nn.Conv3d(1, 2, 3, padding=1)
+
+    def forward(self, x):
+        found = self.one(x).sum() + self.wide(x[:, None]).sum()
+        return found + self.deep(x[:, None, None]).sum()
+
+def build():
+    return Net(), torch.empty(2, 8, 32)
+""",
+    )
+    found = trace(name, None, None)
+    dims = {layer.names: [layer.dims[d] for d in DIMS] for layer in found.layers}
+    assert dims["one",] == [2, 8, 1, 32, 4, 1, 7, 2, "0x6", 2, 1]
+    assert dims["wide",] == [2, 1, 8, 32, 4, 1, 3, 1, "0x1", 1, 1]
+    assert {s.reason for s in found.skipped} == {"3-D convolutions are not measured yet"}
 
 
 def test_frozen_weights_checkpointing_inference_and_lstm(written) -> None:
