@@ -8,9 +8,9 @@ from samples.resampling import prepare, reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
+from e2e.data.loaders.crop_table import ORIENTATIONS, upright_size
 from e2e.data.loaders.jpeg_bytes import random_cut
 from e2e.data.types import IMAGENET
-from kernels.resample.geometry import ORIENTATIONS, upright_size
 from microbench.device.profiler import record
 
 DEVICE = torch.device("cuda:0")

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.resample.geometry import crop_table
-from kernels.resample.resample import Resampling
+from e2e.data.loaders.crop_table import crop_table
+from e2e.data.loaders.resample import Resampling
 
 
 def prepare(

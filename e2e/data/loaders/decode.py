@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from kernels.resample.geometry import ORIENTATIONS
+from e2e.data.loaders.crop_table import ORIENTATIONS
 
 
 def decode(content: bytes) -> Image.Image:

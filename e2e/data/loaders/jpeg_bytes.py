@@ -22,11 +22,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from e2e.data.loaders.crop_table import crop_table, upright_size
 from e2e.data.loaders.decode import decode, orientation_of, short
 from e2e.data.loaders.reading import read
 from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Broken, Picture
-from kernels.resample.geometry import crop_table, upright_size
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)

@@ -20,9 +20,9 @@ from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
 from e2e.data.loaders.decode import short
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
+from e2e.data.loaders.resample import Resampling
 from e2e.data.loaders.worker_pool import Draw
 from e2e.data.types import Broken, Wanted
-from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
 TRIED, COLOUR = ((64, 64), (131, 77), (90, 203)), (200, 40, 90)  # images whose pixels are known

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from samples.resampling import reference  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size  # noqa: E402
+from e2e.data.loaders.crop_table import ORIENTATIONS, crop_table, upright_size  # noqa: E402
 
 Box = tuple[int, int, int, int]
 Crop = tuple[tuple[int, int], Box, bool, int]  # stored height and width, box, flip, orientation

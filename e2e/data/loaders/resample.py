@@ -1,4 +1,5 @@
-"""Launches the resample kernel for a batch of images, each in memory of its own.
+"""A batch of decoded images, each in memory of its own, cut, resized, turned upright, flipped and
+normalised in one launch.
 
 Names in capitals are compile-time constants.
 """

@@ -23,14 +23,6 @@ def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
     return (width, height) if orientation >= FIRST_TRANSPOSED else (height, width)
 
 
-def runs_backwards(orientation: int) -> tuple[bool, bool]:
-    """Whether the stored pixels run backwards (from top to bottom, from left to right) in the
-    upright image, by EXIF's `orientation` 1 to 8.
-    """
-    rows, columns = bool(_ROWS_BACK[orientation]), bool(_COLUMNS_BACK[orientation])
-    return (columns, rows) if orientation >= FIRST_TRANSPOSED else (rows, columns)
-
-
 def crop_table(
     addresses: Sequence[int], sizes: Sequence[tuple[int, int]], boxes: Tensor, flips: Tensor,
     orientations: Tensor,
