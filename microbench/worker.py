@@ -6,28 +6,25 @@ the case announced last, starts another child and continues.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernels.case import Case, Target
 from kernels.error_words import one_line
-from microbench.child_pipes import ALIVE, STDERR, PassedOn, Pipe
 from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
 from microbench.precompile import load_compiler
 from microbench.results.types import Ceiling, Json, Result
-from microbench.stopping import die_with_parent, share_sockets_folder, uninterrupted
+from microbench.stopping import die_with_parent, uninterrupted
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS
 
@@ -35,12 +32,9 @@ if TYPE_CHECKING:
     from microbench.device.device import DeviceInfo
 
 OnStage = Callable[[str, str], None]
-Serve = Callable[[Pipe, Any], None]
-# Starts a process that is no child of multiprocessing: from the file number of its standard error
-# to the process, with the methods that `Child` calls, and the connection to it.
-Start = Callable[[int], tuple[Any, Any]]
-# Without a sign of life (`child_pipes`) for so long, a child has hung: a kernel that does not end,
-# a lock. One that compiles is alive, and has as long as its request is given.
+Serve = Callable[[Connection, Any], None]
+# Without an answer or a new stage for so long, beside what sampling takes, a child has hung: a
+# kernel that does not end, a lock.
 HANG_S = 120.0
 START_S = 180.0  # the same, while torch and the driver load
 ENDED = "the measuring process ended"
@@ -71,48 +65,28 @@ class Child:
     """A child process that holds the device. It answers one request after another.
 
     `serve(pipe, settings)` runs in the child: it sends ("ok", Greeting) first, then ("ok", answer)
-    to each request it receives, ("stage", key, stage) as signs of life in between. `here` serves in
-    a thread of this process, for objects that only this process has. `start` starts another kind of
-    process, which reads its settings from the connection first.
+    to each request it receives, and ("stage", key, stage) in between.
     """
 
+    daemon = True  # False for a process that has children of its own
     _process: Any
+    _pipe: Connection
 
-    def __init__(
-        self,
-        serve: Serve,
-        settings: object,
-        *,
-        daemon: bool = True,
-        here: bool = False,
-        start: Start | None = None,
-    ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._errors: PassedOn | None = None
+    def __init__(self, serve: Serve, settings: object) -> None:
         self._stage = ("", "starting")
         self._has_greeted = False
-        if start:
-            reader, errors = context.Pipe(duplex=False)
-            self._process, self._pipe = start(errors.fileno())
-            errors.close()
-            self._errors = PassedOn(reader)
-            self._pipe.send((settings,))
-            return
+        self._start(serve, settings)
+
+    def _start(self, serve: Serve, settings: object) -> None:
+        """Start the process, and connect to it."""
+        context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        if here:
-            self._process = _Thread(theirs, serve, settings)
+        self._process = context.Process(
+            target=_live, args=(theirs, serve, settings), daemon=self.daemon
+        )
+        with _no_main(), uninterrupted():
             self._process.start()
-        else:
-            reader, errors = context.Pipe(duplex=False)
-            share_sockets_folder()  # before: the process has it from its start
-            self._process = context.Process(
-                target=_live, args=(theirs, errors, serve, settings), daemon=daemon
-            )
-            with _no_main(), uninterrupted():
-                self._process.start()
-            theirs.close()
-            errors.close()
-            self._errors = PassedOn(reader)
+        theirs.close()
 
     def greet(self) -> Greeting:
         """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
@@ -122,9 +96,8 @@ class Child:
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
         """The child's answer. UserError when the child refuses the request.
 
-        WorkerDied when it ends, stays in one stage for `patience_s` seconds, or gives no sign of
-        life for HANG_S seconds. One that was not greeted yet is greeted first: that is its first
-        answer.
+        WorkerDied when it ends, or stays in one stage for `patience_s` seconds. One that was not
+        greeted yet is greeted first: that is its first answer.
         """
         if not self._has_greeted:
             self.greet()
@@ -134,54 +107,42 @@ class Child:
     def close(self) -> None:
         """End the child: first by closing the pipe, then by a signal."""
         self._pipe.close()
-        if not self._process.daemon:  # it may have children of its own to end
+        if not self.daemon:  # it may have children of its own to end
             self._process.join(GENTLE_S)
         if self._process.is_alive():
             self._process.terminate()
-            self._process.join(5)
+            self._process.join(GENTLE_S)
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join(GENTLE_S)  # a driver may hold it longer
-        if self._errors:
-            self._errors.finish()
 
     def _send(self, request: tuple[object, ...]) -> None:
         with suppress(OSError):  # it has ended: what it said last, or its end, comes as the answer
             self._pipe.send(request)
 
     def _answer(self, on_stage: OnStage, patience_s: float) -> Any:
-        still_s = math.inf if isinstance(self._process, _Thread) else HANG_S
-        news_s = alive_s = time.monotonic()
         while True:
-            left_s = min(news_s + patience_s, alive_s + still_s) - time.monotonic()
-            wait_s = min(max(0.0, left_s), patience_s)
             try:
-                message = self._pipe.recv() if self._pipe.poll(wait_s) else None
+                message = self._pipe.recv() if self._pipe.poll(patience_s) else None
             except (EOFError, OSError):
                 raise WorkerDied(*self._end(ENDED)) from None
             if message is None:
                 self._process.kill()
                 key, stage = self._stage
-                silent_s = time.monotonic() - news_s
-                raise WorkerDied(key, f"hung: no response for {silent_s:.0f} s while {stage}")
+                raise WorkerDied(key, f"hung: no response for {patience_s:.0f} s while {stage}")
             kind, *rest = message
-            alive_s = time.monotonic()
-            if kind == ALIVE:
-                continue
-            news_s = alive_s
             if kind == "stage":
                 self._stage = (rest[0], rest[1])
                 on_stage(*self._stage)
             elif kind == "refused":
                 raise UserError(rest[0])
             elif kind == "dead":
-                self._process.join(5)
                 raise WorkerDied(*self._end(rest[0]))
             else:
                 return rest[0]
 
     def _end(self, reason: str) -> tuple[str, str]:
-        self._process.join(5)
+        self._process.join(GENTLE_S)
         code = self._process.exitcode
         if code is not None and code < 0:
             reason += f" ({signal.Signals(-code).name})"
@@ -189,33 +150,6 @@ class Child:
             reason += f" (exit code {code})"
         key, stage = self._stage
         return key, f"{reason} while {stage}"
-
-
-class _Thread(threading.Thread):
-    """A thread of this process in place of a child process. It cannot be ended from outside."""
-
-    exitcode = None
-
-    def __init__(self, pipe: Any, serve: Serve, settings: object) -> None:
-        super().__init__(target=serve_requests, args=(Pipe(pipe), serve, settings), daemon=True)
-        self._theirs = pipe
-
-    def run(self) -> None:
-        """Serve requests until the parent closes the pipe."""
-        try:
-            super().run()
-        finally:
-            self._theirs.close()
-
-    def terminate(self) -> None:
-        """Nothing: it sees that the pipe has closed."""
-
-    def kill(self) -> None:
-        """Nothing: a thread cannot be killed, and dies with the process."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, a while at most."""
-        super().join(GENTLE_S if timeout is None else timeout)
 
 
 @contextmanager
@@ -324,17 +258,13 @@ class Workers:
 # ---------------------------------------------------------------- in the child
 
 
-def _live(connection: Any, errors: Any, serve: Serve, settings: object) -> None:
+def _live(pipe: Connection, serve: Serve, settings: object) -> None:
     die_with_parent()
-    os.dup2(errors.fileno(), STDERR)
-    errors.close()
-    pipe = Pipe(connection)
-    pipe.beat()
     if not serve_requests(pipe, serve, settings):
         os._exit(1)  # what would be freed now raises again, where the device is of no more use
 
 
-def serve_requests(pipe: Pipe, serve: Serve, settings: object) -> bool:
+def serve_requests(pipe: Connection, serve: Serve, settings: object) -> bool:
     """Answer requests until the parent closes the pipe; False where an error ended that."""
     try:
         serve(pipe, settings)
@@ -354,19 +284,18 @@ def serve_requests(pipe: Pipe, serve: Serve, settings: object) -> bool:
     return True
 
 
-def _tell(pipe: Pipe, kind: str, reason: str) -> None:
+def _tell(pipe: Connection, kind: str, reason: str) -> None:
     """Why the child ends; nothing where the parent has ended before it, for a reason of its own."""
     with suppress(BrokenPipeError, ConnectionResetError):
         pipe.send((kind, reason))
 
 
-def greet_parent(pipe: Pipe, device: str) -> DeviceInfo:
+def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     """In the child: send the parent a description of the device. UserError if it does not exist."""
     from microbench.device import device as devices
     from microbench.device.load import at_start
 
     info = devices.describe(device)
-    pipe.computes = info.kind == "cpu"
     load = at_start(devices.gpu_state(info))  # before this process has a CUDA context
     free_bytes = devices.free_memory_bytes(info)
     pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes, load)))
@@ -377,7 +306,7 @@ def greet_parent(pipe: Pipe, device: str) -> DeviceInfo:
     return info
 
 
-def _measure_after_begin(pipe: Pipe, settings: Conditions) -> None:
+def _measure_after_begin(pipe: Connection, settings: Conditions) -> None:
     for name in ("torch", "triton", "cupy", "microbench.measure", "microbench.roofline.ceilings"):
         import_module(name)
     load_compiler()
@@ -385,7 +314,7 @@ def _measure_after_begin(pipe: Pipe, settings: Conditions) -> None:
     _measure_on_request(pipe, settings)
 
 
-def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
+def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
     from microbench.device import device as devices
     from microbench.device.load import others_now
     from microbench.measure import Measurer

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainSettings
 from e2e.results.terms import TracedStep
 from e2e.training.distributed.place import place_of
 from kernels.error_words import one_line
-from microbench.child_pipes import Pipe
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.worker import OnStage, WorkerDied, greet_parent
@@ -56,7 +57,7 @@ class DataFacts:
     devices: int | None = None
 
 
-def train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
+def train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     """Answer a `TrainWorker`. Under torchrun this process is rank 0, and tells the others."""
     place = place_of(os.environ)
     if place is None:
@@ -67,10 +68,16 @@ def train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
 
     device = device_of(place, settings.device)
     info = greet_parent(pipe, str(device))
-    ranks = Ranks.join(place, device, lambda reason: pipe.send(("dead", reason)))
+    sending = Lock()
+
+    def missed(reason: str) -> None:
+        with sending:
+            pipe.send(("dead", reason))
+
+    ranks = Ranks.join(place, device, missed)
     try:
         ranks.tell((settings,))
-        _train(LeadingPipe(pipe, ranks), settings, info, ranks)
+        _train(LeadingPipe(pipe, ranks, sending), settings, info, ranks)
     except EOFError:
         ranks.leave()
         raise

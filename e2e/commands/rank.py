@@ -12,11 +12,12 @@ import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from e2e.commands.child import SHARED, follow_requests, train_on_request
+from e2e.commands.child_errors import STDERR
 from e2e.training.distributed.place import Place, place_of
-from microbench.child_pipes import STDERR, Pipe
 from microbench.errors import UserError
 from microbench.stopping import die_with_parent
 from microbench.worker import serve_requests
@@ -31,12 +32,13 @@ LAST_S = 2.0  # that rank 0 gets to say why, and torchrun to see who ended first
 class LeadingPipe:
     """Rank 0's end of the pipe to its parent: what concerns all ranks it passes on to them."""
 
-    def __init__(self, pipe: Any, ranks: Ranks) -> None:
-        self._pipe, self._ranks = pipe, ranks
+    def __init__(self, pipe: Any, ranks: Ranks, sending: Lock) -> None:
+        self._pipe, self._ranks, self._sending = pipe, ranks, sending
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Send a message to the parent. OSError where it has gone."""
-        self._pipe.send(message)
+        with self._sending:  # the thread that misses a rank sends too
+            self._pipe.send(message)
 
     def recv(self) -> tuple[Any, ...]:
         """The next request. EOFError, OSError: no parent; then the other ranks end too."""
@@ -105,9 +107,7 @@ def main(words: list[str]) -> int:
     own.connect(address)
     connection = Connection(own.detach())
     (settings,) = connection.recv()
-    pipe = Pipe(connection)
-    pipe.beat()
-    if serve_requests(pipe, train_on_request, settings):
+    if serve_requests(connection, train_on_request, settings):
         return 0
     time.sleep(LAST_S)
     return 1

@@ -19,11 +19,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
+from e2e.interrupts import programs_end_with_us
 from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
 from microbench.own_packages import ROOT
 from microbench.results.runfile import probe
-from microbench.stopping import programs_end_with_us
 
 RECORDER, PROOFS = "halfway_watch.py", "halfway_prove.py"
 TRACE_ENDING, PROOFS_ENDING = ".json.gz", ".proofs.json"

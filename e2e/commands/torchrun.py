@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
+from e2e.interrupts import ends_with_us
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
-from microbench.stopping import ends_with_us, scratch_folder
+from microbench.stopping import scratch_folder
 
 RANK = "e2e.commands.rank"  # the module that torchrun runs
 START_S = 120.0  # that torchrun and torch get to load
@@ -29,8 +29,6 @@ _FIRST = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", r
 
 class Torchrun:
     """A torchrun of `count` processes; with what `microbench.worker.Child` asks of a process."""
-
-    daemon = False
 
     def __init__(self, count: int, device: str, errors: int) -> None:
         self._count = count
@@ -122,13 +120,3 @@ def _environment(count: int) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "FATAL",  # a lost rank is reported in one line
     }  # fmt: skip
     return {**usual, **os.environ}
-
-
-def torchrun_of(count: int, device: str) -> Any:
-    """What starts it; see `microbench.worker.Start`."""
-
-    def start(errors: int) -> tuple[Torchrun, Connection]:
-        found = Torchrun(count, device, errors)
-        return found, found.pipe
-
-    return start

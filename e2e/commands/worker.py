@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainCase, TrainSettings
 from e2e.commands.child import DataFacts, train_on_request
-from e2e.commands.torchrun import torchrun_of
+from e2e.commands.child_errors import PassedOn, into
+from e2e.commands.torchrun import Torchrun
+from e2e.interrupts import share_sockets_folder
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
 from e2e.results.types import Repeat, Training
 from e2e.training.distributed.place import place_of
 from microbench.errors import UserError
-from microbench.worker import HANG_S, Child, OnStage
+from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve, serve_requests
 
 if TYPE_CHECKING:
     from e2e.prediction.predictor import Prediction
 
-SET_UP_S = 900.0  # compiling a large network may take minutes without a word
+SET_UP_S = 600.0  # compiling a large network may take minutes without a word
 
 
 class TrainWorker(Child):
     """A child process that trains. Greet it, open the data, then ask.
 
     Over several GPUs it is rank 0 of a torchrun: of ours, or of the one that this process is of.
+    `here` serves in a thread of this process, for objects that only this process has.
     """
+
+    daemon = False  # those may have no children, and data loaders have
 
     def __init__(self, settings: TrainSettings, *, here: bool = False, gpus: int = 1) -> None:
         self._settings, self._here = settings, here
         self.place = place_of(os.environ)
         self.gpus = self.place.world if self.place else gpus
-        own = self.gpus > 1 and self.place is None
-        if own and here:
+        self._errors: PassedOn | None = None
+        if self.gpus > 1 and self.place is None and here:
             raise UserError("a network of this process trains on one GPU; write module:function")
-        # Not a daemon: those may have no children, and data loaders have.
-        super().__init__(
-            train_on_request, settings, daemon=False, here=here,
-            start=torchrun_of(gpus, settings.device) if own else None,
-        )  # fmt: skip
+        super().__init__(train_on_request, settings)
+
+    def _start(self, serve: Serve, settings: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        if self._here:
+            self._pipe, theirs = context.Pipe()
+            self._process = _Thread(theirs, serve, settings)
+            self._process.start()
+            return
+        reader, errors = context.Pipe(duplex=False)
+        if self.gpus > 1 and self.place is None:
+            self._process = Torchrun(self.gpus, self._settings.device, errors.fileno())
+            self._pipe = self._process.pipe
+            self._pipe.send((settings,))
+        else:
+            share_sockets_folder()  # before: the process has it from its start
+            super()._start(partial(into, errors, serve), settings)
+        errors.close()
+        self._errors = PassedOn(reader)
+
+    def close(self) -> None:
+        """End the child, and wait a moment for what it wrote to standard error."""
+        super().close()
+        if self._errors:
+            self._errors.finish()
 
     def restart(self) -> None:
         """Replace a process that died by a new one, and open the data again.
@@ -117,3 +145,30 @@ class TrainWorker(Child):
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data so far: broken images that were left out. Raises WorkerDied."""
         return self.ask(("notes",), lambda _key, _stage: None, HANG_S)
+
+
+class _Thread(threading.Thread):
+    """A thread of this process in place of a child process. It cannot be ended from outside."""
+
+    exitcode = None
+
+    def __init__(self, pipe: Any, serve: Serve, settings: object) -> None:
+        super().__init__(target=serve_requests, args=(pipe, serve, settings), daemon=True)
+        self._theirs = pipe
+
+    def run(self) -> None:
+        """Serve requests until the parent closes the pipe."""
+        try:
+            super().run()
+        finally:
+            self._theirs.close()
+
+    def terminate(self) -> None:
+        """Nothing: it sees that the pipe has closed."""
+
+    def kill(self) -> None:
+        """Nothing: a thread cannot be killed, and dies with the process."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, a while at most."""
+        super().join(GENTLE_S if timeout is None else timeout)

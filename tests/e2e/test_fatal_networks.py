@@ -10,8 +10,8 @@ from samples import bad_networks
 from samples.commands import Ran, run_here, warm_children
 
 from e2e.__main__ import main
+from e2e.commands import worker
 from e2e.results.types import Training
-from microbench import worker
 from microbench.results.runfile import read_run
 
 FATAL = {
@@ -30,7 +30,8 @@ AT_ONCE = {
 
 @pytest.fixture(autouse=True)
 def _warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(worker, "HANG_S", 6.0)
+    monkeypatch.setattr(worker, "SET_UP_S", 15.0)
+    monkeypatch.setattr(worker, "HANG_S", 5.0)
     with warm_children():
         yield
 

@@ -1,18 +1,18 @@
-"""What a child process sends to its parent: signs of life, lines of errors, why it ended."""
+"""What a child process sends to its parent: answers, and why it ended."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from samples import serving
 from samples.commands import warm_children
 
-from microbench import worker
-from microbench.child_pipes import MOST_ALIKE
+from e2e.commands.child_errors import MOST_ALIKE, PassedOn, into
 from microbench.errors import UserError
-from microbench.worker import Child, Serve, WorkerDied
+from microbench.worker import Child, WorkerDied
 
 
 @pytest.fixture(autouse=True)
@@ -21,39 +21,23 @@ def _warm() -> Iterator[None]:
         yield
 
 
-def answer(
-    monkeypatch: pytest.MonkeyPatch, serve: Serve, seconds: float, longest_s: float = 600.0
-) -> object:
-    child = Child(serve, seconds)
-    try:
-        child.greet()
-        monkeypatch.setattr(worker, "HANG_S", serving.HANG_S)  # no sooner: it starts for long
-        return child.ask(("work",), lambda _key, _stage: None, longest_s)
-    finally:
-        child.close()
-
-
-def test_a_process_without_a_sign_of_life_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkerDied, match=r"hung: no response for \d+ s"):
-        answer(monkeypatch, serving.hangs, 0)
-
-
-@pytest.mark.parametrize("serve", [serving.compiles, serving.waits_for_a_compiler])
-def test_a_process_that_compiles_may_take_longer(
-    monkeypatch: pytest.MonkeyPatch, serve: Serve
-) -> None:
-    assert answer(monkeypatch, serve, 1.3 * serving.HANG_S) == "done"
-
-
-def test_nothing_may_compile_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WorkerDied, match=r"hung: no response for \d+ s"):
-        answer(monkeypatch, serving.compiles, 600.0, longest_s=2.0)
+def test_a_process_that_says_nothing_is_ended() -> None:
+    child = Child(serving.hangs, None)
+    child.greet()
+    with pytest.raises(WorkerDied, match=r"hung: no response for 2 s"):
+        child.ask(("work",), lambda _key, _stage: None, 2.0)
+    child.close()
 
 
 def test_lines_that_differ_in_numbers_only_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    child = Child(serving.complains, 500)
+    """Of a training process, whose loaders write too."""
+    reader, errors = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    child = Child(partial(into, errors, serving.complains), 500)
+    errors.close()
+    passed_on = PassedOn(reader)
     child.greet()
     child.close()
+    passed_on.finish()
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if "extraneous bytes" in line][MOST_ALIKE:] == [
         "(497 more lines as: Corrupt JPEG data: N extraneous bytes before marker N)"
@@ -65,7 +49,7 @@ def test_lines_that_differ_in_numbers_only_are_counted(capfd: pytest.CaptureFixt
 def test_what_ends_a_child_after_its_parent_is_not_said(
     error: Exception, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    child = Child(serving.fails_after_its_parent, error, daemon=False)
+    child = Child(serving.fails_after_its_parent, error)
     child.greet()
     child.close()
     assert capfd.readouterr().err == ""
