@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kernels import OPS, is_library
-from kernels.case import Candidate, CannotRun, Case, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.error_words import first_line
 from kernels.gpus import find_card
 from kernels.op import OWN, OpSession
@@ -28,7 +28,7 @@ from microbench.estimate import Estimator, TooLong
 from microbench.results.types import TIME_DECIMALS, TURNED_WRONG, Measurement, Ratio, Result
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
-from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns
+from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns, blaming
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
@@ -123,30 +123,25 @@ class Measurer:
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if known is None:
                 blank = self._checked(candidate, prepared, blank, announce)
-            if blank.status == "failed":
-                return blank
             return self._arm(candidate, prepared, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
-            self._raise_if_dead(error)
-            return replace(blank, status="failed", reason=self._described(error, case))
+            return self._failed(blank, error)
 
     def _checked(
         self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
     ) -> Result:
-        """What is known of the case before it is timed; failed where its result is wrong."""
-        case = blank.case
+        """What is known of the case before it is timed. Wrong where its result is."""
+        case, op = blank.case, OPS[blank.case.op]
         announce(case.key, "checking")
-        error = prepared.rel_error(candidate)
-        tolerance = OPS[case.op].tolerance(case)
+        error, tolerance = prepared.rel_error(candidate), op.tolerance(case)
         if not error <= tolerance:
-            wrong = replace(blank, rel_error=error if math.isfinite(error) else None)
-            return replace(wrong, status="failed", reason=describe_wrong(error, tolerance))
+            raise Wrong(describe_wrong(error, tolerance), error)
         total_error = prepared.total_error()
-        if too_exact(case, error) and not OPS[case.op].may_run_exactly(case):
+        if too_exact(case, error) and not op.may_run_exactly(case):
             reason = f"too exact for {case.precision_name} ({error:.1g}): another arithmetic ran"
-            return replace(blank, status="failed", reason=reason, rel_error=error)
+            raise Wrong(reason, error)
         seen: tuple[kernel_names.KernelTime, ...] = ()
         if self.target.kind == "cuda":
             seen = kernel_names.record(candidate.call)
@@ -176,19 +171,16 @@ class Measurer:
         def sample(launch: Launch) -> object:
             return self.timer.block(Renewed(launch, prepared.renew), 1)
 
-        return _Ready(
-            replace(blank, variant=candidate.label),
-            arm,
-            lambda: prepared.rel_error_again(candidate, sample),
-        )
+        found = replace(blank, variant=candidate.label)
+        return _Ready(found, arm, lambda: prepared.rel_error_again(candidate, sample))
 
     # ------------------------------------------------------------ all variants, interleaved
 
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce, fewest: int
     ) -> dict[str, Result]:
-        arms = [item.arm for item in ready]
         by_key = {item.arm.key: item for item in ready}
+        arms = [item.arm for item in ready]
         # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
         watched = {
             arm.key: self.chance.randint(2, LOOKS[0]) for arm in arms if arm.estimate_s <= QUICK_S
@@ -196,7 +188,8 @@ class Measurer:
 
         def begin(key: str, number: int) -> None:
             if watched.get(key) == number:
-                self._check_again(by_key[key], announce)
+                with blaming(by_key[key].arm):
+                    self._check_again(by_key[key], announce)
             announce(key, f"timing, round {number}")
 
         turns = Turns(
@@ -211,69 +204,55 @@ class Measurer:
         failed: dict[str, Result] = {}
         try:
             turns.take(arms)
-        except ArmFailed as failure:
-            sound, results = self._without(failure, ready)
-            again = self._take_turns(sound, budget_s, announce, fewest) if sound else {}
-            return results | again
-        for item in ready:
-            try:
-                self._check_again(item, announce)
-            except ArmFailed as failure:
-                failed[item.arm.key] = self._failed(failure, item)
+        except ArmFailed as failure:  # the others start again
+            for arm in arms:
+                arm.blocks.clear()
+            key, cause = failure.arm.key, failure.__cause__
+            assert isinstance(cause, Exception)
+            failed[key] = self._failed(by_key[key].result, cause)
+            sound = [item for item in ready if item.arm is not failure.arm]
+            return failed | (self._take_turns(sound, budget_s, announce, fewest) if sound else {})
         heavy = turns.pace(arms) is HEAVY
         regime = self.regime if self.target.kind == "cuda" else UNMANAGED
         timed: dict[str, Result] = {}
-        for item in ready:
-            if item.arm.key in failed:
-                continue
-            state = self.telemetry.summary(item.arm.key)
+        for key, item in by_key.items():
+            state = self.telemetry.summary(key)
             found = measurement_of(item.arm, self.timer, regime, state, heavy)
-            if reason := too_fast(item.result, found.median_s, self.target):
-                failed[item.arm.key] = replace(item.result, status="failed", reason=reason)
+            try:
+                self._check_again(item, announce)
+                if reason := too_fast(item.result, found.median_s, self.target):
+                    raise Wrong(reason, item.result.rel_error)
+            except Exception as error:
+                failed[key] = self._failed(item.result, error)
             else:
-                timed[item.arm.key] = replace(item.result, measurement=found)
+                timed[key] = replace(item.result, measurement=found)
         return failed | with_ratios(timed, arms, self.timer)
 
     def _check_again(self, item: _Ready, announce: Announce) -> None:
-        """ArmFailed where a timed sample leaves a wrong result, or work that is not done yet."""
+        """Wrong where a timed sample leaves a wrong result, or work that is not done yet."""
         case = item.result.case
         announce(case.key, "checking again")
+        tolerance = OPS[case.op].tolerance(case)
         try:
-            error, tolerance = item.rel_error(), OPS[case.op].tolerance(case)
-            if not error <= tolerance:
-                raise TurnedWrong(error, tolerance)
-        except Exception as cause:
-            raise ArmFailed(item.arm) from cause
+            error = item.rel_error_again()
+        except LeftBehind as late:
+            raise Wrong(str(late), item.result.rel_error) from None
+        if not error <= tolerance:
+            reason = describe_wrong(error, tolerance).removeprefix(WRONG)
+            raise Wrong(TURNED_WRONG + reason, error)
 
-    def _failed(self, failure: ArmFailed, item: _Ready) -> Result:
-        """The result of a variant that raised, or turned wrong, after its check."""
-        cause = failure.__cause__
-        assert isinstance(cause, Exception)
-        self._raise_if_dead(cause)
-        reason, error = self._described(cause, item.result.case), item.result.rel_error
-        if isinstance(cause, TurnedWrong):
-            error = cause.error if math.isfinite(cause.error) else None
-        return replace(item.result, status="failed", reason=reason, rel_error=error)
-
-    def _described(self, error: Exception, case: Case) -> str:
-        """Why a case failed; with `tracebacks`, what a kernel of the user's raised is printed."""
-        if self.tracebacks and OWN in case.backend and not isinstance(error, TurnedWrong):
+    def _failed(self, result: Result, error: Exception) -> Result:
+        """The result of a variant that raised or is wrong. With `tracebacks`, what a kernel of the
+        user's raised is printed.
+        """
+        self._raise_if_dead(error)
+        case, rel_error = result.case, result.rel_error
+        if isinstance(error, Wrong):
+            rel_error = error.rel_error
+        elif self.tracebacks and OWN in case.backend:
             traceback.print_exception(error)
-        return describe_failure(error, case)
-
-    def _without(
-        self, failure: ArmFailed, ready: Sequence[_Ready]
-    ) -> tuple[list[_Ready], dict[str, Result]]:
-        """A launch of one variant raised: (the others, which start again; its result)."""
-        results: dict[str, Result] = {}
-        sound: list[_Ready] = []
-        for item in ready:
-            item.arm.blocks.clear()
-            if item.arm is failure.arm:
-                results[item.arm.key] = self._failed(failure, item)
-            else:
-                sound.append(item)
-        return sound, results
+        reason = describe_failure(error, case)
+        return replace(result, status="failed", reason=reason, rel_error=rel_error)
 
     def _raise_if_dead(self, error: Exception) -> None:
         """RuntimeError after a fault that leaves the device unusable, which needs a new process."""
@@ -293,15 +272,15 @@ class _Ready:
 
     result: Result
     arm: Arm
-    rel_error: Callable[[], float]
+    rel_error_again: Callable[[], float]
 
 
-class TurnedWrong(Exception):
-    """A result that was right at first is wrong later: its relative error, and the tolerance."""
+class Wrong(Exception):
+    """What a variant computed, or its time, cannot be right. `rel_error` is None if not finite."""
 
-    def __init__(self, error: float, tolerance: float) -> None:
-        super().__init__(TURNED_WRONG + describe_wrong(error, tolerance).removeprefix(WRONG))
-        self.error = error
+    def __init__(self, reason: str, rel_error: float | None) -> None:
+        super().__init__(reason)
+        self.rel_error = rel_error if rel_error is not None and math.isfinite(rel_error) else None
 
 
 def measurement_of(
@@ -311,7 +290,7 @@ def measurement_of(
 
     `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
-    blocks = [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
+    blocks = _net(arm, timer)
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
     clocks = [block.sm_clock_mhz for block in arm.blocks if block.sm_clock_mhz]
     centre = median(times)
@@ -333,16 +312,18 @@ def measurement_of(
     )
 
 
+def _net(arm: Arm, timer: Timer) -> list[list[float]]:
+    """The samples of each block, less the timer's overhead."""
+    return [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
+
+
 def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:
     """Each result with its speed-ups over the group's other precisions and back ends.
 
     `speedup`: over other precisions as the library runs them. `vs_backend`: over the same precision
     in other back ends. Both are ratios of interleaved times, see `ratio_interval`.
     """
-    taken = {
-        arm.key: [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
-        for arm in arms
-    }
+    taken = {arm.key: _net(arm, timer) for arm in arms}
     out: dict[str, Result] = {}
     for key, result in results.items():
         speedup: dict[str, Ratio] = {}
@@ -399,5 +380,5 @@ def describe_failure(error: Exception, case: Case) -> str:
         said = f"out of memory: the tensors alone take {need_gb:.1f} GB"
         others = held_by_others()
         return f"{said}; {others}" if others else f"{said}; try a smaller problem"
-    own = OWN in case.backend and not isinstance(error, TurnedWrong)
+    own = OWN in case.backend and not isinstance(error, Wrong)
     return described(error) if own else first_line(error)

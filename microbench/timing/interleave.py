@@ -96,7 +96,7 @@ class Arm:
 
 
 @contextmanager
-def _blaming(arm: Arm) -> Generator[None]:
+def blaming(arm: Arm) -> Generator[None]:
     """ArmFailed with this variant for whatever is raised inside."""
     try:
         yield
@@ -158,20 +158,20 @@ class Turns:
     def _settle(self, arms: Sequence[Arm], pace: Pace) -> None:
         """Warm the card up, then go through the rounds that are not kept."""
         self.begin(arms[0].key, 0)
-        with _blaming(arms[0]):
+        with blaming(arms[0]):
             self._warm(arms[0], pace.settle_s)
         if not self._is_sustained:
             return
         for arm in pace.discarded * list(arms):
             self.begin(arm.key, 0)
-            with _blaming(arm):
+            with blaming(arm):
                 self._warm(arm, pace.warm_s)
                 self._block(arm, pace)
 
     def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
         """One variant's part of a round."""
         self.begin(arm.key, number)
-        with _blaming(arm):
+        with blaming(arm):
             self._warm(arm, (1 - WATCHED_SHARE) * pace.warm_s)
             with self.during(arm.key):
                 self._warm(arm, WATCHED_SHARE * pace.warm_s)
