@@ -38,12 +38,6 @@ def groups_of(run: Run) -> list[list[Result]]:
     return list(groups.values())
 
 
-def varying(run: Run) -> tuple[bool, bool]:
-    """Whether layouts, and whether input data, differ between results."""
-    layouts = {r.case.layout for r in run.results}
-    return len(layouts) > 1, len({r.case.data for r in run.results}) > 1
-
-
 def representative(results: Sequence[Result], precisions: Sequence[str]) -> Result | None:
     """The measured result that the verdict uses: the library's, else the fastest; None if none."""
     timed = [r for r in results if r.measurement and r.case.precision_name in precisions]

@@ -23,9 +23,8 @@ from microbench.report.drawing_style import (
     ordered,
     panel_title,
     styled,
-    varying,
 )
-from microbench.results.types import Ceiling, Json, Result, Run
+from microbench.results.types import Ceiling, Json, Result, Run, varying
 
 MOST_ARMS = 8  # in a panel: with more, each back end gets its own
 LARGE, SMALL = (620, 420), (400, 310)  # width and height of one panel, of each of several
@@ -255,7 +254,7 @@ def line_rows(run: Run, results: Sequence[Result]) -> Lines:
 def _panels(results: Sequence[Result], unit: fmt.Unit) -> dict[tuple[str, str], Panel]:
     """The points in a grid: down it the first setting that varies, across it the others."""
     names = varying(results)
-    down, across = (names[:1], names[1:]) if len(names) > 1 else ([], names)
+    down, across = (names[:1], names[1:]) if len(names) > 1 else ((), names)
     backends = {r.case.backend for r in results}
     arms = {(r.case.precision_name, r.case.backend) for r in results}
     apart = len(backends) > 1 and len(arms) > MOST_ARMS

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kernels import OPS
 from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.arms import arms_of, states_of
-from microbench.results.types import Result, Run
+from microbench.results.types import Result, Run, settings_of, varying
 
 INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), greys for what is compared with: a
@@ -57,24 +56,9 @@ def scripts() -> str:
     return renderer.javascript_bundle(vl_version=".".join(version.split(".")[:2]))
 
 
-def settings_of(case: Case) -> dict[str, str]:
-    """The properties of a case beside size, precision and back end, with the input data."""
-    named = {**OPS[case.op].setting(case), "data": case.data}
-    return {fmt.clean(name): fmt.clean(value) for name, value in named.items()}
-
-
-def varying(results: Iterable[Result]) -> list[str]:
-    """Names of the settings that differ between the results."""
-    seen: dict[str, set[str]] = {}
-    for result in results:
-        for name, value in settings_of(result.case).items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
-
-
 def in_words(case: Case, names: Sequence[str], bare: Sequence[str] = SHOWN_BARE) -> str:
     """These settings of a case: "fprop, nhwc, batch 32"; only the values of those in `bare`."""
-    settings = settings_of(case)
+    settings = {fmt.clean(name): fmt.clean(value) for name, value in settings_of(case).items()}
     return ", ".join(
         settings[name] if name in bare else f"{name} {settings[name]}"
         for name in names

@@ -11,7 +11,7 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.break_even import subject_of
 from microbench.libraries import libraries_beside_own
-from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative, varying
+from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
 from microbench.results.types import Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
@@ -65,12 +65,12 @@ def plain_table(run: Run) -> Table[Result]:
 
 def _titles(run: Run, results: Sequence[Result], *, long: bool = False) -> list[str]:
     """The size of each, with the layout and the data where these vary."""
-    vary, size = varying(run), fmt.long_size if long else fmt.size
+    size = fmt.long_size if long else fmt.size
+    names = [name for name in ("layout", "data") if name in run.varying]
     return [
-        " ".join([size(case), *(fmt.clean(part) for part, varies
-                                in zip((case.layout, case.data), vary, strict=True) if varies)])
-        for case in (result.case for result in results)
-    ]  # fmt: skip
+        " ".join([size(one.case), *(fmt.clean(getattr(one.case, name)) for name in names)])
+        for one in results
+    ]
 
 
 def _row(result: Result, arms: Arms) -> Row[Result]:

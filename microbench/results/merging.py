@@ -13,7 +13,6 @@ from microbench.timing.processes import mean_interval
 from microbench.timing.stats import ratio_interval
 
 S = TypeVar("S", bound=Sampled)
-Rounds = list[tuple[float, ...]]
 
 
 def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: float) -> S:

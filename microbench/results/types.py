@@ -9,7 +9,7 @@ a change concerns (METHODS) is not compared across it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
@@ -192,6 +192,22 @@ class Result:
         return self.min_bytes / self.median_s if self.median_s else None
 
 
+def settings_of(case: Case) -> Mapping[str, str]:
+    """The properties of a case beside size, precision and back end, with the input data."""
+    from kernels import OPS  # with all kernels, so not for the types alone
+
+    return {**OPS[case.op].setting(case), "data": case.data}
+
+
+def varying(results: Iterable[Result]) -> tuple[str, ...]:
+    """Names of the settings that differ between the results."""
+    seen: dict[str, set[str]] = {}
+    for result in results:
+        for name, value in settings_of(result.case).items():
+            seen.setdefault(name, set()).add(value)
+    return tuple(name for name, values in seen.items() if len(values) > 1)
+
+
 @dataclass(frozen=True)
 class LayerUse:
     """Where a network uses a problem: `group` is the problem's `Case.group`, `which` its pass.
@@ -300,14 +316,8 @@ class Run:
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """Names of the settings (see `Op.setting`) that differ between the results."""
-        from kernels import OPS  # with all kernels, so not for the types alone
-
-        seen: dict[str, set[str]] = {}
-        for result in self.results:
-            for name, value in OPS[result.case.op].setting(result.case).items():
-                seen.setdefault(name, set()).add(value)
-        return tuple(name for name, values in seen.items() if len(values) > 1)
+        """Names of the settings that differ between the results."""
+        return varying(self.results)
 
     @cached_property
     def by_group_flops(self) -> Mapping[str, int]:
