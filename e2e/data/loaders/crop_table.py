@@ -62,11 +62,11 @@ def _exchanged(first: Tensor, second: Tensor, which: Tensor) -> tuple[Tensor, Te
 def _check(stored: Tensor, boxes: Tensor, orientations: Tensor) -> None:
     known = (orientations >= ORIENTATIONS[0]) & (orientations <= ORIENTATIONS[-1])
     if not bool(known.all()):
-        raise ValueError(f"orientations are {orientations.tolist()}, not all from 1 to 8")
+        raise ValueError(f"orientations are {[*map(int, orientations)]}, not all from 1 to 8")
     upright = torch.where((orientations >= FIRST_TRANSPOSED)[:, None], stored.flip(1), stored)
     inside = (boxes[:, :2] >= 0) & (boxes[:, 2:] >= 1) & (boxes[:, :2] + boxes[:, 2:] <= upright)
     if not bool(inside.all()):
         n = int(inside.all(dim=1).logical_not().nonzero()[0])
         raise ValueError(
-            f"box {boxes[n].tolist()} of image {n} is not in its {upright[n].tolist()} pixels"
+            f"box {[*map(int, boxes[n])]} of image {n} is not in its {[*map(int, upright[n])]} pixels"
         )

@@ -4,8 +4,8 @@ normalised in one launch.
 Names in capitals are compile-time constants.
 """
 
-# Typed by Triton's compiler: to pyright `range` takes no block.
-# pyright: reportArgumentType=false
+# Typed by Triton's compiler: to pyright `range` takes no block, and nothing has a type.
+# pyright: basic, reportArgumentType=false
 
 from __future__ import annotations
 
