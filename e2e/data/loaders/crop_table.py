@@ -67,6 +67,5 @@ def _check(stored: Tensor, boxes: Tensor, orientations: Tensor) -> None:
     inside = (boxes[:, :2] >= 0) & (boxes[:, 2:] >= 1) & (boxes[:, :2] + boxes[:, 2:] <= upright)
     if not bool(inside.all()):
         n = int(inside.all(dim=1).logical_not().nonzero()[0])
-        raise ValueError(
-            f"box {[*map(int, boxes[n])]} of image {n} is not in its {[*map(int, upright[n])]} pixels"
-        )
+        box, size = [*map(int, boxes[n])], [*map(int, upright[n])]
+        raise ValueError(f"box {box} of image {n} is not in its {size} pixels")
