@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from e2e.case import TrainCase
 from e2e.commands.from_scratch import trained
@@ -22,7 +21,7 @@ from e2e.training.speedups import with_speedups
 from microbench.device.load import LoadMeter
 from microbench.results.types import Run
 from microbench.results.values import Warning
-from microbench.run_output import save
+from microbench.run_output import now, save
 from microbench.worker import WorkerDied
 
 # Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
@@ -73,7 +72,7 @@ class Job:
         run = replace(run, settings=self.load.noted(run.settings, self.worker.others()))
         took_s = self.progress.stages.so_far(run.settings.get(STAGES, {}))
         run = replace(run, settings={**run.settings, STAGES: took_s})
-        return self.saved(replace(run, finished_at=_now() if whole else None))
+        return self.saved(replace(run, finished_at=now() if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
         """The run with a loader measured alone for `budget_s` seconds, unless it has that."""
@@ -173,7 +172,7 @@ class Job:
                     budget_s = self._budget_s([t.case for t in found if t.status == "ok"])
                     self.progress.timing(budget_s + self._beside_s(arms) / 2)
                     timed = self.worker.time(budget_s, self.progress.stage)
-                    dated = [replace(t, measured_at=_now()) for t in timed]
+                    dated = [replace(t, measured_at=now()) for t in timed]
                     found = [*found, *dated]  # timed results replace those of set-up
                 by_key = {t.case.key: t for t in found} | failed
                 return [by_key[case.key] for case in cases]
@@ -232,7 +231,3 @@ def with_what_was(before: Training | None, training: Training) -> Training:
         predicted=predicted and predicted.beside(training.measured_s),
         causes=training.causes or before.causes,
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from e2e.case import TrainCase, label_of
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import PREDICTED, Training
-from e2e.studies.columns import COLUMNS, gain_of
+from e2e.studies.columns import COLUMNS
 from e2e.studies.run import RUNS, State
 from e2e.studies.schema import Run, Study
 from microbench import fmt
@@ -21,7 +20,7 @@ from microbench.results.runfile import read_run
 NOT_RUN = "not run"
 MEASURED = ("ok", PREDICTED)
 ALWAYS = ("network", "recipe", "batch", "gpus", "data")  # of a case, in every table of cells
-UNSEEN = ("why", "accuracy", "losses")  # in cells.csv only
+UNSEEN = ("why", "losses")  # in cells.csv only
 GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
 
 
@@ -85,8 +84,6 @@ def _cell(name: str, run: Run, result: Any, targets: Sequence[float]) -> Cell:
     for target in targets:
         times = result.seconds_to(target) if result.repeats else None
         values[f"s_to_{100 * target:g}_pct"] = times and times[0]
-    gain = gain_of(result)
-    values["speedup"] = gain and gain.ratio
     values["epochs"] = epochs = run.options.get("epochs") if result.repeats else None
     if epochs and run.of_epochs and values["iterations_s"] is not None:
         values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
@@ -108,35 +105,36 @@ def cells_table(cells: Sequence[Cell]) -> Table[Cell]:
     named = dict.fromkeys(name for cell in cells for name in [*COLUMNS, *cell.values])
     names = [name for name in named if any(c.values.get(name) is not None for c in cells)]
 
-    def field_of(name: str, cell: Cell) -> str:
-        value = getattr(cell.case, name, None)
-        return "" if value is None else str(value)
+    def field_of(name: str) -> Column[Cell]:
+        def text(cell: Cell) -> str:
+            value = getattr(cell.case, name, None)
+            return "" if value is None else str(value)
 
-    def text(name: str, cell: Cell) -> str:
-        value = cell.values.get(name)
-        write = COLUMNS[name].text if name in COLUMNS else fmt.number
-        return "" if value is None else write(value)
+        return Column(name, text, key=True, csv={name: text})
 
-    def raw(name: str, cell: Cell) -> Any:
-        return cell.values.get(name)
+    def column(name: str) -> Column[Cell]:
+        title, write = name, fmt.number
+        if name in COLUMNS:
+            title, write = COLUMNS[name].title, COLUMNS[name].text
+
+        def text(cell: Cell) -> str:
+            value = cell.values.get(name)
+            return "" if value is None else write(value)
+
+        return Column(
+            title, None if name in UNSEEN else text, right=True, drop=9,
+            csv={name: lambda cell: cell.values.get(name)},
+        )  # fmt: skip
 
     return Table(
         [
             Column("cell", lambda cell: cell.id, key=True, csv={"cell": lambda cell: cell.id}),
-            *(Column(name, partial(field_of, name), key=True, csv={name: partial(field_of, name)})
-              for name in fields),
+            *map(field_of, fields),
             Column("status", lambda cell: cell.status, csv={
                 "status": lambda cell: cell.status, "reason": lambda cell: cell.reason,
                 "key": lambda cell: cell.case.key if cell.case else "",
             }),
-            *(
-                Column(
-                    COLUMNS[name].title if name in COLUMNS else name,
-                    None if name in UNSEEN else partial(text, name), right=True, drop=9,
-                    csv={name: partial(raw, name)},
-                )
-                for name in names
-            ),
+            *map(column, names),
         ],
         [Row(cell) for cell in cells],
     )  # fmt: skip

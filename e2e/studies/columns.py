@@ -83,15 +83,9 @@ def _repeated(
     }
 
 
-def _per_s(of: Callable[[Sequence[float]], float]) -> Read:
-    """Throughput of one single step; those of a case that is fed by the host's clock."""
-
-    def read(training: Training) -> float | None:
-        steps = training.steps
-        times = () if steps is None else steps.wall_times_s if training.case.fed else steps.times_s
-        return training.step_units / of(times) if times else None
-
-    return read
+def _per_s(end: int) -> Read:
+    """Throughput of the shortest (0) or longest (-1) single step."""
+    return lambda t: t.step_units / t.step_range_s[end] if t.step_range_s else None
 
 
 def _share_pct(share: float | None) -> float | None:
@@ -120,16 +114,16 @@ def _losses(training: Training) -> str | None:
 COLUMNS: dict[str, Column] = {
     "per_s": Column("img/s", lambda t: t.per_s),
     "step_ms": Column("ms/step", lambda t: t.measured_s and 1e3 * t.measured_s),
+    "speedup": Column("speedup", lambda t: (gain := gain_of(t)) and gain.ratio),
     "limit": Column("bottleneck", lambda t: t.limit, text=BOTTLENECKS.__getitem__),
     "why": Column("why", lambda t: t.why, text=str),
     "wait_ms": Column("waits for data, ms", lambda t: t.data_wait_s and 1e3 * t.data_wait_s),
-    "slowest_per_s": Column("min", _per_s(max)),
-    "fastest_per_s": Column("max", _per_s(min)),
+    "slowest_per_s": Column("min", _per_s(-1)),
+    "fastest_per_s": Column("max", _per_s(0)),
     **_repeated("iterations_s", "training s", lambda r: r.train_s, fixed(2)),
     **_repeated("hundred_s", "s of 100 steps",
                 lambda r: 100 * r.train_s / r.steps if r.steps else None, fixed(2)),
     **_repeated("accuracy_pct", "accuracy, %", lambda r: _share_pct(r.accuracy), fixed(2)),
-    **_repeated("accuracy", "accuracy", lambda r: r.accuracy, fixed(3)),
     "converged": Column("converged", lambda t: t.converged, text=lambda v: "yes" if v else "no"),
     "skipped_steps": Column(
         "skipped steps", lambda t: sum(r.skipped_steps for r in t.repeats) if t.repeats else None,

@@ -73,16 +73,17 @@ def run_study(
 
 def report(out: Path, console: Console) -> int:
     """Write the report of a folder from its run files; returns how many cells were measured."""
-    from e2e.studies.report import CELLS, PAGE, TEXT, write_report
+    from e2e.studies.report import CELLS, PAGE, TEXT, answer_of, read_report, write_report
 
-    found = write_report(out)
+    found = read_report(out)
+    write_report(found, out)
     console.print()
-    for line in found.answer:
+    for line in answer_of(found.cells):
         console.print(line, style="bold")
-    for part in found.parts[: len(found.study.published)]:
+    for part in found.published:
         _print_part(part, console)
     console.print(f"\nPage: {out / PAGE}; also {TEXT} and {CELLS}")
-    return found.measured
+    return sum(cell.measured for cell in found.cells)
 
 
 def _print_part(part: Part, console: Console) -> None:

@@ -28,33 +28,35 @@ NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
 
 @dataclass(frozen=True)
 class Report:
-    """A folder's report. `answer` stands on top; the first parts are the published tables."""
+    """What a report is made of. `run` is one of the run files; None: none yet."""
 
-    study: Study
-    answer: Sequence[str]
-    parts: Sequence[Part]
-    measured: int
-
-
-@dataclass(frozen=True)
-class _Found:
     study: Study
     state: State
     cells: Sequence[Cell]
-    run: Run | None  # one of the run files; None: none yet
+    run: Run | None
 
     @property
     def device(self) -> str:
+        """The name of the device."""
         return fmt.clean(str(self.run.device.get("name"))) if self.run else "nothing yet"
 
+    @property
+    def published(self) -> list[Part]:
+        """The published tables, with ours below."""
+        return [part_of(one, self.cells, self.device) for one in self.study.published]
 
-def write_report(out: Path) -> Report:
-    """Write page, Markdown and CSV of a folder from its run files. UserError if it cannot."""
+
+def read_report(out: Path) -> Report:
+    """The report of a folder, from its run files. UserError where it holds no study."""
     state, study = read_state(out), read_study(str(out / TOML))
     first = next(iter(sorted((out / RUNS).glob("*.json"))), None)
-    found = _Found(study, state, cells_of(study, state, out), read_run(first) if first else None)
-    parts, about, answer = _parts(found), _about(found), _answer(found.cells)
-    title = f"{study.title or study.name}, on {found.device}"
+    return Report(study, state, cells_of(study, state, out), read_run(first) if first else None)
+
+
+def write_report(found: Report, out: Path) -> None:
+    """Write page, Markdown and CSV into a folder. UserError if it cannot."""
+    parts, about, answer = _parts(found), _about(found), answer_of(found.cells)
+    title = f"{found.study.title or found.study.name}, on {found.device}"
     lines = [f"# {title}", "", *about, "", *(f"**{line}**" for line in answer), ""]
     for part in parts:
         lines += [f"## {part.title}", ""]
@@ -66,10 +68,9 @@ def write_report(out: Path) -> Report:
         write_text(write_csv([records(cells_table(found.cells))]).rstrip("\n"), out / CELLS)
     except OSError as error:
         raise UserError(f"cannot write the report in {out} ({error.strerror})") from None
-    return Report(study, answer, parts, sum(cell.measured for cell in found.cells))
 
 
-def _about(found: _Found) -> list[str]:
+def _about(found: Report) -> list[str]:
     """What was run: the study's question, its profile and data."""
     measured = [cell for cell in found.cells if cell.measured]
     data = list(dict.fromkeys(str(cell.value("data")) for cell in measured))
@@ -81,7 +82,7 @@ def _about(found: _Found) -> list[str]:
     ]
 
 
-def _answer(cells: Sequence[Cell]) -> list[str]:
+def answer_of(cells: Sequence[Cell]) -> list[str]:
     """What stands out, and what was left out.
 
     Only a speedup whose interval is wholly above 1, and narrow enough, stands out.
@@ -104,10 +105,10 @@ def _answer(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
-def _parts(found: _Found) -> list[Part]:
+def _parts(found: Report) -> list[Part]:
     """All parts of the report, in its order."""
     study, state = found.study, found.state
-    parts = [part_of(one, found.cells, found.device) for one in study.published]
+    parts = [*found.published]
     parts += [part for run in study.runs(state.profile) for part in _scaling(run.id, found)]
     rows = [cell for cell in found.cells if cell.case]
     parts.append(Part("Every cell", cells_table(rows), [f"{CELLS} has all columns."]))
@@ -126,7 +127,7 @@ def _parts(found: _Found) -> list[Part]:
     return parts
 
 
-def _scaling(run: str, found: _Found) -> list[Part]:
+def _scaling(run: str, found: Report) -> list[Part]:
     """How a run of the study scales over GPUs, and what its exchange of gradients costs."""
     trainings = [cell.training for cell in found.cells if cell.run.id == run and cell.training]
     if found.run is None or not scaled(trainings):

@@ -18,7 +18,7 @@ from samples.training_runs import arm, repeats, run_of
 
 from e2e.__main__ import app
 from e2e.studies.columns import COLUMNS, half_interval
-from e2e.studies.report import write_report
+from e2e.studies.report import read_report, write_report
 from e2e.studies.run import Given, State, planned
 from e2e.studies.schema import Study, parse_study, read_study, shipped
 from e2e.studies.tables import number_of, records_of
@@ -211,7 +211,7 @@ def folder(out: Path, text: str, **runs: Sequence[Any]) -> list[dict[str, str]]:
     (out / "study.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
     for name, trainings in runs.items():
         write_run(run_of(*trainings), out / f"runs/{name}.json")
-    write_report(out)
+    write_report(read_report(out), out)
     with (out / "cells.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

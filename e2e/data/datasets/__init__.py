@@ -6,7 +6,7 @@ To add a kind, put an entry into `KINDS`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from e2e.data.datasets.tokens import GeneratedTokens
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
+from e2e.networks.network import written
 from kernels.error_words import suggest
 from microbench.errors import UserError
 
@@ -56,15 +57,11 @@ def open_data(spec: str, options: Options) -> Data:
         )
     if options.tokens is None and kind.sample not in (None, options.sample):
         raise UserError(
-            f"{name} has images of {_written(kind.sample)}, the network takes "
-            f"{_written(options.sample)}; use a network with 32x32 input, for example "
+            f"{name} has images of {written(kind.sample)}, the network takes "
+            f"{written(options.sample)}; use a network with 32x32 input, for example "
             "resnet18-cifar, or --input 3x32x32"
         )
     return kind.open(options, Path(os.path.expanduser(path)))
-
-
-def _written(shape: Iterable[int]) -> str:
-    return "x".join(str(side) for side in shape)
 
 
 def _synthetic(options: Options, folder: Path) -> Data:
@@ -95,7 +92,7 @@ def _made(options: Options, folder: Path) -> Data:
 def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
     if len(options.sample) != 3 or options.sample[0] != 3:
         raise UserError(
-            f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
+            f"{name} has images of 3 channels, the network takes {written(options.sample)}; "
             "use a network with 3xHxW input"
         )
     return Folder(name, folder, options)
