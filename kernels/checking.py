@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ INT_POISON = torch.iinfo(torch.int32).min  # no GEMM of int8 matrices has this v
 CHECKSUM_SLACK = 6.0
 CHECKSUMS = 8
 CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
-RENEWED_BYTES = 1 << 20  # of an input between two samples: two kernels of microseconds
+RENEWED_BYTES = 1 << 20  # of an input between two samples: a copy of microseconds
 FEW = 64  # elements, which roll to few different inputs
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
@@ -23,16 +23,22 @@ def poison(output: torch.Tensor) -> None:
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
 
 
-def renew(inputs: Sequence[torch.Tensor]) -> None:
-    """Give the smallest input (of those with FEW elements or more) new contents, in place.
+def renewal(inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """What gives the smallest input (of those with FEW elements or more) new contents, in place.
 
-    Its values roll along its memory, RENEWED_BYTES of it at most, by a random number of places: the
-    input is another one, whose values are distributed as before.
+    Its values, those in the first RENEWED_BYTES of its memory, move on by a random number of
+    places: the input is another one, whose values are distributed as before.
     """
     tensor = min((t for t in inputs if t.numel() >= FEW), key=lambda t: t.nbytes, default=inputs[0])
     count = min(tensor.numel(), RENEWED_BYTES // tensor.itemsize)
     memory = tensor.as_strided((count,), (1,)).view(INTEGERS[tensor.itemsize])
-    memory.copy_(memory.roll(random.randint(1, max(1, count - 1))))
+    twice = torch.cat((memory, memory))
+
+    def renew() -> None:
+        start = random.randrange(count)
+        memory.copy_(twice[start : start + count])
+
+    return renew
 
 
 def ends(result: torch.Tensor) -> torch.Tensor:
