@@ -58,10 +58,10 @@ def _annotate(result: Result, run: Run) -> Result:
         bound=bound,
         why=why,
     )
-    return replace(explained, warnings=tuple(_warnings(explained, result.measurement, run)))
+    return replace(explained, warnings=tuple(warnings_of(explained, result.measurement, run)))
 
 
-def _warnings(result: Result, measurement: Measurement, run: Run) -> Iterator[Warning]:
+def warnings_of(result: Result, measurement: Measurement, run: Run) -> Iterator[Warning]:
     """What makes its numbers unreliable: what is seen, its cause, what to do."""
     case, clock, on_gpu = result.case, measurement.sm_clock_mhz, run.device.get("kind") == "cuda"
     top, capped = run.device.get("sm_clock_max_mhz"), "power cap" in measurement.throttle
