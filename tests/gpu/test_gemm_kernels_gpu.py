@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import OPS, gluon
+from kernels import OPS
 from kernels.case import Candidate, Case
 from kernels.checking import poison
 from kernels.gemm import LAYOUTS
@@ -86,8 +86,6 @@ def assert_same_again(c: torch.Tensor, launch: Candidate, name: str) -> None:
 def test_right_and_repeatable(
     pool: OperandPool, gpu: DeviceInfo, kernel: str, precision: str
 ) -> None:
-    if kernel == cfg.GLUON:
-        assert gluon.missing() is None
     count = 0
     for number, shape in enumerate(KINDS[kernel]):
         thorough = precision == "fp16" and number < 2
