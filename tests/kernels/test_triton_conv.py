@@ -47,7 +47,9 @@ def test_every_shape_has_choices_that_fit_and_read_back(
     shape, target = SHAPES[name], Target("cuda", "unknown", capability, 132)
     for precision in ("fp16", "tf32"):
         what = case(shape, which, precision)
-        assert backend.cannot_run(what, target) is None
+        left_out = backend.cannot_run(what, target)
+        assert left_out is None or (which == "dgrad" and "stride 2" in left_out)
+        assert left_out is None or capability != (9, 0), "conv_gluon is fast at stride 2"
         found = backend.configurations(what, target).ranked
         assert len(set(found)) == len(found) > 1
         assert [backend.parse(config.label) for config in found] == list(found)
@@ -73,6 +75,23 @@ def test_what_it_cannot_run_it_says(
 ) -> None:
     dims = vars(ALIGNED) | {"pass": "fprop"} | changes
     assert said in (backend.cannot_run(Case("conv", dims, precision, "triton", "nhwc"), H200) or "")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "channels", "passes"),
+    [(4, 4, 3, {"dgrad"}), (16, 16, 3, {"dgrad"}), (4, 4, 64, {"dgrad"}),
+     (3, "1x3", 128, {"dgrad"}), (7, 2, 3, set()), (3, 1, 3, set()), (1, 3, 16, set())],
+)  # fmt: skip
+def test_a_strided_gradient_that_would_be_far_below_the_library_is_left_out_with_its_reason(
+    kernel: int, stride: int | str, channels: int, passes: set[str]
+) -> None:
+    shape = ConvShape(64, channels, 224, 224, 96, kernel, kernel, stride)
+    reasons = {which: backend.cannot_run(case(shape, which), H200) for which in PASSES}
+    assert {which for which, reason in reasons.items() if reason} == passes
+    for reason in filter(None, reasons.values()):
+        assert f"at stride {stride}: each pixel is multiplied with all {kernel**2} taps" in reason
+    tiny = ConvShape(1, channels, 32, 32, 8, kernel, kernel, stride)
+    assert backend.cannot_run(case(tiny, "dgrad"), H200) is None, "the launch takes as long"
 
 
 @pytest.mark.parametrize(

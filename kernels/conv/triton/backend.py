@@ -35,6 +35,9 @@ def cannot_run(case: Case, target: Target) -> str | None:
             return "the Triton convolution in fp8 is for fprop and dgrad"
         if not has_tma(target.capability or (0, 0)):
             return "the Triton convolution in fp8 needs a GPU of compute capability 9.0 or above"
+    problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
+    if slow := data_configs.too_slow(problem, capability, target.sm_count):
+        return f"the Triton convolution is left out: {slow}"
     return None
 
 

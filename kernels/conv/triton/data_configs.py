@@ -185,12 +185,17 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
         resident=resident,
         loaded=loaded,
         spread=(gathered_spread if config.kernel == GATHER else spread)(pixel * size),
-        moved=size * prod(problem.image) * problem.c
-        + problem.precision.output_bytes * prod(problem.whole_output) * problem.k,
+        moved=_moved(problem),
         launches=int(copied),
         extra_moved=size * prod(problem.image) * (problem.c + pixel) if copied else 0,
     )
     return cost.estimated_clocks(work, FACTS[config.kernel], sm_count)
+
+
+def _moved(problem: ImplicitGemm) -> int:
+    """Bytes of the input and the output."""
+    read = problem.element_bytes * prod(problem.image) * problem.c
+    return read + problem.precision.output_bytes * prod(problem.whole_output) * problem.k
 
 
 # ------------------------------------------------------------ conv_gather
@@ -429,6 +434,33 @@ KERNELS: Mapping[str, Kernel[Config]] = {
         _gluon, _gluon_valid, tiles, _gluon_shared_memory, _cost,
     ),
 }  # fmt: skip
+
+
+# Clocks of the model over those that arithmetic or memory take at least. On an H200 gradients of
+# the input at stride 2 took 1.3 to 2.5 times the least, by cuDNN and by conv_gluon, which the
+# model puts at 1.1 to 1.6: at 4 in the model ours is likely below 0.6 of cuDNN's speed. A 4x4
+# kernel of stride 4 and 3 channels is at 69; it was measured at 0.07 of cuDNN's speed.
+MOST_SURPLUS = 4.0
+
+
+def too_slow(problem: ImplicitGemm, capability: Capability, sm_count: int) -> str | None:
+    """Why our kernels would stay far below the library, or None: conv_gather multiplies each pixel
+    of a strided gradient of the input with all taps, also those that it does not meet.
+    """
+    found = ranked(problem, capability, sm_count) if problem.split_output else []
+    if not found or found[0].kernel != GATHER:
+        return None
+    s = problem.shape
+    rate = sm_count * HOPPER.flop_per_clock[problem.precision.rate_name]
+    least = max(s.flops / rate, _moved(problem) / cost.DRAM_BYTES_PER_CLOCK) + cost.START_CLOCKS
+    times = _cost(found[0], problem, sm_count) / least
+    if times < MOST_SURPLUS:
+        return None
+    return (
+        f"it has no fast gradient of the input at stride {s.stride}: each pixel is multiplied with "
+        f"all {s.r * s.s} taps and meets 1 of {prod(s.strides)}, which takes about "
+        f"{times:.0f} times as long as needed, by our model"
+    )
 
 
 def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list[Config]:
