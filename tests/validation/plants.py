@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels import OPS, size_of
+from kernels import OPS
 from kernels.case import Case
-from kernels.gemm import ALIGNMENT_BYTES
 from microbench.command_line import Outputs
 from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe
@@ -49,24 +48,15 @@ class Plant:
 
     condition: str
     case: Case
-    because: str
     absent: Present = lambda result, twin, limits: None
     twin: Case | None = None
     never: tuple[str, ...] = ()
     held_out: bool = False
 
     @property
-    def name(self) -> str:
-        """ "launch: fp16 gemm 64 cublas", "not layout: tf32 conv dgrad nhwc 64"."""
-        case, never = self.case, "not " if self.never else ""
-        what = f" {case.dims['pass']} {case.layout}" if case.op == "conv" else ""
-        said = f"{case.precision_name} {case.op}{what} {size_of(case)} {case.backend}"
-        return f"{never}{self.condition}: {said}"
-
-    @property
     def expected(self) -> str:
         """The diagnosis that counts as right, in words."""
-        return "not " + " or ".join(sorted(self.never)) if self.never else self.condition
+        return f"not {' or '.join(self.never)}" if self.never else self.condition
 
 
 def gemm(m: int, n: int, k: int, precision: str, backend: str = "cublas", **more: Any) -> Case:
@@ -151,19 +141,16 @@ def plants_for(device: DeviceInfo) -> list[Plant]:
 
 
 def _on_a_cpu() -> list[Plant]:
-    sizes = [gemm(n, n, n, "fp32", "cpu") for n in (4, 8, 16, 24)]
-    large = "a billion multiply-adds: thousands of times as many as a 64x64x64 GEMM has"
+    large = gemm(1024, 1024, 1024, "fp32", "cpu")  # a billion multiply-adds
     return [
-        Plant("launch", gemm(1024, 1024, 1024, "fp32", "cpu"), large, never=("launch", "memory")),
-        *(Plant("launch", case, "its work takes under 5 % of a launch", tiny) for case in sizes),
-        *(Plant("memory", gemm(1, n, 4096, "fp32", "cpu"), "half a FLOP a byte", thin)
-          for n in (4096, 8192)),
-    ]  # fmt: skip
+        Plant("launch", large, never=("launch", "memory")),
+        *(Plant("launch", gemm(n, n, n, "fp32", "cpu"), tiny) for n in (4, 8, 16, 24)),
+        *(Plant("memory", gemm(1, n, 4096, "fp32", "cpu"), thin) for n in (4096, 8192)),
+    ]
 
 
 def _sizes() -> list[Plant]:
-    few = "its operations and bytes take under 5 % of the launch latency at the measured peaks"
-    bytes_ = "at the measured peaks its arithmetic takes under half as long as its bytes"
+    """So little work that a launch takes longer; so much to move that it takes longest."""
     launch = [
         gemm(16, 16, 16, "fp16"), gemm(64, 64, 64, "bf16"), gemm(128, 128, 128, "fp16"),
         gemm(64, 64, 64, "tf32"), gemm(128, 128, 128, "tf32"),
@@ -178,13 +165,12 @@ def _sizes() -> list[Plant]:
         conv(64, 64, "fprop", "fp16", batch=256, taps=1),
         conv(64, 64, "fprop", "tf32", batch=256, taps=1),
     ]  # fmt: skip
-    return [
-        *(Plant("launch", case, few, tiny) for case in launch),
-        *(Plant("memory", case, bytes_, thin) for case in memory),
-    ]
+    few = [Plant("launch", case, tiny) for case in launch]
+    return [*few, *(Plant("memory", case, thin) for case in memory)]
 
 
 def _alignment() -> list[Plant]:
+    """Rows that are no whole 16-byte words; in the controls they are, and arithmetic dominates."""
     off = [
         *(gemm(4096, 4096, 4095, p) for p in ("fp16", "bf16", "tf32")),
         gemm(1024, 1024, 1025, "fp16"), gemm(2049, 2049, 2049, "bf16"),
@@ -192,40 +178,32 @@ def _alignment() -> list[Plant]:
         conv(60, 60, "fprop", "fp16", batch=64), conv(60, 60, "dgrad", "fp16", batch=64),
         conv(61, 61, "fprop", "tf32", batch=64),
     ]  # fmt: skip
-    rows = f"its rows are no multiple of {ALIGNMENT_BYTES} bytes"
-    whole = "every row is whole 16-byte words, and its arithmetic takes longest by far"
-    never = ("alignment", "launch", "memory", "waves", "layout")
-    return [
-        *(Plant("alignment", case, rows, twin=OPS[case.op].aligned(case)) for case in off),
-        *(Plant("alignment", gemm(4096, 4096, 4096, p), whole, never=never)
-          for p in ("fp16", "bf16", "tf32")),
-    ]  # fmt: skip
+    whole = [gemm(4096, 4096, 4096, p) for p in ("fp16", "bf16", "tf32")]
+    never = ("alignment", "launch", "layout", "memory", "waves")
+    planted = [Plant("alignment", case, twin=OPS[case.op].aligned(case)) for case in off]
+    return [*planted, *(Plant("alignment", case, never=never) for case in whole)]
 
 
 def _layout() -> list[Plant]:
-    same = "the same convolution in nhwc is faster: only the layout of its tensors differs"
-    plain = "nhwc is what the Tensor Core kernels take as it is"
+    """A layout that must be converted; in nhwc, the control, only that differs."""
     cases = [
         conv(64, 64, "fprop", "fp16", "nchw"), conv(128, 128, "fprop", "fp16", "nchw"),
         conv(128, 128, "fprop", "bf16", "nchw"), conv(64, 64, "fprop", "tf32", "nchw"),
         conv(64, 64, "dgrad", "fp16", "nchw"), conv(128, 128, "dgrad", "bf16", "nchw"),
     ]  # fmt: skip
-    twins = [replace(case, layout="nhwc") for case in cases]
-    return [
-        *(Plant("layout", case, same, costs(1.1), twin)
-          for case, twin in zip(cases, twins, strict=True)),
-        *(Plant("layout", twin, plain, never=("layout",)) for twin in twins),
-    ]  # fmt: skip
+    pairs = [(case, replace(case, layout="nhwc")) for case in cases]
+    planted = [Plant("layout", case, costs(1.1), twin) for case, twin in pairs]
+    return [*planted, *(Plant("layout", twin, never=("layout",)) for _, twin in pairs)]
 
 
 def _power() -> list[Plant]:
+    """The power cap is reported; on zeros, which switch fewer transistors, it is faster."""
     hot = [
         gemm(8192, 8192, 8192, "fp16"), gemm(8192, 8192, 8192, "bf16"),
         gemm(4096, 4096, 4096, "fp16"), gemm(4096, 4096, 4096, "tf32"),
         conv(512, 512, "fprop", "fp16"),
     ]  # fmt: skip
-    why = "the card names its power cap; on zeros, which switch fewer transistors, it is faster"
-    return [Plant("power", case, why, capped, replace(case, data="zeros")) for case in hot]
+    return [Plant("power", case, capped, replace(case, data="zeros")) for case in hot]
 
 
 # A tile that leaves no room for a second on an SM, and how many tiles, in full waves: so few that
@@ -240,17 +218,16 @@ DEPTH = 2048  # of K: a launch takes much less than a tile does
 
 
 def _waves(sm_count: int) -> list[Plant]:
+    """Tiles, one an SM, that leave SMs idle; in the controls they fill nearly all, once."""
     found: list[Plant] = []
     for precision, (tile, name), share in IDLE:
         above = int(share * sm_count) + 1
         if case := _of_tiles(range(above, above + sm_count // 20), precision, tile, name):
-            why = f"its tiles of {tile[0]}x{tile[1]}, one an SM, leave SMs of {sm_count} idle"
-            found.append(Plant("waves", case, why, has_tile(tile)))
+            found.append(Plant("waves", case, has_tile(tile)))
     for precision in ("fp16", "bf16"):
         counts = range(sm_count, int(0.95 * sm_count), -1)
         if case := _of_tiles(counts, precision, *WIDE):
-            why = f"its tiles fill nearly all of {sm_count} SMs, once"
-            found.append(Plant("waves", case, why, has_tile(WIDE[0]), never=("waves",)))
+            found.append(Plant("waves", case, has_tile(WIDE[0]), never=("waves",)))
     return found
 
 
@@ -267,29 +244,29 @@ def _of_tiles(
 
 
 def _held_out() -> list[Plant]:
-    stalled = (
-        ("conflicts", "no_conflicts", "all threads of a warp read one bank of shared memory"),
-        ("spills", "no_spills", "its 64 sums a thread spill: the compiler may use 40 registers"),
-    )
-    slept = "each launch is followed by a kernel that only waits, several times as long"
-    off = "its tensors begin 2 bytes past a multiple of 16; sizes and strides are aligned"
-    whole = "its tensors begin 16 bytes further on, at a multiple of 16"
-    zeros = "its inputs are zeros, which switch few transistors: the clock stays up"
-    never = ("alignment", "launch", "memory", "layout")
-    defect = costs(1.15)
-    sizes = ((4096, "fp16"), (2048, "bf16"))
+    """Kernels of `defects` beside the same without the defect, and zeros, which need less power.
+
+    All threads of a warp read one bank of shared memory; sums spill; each launch is followed by
+    one that only waits; tensors begin 2 bytes past a multiple of 16, or, the control, 16.
+    """
+
+    def by(name: str, n: int, precision: str) -> Case:
+        return gemm(n, n, n, precision, f"{DEFECTS}:{name}" if name else "cublas")
+
+    sizes, defect = ((4096, "fp16"), (2048, "bf16")), costs(1.15)
+    stalled = [
+        (bad, n, "fp32", good)
+        for bad, good in (("conflicts", "no_conflicts"), ("spills", "no_spills"))
+        for n in (1024, 2048)
+    ]
+    asleep = [("sleepy", n, precision, "") for n, precision in (*sizes, (2048, "tf32"))]
+    never = ("alignment", "launch", "layout", "memory")
     found = [
-        *(Plant("mixed", gemm(n, n, n, "fp32", f"{DEFECTS}:{bad}"), why, defect,
-                gemm(n, n, n, "fp32", f"{DEFECTS}:{good}"))
-          for bad, good, why in stalled for n in (1024, 2048)),
-        *(Plant("mixed", gemm(n, n, n, p, f"{DEFECTS}:sleepy"), slept, defect, gemm(n, n, n, p))
-          for n, p in (*sizes, (2048, "tf32"))),
-        *(Plant("alignment", gemm(n, n, n, p, f"{DEFECTS}:off_two_bytes"), off, defect,
-                gemm(n, n, n, p)) for n, p in sizes),
-        Plant("alignment", gemm(4096, 4096, 4096, "fp16", f"{DEFECTS}:off_sixteen_bytes"), whole,
-              never=never),
-        *(Plant("power", gemm(n, n, n, p, data="zeros"), zeros, never=("power",))
-          for n, p in sizes),
+        *(Plant("mixed", by(bad, n, p), defect, by(good, n, p))
+          for bad, n, p, good in (*stalled, *asleep)),
+        *(Plant("alignment", by("off_two_bytes", n, p), defect, by("", n, p)) for n, p in sizes),
+        Plant("alignment", by("off_sixteen_bytes", 4096, "fp16"), never=never),
+        *(Plant("power", gemm(n, n, n, p, data="zeros"), never=("power",)) for n, p in sizes),
     ]  # fmt: skip
     return [replace(plant, held_out=True) for plant in found]
 
@@ -346,15 +323,14 @@ def judged(plants: Sequence[Plant], run: Run) -> dict[str, Any]:
         said, named, why = verdict(plant, run)
         result = run.result(plant.case.key)
         rows.append({
-            "name": plant.name, "condition": plant.condition, "control": bool(plant.never),
-            "because": plant.because, "expected": plant.expected, "named": named, "why": why,
-            "verdict": said, "held_out": plant.held_out, "case": plant.case.key,
-            "median_s": result and result.median_s,
+            "condition": plant.condition, "control": bool(plant.never), "case": plant.case.key,
+            "expected": plant.expected, "named": named, "why": why, "verdict": said,
+            "held_out": plant.held_out, "median_s": result and result.median_s,
         })  # fmt: skip
     counted = [r for r in rows if r["verdict"] != NOT_APPLICABLE and not r["held_out"]]
     right = sum(row["verdict"] == RIGHT for row in counted)
     passed = bool(counted) and 100 * right >= TARGET_PCT * len(counted)
-    missing = [{"condition": r["name"], "reason": r["why"]}
+    missing = [{"case": r["case"], "reason": r["why"]}
                for r in rows if r["verdict"] == NOT_APPLICABLE]  # fmt: skip
     return {"right": right, "counted": len(counted), "passed": passed, "absent": missing,
             "rows": rows}  # fmt: skip
@@ -383,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = judged(plants, run)
     for row in found["rows"]:
         if row["verdict"] != RIGHT:
-            print(f"{row['verdict']}: {row['name']}: expected {row['expected']}, named "
+            print(f"{row['verdict']}: {row['case']}: expected {row['expected']}, named "
                   f"{row['named'] or 'nothing'} ({row['why']})")  # fmt: skip
     held = [r["verdict"] for r in found["rows"] if r["held_out"]]
     counted = len(held) - held.count(NOT_APPLICABLE)
