@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Mapping, Sequence
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,13 +165,12 @@ def compare_with(
             found[_apart(path, found)] = compare(first, run, pct)
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
-    data = _as_data(found, paths[0].name)
     if json:
-        write_text(dumps(data, allow_nan=False), json)
+        write_text(dumps(_as_data(found, paths[0].name), allow_nan=False), json)
     if html:
         from microbench.report.page import write_comparisons
 
-        write_comparisons(found, paths[0].name, loads(dumps(data)), html)
+        write_comparisons(found, paths[0].name, html)
     if markdown:
         sys.stdout.write(in_markdown(found, paths[0].name))
     else:

@@ -10,7 +10,18 @@ from rich.text import Text
 from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import print_lines
-from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
+from microbench.report.table import (
+    DIM,
+    Column,
+    Part,
+    Records,
+    Row,
+    Table,
+    Value,
+    markdown,
+    plain_markdown,
+    screen,
+)
 from microbench.results.comparison import (
     NOT_MEASURED,
     SAME_CARD,
@@ -154,6 +165,18 @@ def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
     return parts
 
 
+def csv_records(found: Mapping[str, Comparison]) -> Records:
+    """The raw values of every case of each run: (names, rows)."""
+    names = ["verdict", "key", "a_s", "b_s", "ratio", "note", "threshold_pct", "reason"]
+    rows: list[dict[str, Value]] = []
+    for run, comparison in found.items():
+        for row in comparison.rows:
+            low, high = row.ci95 or (None, None)
+            values = {name: getattr(row, name) for name in names}
+            rows.append({"run": run, **values, "ci95_low": low, "ci95_high": high})
+    return ["run", *names, "ci95_low", "ci95_high"], rows
+
+
 def _heading(name: str, baseline: str) -> str:
     return f"B = {fmt.clean(name)}, A = {fmt.clean(baseline)}"
 
@@ -188,26 +211,20 @@ def _one_sided(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def _alone(comparison: Comparison) -> list[str]:
-    """Those cases, at most a line for each run."""
-    return [line for side, names in _one_sided(comparison).items() for line in only_in(side, names)]
+    """Those cases, at most a line for each run: "only in A: 190 cases (…)"."""
+    return [
+        f"only in {side}: {fmt.listed(names)}"
+        if len(names) <= MOST_NAMED
+        else f"only in {side}: {len(names)} cases ({fmt.listed(names, most=MOST_NAMED)})"
+        for side, names in _one_sided(comparison).items()
+        if names
+    ]
 
 
 def every_alone(comparison: Comparison) -> list[str]:
     """Those cases, a line each."""
     sides = _one_sided(comparison).items()
-    return [line for side, names in sides for line in listed_alone(side, names)]
-
-
-def only_in(name: str, cases: Sequence[str]) -> list[str]:
-    """The cases that one run alone has, in a line: "only in A: 190 cases (…)"; none for no case."""
-    if len(cases) <= MOST_NAMED:
-        return [f"only in {name}: {fmt.listed([*cases])}"] if cases else []
-    return [f"only in {name}: {len(cases)} cases ({fmt.listed([*cases], most=MOST_NAMED)})"]
-
-
-def listed_alone(name: str, cases: Sequence[str]) -> list[str]:
-    """The cases that one run alone has, a line each."""
-    return [f"only in {name}: {case}" for case in cases]
+    return [f"only in {side}: {name}" for side, names in sides for name in names]
 
 
 def _ordered(rows: Sequence[CompareRow]) -> list[CompareRow]:
@@ -238,13 +255,13 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
         Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
         Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
         Column("A / B", _ratio, right=True),
-        Column("threshold", lambda row: threshold(row.threshold_pct), right=True),
+        Column("threshold", lambda row: _threshold(row.threshold_pct), right=True),
         Column(REASON, lambda row: fmt.clean(row.reason), drop=2),
     ]  # fmt: skip
     return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
 
 
-def threshold(pct: float | None) -> str:
+def _threshold(pct: float | None) -> str:
     """ "3.0 %"; "" for a case without times."""
     return "" if pct is None else f"{pct:.{1 if pct < 9.95 else 0}f} %"
 

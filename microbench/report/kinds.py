@@ -8,10 +8,6 @@ from microbench.results.kinds import Document, register_document
 for document in (
     Document("fleet", {"check": "fleet"}, fleet.sheet),
     Document("a check of the method (tests/)", {"check": None}, documents.check),
-    Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
-             documents.comparison),
-    Document("compare --json of several runs", dict.fromkeys(("baseline", "comparisons")),
-             documents.comparisons),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              documents.figures),
     Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),

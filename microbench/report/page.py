@@ -16,7 +16,7 @@ from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import notes
-from microbench.report.comparison import every_alone, page_parts, summary
+from microbench.report.comparison import csv_records, every_alone, page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of, rendered, template
@@ -79,17 +79,12 @@ def write_document(data: Json, path: Path) -> None:
     write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
 
 
-def write_comparisons(
-    found: Mapping[str, Comparison], baseline: str, data: Json, path: Path
-) -> None:
-    """Write the page of runs compared; `data` is the same as JSON. UserError: the disk refuses."""
-    document = document_of(data)
-    assert document is not None
-    sheet: Sheet = document.sheet(data)
+def write_comparisons(found: Mapping[str, Comparison], baseline: str, path: Path) -> None:
+    """Write the page of runs compared. UserError: the disk refuses."""
     page = _page(
         f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}", [],
         [f"{fmt.clean(name)}: " * (len(found) > 1) + summary(one) for name, one in found.items()],
-        page_parts(found, baseline), None, write_csv([records(sheet.table)]),
+        page_parts(found, baseline), None, write_csv([csv_records(found)]),
         more=[line for one in found.values() for line in every_alone(one)],
     )  # fmt: skip
     write_page(page, path)
