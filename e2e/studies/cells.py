@@ -66,16 +66,18 @@ def cells_of(study: Study, state: State, out: Path) -> list[Cell]:
     found: list[Cell] = []
     for run in study.runs(state.profile):
         path = out / RUNS / f"{run.id}.json"
-        results = read_run(path).others if path.exists() else ()
+        read = read_run(path) if path.exists() else None
+        results = read.others if read else ()
+        epochs = read and read.settings.get("training", {}).get("epochs")
         for number, result in enumerate(results, 1):
-            found.append(_cell(f"{run.id}-{number}", run, result, study.targets))
+            found.append(_cell(f"{run.id}-{number}", run, result, study.targets, epochs))
         if run.id not in state.done:
             why = state.failed.get(run.id) or ("broken off" if results else "not run yet")
             found.append(Cell(run.id, run, NOT_RUN, why))
     return found
 
 
-def _cell(name: str, run: Run, result: Any, targets: Sequence[float]) -> Cell:
+def _cell(name: str, run: Run, result: Any, targets: Sequence[float], epochs: int | None) -> Cell:
     reason = result.reason or ""
     if not isinstance(result, Training):
         values = {"per_s": result.per_s} if isinstance(result, Loading) else {}
@@ -84,7 +86,7 @@ def _cell(name: str, run: Run, result: Any, targets: Sequence[float]) -> Cell:
     for target in targets:
         times = result.seconds_to(target) if result.repeats else None
         values[f"s_to_{100 * target:g}_pct"] = times and times[0]
-    values["epochs"] = epochs = run.options.get("epochs") if result.repeats else None
+    values["epochs"] = epochs if result.repeats else None
     if epochs and run.of_epochs and values["iterations_s"] is not None:
         values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
     return Cell(name, run, result.status, reason, result.case, values, result)

@@ -80,18 +80,19 @@ def planned(study: Study, profile: str, given: Given, commands: Commands) -> lis
 
     UserError for a profile, an option or a value that cannot be.
     """
-    runs = study.runs(profile)
-    found = [_planned(study, run, given, commands) for run in runs]
+    found: list[Planned] = []
+    for run in study.runs(profile):
+        try:
+            one = _planned(study, run, given, commands)
+            _check(one, commands)
+        except (UserError, TypeError) as error:
+            raise UserError(f"{study.name}: run {run.id}: {error}") from None
+        found.append(one)
     known = {name for one in found for name in one.options} | {"network"}
     for name in given.sets:
         if name not in known:
             near = suggest(name, known) or f"; there are {', '.join(sorted(known))}"
             raise UserError(f"--set: no run has {name!r}{near}")
-    for one in found:
-        try:
-            _check(one, commands)
-        except (UserError, TypeError) as error:
-            raise UserError(f"{study.name}: run {one.run.id}: {error}") from None
     return found
 
 
@@ -105,8 +106,8 @@ def _planned(study: Study, run: Run, given: Given, commands: Commands) -> Planne
         networks = given.sets["network"].split(",")
     skipped, lacking = "", list[str]()
     if "data" in options:
-        names: str | list[str] = options["data"]
-        names = [names] if isinstance(names, str) else names
+        several = options["data"] if isinstance(options["data"], list) else [options["data"]]
+        names = [str(one) for one in cast("list[object]", several)]
         options["data"] = _data(names, given.data)
         if not options["data"]:
             folders = (f"--data {one.rpartition(':')[2]}=DIR" for one in names)

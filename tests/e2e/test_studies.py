@@ -234,6 +234,17 @@ def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
     ]  # fmt: skip
 
 
+def test_what_is_projected_is_by_the_epochs_that_were_run(tmp_path: Path) -> None:
+    """Not by those of the file, which the user may have replaced."""
+    text = SMALL.replace("repeats = 4", "of_epochs = 600").replace("iterations = 40", "epochs = 3")
+    done = arm("fp32", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=1))
+    run = run_of(done, settings={"training": {"epochs": 2}})
+    folder(tmp_path, text, one=[])
+    write_run(run, tmp_path / "runs/one.json")
+    (cell,) = read_report(tmp_path).cells[:1]
+    assert (cell.value("epochs"), cell.value("projected_s")) == (2, pytest.approx(9.0 * 300))
+
+
 def test_a_template_is_called_that_and_is_no_cells(tmp_path: Path) -> None:
     blank = SMALL.replace("100], [", '"-"], [').replace("250", '"-"')
     text = blank.replace('title = "theirs"', 'title = "theirs"\ntemplate = true')
