@@ -1,4 +1,8 @@
-"""Words of a command that were not typed: from the run file to resume, or from keywords."""
+"""Options that were not typed: those of the run file to resume, or a function's keywords.
+
+Both are defaults of the command (click's `default_map`): click reads, checks and counts them as if
+they were typed, and what is typed comes before them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,13 @@ from kernels.files import read_json_file
 from microbench.command_line import Switch
 from microbench.errors import UserError
 
-SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")  # of a call, not of a run
-# Commands with --resume, as run files keep them; a word that is none is a network to train.
-COMMANDS = (
-    "gemm", "conv", "payoff", "layers", "train", "predict", "stalls", "loader",
-)  # fmt: skip
-IMPLIED = "train"
+# Of a call, not of a run.
+SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
 FILES = ("weights", "shapes")  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
+WORDS = "halfway.words"  # in a context's `meta`: what stands for the words of sys.argv
 
 
 class Named(click.Argument):
@@ -35,7 +36,7 @@ class Named(click.Argument):
 
 
 class Command(click.Command):
-    """A command that applies switches, and with --resume continues the run file's own command.
+    """A command that applies switches, and with --resume takes the options of the run file.
 
     `either` are sets of alternative options: where one is given, none of the others is taken from
     the run file.
@@ -44,109 +45,84 @@ class Command(click.Command):
     either: ClassVar[Sequence[frozenset[str]]] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, then apply switches and --resume.
+        """Parse, then apply --resume and switches.
 
-        UsageError for options that conflict or are missing, UserError for a run file whose command
-        is not enough to continue with.
+        UsageError for options that conflict or are missing, UserError for a run file whose options
+        are not enough to continue with.
         """
-        rest = super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, list(args))
+        path = None if ctx.resilient_parsing else ctx.params.get("resume")
+        if path:
+            given = {name for name in ctx.params if is_given(ctx, name)}
+            ctx.default_map = {**self._kept(path, given), **(ctx.default_map or {})}
+            ctx.params.clear()
+            rest = super().parse_args(ctx, list(args))
         for param in self.params:
             if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
                 _set_switch(ctx, param)
-        if not ctx.resilient_parsing:
-            if ctx.params.get("resume"):
-                self._take_from(ctx, ctx.params["resume"])
-            for param in self.params:
-                if isinstance(param, Named) and ctx.params[str(param.name)] is None:
-                    raise _missing(ctx, param)
+        for param in self.params:
+            if isinstance(param, Named) and not is_given(ctx, str(param.name)):
+                why = f"--resume {path} names no {param.metavar}; give it too"
+                if not ctx.resilient_parsing:
+                    raise click.UsageError(why if path else NO_NETWORK, ctx=ctx)
         return rest
 
     def check_taken(self, path: Path, name: str, value: Any) -> None:
         """UserError for a folder or file of which the run file has the name only."""
-        if name in FILES and not Path(value).exists():
-            given = f"--{name} PATH/{Path(value).name}"
+        if name in FILES and not Path(str(value)).exists():
+            given = f"--{name} PATH/{Path(str(value)).name}"
             raise UserError(f"--resume {path} keeps no paths: give {given}")
         kind, colon, place = str(value).partition(":")
         if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
             option = "--data" if name == "data" else "NETWORK"
             raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
 
-    def _take_from(self, ctx: click.Context, path: Path) -> None:
-        """Take what was not written from the command that a run file keeps."""
-        given = {name for name in ctx.params if _is_given(ctx, name)}
-        known = self._kept(path, alone=given <= {"resume", *SCREEN})
+    def _kept(self, path: Path, given: set[str]) -> dict[str, Any]:
+        """The options of a run file that are to be taken; none where it is of another command.
+
+        UserError where it keeps none and nothing else says what to measure. A file that cannot be
+        read is what the command complains about.
+        """
+        try:
+            document: Any = read_json_file(path)
+            kind, options = document.get("kind"), document.get("options")
+        except (OSError, ValueError, AttributeError):
+            return {}
+        if not isinstance(options, dict) or not kind:
+            if given <= {"resume", *SCREEN}:
+                raise UserError(
+                    f"--resume {path} is of an older version, which kept no options; give them too"
+                )
+            return {}
+        if kind != self.name:
+            return {}
         for names in self.either:
             given |= names if names & given else set()
-        for name, value in known.items():
-            if name not in given and name not in SCREEN:
-                self.check_taken(path, name, value)
-                ctx.params[name] = value
-                ctx.set_parameter_source(name, ParameterSource.DEFAULT_MAP)
-
-    def _kept(self, path: Path, *, alone: bool) -> dict[str, Any]:
-        """The options that the command of a run file was given; none where it is of another one.
-
-        `alone`: nothing else says what to measure, so that a command which is not understood is a
-        UserError. A file that cannot be read is what the command complains about.
-        """
-        words = _words_kept(path)
-        if words is None:
-            return {}
-        first, *rest = words or [""]
-        if first.removesuffix("-predictions") == self.name:
-            words = rest
-        elif first in COMMANDS or self.name != IMPLIED:
-            if alone and first not in COMMANDS:
-                raise UserError(f"--resume {path} keeps no command; give its options too")
-            return {}
-        try:
-            found = self.make_context(str(self.name), list(words))
-        except (click.ClickException, click.exceptions.Exit) as error:
-            if not alone:
-                return {}
-            why = error.format_message() if isinstance(error, click.ClickException) else "--help"
-            raise UserError(
-                f"--resume {path}: its command is not understood ({' '.join(why.split())}); give "
-                "its options too"
-            ) from None
-        return {name: value for name, value in found.params.items() if _is_given(found, name)}
+        known = {str(param.name) for param in self.params} - given - {"resume", *SCREEN}
+        taken = {n: v for n, v in cast("dict[str, Any]", options).items() if n in known}
+        for name, value in taken.items():
+            if not isinstance(value, str | int | float):
+                raise UserError(f"{path} is damaged or not a halfway file: options.{name}")
+            self.check_taken(path, name, value)
+        return taken
 
 
-def _missing(ctx: click.Context, param: click.Parameter) -> click.ClickException:
-    path = ctx.params.get("resume")
-    if path is None:
-        return click.UsageError(NO_NETWORK, ctx=ctx)
-    return click.UsageError(f"--resume {path} names no {param.metavar}; give it too", ctx=ctx)
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether an option was typed, was a keyword, or is of the run file to resume."""
+    source = ctx.get_parameter_source(name)
+    return source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def _set_switch(ctx: click.Context, switch: Switch) -> None:
     of, value = switch.stands_for
-    if _is_given(ctx, of.name) and ctx.params[of.name] != value:
+    if is_given(ctx, of.name) and ctx.params[of.name] != value:
         word, other = switch.opts[0], f"{of.words} {ctx.params[of.name]}"
         raise click.UsageError(f"{word} is {of.words} {value}: leave out {other}", ctx=ctx)
     ctx.params[of.name] = value
     ctx.set_parameter_source(of.name, ParameterSource.COMMANDLINE)
 
 
-def _is_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _words_kept(path: Path) -> list[str] | None:
-    """What followed the program's name in the command of a run file; None for no run file."""
-    try:
-        document: Any = read_json_file(path)
-        command: list[Any] = document["command"]
-        words = [str(word) for word in command]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return words[3:] if words[:2] == ["python", "-m"] else words[1:]
-
-
 # ---------------------------------------------------------------- from keyword arguments
-
-WORDS = "halfway.words"  # in a context's `meta`: what stands for the words of sys.argv
-Option = tuple[click.Option, str]  # and the word that a keyword stands for
 
 
 @contextmanager
@@ -158,7 +134,7 @@ def called(
     also: Mapping[str, str] = {},
     but: Iterable[str] = (),
 ) -> Generator[dict[str, Any]]:
-    """What a command is asked by keywords, and while it runs, that these are its words.
+    """What a command is asked by keywords, and while it runs, that it is the command that runs.
 
     Keywords are the options and their other spellings with "_" for "-"; `also` has more, `but` are
     options that a function lacks. None is not asked; a function prints nothing unless quiet=False.
@@ -166,20 +142,28 @@ def called(
     """
     known = {key: one for key, one in _spelled(command).items() if key not in set(but)}
     known |= {key: known[name] for key, name in also.items()}
-    words = [str(command.name), *(one for one in arguments if one is not None)]
-    by: dict[str, str] = {}
+    positional = [one for one in arguments if one is not None]
+    words = [str(command.name), *positional]
+    given, by = dict[str, Any](), dict[str, str]()
     for key, value in options.items():
         if key not in known:
             raise TypeError(f"no option {key!r}{suggest(key, known)}")
         if value is None:
             continue
         option, word = known[key]
-        other = by.setdefault(str(option.name), key)
-        if other != key:
-            raise UserError(f"{other} and {key} are one option: give one of them")
-        words += _written(key, value, option, word)
+        name = str(option.name)
+        if by.setdefault(name, key) != key:
+            raise UserError(f"{by[name]} and {key} are one option: give one of them")
+        if not option.is_flag:
+            given[name] = _text(value, "x" if name == "input" else ",")
+            words += [word, given[name]]
+        elif not isinstance(value, bool):
+            raise UserError(f"{key} takes True or False, not {value!r}")
+        else:
+            given[name] = value == (word in option.opts)
+            words += (option.opts if given[name] else option.secondary_opts)[:1]
     try:
-        context = command.make_context(words[0], words[1:])
+        context = command.make_context(words[0], positional, default_map=given)
     except click.ClickException as error:
         raise UserError(" ".join(error.format_message().split())) from None
     if options.get("quiet") is None:
@@ -189,24 +173,15 @@ def called(
         yield context.params
 
 
-def _spelled(command: click.Command) -> dict[str, Option]:
-    """Each keyword of a command."""
-    found: dict[str, Option] = {}
+def _spelled(command: click.Command) -> dict[str, tuple[click.Option, str]]:
+    """Each keyword of a command, with the option and the word that it stands for."""
+    found: dict[str, tuple[click.Option, str]] = {}
     for param in command.params:
         if isinstance(param, click.Option):
             for word in (*param.opts, *param.secondary_opts):
                 found[word.lstrip("-").replace("-", "_")] = param, word
             found.setdefault(str(param.name), (param, param.opts[0]))
     return found
-
-
-def _written(key: str, value: Any, option: click.Option, word: str) -> list[str]:
-    """A keyword and its value as words."""
-    if not option.is_flag:
-        return [word, _text(value, "x" if option.name == "input" else ",")]
-    if not isinstance(value, bool):
-        raise UserError(f"{key} takes True or False, not {value!r}")
-    return [word] if value else list(option.secondary_opts[:1])
 
 
 def _text(value: Any, between: str = ",") -> str:

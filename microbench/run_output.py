@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
 from microbench.command_line import Outputs
-from microbench.command_words import FILES, SCREEN, WORDS
+from microbench.command_words import FILES, SCREEN, WORDS, is_given
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
@@ -152,8 +151,7 @@ def _asked() -> tuple[str, Json]:
         return "", {}
     given: Json = {}
     for name, value in context.params.items():
-        usual = context.get_parameter_source(name) is ParameterSource.DEFAULT
-        if usual or value is None or name in (*SCREEN, "resume", "out"):
+        if not is_given(context, name) or value is None or name in (*SCREEN, "resume", "out"):
             continue
         path = isinstance(value, Path) or name in FILES
         given[name] = Path(value).name if path else _kept(value)

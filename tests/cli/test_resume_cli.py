@@ -11,7 +11,6 @@ import pytest
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
-from microbench.command_words import COMMANDS
 from microbench.errors import UserError
 
 
@@ -29,8 +28,8 @@ def training(*words: object) -> dict[str, Any]:
     return parsed(training_line.app, *words)
 
 
-def run_file(path: Path, *command: str) -> Path:
-    path.write_text(json.dumps({"schema_version": 1, "command": command}))
+def run_file(path: Path, kind: str, **options: object) -> Path:
+    path.write_text(json.dumps({"schema_version": 2, "kind": kind, "options": options}))
     return path
 
 
@@ -54,7 +53,8 @@ def test_other_spellings_mean_the_same() -> None:
 
 def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
     words = ("gemm", "--sizes", "16,24", "--precision", "bf16", "--device=cpu", "--autotune")
-    file = run_file(tmp_path / "run.json", "halfway", *words, "--quiet")
+    options = {"sizes": "16,24", "dtype": "bf16", "device": "cpu", "autotune": True}
+    file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True, unknown=3)
     found, usual = kernels("gemm", "--resume", file), kernels(*words, "--resume", file)
     assert found == usual
     assert not found["quiet"]
@@ -63,51 +63,41 @@ def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
     assert kernels("conv", "--resume", file) == kernels("conv") | {"resume": file}
 
 
-@pytest.mark.parametrize("program", [("halfway", "train"), ("python", "-m", "e2e"),
-                                     ("python", "-m", "e2e", "train")])  # fmt: skip
-def test_the_network_is_taken_too(tmp_path: Path, program: tuple[str, ...]) -> None:
+def test_the_network_is_taken_too(tmp_path: Path) -> None:
     words = ("resnet18", "--amp", "--batch", "8", "--channels-last", "--no-fused", "--epochs", "2")
-    file = run_file(tmp_path / "run.json", *program, *words)
+    options = {"network": "resnet18", "amp": True, "batch": "8", "layout": "nhwc", "epochs": 2}
+    file = run_file(tmp_path / "run.json", "train", **options, fused=False)
     assert training("train", "--resume", file) == training("train", *words, "--resume", file)
     other = training("train", "vgg16", "--resume", file, "--fused")
     assert (other["network"], other["fused"], other["batch"]) == ("vgg16", True, "8")
+    nameless = run_file(tmp_path / "nameless.json", "predict", batch="8")
+    with pytest.raises(click.UsageError, match="names no NETWORK; give it too"):
+        training("predict", "--resume", nameless)
 
 
 def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> None:
-    file = run_file(tmp_path / "run.json", "halfway", "train", "resnet18", "--ladder", "--epochs",
-                    "2")  # fmt: skip
+    file = run_file(tmp_path / "run.json", "train", network="resnet18", ladder=True, epochs=2)
     found = training("train", "--resume", file, "--recipe", "amp", "--iterations", "5")
     assert (found["ladder"], found["recipe"]) == (False, "amp")
     assert (found["epochs"], found["iterations"]) == (None, 5)
-
-
-def test_every_command_with_resume_is_known() -> None:
-    found = {
-        name
-        for app in (kernels_line.app, training_line.app)
-        for name, command in app.commands.items()
-        if any(param.name == "resume" for param in command.params)
-    }
-    assert found == set(COMMANDS)
 
 
 def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file = run_file(
-        tmp_path / "run.json", "halfway", "train", "resnet18", "--data", "folder:photos"
-    )
+    options = {"network": "resnet18", "data": "folder:photos"}
+    file = run_file(tmp_path / "run.json", "train", **options)
     with pytest.raises(UserError, match="--data folder:PATH/photos"):
         training("train", "--resume", file)
     given = training("train", "--resume", file, "--data", "folder:/there/photos")
     assert given["data"] == "folder:/there/photos"
     (tmp_path / "photos").mkdir()
     assert training("train", "--resume", file)["data"] == "folder:photos"
-    text = run_file(tmp_path / "text.json", "halfway", "train", "hf:config.json")
+    text = run_file(tmp_path / "text.json", "train", network="hf:config.json")
     with pytest.raises(UserError, match=r"NETWORK hf:PATH/config\.json"):
         training("train", "--resume", text)
-    drawn = run_file(tmp_path / "drawn.json", "halfway", "gemm", "--shapes=s.csv")
+    drawn = run_file(tmp_path / "drawn.json", "gemm", shapes="s.csv")
     with pytest.raises(UserError, match=r"--shapes PATH/s\.csv"):
         kernels("gemm", "--resume", drawn)
     shapes = kernels("gemm", "--resume", drawn, "--shapes", "private/s.csv")["shapes"]
@@ -117,20 +107,25 @@ def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
 # ---------------------------------------------------------------- what cannot be gone on with
 
 
-@pytest.mark.parametrize(
-    "command",
-    [(), ("python", "-m", "microbench"), ("halfway", "gemm", "--sises", "16"), ("x", "y")],
-)
-def test_a_command_that_is_not_understood_needs_options_beside_it(
-    tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    file = run_file(tmp_path / "run.json", *command)
-    with pytest.raises(UserError, match="give its options too"):
+def test_a_file_of_an_older_version_needs_options_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"schema_version": 1, "command": ["halfway", "gemm"]}))
+    with pytest.raises(UserError, match="an older version, which kept no options; give them too"):
         kernels("gemm", "--resume", file)
     assert kernels("gemm", "--resume", file, "--sizes", "16")["sizes"] == "16"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": 3}', "\x00", "[" * 100_000])
+def test_a_damaged_option_is_refused(tmp_path: Path) -> None:
+    for name, value in (("budget", [1]), ("seed", {})):
+        file = run_file(tmp_path / "run.json", "gemm", **{name: value})
+        with pytest.raises(UserError, match=f"options.{name}"):
+            kernels("gemm", "--resume", file)
+    file = run_file(tmp_path / "run.json", "gemm", budget="much")
+    with pytest.raises(click.UsageError, match="'much' is not a valid float"):
+        kernels("gemm", "--resume", file)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\x00", "[" * 100_000])
 def test_a_file_that_is_no_run_is_left_to_the_command(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.json"
     file.write_text(text)

@@ -90,8 +90,8 @@ def test_an_unknown_option_names_near_ones() -> None:
 
 def test_a_file_alone_says_what_to_go_on_with(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    words = ["halfway", "train", "cnn-cifar", "--batch", "8", "--recipe", "fp32", "--no-fused"]
-    path.write_text(json.dumps({"schema_version": 1, "command": words}))
+    options = {"network": "cnn-cifar", "batch": "8", "recipe": "fp32", "fused": False}
+    path.write_text(json.dumps({"schema_version": 2, "kind": "train", "options": options}))
     with called(app.commands["train"], [None], {"resume": path, "recipe": ["amp"]}) as asked:
         named = {name: asked[name] for name in ("network", "batch", "recipe", "fused")}
     assert named == {"network": "cnn-cifar", "batch": "8", "recipe": "amp", "fused": False}
