@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.measuring import result_of
 
-from kernels.case import Case, Target
+from kernels.case import Target
 from microbench import fleet as command
 from microbench.__main__ import main
 from microbench.conditions import Conditions
@@ -120,7 +121,7 @@ class SimulatedGpu:
         return Greeting(facts, {}, target, None)
 
     def calibrate(
-        self, names: Sequence[str], large: Sequence[str], cases: Sequence[Case], on_stage: object
+        self, names: Sequence[str], large: Sequence[str], on_stage: object
     ) -> list[Ceiling]:
         self.machine.trouble(self.settings.device, "calibrate")
         return [Ceiling("memory", "measured", byte_per_s=4e12)]
@@ -158,14 +159,13 @@ def test_equal_gpus_pass_and_show_prints_the_same(
 
 def test_the_file_s_device_is_the_first_gpu_whichever_is_done_first(machine: Machine) -> None:
     machine.names = {"cuda:0": "NVIDIA A100"}
-    waits = machine.path.with_name("others are done")
+    measured = threading.Event()
 
     def trouble(device: str, stage: str) -> None:
         if (device, stage) == ("cuda:0", "greet"):
-            while not waits.exists():
-                pass
+            assert measured.wait(10)
         if (device, stage) == ("cuda:3", "measure"):
-            waits.touch()
+            measured.set()
 
     machine.trouble = trouble
     _, data = machine.check()
