@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from click import get_current_context
 
+from e2e.case import DATA_ALIASES
 from e2e.studies.schema import Options, Run, Study
 from kernels.error_words import suggest
-from microbench.command_words import WORDS, called
+from microbench.command_words import called, typed
+from microbench.command_words import given as given_to
 from microbench.errors import UserError
 from microbench.results.runfile import claimed, read_json, write_text
 from microbench.sweep import parse_numbers
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 STATE, TOML, RUNS = "study.json", "study.toml", "runs"
 IDENTITY = ("study", "sha256", "profile", "sets", "data")
-OWN_DATA = ("generated", "made", "synthetic")  # that need no folder
+OWN_DATA = ("generated", "synthetic", "made", *DATA_ALIASES)  # that need no folder
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ def _planned(study: Study, run: Run, given: Given, commands: Commands) -> Planne
         networks = given.sets["network"].split(",")
     skipped, lacking = "", list[str]()
     if "data" in options:
-        several = options["data"] if isinstance(options["data"], list) else [options["data"]]
-        names = [str(one) for one in cast("list[object]", several)]
+        several = cast("object", options["data"])
+        listed = cast("list[object]", several) if isinstance(several, list) else [several]
+        names = [str(one) for one in listed]
         options["data"] = _data(names, given.data)
         if not options["data"]:
             folders = (f"--data {one.rpartition(':')[2]}=DIR" for one in names)
@@ -143,6 +146,8 @@ def _data(names: Sequence[str], folders: Mapping[str, Path]) -> str:
             return kind
         if (name or kind) in folders:
             return f"{kind}:{folders[name or kind]}"
+        if name and Path(name).expanduser().is_dir():
+            return one
     return ""
 
 
@@ -173,7 +178,8 @@ def asked(
 ) -> tuple[list[str], Options]:
     """A run's command as it would be typed, and what it is asked by these words."""
     with called(commands[one.run.command], [network], {**one.options, **more}) as words:
-        return get_current_context().meta[WORDS], dict(words)
+        context = get_current_context()
+        return typed(context.command, given_to(context)), dict(words)
 
 
 # ---------------------------------------------------------------- running

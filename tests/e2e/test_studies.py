@@ -198,6 +198,8 @@ def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
     assert skipped == "no data: give --data cifar10=DIR or --data own=DIR"
     own, _ = options(study, Given(data={"own": tmp_path}, gpus=1))
     assert own["data"] == f"folder:{tmp_path}"
+    plain, _ = options(small(**{'data = "generated"': f'data = "folder:{tmp_path}"'}))
+    assert plain["data"] == f"folder:{tmp_path}"
 
 
 # ---------------------------------------------------------------- cells
