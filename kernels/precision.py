@@ -76,108 +76,74 @@ class Precision:
 
 
 DTYPE_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-}
+    "float64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1,
+    "float8_e5m2": 1, "int8": 1,
+}  # fmt: skip
 
 # Capabilities: Tensor Cores take fp16 from 7.0 (Volta), int8 from 7.5 (Turing), tf32 and bf16 from
 # 8.0 (Ampere), fp8 from 8.9 (Ada); CUDA C++ Programming Guide, "Element Types and Matrix Sizes".
-_ANY: Capability = (5, 0)
-
 _AS_FP16 = ("fp16", 1)  # without Tensor Cores fp8 is no faster than the type it is widened to
 
 
-def _same(capability: Capability, *backends: str) -> dict[str, Capability]:
-    return dict.fromkeys(backends, capability)
+def _since(*capability: int, backends: str = "cublas cublaslt cupy cudnn") -> dict[str, Capability]:
+    return dict.fromkeys(backends.split(), (capability[0], capability[1]))
 
 
+_ALL = "cublas cublaslt cupy cudnn triton"
+_FLOAT8 = "cublas cublaslt"
+# Name, title; storage, multiply, accumulate, output; rel_tolerance, min_capability; what differs.
 _ALL_PRECISIONS = (
     Precision(
-        "fp64", "float64", "float64", "ieee", "float64", "float64",
-        rel_tolerance=1e-12,
-        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn"),
+        "fp64", "float64", "float64", "ieee", "float64", "float64", 1e-12, _since(5, 0)
     ),
     Precision(
-        "fp32", "float32, IEEE (TF32 off)", "float32", "ieee", "float32", "float32",
-        rel_tolerance=5e-6,
-        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn"),
+        "fp32", "float32, IEEE (TF32 off)", "float32", "ieee", "float32", "float32", 5e-6,
+        _since(5, 0),
     ),
     Precision(
-        "tf32", "float32 rounded to TF32", "float32", "tf32", "float32", "float32",
-        rel_tolerance=1.5e-3,
-        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
-        least_error=2e-5,
-        simt_twin=("fp32", 1),
+        "tf32", "float32 rounded to TF32", "float32", "tf32", "float32", "float32", 1.5e-3,
+        _since(8, 0, backends=_ALL), least_error=2e-5, simt_twin=("fp32", 1),
     ),
     Precision(
-        "fp16", "float16, float32 accumulate", "float16", "ieee", "float32", "float16",
-        rel_tolerance=1e-3,
-        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
+        "fp16", "float16, float32 accumulate", "float16", "ieee", "float32", "float16", 1e-3,
+        _since(7, 0, backends=_ALL),
     ),
     Precision(
-        "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16",
-        rel_tolerance=2e-2,
-        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn"),
-        simt_twin=("fp16", 1),
+        "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16", 2e-2,
+        _since(7, 0), simt_twin=("fp16", 1),
     ),
     Precision(
-        "bf16", "bfloat16, float32 accumulate", "bfloat16", "ieee", "float32", "bfloat16",
-        rel_tolerance=8e-3,
-        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
+        "bf16", "bfloat16, float32 accumulate", "bfloat16", "ieee", "float32", "bfloat16", 8e-3,
+        _since(8, 0, backends=_ALL),
     ),
     Precision(
         "fp8-e4m3", "float8 e4m3, fast accumulate", "float8_e4m3fn", "ieee", "float32", "bfloat16",
-        rel_tolerance=1e-2,
-        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
-        rate="fp8",
-        simt_twin=_AS_FP16,
+        1e-2, _since(8, 9, backends=f"{_FLOAT8} triton"), rate="fp8", simt_twin=_AS_FP16,
         fast_accumulate=True,
     ),
     Precision(
-        "fp8-e4m3-precise", "float8 e4m3, float32 accumulate",
-        "float8_e4m3fn", "ieee", "float32", "bfloat16",
-        rel_tolerance=8e-3,
-        min_capability=_same((8, 9), "cublas", "cublaslt"),
-        rate="fp8",
-        simt_twin=_AS_FP16,
+        "fp8-e4m3-precise", "float8 e4m3, float32 accumulate", "float8_e4m3fn", "ieee", "float32",
+        "bfloat16", 8e-3, _since(8, 9, backends=_FLOAT8), rate="fp8", simt_twin=_AS_FP16,
     ),
+    # cuBLASLt has no e5m2 x e5m2 (its documentation's table of fp8 types); training never
+    # multiplies two gradients, so e5m2 stands for A alone.
     Precision(
-        "fp8-e5m2", "float8 e5m2 x e4m3 (gradient x weight), fast accumulate",
-        "float8_e5m2", "ieee", "float32", "bfloat16",
-        rel_tolerance=1e-2,
-        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
-        rate="fp8",
-        simt_twin=_AS_FP16,
-        fast_accumulate=True,
-        # cuBLASLt has no e5m2 x e5m2 (its documentation's table of fp8 types); training never
-        # multiplies two gradients, so e5m2 stands for A alone.
-        storage_b="float8_e4m3fn",
+        "fp8-e5m2", "float8 e5m2 x e4m3 (gradient x weight), fast accumulate", "float8_e5m2",
+        "ieee", "float32", "bfloat16", 1e-2, _since(8, 9, backends=f"{_FLOAT8} triton"),
+        rate="fp8", simt_twin=_AS_FP16, fast_accumulate=True, storage_b="float8_e4m3fn",
     ),
-    Precision(
-        "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32",
-        rel_tolerance=0.0,
-        min_capability=_same((7, 5), "cublas", "cublaslt", "cupy", "triton"),
-        simt_twin=("fp32", 4),  # DP4A: four multiply-adds a lane
+    Precision(  # simt_twin: DP4A, four multiply-adds a lane
+        "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32", 0.0,
+        _since(7, 5, backends="cublas cublaslt cupy triton"), simt_twin=("fp32", 4),
     ),
 )  # fmt: skip
 
 PRECISIONS: Mapping[str, Precision] = {p.name: p for p in _ALL_PRECISIONS}
 
 ALIASES: Mapping[str, str] = {
-    "fp8": "fp8-e4m3",
-    "float64": "fp64",
-    "double": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
-    "half": "fp16",
-    "bfloat16": "bf16",
-}
+    "fp8": "fp8-e4m3", "float64": "fp64", "double": "fp64", "float32": "fp32", "float16": "fp16",
+    "half": "fp16", "bfloat16": "bf16",
+}  # fmt: skip
 
 
 def precision(name: str) -> Precision:

@@ -87,9 +87,23 @@ class Launcher:
 
     @cached_property
     def _packed(self) -> tuple[Matrix, Matrix, Sequence[Step]]:
-        """A and B as TMA reads them, and the launches that copy them there."""
-        p = self.problem
-        return packed(p, (self.a, self.b), (p.pack_a, p.pack_b))
+        """A and B as TMA reads them, or copies whose rows start on 16 bytes, and the launches that
+        copy: one for all that stay as they lie, one for each that is transposed.
+        """
+        found, rows, steps = [self.a, self.b], [], []
+        for i, pack in enumerate((self.problem.pack_a, self.problem.pack_b)):
+            source = found[i]
+            if not pack:
+                continue
+            transposed = self.problem.transposed(source.k_major, source.rows)
+            found[i] = _place(source, transposed)
+            if transposed:
+                steps.append(_transpose_step(source, found[i]))
+            else:
+                rows.append((source, found[i]))
+        if rows:
+            steps.append(_rows_step(rows))
+        return found[0], found[1], steps
 
     @property
     def _arithmetic(self) -> tuple[object, object]:
@@ -101,8 +115,7 @@ class Launcher:
         args = (
             self.a.base, self.b.base, self.c, p.m, p.n, p.k, config.group,
             *self.a.strides, *reversed(self.b.strides),
-            config.bm, config.bn, config.bk, p.k % config.bk == 0,
-            *self._arithmetic,
+            config.bm, config.bn, config.bk, p.k % config.bk == 0, *self._arithmetic,
         )  # fmt: skip
         step_options = options(config.stages, config.warps)
         return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
@@ -144,34 +157,7 @@ class Launcher:
         return Step(gemm_sliced, (tiles * slices,), args, options(config.stages, config.warps))
 
 
-def _word(length: int, most: int) -> int:
-    """The largest power of two, `most` or less, that divides a length."""
-    return min(length & -length, most)
-
-
 # ------------------------------------------------------------ copies
-
-
-def packed(
-    problem: Problem, matrices: Sequence[Matrix], wanted: Sequence[bool]
-) -> tuple[Matrix, Matrix, Sequence[Step]]:
-    """The matrices, or copies of those wanted whose rows start on 16 bytes, and the launches that
-    copy: one for all that stay as they lie, one for each that is transposed.
-    """
-    found, rows, steps = list(matrices), [], []
-    for i, matrix in enumerate(matrices):
-        if not wanted[i]:
-            continue
-        transposed = problem.transposed(matrix.k_major, matrix.rows)
-        found[i] = _place(matrix, transposed)
-        if transposed:
-            steps.append(_transpose_step(matrix, found[i]))
-        else:
-            rows.append((matrix, found[i]))
-    if rows:
-        steps.append(_rows_step(rows))
-    a, b = found
-    return a, b, steps
 
 
 def _place(matrix: Matrix, transposed: bool) -> Matrix:
@@ -199,8 +185,9 @@ def _rows_step(copies: Sequence[tuple[Matrix, Matrix]]) -> Step:
     for source, place in copies:
         size = source.base.element_size()
         outer, inner = source.sizes
-        word = _word(inner * size, max(WORDS))
-        length, ld = inner * size // word, place.ld * size
+        row = inner * size
+        word = min(row & -row, max(WORDS))  # the largest power of two that divides a row
+        length, ld = row // word, place.ld * size
         bound.append((source.base, place.base, outer, length, ld // TMA_ALIGNMENT))
         words += [word, WORDS[word]]
         blocks.append(ceil(outer / PACK_ROWS) * ceil(ld / PACK_BYTES))
