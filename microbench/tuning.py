@@ -43,7 +43,7 @@ class Stage:
     within: float = inf
 
 
-WIDE_STAGES = (Stage(), Stage(rounds=3, most=4))
+LIBRARY_STAGES = (Stage(), Stage(rounds=3, most=4))
 QUICK_STAGES = (Stage(), Stage(within=1.15), Stage(rounds=2, most=2))
 
 
@@ -84,37 +84,6 @@ def _kept(ranked: list[int], times: dict[int, float], following: Stage | None) -
     return [entrant for entrant in ranked if times[entrant] <= limit][: following.most]
 
 
-class WrongResult(Exception):
-    """A candidate computes something else."""
-
-
-class _Checks:
-    """Which candidates were found right, and which wrong; each is checked once."""
-
-    def __init__(self, check: Callable[[int], bool]) -> None:
-        self._check = check
-        self._known: dict[int, bool] = {}
-
-    def right(self, i: int) -> bool:
-        if i not in self._known:
-            self._known[i] = self._check(i)
-        return self._known[i]
-
-    @property
-    def wrong(self) -> list[int]:
-        return [i for i, right in self._known.items() if not right]
-
-    def first(self, ranked: Sequence[int], failed: Callable[[int, Exception], None]) -> int | None:
-        """The first that is right; one whose check raises has `failed`."""
-        for i in ranked:
-            try:
-                if self.right(i):
-                    return i
-            except Exception as error:
-                failed(i, error)
-        return None
-
-
 @dataclass
 class Tuner:
     """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
@@ -150,7 +119,14 @@ class Tuner:
             return prepared.candidates[0], self._untimed(case)
         if case.backend == TUNED:
             return self._tune(case, prepared, announce)
-        return self._fastest(case, prepared, announce), None
+
+        def sample(candidate: Candidate) -> Sequence[float]:
+            announce(case.key, f"tuning, {candidate.label}")
+            self.timer.run(candidate.call, 1)  # loads the module, which no gate can hold
+            return self.timer.block(candidate.call, CHOICE_SAMPLES).times_s
+
+        works = range(len(prepared.candidates))
+        return self._best(case, prepared, works, LIBRARY_STAGES, sample)[0], None
 
     def _tunes(self, case: Case) -> bool:
         return self.search != NONE and case.backend == TUNED and self.target.kind == "cuda"
@@ -169,51 +145,40 @@ class Tuner:
         """How the only candidate was chosen."""
         return self._configurations(case).chosen[1] if case.backend == TUNED else None
 
-    # ------------------------------------------------------------ a library's candidates
-
-    def _fastest(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
-        """All are timed once; the fastest are checked, and timed again, interleaved."""
-        candidates = prepared.candidates
-        checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
-        seen: set[int] = set()
-        errors: list[Exception] = []
-
-        def sample(i: int) -> Sequence[float]:
-            if i not in seen:
-                announce(case.key, f"tuning, candidate {i + 1} of {len(candidates)}")
-                seen.add(i)
-                self.timer.run(candidates[i].call, 1)  # loads the module, which no gate can hold
-            elif not checks.right(i):
-                raise WrongResult
-            return self.timer.block(candidates[i].call, CHOICE_SAMPLES).times_s
-
-        failed = self._noting(errors)
-        ranked = ranking(range(len(candidates)), WIDE_STAGES, sample, failed)
-        best = checks.first(ranked, failed)
-        if best is None and checks.wrong:
-            best = checks.wrong[0]  # the check that follows says how wrong it is
-        if best is None:
-            raise errors[-1] if errors else CannotRun("no candidates")
-        return candidates[best]
-
-    def _noting(self, errors: list[Exception]) -> Callable[[int, Exception], None]:
-        """What to do with an error of a candidate: note it, unless the device is dead."""
+    def _best(
+        self,
+        case: Case,
+        prepared: Prepared,
+        works: Sequence[int],
+        stages: Sequence[Stage],
+        sample: Callable[[Candidate], Sequence[float]],
+    ) -> tuple[Candidate, int, bool]:
+        """The fastest of these that is right, how many could be timed, and True. Where none is
+        right, False and a wrong one: the check that follows says how wrong it is.
+        """
+        candidates, errors, wrong = prepared.candidates, list[Exception](), list[int]()
 
         def failed(_i: int, error: Exception) -> None:
-            if not isinstance(error, WrongResult):
-                self.raise_if_dead(error)
-                errors.append(error)
+            self.raise_if_dead(error)
+            errors.append(error)
 
-        return failed
-
-    def _right(self, case: Case, prepared: Prepared, candidate: Candidate) -> bool:
-        return prepared.rel_error(candidate) <= OPS[case.op].tolerance(case)
+        ranked = ranking(works, stages, lambda i: sample(candidates[i]), failed)
+        for i in ranked:
+            try:
+                if prepared.rel_error(candidates[i]) <= OPS[case.op].tolerance(case):
+                    return candidates[i], len(ranked), True
+                wrong.append(i)
+            except Exception as error:
+                failed(i, error)
+        if wrong:
+            return candidates[wrong[0]], len(ranked), False
+        raise errors[-1] if errors else CannotRun("no candidates")
 
     # ------------------------------------------------------------ configurations of our kernels
 
     def _tune(self, case: Case, prepared: Prepared, announce: Announce) -> tuple[Candidate, Choice]:
         """The fastest that is right; it is kept in the user's cache."""
-        candidates, errors = prepared.candidates, list[Exception]()
+        candidates = prepared.candidates
         labels = [candidate.label for candidate in candidates]
         announce(case.key, f"compiling {len(labels)} configurations")
         broken = precompile.compile_ahead(
@@ -226,20 +191,13 @@ class Tuner:
         ]
         announce(case.key, f"timing {len(works)} configurations")
         self._samples.clear()
-
-        def sample(i: int) -> Sequence[float]:
-            return self._quick_sample(candidates[i])
-
-        failed = self._noting(errors)
-        ranked = ranking(works, QUICK_STAGES, sample, failed)
-        checks = _Checks(lambda i: self._right(case, prepared, candidates[i]))
-        best = checks.first(ranked, failed)
-        if best is not None:
-            self._keep(case, labels[best], len(ranked))
-            return candidates[best], Choice.timed(len(ranked))
-        if checks.wrong:  # the check that follows says how wrong it is
-            return candidates[checks.wrong[0]], Choice.timed(len(ranked))
-        raise errors[-1]
+        found, timed, right = self._best(case, prepared, works, QUICK_STAGES, self._quick_sample)
+        if right:
+            try:
+                tune.save(case, self.target, found.label, timed)
+            except OSError as error:
+                warn_not_kept("what was tuned", error)
+        return found, Choice.timed(timed)
 
     def _quick_sample(self, candidate: Candidate) -> Sequence[float]:
         """As many samples as fit QUICK_S; the first time, after a warm-up."""
@@ -251,9 +209,3 @@ class Tuner:
             wanted = int(QUICK_S / (took_s + self.timer.flush_s))
             self._samples[candidate.label] = min(MOST_SAMPLES, max(CHOICE_SAMPLES, wanted))
         return self.timer.block(candidate.call, self._samples[candidate.label]).times_s
-
-    def _keep(self, case: Case, label: str, candidates: int) -> None:
-        try:
-            tune.save(case, self.target, label, candidates)
-        except OSError as error:
-            warn_not_kept("what was tuned", error)

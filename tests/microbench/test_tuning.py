@@ -19,7 +19,7 @@ from kernels.gemm.triton import backend
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
 from microbench import precompile
 from microbench.timing.timers import Block, Launch
-from microbench.tuning import QUICK_STAGES, WIDE_STAGES, Stage, Tuner, ranking
+from microbench.tuning import LIBRARY_STAGES, QUICK_STAGES, Stage, Tuner, ranking
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
@@ -27,7 +27,7 @@ CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
 times = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12)
 
 
-@given(times, st.sampled_from([QUICK_STAGES, WIDE_STAGES, (Stage(),)]))
+@given(times, st.sampled_from([QUICK_STAGES, LIBRARY_STAGES, (Stage(),)]))
 def test_steady_times_are_ranked_as_they_are(planted: list[float], stages: Sequence[Stage]) -> None:
     found = ranking(range(len(planted)), stages, lambda i: [planted[i]])
     assert sorted(found) == list(range(len(planted)))
