@@ -22,7 +22,7 @@ from microbench.roofline.explain import annotate
 from microbench.sweep import Group
 from microbench.timing.timers import make_timer
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, int | str]] = {
     "3x3": {},
     "1x1": {"r": 1, "s": 1, "padding": 0, "k": 128},
     "stride 2": {"stride": 2},
@@ -31,6 +31,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "odd image": {"h": 7, "w": 7, "n": 33},
     "odd image, stride 2": {"h": 15, "w": 13, "stride": 2},
     "rectangular": {"h": 14, "w": 56, "r": 1, "s": 5, "padding": 2},
+    "1-D": {"h": 1, "w": 512, "r": 1, "s": 7, "padding": "0x3"},
+    "by axis": {"s": 5, "stride": "1x2", "padding": "1x4", "dilation": "1x2"},
     "unaligned": {"c": 60, "k": 36},
     "tiny channels": {"c": 1, "k": 5},
     "dilated": {"dilation": 2, "padding": 2},
@@ -44,7 +46,7 @@ ALL = [pytest.param(SHAPES[name], id=name, marks=[pytest.mark.quick] * (name == 
        for name in SHAPES]  # fmt: skip
 
 
-def conv(which: str, layout: str, precision: str, backend: str, **dims: int) -> Case:
+def conv(which: str, layout: str, precision: str, backend: str, **dims: int | str) -> Case:
     plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
     return Case("conv", {**plain, **dims, "pass": which}, precision, backend, layout)

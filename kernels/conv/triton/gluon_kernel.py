@@ -176,9 +176,7 @@ def _step(
         x_stages.index(stage), w0_stages.index(stage),
         w1_stages.index(stage if N1 > 0 else 0),
     )  # fmt: skip
-    acc0, acc1 = _multiply(
-        acc0, acc1, stages, 0, WIDE, BM, BC, N0, N1, K_MAJOR
-    )  # fmt: skip
+    acc0, acc1 = _multiply(acc0, acc1, stages, 0, WIDE, BM, BC, N0, N1, K_MAJOR)
     if WIDE < CHANNELS:
         acc0, acc1 = _multiply(
             acc0, acc1, stages, WIDE, CHANNELS - WIDE, BM, BC, N0, N1, K_MAJOR
@@ -355,7 +353,7 @@ def conv_gluon(
     SPLIT: gl.constexpr, VIEWS: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr,
     K_MAJOR: gl.constexpr,
 ):  # fmt: skip
-    """out[N, H, W, K] of one pass; programs walk over `tiles` tiles of BN x BH x BW pixels.
+    """out[N, H, W, K] of one pass, in `tiles` tiles of BN x BH x BW pixels; a program has several.
 
     x0 to x3: descriptors of VIEWS views of the input, [n, h, w, c] in boxes [BN, BH, BW, BC];
     w0, w1: the weights [K, taps, C] (K_MAJOR) or [C, taps, K], boxes of N0 and N1
@@ -370,9 +368,7 @@ def conv_gluon(
     N1_BUFFER: gl.constexpr = N1 if N1 > 0 else 16
     DTYPE: gl.constexpr = out.dtype.element_ty
     x_stages = gl.allocate_shared_memory(x0.dtype, [STAGES] + x0.block_shape, x0.layout)
-    w0_stages = gl.allocate_shared_memory(
-        x0.dtype, [STAGES] + w0.block_shape, w0.layout
-    )  # fmt: skip
+    w0_stages = gl.allocate_shared_memory(x0.dtype, [STAGES] + w0.block_shape, w0.layout)
     w1_stages = gl.allocate_shared_memory(
         x0.dtype, [STAGES if N1 > 0 else 1] + w1.block_shape, w1.layout
     )
