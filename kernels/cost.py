@@ -1,8 +1,8 @@
 """A model of a tiled kernel's time on Hopper: waves, Tensor Cores, L2, DRAM, and the ends of tiles.
 
 It ranks configurations and predicts no time. Nothing here imports torch or triton. Its constants
-fit some fifty timings of GEMM tiles on one H200, and the tuned tables: what a pair of accumulators
-costs, and that rows which straddle 128-byte lines load half as much again. The facts of the
+fit some fifty timings of GEMM tiles on one H200, and winners of wide searches: what two accumulators
+cost, and that rows which straddle 128-byte lines load half as much again. The facts of the
 GEMM kernels (`kernels.gemm.triton.config.FACTS`) fit 96 more problems, timed on an H200.
 """
 

@@ -41,7 +41,7 @@ FORMS = ("", "--verbose", "--markdown", "--csv")
 HASHED = ("--markdown", "--csv", "--chart")
 PROGRAMS = ("microbench", "e2e")
 H200 = ("cuda", "NVIDIA H200", (9, 0), 132)
-A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # no tuned tables: the rules choose
+A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # the rules choose
 
 Item = tuple[str, str]  # name, text
 
@@ -281,7 +281,7 @@ def main() -> int:
     words = parser.parse_args()
     os.environ.pop("COLUMNS", None)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # no tuned tables of this user's
+        os.environ["XDG_CACHE_HOME"] = cache  # no winners of this user's
         if words.dump:
             words.dump.mkdir(parents=True, exist_ok=True)
             for group in words.only or list(GROUPS):
