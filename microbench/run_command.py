@@ -78,7 +78,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
         processes = asked.processes or 1
         if todo or few_processes(groups, run, processes - 1):
             budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
-            schedule = InOrder(todo, budget_s)
+            schedule = InOrder(todo, budget_s, kind)
             quiet = asked.outputs.quiet
             with LiveProgress(console, todo, quiet=quiet) as progress:
                 # A CPU that measures is left alone.

@@ -24,6 +24,7 @@ from microbench.roofline.explain import annotate
 from microbench.run_output import now, save
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
+from microbench.timing.interleave import HEAVY
 from microbench.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.in
 class InOrder:
     """One group after another; each gets its share, by weight, of the seconds that are left."""
 
-    def __init__(self, groups: Sequence[Group], budget_s: float) -> None:
+    def __init__(self, groups: Sequence[Group], budget_s: float, kind: str = "cpu") -> None:
         self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
+        self._kind = kind
         self._groups = list(groups)
         self._left_s = budget_s
         self._known = Estimator()
@@ -77,8 +79,8 @@ class InOrder:
                 self._known.learn(result.case, result.flops, result.median_s)
 
     def left_s(self) -> float:
-        """Expected seconds of sampling: the budget that is left, but for groups that are too long
-        for their share, by what was learnt.
+        """Expected seconds of sampling: the budget that is left, or what the fewest rounds take
+        beyond it, but for groups that are too long for their share, by what was learnt.
         """
         weights = [group_weight(group) for group in self._groups]
         shares_s = [self._left_s * weight / sum(weights) for weight in weights]
@@ -86,8 +88,14 @@ class InOrder:
         for group, share_s in zip(self._groups, shares_s, strict=True):
             known = [s for case in group.cases if (s := self._known.expected_s(case))]
             if not known or LAUNCHES_NEEDED * min(known) <= share_s:
-                left_s += share_s
+                left_s += max(share_s, self._least_s(group))
         return left_s
+
+    def _least_s(self, group: Group) -> float:
+        """What the fewest rounds of large cases take on a GPU: most of it warms the card."""
+        flops = max(OPS[case.op].flops(case) for case in group.cases)
+        heavy = self._kind == "cuda" and flops >= LARGE_FLOPS
+        return HEAVY.least_s(len(group.cases), FEWEST_ROUNDS) if heavy else 0.0
 
 
 @dataclass

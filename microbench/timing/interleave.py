@@ -42,6 +42,10 @@ class Pace:
     most: int
     discarded: int = 0
 
+    def least_s(self, arms: int, rounds: int) -> float:
+        """Seconds that so many rounds of so many variants take, however short the budget is."""
+        return self.settle_s + (self.discarded + rounds) * arms * (self.warm_s + self.block_s)
+
 
 # Heavy blocks are short: the flush between samples lets the card rest, so its clock rises over a
 # block. Only the first samples after 150 ms of back-to-back launches have the sustained clock.

@@ -19,6 +19,8 @@ from microbench.results.types import Ceiling, Result, Run
 from microbench.run_output import save
 from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
 from microbench.sweep import Group
+from microbench.timing import FEWEST_ROUNDS
+from microbench.timing.interleave import HEAVY
 from microbench.worker import OnStage, WorkerDied
 
 
@@ -235,6 +237,16 @@ def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
     assert following
     assert schedule.left_s() == 0.0
     assert before_s > following[1]
+
+
+def test_what_large_cases_take_at_least_counts_beyond_a_short_budget() -> None:
+    groups = [group_of(4096), group_of(8192)]
+    short, long = (InOrder(groups, budget_s, "cuda").left_s() for budget_s in (0.1, 1000.0))
+    turns = 2 * len(groups[0].cases) * (HEAVY.discarded + FEWEST_ROUNDS)
+    assert short > turns * HEAVY.warm_s
+    assert long == 1000.0
+    assert InOrder(groups, 0.1).left_s() == pytest.approx(0.1), "nothing warms up a CPU"
+    assert InOrder([group_of(64)], 0.1, "cuda").left_s() == 0.1
 
 
 # ---------------------------------------------------------------- ceilings
