@@ -197,7 +197,10 @@ def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
     square = ConvShape(2, 8, 9, 9, 12, 3, 3, "2x2", "1x1", "1x1")
     assert square == ConvShape(2, 8, 9, 9, 12, 3, 3, 2, 1, 1)
     assert vars(ConvShape(2, 8, 1, 40, 12, 1, 7, 1, "0x3"))["padding"] == "0x3"
-    assert "stride=1,padding=0x3,dilation=1" in conv(padding="0x3").key
+    what = conv(padding="0x3", h=1, w=40, r=1, s=7)
+    assert "stride=1,padding=0x3,dilation=1" in what.key
+    named = OperandPool(CPU, 1).get(what).named  # what a user's function may ask for
+    assert (named["stride"], named["padding"], named["dilation"]) == (1, (0, 3), 1)
 
 
 def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
