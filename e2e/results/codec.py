@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
@@ -133,14 +133,13 @@ def _mean_and_deviation(training: Training, name: str) -> Json | None:
 
 def from_json(data: Json, where: str) -> Training:
     """The inverse of `to_json`. ValueError names the field that is wrong."""
-    steps = None
-    if data.get("times_s") is not None:
-        steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
-        steps |= {PROCESSES: data.get(PROCESSES) or []}
-    state = {name: data[name] for name in STATE if name in data}
+    state = decode(State, data, where)
     empty: Json = {name: [] for name in LISTS if data.get(name) is None}
-    whole = {**data, "case": _case(data, where), "steps": steps, "state": state, **empty}
-    training = decode(Training, whole, where)
+    whole = {**data, "case": _case(data, where), "steps": None, "state": {}, **empty}
+    training = replace(decode(Training, whole, where), state=state)
+    if data.get("times_s") is not None:
+        flat: Json = {**data, "median_s": data.get("step_s"), PROCESSES: data.get(PROCESSES) or []}
+        training = replace(training, steps=decode(StepTimes, flat, where))
     for name, least in LEAST.items():
         if getattr(training.case, name) < least:
             raise ValueError(f"{where}.case.{name} is {getattr(training.case, name)}")

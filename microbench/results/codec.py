@@ -108,10 +108,7 @@ def run_to_json(run: Run) -> Json:
 
 
 def run_from_json(data: Json) -> Run:
-    """The inverse of `run_to_json`. ValueError names the field that is missing or invalid.
-
-    OverflowError for a number too large for a float.
-    """
+    """The inverse of `run_to_json`. ValueError names the field that is missing or invalid."""
     for name in REQUIRED:
         if name not in data:
             raise ValueError(f"{name} is missing")
@@ -130,10 +127,9 @@ def run_from_json(data: Json) -> Run:
         run = replace(run, schema_version=SCHEMA_VERSION, kind=_kind_of(run.command))
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
-    for where, kind in kind_of.items():
-        if kind:
-            run = run.with_other(kind.codec.from_json(found[where], where))
-    return run.with_results(kernels)
+    others = [kind.codec.from_json(found[where], where) for where, kind in kind_of.items() if kind]
+    unique = {entry.case.key: entry for entry in others}
+    return replace(run, others=tuple(unique.values())).with_results(kernels)
 
 
 def _kind_of(command: Sequence[str]) -> str:
@@ -161,11 +157,9 @@ def _result_from_json(data: Json, where: str) -> Result:
         "data": dims.pop("data", "normal"),
         "dims": dims,
     }
-    measured = data.get("times_s") is not None
-    names_of = (*MEASURED, PROCESSES)
-    measurement = {n: data[n] for n in names_of if n in data} if measured else None
-    body = {**data, "case": names, "measurement": measurement}
-    result = decode(Result, body, where)
+    result = decode(Result, {**data, "case": names, "measurement": None}, where)
+    if data.get("times_s") is not None:
+        result = replace(result, measurement=decode(Measurement, data, where))
     _check_case(result.case, where)
     if result.status not in STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
