@@ -1,7 +1,7 @@
 """A model of a tiled kernel's time on Hopper: waves, Tensor Cores, L2, DRAM, and the ends of tiles.
 
 It ranks configurations and predicts no time. Nothing here imports torch or triton. Its constants
-fit some fifty timings of GEMM tiles on one H200, and winners of wide searches: what two accumulators
+fit some fifty timings of GEMM tiles on one H200, and winners of searches: what two accumulators
 cost, and that rows which straddle 128-byte lines load half as much again. The facts of the
 GEMM kernels (`kernels.gemm.triton.config.FACTS`) fit 96 more problems, timed on an H200.
 """
@@ -75,11 +75,6 @@ class Work:
     extra_moved: float = 0.0
 
 
-def pieces(columns: int) -> tuple[int, ...]:
-    """The powers of two that a width is the sum of, the largest first: 144 is 128 + 16."""
-    return tuple(1 << bit for bit in reversed(range(columns.bit_length())) if columns & (1 << bit))
-
-
 def spread(row_bytes: int) -> float:
     """Bytes that L2 moves for a byte of rows `row_bytes` apart, each of which is read alone."""
     if LINE_BYTES % row_bytes == 0 or row_bytes % LINE_BYTES == 0:
@@ -92,11 +87,6 @@ def gathered_spread(row_bytes: int) -> float:
     8 bytes up. Fitted to 95 convolutions on one H100.
     """
     return max(1.0, NARROW_LOAD / (row_bytes & -row_bytes))
-
-
-def busiest_tiles(tiles: int, sm_count: int) -> int:
-    """Tiles that the busiest SM has: its waves, where each SM takes one at a time."""
-    return ceil(tiles / sm_count)
 
 
 def product_clocks(work: Work, kernel: Kernel) -> float:
@@ -125,7 +115,7 @@ def product_clocks(work: Work, kernel: Kernel) -> float:
 
 def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
     """The model's SM clocks: the busiest SM's tiles or DRAM, whichever is longer, and launches."""
-    busiest = busiest_tiles(work.tiles, sm_count)
+    busiest = ceil(work.tiles / sm_count)  # tiles of the busiest SM
     loads = (work.rows + work.columns) * work.depth * work.element_bytes * work.loaded
     loads *= work.spread / L2_BYTES_PER_CLOCK
     tile = max(product_clocks(work, kernel), loads) * kernel.slowdown

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kernels import tune
 from kernels.case import Case, Target
 from kernels.gemm.triton import config as cfg
+from kernels.tune import short_list
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target("cuda", "NVIDIA H200", (9, 0), 132)
@@ -130,3 +131,31 @@ def test_two_processes_that_tune_keep_the_winners_of_both(cache: Path) -> None:
     sizes = [*range(1, 41), *range(101, 141)]
     cases = [replace(CASE, dims=dict.fromkeys("mnk", size)) for size in sizes]
     assert [tune.find(case, TARGET) for case in cases] == [("label", size) for size in sizes]
+
+
+@given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 9), st.integers(1, 4))
+def test_a_short_list_keeps_the_order_and_few_of_one_tile(tiles, most, alike):
+    ranked = list(enumerate(tiles))
+    found = short_list(ranked, lambda item: item[1], most, alike)
+    assert list(found) == sorted(found)
+    assert len(found) == min(most, sum(min(alike, tiles.count(tile)) for tile in set(tiles)))
+    kinds = [tile for _, tile in found]
+    assert all(kinds.count(tile) <= alike for tile in kinds)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), max_size=30))
+def test_a_short_list_has_two_of_each_way_to_sort(items):
+    ranked = list(enumerate(items))
+    ways = [lambda item: item[1][0], lambda item: item[1][1]]
+    found = short_list(ranked, lambda item: item[0], 5, 1, ways)
+    assert found[:3] == tuple(ranked[:3])
+    assert len(set(found)) == len(found)
+    for way in ways:
+        assert len(found) < 3 or len(set(map(way, found))) == len(set(map(way, ranked)))
+
+
+def test_a_family_of_none_takes_no_place():
+    ranked = [("plain", 1), ("plain", 2), ("plain", 3), ("padded", 4)]
+    family = [lambda item: None if item[0] == "padded" else item[0]]
+    assert short_list(ranked, lambda item: item[1], 2, 1, family) == tuple(ranked[:2])
+    assert short_list(ranked[::-1], lambda item: item[1], 1, 1, family) == (("padded", 4),)
