@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+from microbench.device.host import STATE, family
 from microbench.stopping import DIE_WITH_PARENT, control, remove_at_end
 
 ADOPT = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -69,14 +69,8 @@ def programs_end_with_us() -> Generator[Callable[[], None]]:
 
 def _descendants() -> list[int]:
     """The processes below this one that have not ended."""
-    below: dict[int, list[int]] = {}
-    with suppress(OSError):  # no file can be opened any more
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError, ValueError, IndexError):
-                state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    below.setdefault(int(parent), []).append(int(path.parent.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += below.get(pid, [])
-    return found[1:]
+    try:
+        own = family()
+    except OSError:  # no file can be opened any more
+        return []
+    return [pid for pid, fields in own.items() if pid != os.getpid() and fields[STATE] != "Z"]

@@ -27,7 +27,6 @@ class GpuState:
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
     sm_clock_mhz: int | None = None
-    sm_clock_max_mhz: int | None = None
     application_clock_mhz: int | None = None
     application_clock_default_mhz: int | None = None
     event_reasons: int | None = None
@@ -113,7 +112,6 @@ class NvmlGpu:
             power_limit_w=self.watts("nvmlDeviceGetEnforcedPowerLimit"),
             power_limit_default_w=self.watts("nvmlDeviceGetPowerManagementDefaultLimit"),
             sm_clock_mhz=self.sm_clock_mhz(),
-            sm_clock_max_mhz=self.ask("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
             application_clock_mhz=self.ask("nvmlDeviceGetApplicationsClock", SM_CLOCK),
             application_clock_default_mhz=self.ask(
                 "nvmlDeviceGetDefaultApplicationsClock", SM_CLOCK

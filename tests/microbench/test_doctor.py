@@ -24,7 +24,7 @@ from microbench.report.doctor import print_findings, summary
 
 GPU = GpuState(
     driver_cuda=(13, 2), power_w=75.0, power_limit_w=700.0, power_limit_default_w=700.0,
-    sm_clock_mhz=345, sm_clock_max_mhz=1980, application_clock_mhz=1980,
+    sm_clock_mhz=345, application_clock_mhz=1980,
     application_clock_default_mhz=1980, event_reasons=0x1, temperature_c=35,
     temperature_margin_c=52, utilization_pct=0, mig=False, pcie_width=16, pcie_width_max=16,
     processes=((os.getpid(), GIB // 2),),
