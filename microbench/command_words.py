@@ -6,6 +6,7 @@ they were typed, and what is typed comes before them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,6 @@ SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
 FILES = ("weights", "shapes")  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
-WORDS = "halfway.words"  # in a context's `meta`: what stands for the words of sys.argv
 
 
 class Named(click.Argument):
@@ -122,6 +122,47 @@ def _set_switch(ctx: click.Context, switch: Switch) -> None:
     ctx.set_parameter_source(of.name, ParameterSource.COMMANDLINE)
 
 
+# ---------------------------------------------------------------- to a run file, and to people
+
+
+def given(ctx: click.Context) -> dict[str, Any]:
+    """The options that say what a command measures, as far as they were given."""
+    left_out = ("resume", "out", *SCREEN)
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if name not in left_out and value is not None and is_given(ctx, name)
+    }
+
+
+def without_folder(name: str, value: Any) -> Any:
+    """An option's value as a run file has it, which names no local path: of a file the name, of
+    "folder:/data/imagenet" "folder:imagenet".
+    """
+    if isinstance(value, Path) or name in FILES:
+        return Path(str(value)).name
+    if not isinstance(value, str):
+        return value
+    kind, sign, path = value.partition(":" if ":" in value else "=")
+    return f"{kind}{sign}{os.path.basename(os.path.normpath(path))}" if "/" in path else value
+
+
+def typed(command: click.Command, options: Mapping[str, Any]) -> list[str]:
+    """A command as it would be typed."""
+    positional, words = list[str](), list[str]()
+    for param in command.params:
+        value = options.get(str(param.name))
+        if value is None:
+            continue
+        if isinstance(param, click.Argument):
+            positional.append(str(value))
+        elif isinstance(param, click.Option) and param.is_flag:
+            words += (param.opts if value else param.secondary_opts)[:1]
+        else:
+            words += [param.opts[0], f"{value:g}" if isinstance(value, float) else str(value)]
+    return [str(command.name), *positional, *words]
+
+
 # ---------------------------------------------------------------- from keyword arguments
 
 
@@ -143,7 +184,6 @@ def called(
     known = {key: one for key, one in _spelled(command).items() if key not in set(but)}
     known |= {key: known[name] for key, name in also.items()}
     positional = [one for one in arguments if one is not None]
-    words = [str(command.name), *positional]
     given, by = dict[str, Any](), dict[str, str]()
     for key, value in options.items():
         if key not in known:
@@ -156,19 +196,16 @@ def called(
             raise UserError(f"{by[name]} and {key} are one option: give one of them")
         if not option.is_flag:
             given[name] = _text(value, "x" if name == "input" else ",")
-            words += [word, given[name]]
         elif not isinstance(value, bool):
             raise UserError(f"{key} takes True or False, not {value!r}")
         else:
             given[name] = value == (word in option.opts)
-            words += (option.opts if given[name] else option.secondary_opts)[:1]
     try:
-        context = command.make_context(words[0], positional, default_map=given)
+        context = command.make_context(str(command.name), positional, default_map=given)
     except click.ClickException as error:
         raise UserError(" ".join(error.format_message().split())) from None
     if options.get("quiet") is None:
         context.params["quiet"] = True
-    context.meta[WORDS] = words
     with context.scope():
         yield context.params
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
 from microbench.command_line import Outputs
-from microbench.command_words import FILES, SCREEN, WORDS, is_given
+from microbench.command_words import given, typed, without_folder
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
@@ -44,13 +43,6 @@ CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
 STUDY = "study"  # a command that goes on without --resume FILE
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
-# Left out of the command in a run file: a published file does not name local paths.
-PATH_OPTIONS = ("--json", "--resume", "--chart", "--html", "--out")
-FILE_NAMED = (
-    "--weights",
-    "--held-out",
-    "--shapes",
-)  # of these the name alone is kept, without the folder
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -117,7 +109,7 @@ def now() -> str:
 
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
     """A run that begins now; `settings` are the options to keep in it."""
-    kind, options = _asked()
+    kind, options = asked()
     return Run(
         kind=kind,
         options=options,
@@ -132,40 +124,19 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
     )  # fmt: skip
 
 
-def command_line(program: str) -> tuple[str, ...]:
-    """The command for the run file: without paths; of a data folder only its name."""
-    words = without(_words(), *PATH_OPTIONS)
-    for i, word in enumerate(words):
-        option, sign, path = word.partition("=")
-        if option in FILE_NAMED and sign:
-            words[i] = f"{option}={Path(path).name}"
-        elif option in FILE_NAMED and i + 1 < len(words):
-            words[i + 1] = Path(words[i + 1]).name
-    return (*_program(program), *(_with_folders_name(word) for word in words))
-
-
-def _asked() -> tuple[str, Json]:
-    """The command, and the options that it was given, as they are kept: without local paths."""
+def asked() -> tuple[str, Json]:
+    """The command that runs, and the options that it was given, as they are kept: without paths."""
     context = click.get_current_context(silent=True)
     if context is None:
         return "", {}
-    given: Json = {}
-    for name, value in context.params.items():
-        if not is_given(context, name) or value is None or name in (*SCREEN, "resume", "out"):
-            continue
-        path = isinstance(value, Path) or name in FILES
-        given[name] = Path(value).name if path else _kept(value)
-    return str(context.command.name), given
+    kept = {name: without_folder(name, value) for name, value in given(context).items()}
+    return str(context.command.name), kept
 
 
-def _kept(value: Any) -> Any:
-    return _with_folders_name(value) if isinstance(value, str) else value
-
-
-def _words() -> list[str]:
-    """What was written after the program's name, or stands for it where a function was called."""
+def command_line(program: str) -> tuple[str, ...]:
+    """The command for the run file, as it would be typed, without paths."""
     context = click.get_current_context(silent=True)
-    return sys.argv[1:] if context is None else context.meta.get(WORDS, sys.argv[1:])
+    return (*_program(program), *(typed(context.command, asked()[1]) if context else ()))
 
 
 def _program(package: str) -> tuple[str, ...]:
@@ -173,17 +144,6 @@ def _program(package: str) -> tuple[str, ...]:
     context = click.get_current_context(silent=True)
     console = context is not None and context.find_root().info_name == CONSOLE
     return (CONSOLE,) if console else ("python", "-m", package)
-
-
-def _with_folders_name(word: str) -> str:
-    """ "folder:/data/imagenet" as "folder:imagenet", "cifar10=/data/c" as "cifar10=c", also after
-    "--data="; other words, such as the pattern of "--without=gluon/*", as they are.
-    """
-    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    kind, sign, path = value.partition(":" if ":" in value else "=")
-    if "/" not in path:
-        return word
-    return f"{option}{equals}{kind}{sign}{os.path.basename(os.path.normpath(path))}"
 
 
 def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
@@ -222,12 +182,14 @@ def say_stopped(program: str, path: Path) -> None:
     """Print how to continue after Ctrl-C, to standard error; nothing where nothing is written."""
     if not path.exists():
         return
-    words = [word for word in _words() if word]
-    command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
-    # A study knows its folder: the same command goes on.
-    more = "" if words[:1] == [STUDY] else f" --resume {shlex.quote(str(path))}"
+    context = click.get_current_context(silent=True)
+    words = sys.argv[1:]
+    if words[:1] != [STUDY] and context:  # a study knows its folder: the same command goes on
+        paths = {n: v for n, v in given(context).items() if without_folder(n, v) != v}
+        words = [*typed(context.command, paths), "--resume", str(path)]
+    command = shlex.join([*_program(program), *words])
     print(
-        f"\nStopped. Finished results are in {path}. Continue with:\n  {command}{more}",
+        f"\nStopped. Finished results are in {path}. Continue with:\n  {command}",
         file=sys.stderr,
     )
 
@@ -316,17 +278,3 @@ def _failed(run: Run) -> Iterator[tuple[str, str]]:
         if entry.status == "failed":
             cells = kinds()[entry.case.op].report.cells(entry.case)
             yield " ".join(cell for cell in cells if cell), entry.reason or ""
-
-
-def without(words: Sequence[str], *options: str) -> list[str]:
-    """The command line without these options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in options:
-            skip = True
-        elif not any(word.startswith(f"{option}=") for option in options):
-            kept.append(word)
-    return kept

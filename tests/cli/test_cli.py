@@ -69,17 +69,19 @@ def test_quiet_keeps_the_run_in_the_state_folder(tmp_path: Path) -> None:
         assert read_run(file).finished_at
 
 
-def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [
-        "e2e", "my_nets:build", "--data", "folder:/home/me/images/", "--batch", "16..512:+1",
-        "--json", "/tmp/x.json", "--chart=/tmp/x.svg", "--data=cifar10:/d/c",
-        "--shapes", "/home/me/x.csv", "--shapes=private/s.csv", "--without=gluon/*",
-    ]  # fmt: skip
-    monkeypatch.setattr("sys.argv", words)
-    kept = command_line("e2e")
-    assert kept == (
-        "python", "-m", "e2e", "my_nets:build", "--data", "folder:images", "--batch", "16..512:+1",
-        "--data=cifar10:c", "--shapes", "x.csv", "--shapes=s.csv", "--without=gluon/*",
+def test_a_run_file_keeps_no_path_of_its_command() -> None:
+    def kept(name: str, *words: str) -> tuple[object, ...]:
+        with app.commands[name].make_context(name, list(words)).scope():
+            return command_line("e2e")[2:]
+
+    assert kept("train", "hf:/home/me/config.json", "--data", "folder:/home/me/images/", "--batch",
+                "16..512:+1", "--json", "/tmp/x.json", "--no-fused", "--budget", "0.5") == (
+        "e2e", "train", "hf:config.json", "--batch", "16..512:+1", "--no-fused", "--data",
+        "folder:images", "--budget", "0.5",
+    )  # fmt: skip
+    shapes = ("--shapes=private/s.csv", "--without=tma/*", "--chart=/tmp/x.svg", "--channels-last")
+    assert kept("conv", *shapes) == (
+        "e2e", "conv", "--layout", "nhwc", "--shapes", "s.csv", "--without", "tma/*",
     )  # fmt: skip
 
 
