@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.plans import plan_conv, plan_gemm, plan_shapes
 from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
+from microbench.results.codec import run_from_json, run_to_json
+from microbench.results.types import Result, Run
 from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_precisions, parse_sizes
 
 
@@ -275,6 +278,22 @@ def test_a_convolution_has_usual_values_where_none_are_given(tmp_path: Path) -> 
     (case,) = group.cases
     assert (case.dims["pass"], case.dims["stride"], case.dims["padding"]) == ("wgrad", 1, 0)
     assert (case.layout, case.precision_name, case.backend) == ("nhwc", "fp16", "triton")
+
+
+def test_a_convolution_of_one_row_is_planned_kept_and_read_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "c.csv"
+    file.write_text("n,c,k,h,w,r,s,padding,stride\n2,8,8,1,64,1,7,0x3,1x2\n")
+    (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
+    (case,) = group.cases
+    assert (case.dims["padding"], case.dims["stride"]) == ("0x3", "1x2")
+    shape = ConvShape.of(case)
+    assert (shape.p, shape.q) == (1, 32)
+    run = Run(("conv",), "now", {"name": "a"}, {}, results=(Result(case, "skipped", "no GPU"),))
+    (read,) = run_from_json(json.loads(json.dumps(run_to_json(run)))).results
+    assert read.case == case
+    file.write_text("n,c,k,h,w,r,s,padding\n2,8,8,1,64,1,7,0x\n")
+    with pytest.raises(UserError, match="line 2: padding must be a number, or rows x columns"):
+        ConvRequest(ASKED, shapes=file).plan("cuda")
 
 
 @pytest.mark.parametrize(
