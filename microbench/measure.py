@@ -28,7 +28,7 @@ from microbench.estimate import Estimator, TooLong
 from microbench.results.types import TIME_DECIMALS, TURNED_WRONG, Measurement, Ratio, Result
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
-from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns, blaming
+from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Arm, ArmFailed, Turns, blaming
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
@@ -183,7 +183,9 @@ class Measurer:
         arms = [item.arm for item in ready]
         # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
         watched = {
-            arm.key: self.chance.randint(2, LOOKS[0]) for arm in arms if arm.estimate_s <= QUICK_S
+            arm.key: self.chance.randint(2, INTERIM_LOOKS[0])
+            for arm in arms
+            if arm.estimate_s <= QUICK_S
         }
 
         def begin(key: str, number: int) -> None:

@@ -20,7 +20,7 @@ from microbench.timing.stats import half_width_pct
 
 BLOCK_S = 1.0
 WARM_S = 60.0
-# As in interleave.LOOKS: to look after every block would stop on lucky streaks.
+# As in interleave.INTERIM_LOOKS: to look after every block would stop on lucky streaks.
 LOOKS = (3, 5, 10, 20, 30)
 ENOUGH_PCT = 1.0  # of the rate: with an interval this narrow nothing more is measured
 

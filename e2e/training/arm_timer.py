@@ -34,14 +34,14 @@ from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Warning
 from microbench.timing import FEWEST_ROUNDS
-from microbench.timing.interleave import LOOKS, Arm, ArmFailed, Pace, Turns
+from microbench.timing.interleave import INTERIM_LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Timer
 
 # Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
 TURN_S, WARM_SHARE = 0.8, 0.25
-ROUNDS = LOOKS[0]  # that a budget is meant to last for
+ROUNDS = INTERIM_LOOKS[0]  # that a budget is meant to last for
 # Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
 FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
 LOOK_S = 1.0  # for each closer look at steps, where they are long

@@ -23,8 +23,8 @@ BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
 BURST_IDLE_MIN_S = 2e-3
 BURST_SAMPLES = 3
 # Looking after every round would stop on lucky streaks, and the interval would cover less.
-LOOKS = (7, 14, 28, 56)
-MAX_ROUNDS = LOOKS[-1]
+INTERIM_LOOKS = (7, 14, 28, 56)
+MAX_ROUNDS = INTERIM_LOOKS[-1]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Turns:
     def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
         if spent_s >= self.budget_s and rounds >= self.fewest:
             return True
-        if rounds not in LOOKS:
+        if rounds not in INTERIM_LOOKS:
             return False
         return all(arm.settled(self.timer.resolution_s) for arm in arms)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from samples.coverage import Simulation, share
 
-from microbench.timing.interleave import LOOKS
+from microbench.timing.interleave import INTERIM_LOOKS
 from microbench.timing.stats import (
     CORRELATION,
     excludes_one,
@@ -28,7 +28,7 @@ def test_a_medians_interval_at_the_correlations_that_are_measured(rounds: int, r
 
 @pytest.mark.parametrize("percent", [0.5, 1.2])
 def test_a_medians_interval_under_the_stopping_rule(percent: float) -> None:
-    found = share(TRIES, Simulation(LOOKS[0]).stopping, percent, 0.0)
+    found = share(TRIES, Simulation(INTERIM_LOOKS[0]).stopping, percent, 0.0)
     assert LOW - SLACK <= found <= HIGH + SLACK
 
 

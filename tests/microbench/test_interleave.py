@@ -14,7 +14,7 @@ from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.timing.interleave import (
     BURST_IDLE_FACTOR,
     BURST_SAMPLES,
-    LOOKS,
+    INTERIM_LOOKS,
     MAX_ROUNDS,
     Arm,
     ArmFailed,
@@ -131,7 +131,7 @@ def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
     clock, timer = set_up({"arm0": jumping(HEAVY, 0.008), "arm1": constant(HEAVY)})
     arms = arms_of(HEAVY, HEAVY)
     rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
-    assert LOOKS[0] < rounds < MAX_ROUNDS
+    assert INTERIM_LOOKS[0] < rounds < MAX_ROUNDS
     blocks = [block.times_s for block in arms[0].blocks]
 
     def width(upto: int) -> float:
@@ -140,11 +140,11 @@ def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
         return half_width_pct(median([t for b in blocks[:upto] for t in b]), interval)
 
     assert width(rounds) <= MAX_INTERVAL_PCT
-    assert rounds in LOOKS
-    assert all(width(look) > MAX_INTERVAL_PCT for look in LOOKS if look < rounds)
+    assert rounds in INTERIM_LOOKS
+    assert all(width(look) > MAX_INTERVAL_PCT for look in INTERIM_LOOKS if look < rounds)
 
 
-@pytest.mark.parametrize(("noise", "rounds"), [(0.2, MAX_ROUNDS), (0.0, LOOKS[0])])
+@pytest.mark.parametrize(("noise", "rounds"), [(0.2, MAX_ROUNDS), (0.0, INTERIM_LOOKS[0])])
 def test_one_noisy_arm_keeps_all_at_it_and_steady_ones_stop_at_once(
     noise: float, rounds: int
 ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from microbench.timing.interleave import LOOKS, Arm, Clock, Pace, Turns
+from microbench.timing.interleave import INTERIM_LOOKS, Arm, Clock, Pace, Turns
 from microbench.timing.stats import (
     MAX_INTERVAL_PCT,
     excludes_one,
@@ -56,13 +56,13 @@ def holds_median(logs: Floats) -> bool:
 
 def stopped(logs: Floats) -> Floats:
     """The rounds that would be measured: up to the first look with a narrow interval."""
-    for look in LOOKS:
+    for look in INTERIM_LOOKS:
         found = times(logs[:look])
         interval = median_interval(found)
         assert interval is not None
         if half_width_pct(float(np.median(found)), interval) <= MAX_INTERVAL_PCT:
             return logs[:look]
-    return logs[: LOOKS[-1]]
+    return logs[: INTERIM_LOOKS[-1]]
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Simulation:
 
     def stopping(self, percent: float, rho: float) -> bool:
         """The median by the stopping rule, of rounds that vary by `percent`."""
-        return holds_median(stopped(percent / 100 * correlated(self.rng, LOOKS[-1], rho)))
+        return holds_median(stopped(percent / 100 * correlated(self.rng, INTERIM_LOOKS[-1], rho)))
 
     def same(self, rounds: int, rho: float) -> bool:
         """The ratio of equal variants on a card whose clock is correlated from turn to turn."""
