@@ -76,7 +76,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
-    from microbench.run_command import run_request
+    from microbench.run import run_request
 
     run_request(request_of(kind, options)).report()
 

@@ -273,7 +273,7 @@ def load(path: str | Path) -> Run:
 
 
 def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
-    from microbench.run_command import run_request
+    from microbench.run import run_request
 
     with called(app.commands[name], arguments, options, also={"dtypes": "dtype"}) as words:
         return Run.of_done(run_request(request_of(REQUESTS[name], words)))

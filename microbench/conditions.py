@@ -110,14 +110,14 @@ class Conditions:
     seed: int | None = choice(None, "Seed of the input values  [default: random]", check=check_seed)
     outputs: Outputs = field(default_factory=Outputs)
 
-    @property
-    def search(self) -> str:
-        """Which Triton configurations are timed: NONE; QUICK where none was before; WIDE.
-
-        UserError where a wide search is asked for, and none, or one that leaves some out.
-        """
+    def __post_init__(self) -> None:
+        """UserError where a wide search is asked for, and none, or one that leaves some out."""
         for other in ("no_tune", "without"):
             if self.autotune and getattr(self, other):
                 name = other.replace("_", "-")
                 raise UserError(f"--autotune and --{name} exclude each other; give one of them")
+
+    @property
+    def search(self) -> str:
+        """Which Triton configurations are timed: NONE; QUICK where none was before; WIDE."""
         return WIDE if self.autotune else NONE if self.no_tune else QUICK

@@ -22,8 +22,8 @@ from microbench.requests import Request
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
 from microbench.results.values import Json
+from microbench.run import default_budget_s, group_weight
 from microbench.run_output import STDOUT, check_outputs, command_line, now, run_console, run_file
-from microbench.runner import default_budget_s, group_weight
 from microbench.worker import Worker
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs

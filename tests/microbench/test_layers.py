@@ -136,14 +136,14 @@ def test_a_missing_layer_is_said_not_hidden(traced) -> None:
 
 
 def test_a_run_is_resumed_by_its_own_command_and_network_only(traced) -> None:
-    from microbench.run_command import _check_same_task
+    from microbench.run import check_same_task
 
     _, network = planned(traced)
     before = Run(("python", "-m", "microbench", "layers", "x"), "now", {"name": "x"}, {}, "layers",
                  network=network)  # fmt: skip
     path = Path("run.json")
-    _check_same_task(path, before, "layers", network)
+    check_same_task(path, before, "layers", network)
     with pytest.raises(UserError, match="run of layers, not of conv"):
-        _check_same_task(path, before, "conv", None)
+        check_same_task(path, before, "conv", None)
     with pytest.raises(UserError, match="network was mine:net 4 16, now mine:net 8 16"):
-        _check_same_task(path, before, "layers", replace(network, batch=8))
+        check_same_task(path, before, "layers", replace(network, batch=8))

@@ -16,8 +16,8 @@ from microbench.estimate import MORE
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result, Run
+from microbench.run import InOrder, Runner, default_budget_s, group_weight, missing
 from microbench.run_output import save
-from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS
 from microbench.timing.interleave import HEAVY
@@ -74,7 +74,7 @@ def test_a_file_that_takes_long_to_write_is_written_at_times_and_at_the_end(
         if asked == groups[-1]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("microbench.runner.save", slow)
+    monkeypatch.setattr("microbench.run.save", slow)
     groups = [group_of(64 + i) for i in range(20)]
     world.trouble = interrupt
     with pytest.raises(KeyboardInterrupt):

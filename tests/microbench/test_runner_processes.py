@@ -10,7 +10,7 @@ from samples.measuring import World, empty_run, group_of, keys, result_of
 
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
-from microbench.runner import InOrder, few_processes, missing
+from microbench.run import InOrder, few_processes, missing
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.worker import WorkerDied

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.case import Case
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.runner import Runner
+from microbench.run import Runner
 from microbench.sweep import Group
 from microbench.worker import OnStage
 

@@ -23,8 +23,7 @@ from microbench.errors import UserError
 from microbench.requests import Request
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits, limits_for
-from microbench.run_command import run_request
-from microbench.runner import group_weight
+from microbench.run import group_weight, run_request
 from microbench.sweep import Group
 from tests.validation.evidence import measured_on, new_file, write
 

@@ -1,4 +1,4 @@
-"""Plan -> measure -> result, group by group; what is done is soon on disk.
+"""A measuring command from start to end: plan, measure group by group, save.
 
 A child process measures (see `microbench.worker`), so a kernel that faults or hangs loses only its
 own case.
@@ -7,6 +7,7 @@ own case.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,26 +16,160 @@ from typing import TYPE_CHECKING
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.command_line import MAX_SEED, kept
+from microbench.conditions import Conditions, check_without
 from microbench.device.load import LoadMeter
+from microbench.errors import NothingMeasured, UserError
 from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator
 from microbench.results.merging import merged, newest
-from microbench.results.types import Result, Run
+from microbench.results.types import NetworkUse, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
-from microbench.run_output import now, save
+from microbench.run_output import (
+    Done,
+    check_goes_on,
+    check_outputs,
+    new_run,
+    now,
+    run_console,
+    run_file,
+    save,
+    say_stopped,
+)
+from microbench.stopping import last_words
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY
-from microbench.worker import Worker, WorkerDied
+from microbench.worker import Greeting, Worker, WorkerDied, Workers
 
 if TYPE_CHECKING:
     from microbench.report.live import LiveProgress
+    from microbench.requests import Request
 
 # Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
 ARM_BUDGET_S = {"large": 0.8, "small": 0.25}
 CPU_BUDGET_S = 25.0
 SAVING = 0.05  # the share of the time, at most, that writing the growing run file takes
+MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
+KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
+# Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
+# holds bands of three tensors in float64, and torch keeps an output of its own.
+CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
+CHECK_FACTOR = 16  # times the tensors' bytes: the most that a small problem's check takes
+
+
+def run_request(request: Request) -> Done:
+    """Measure what is asked.
+
+    UserError for a bad option, a device that is missing or fails, too little memory, or a run file
+    that cannot be written or resumed; NothingMeasured, with the reasons, for an empty plan.
+    """
+    asked = request.conditions
+    if not request.plan("cuda"):  # UserError before a device is touched
+        network = request.network("cuda")
+        found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
+        why = "; ".join(found) or "there is no convolution and no matrix multiplication"
+        raise NothingMeasured(f"nothing can be measured: {why}")
+    check_outputs(asked.outputs)
+    with run_file(asked.outputs, request.name) as (path, before):
+        return _carried_out(request, path, before)
+
+
+def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
+    """What is asked, measured into the file at `path`, `before` continued."""
+    from microbench.report.live import LiveProgress
+
+    asked = request.conditions
+    console = run_console(asked.outputs)
+    usual = before.settings.get("seed") if before else None
+    seed = secrets.randbelow(MAX_SEED) if usual is None else int(usual)
+    seed = seed if asked.seed is None else asked.seed
+    settings = replace(asked, seed=seed)
+    workers = Workers(settings)
+    try:
+        greeting = workers.greet()
+        groups = request.plan(greeting.target.kind)
+        _check_memory(groups, greeting)
+        check_without(asked.without, [c for g in groups for c in g.cases], greeting.target)
+        network = request.network(greeting.target.kind)
+        if before is not None:
+            check_same_task(asked.outputs.resume, before, request.name, network)
+        run = replace(_begin(settings, greeting, before), network=network)
+        todo = missing(groups, run, retry_skipped=asked.budget is not None)
+        kind = greeting.target.kind
+        processes = asked.processes or 1
+        if todo or few_processes(groups, run, processes - 1):
+            budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
+            schedule = InOrder(todo, budget_s, kind)
+            quiet = asked.outputs.quiet
+            with LiveProgress(console, todo, quiet=quiet) as progress:
+                # A CPU that measures is left alone.
+                ahead = workers.load_ahead if kind == "cuda" else lambda: None
+                runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
+                try:
+                    with last_words(lambda: say_stopped("microbench", path)):
+                        run = runner.measure(schedule, groups)
+                except WorkerDied as death:
+                    raise UserError(f"{death.reason}; results so far: {path}") from None
+        else:
+            console.print(f"{path} is complete: nothing to measure.")
+    finally:
+        workers.close()
+    return Done(run, path, asked.outputs)
+
+
+def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
+    """UserError when a comparison's matrices, held at once, do not fit the free memory."""
+    from microbench.fmt import problem
+
+    if greeting.free_bytes is None:
+        return
+    for group in groups:
+        # Variants with the same storage share matrices, so one case of each storage counts.
+        stored = {case.precision.storage: OPS[case.op].min_bytes(case) for case in group.cases}
+        tensors = sum(stored.values())
+        needed = tensors + min(CHECK_BYTES[group.cases[0].op], (1 << 29) + CHECK_FACTOR * tensors)
+        if needed > MEMORY_SHARE * greeting.free_bytes:
+            raise UserError(
+                f"{problem(group.cases[0])} in {', '.join(stored)} needs {needed / 1e9:.1f} GB, "
+                f"but {greeting.free_bytes / 1e9:.1f} GB are free; "
+                f"try smaller {KNOBS[group.cases[0].op]}"
+            )
+
+
+def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
+    """A new run, or the one to go on with; UserError when that was taken on another device."""
+    chosen = kept(asked) | {"seed": asked.seed}
+    if before is None:
+        return new_run("microbench", greeting, chosen)
+    path = asked.outputs.resume
+    check_goes_on(path, before, greeting)
+    for name, value in chosen.items():
+        if before.settings.get(name, value) != value:
+            raise UserError(
+                f"--resume {path} was measured with --{name} {before.settings[name]}; "
+                "use the same value"
+            )
+    return replace(before, finished_at=None)
+
+
+def check_same_task(path: Path | None, before: Run, name: str, network: NetworkUse | None) -> None:
+    """UserError when a run file is of another command, or of another network."""
+    if before.kind not in ("", name):
+        raise UserError(
+            f"--resume {path} is a run of {before.kind}, not of {name}; start a new run"
+        )
+    if network and before.network and _identity(network) != _identity(before.network):
+        was, now = (" ".join(map(str, _identity(n))) for n in (before.network, network))
+        raise UserError(f"--resume {path}: network was {was}, now {now}; start a new run")
+
+
+def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
+    return network.name, network.batch, network.image
+
+
+# ---------------------------------------------------------------- group by group
 
 
 def weight(case: Case) -> float:
@@ -145,7 +280,8 @@ class Runner:
                 self._again(number, planned)
             others = self._session.others()
         except BaseException:
-            self._save()
+            if self.run.results:
+                self._save()
             raise
         finally:
             self._session.close()
