@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 
 from e2e.data.types import Data
+from e2e.results.baselines import BASELINES
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training.arms import Held
 from e2e.training.feeds import feed_of
@@ -20,7 +21,6 @@ CURVE_POINTS = 100  # of a training's loss, at most; read from the device after 
 BEAT_S = 5.0  # seconds between signs of life
 LUCK = 1e-4  # of guessing at least as many right answers: what is less likely was learnt
 BEHIND_SHARE = 0.5  # of the baseline's gain over guessing; a recipe with less did not converge
-BASELINES = ("fp32", "O0", "tf32")
 
 OnStep = Callable[[int], None]
 
@@ -102,9 +102,9 @@ def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training
     baseline from the same seeds has not converged; if the baseline learns nothing, `converged` is
     None.
     """
-    baseline = next(
-        (t for name in BASELINES for t in trainings if t.case.recipe == name and t.repeats), None
-    )
+    repeated = [t for t in trainings if t.repeats]
+    names = chain(*BASELINES.values())
+    baseline = next((t for name in names for t in repeated if t.case.recipe == name), None)
     return [_judged(t, baseline, held_out) if t.repeats else t for t in trainings]
 
 

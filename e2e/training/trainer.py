@@ -29,6 +29,7 @@ from e2e.training.distributed.exchange import spread
 from e2e.training.distributed.ranks import Ranks
 from e2e.training.float8 import cast_once, convert
 from e2e.training.optimizer import RecipeOptimizer
+from kernels.conv.operands import memory_format
 
 SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
@@ -330,11 +331,6 @@ class _Captured:
     batch: tuple[Tensor, Tensor]
     loss: Tensor
     placed: Tensor
-
-
-def memory_format(layout: str) -> torch.memory_format:
-    """Torch's memory format of a layout, "nchw" or "nhwc"."""
-    return torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
 
 def _in_layout(module: nn.Module, layout: str) -> nn.Module:

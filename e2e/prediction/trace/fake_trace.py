@@ -27,7 +27,8 @@ from e2e.data.types import laid_out
 from e2e.networks import Network
 from e2e.prediction.trace.recorder import Recorder, TracedOp, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
-from e2e.training.trainer import Trainer, memory_format, storage
+from e2e.training.trainer import Trainer, storage
+from kernels.conv.operands import memory_format
 from kernels.error_words import one_line
 from microbench.network.networks import BuildMode, silent
 
