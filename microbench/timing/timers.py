@@ -114,29 +114,20 @@ class GatedEvents:
     def __init__(self, device_index: int, l2_bytes: int, sm_count: int, l2: str) -> None:
         from microbench.timing.instruments import Instruments
 
-        self.l2 = l2
-        self.flush_s = 0.0
+        self.l2, self.flush_s, self.overhead_s = l2, 0.0, 0.0
         self.instruments = Instruments(device_index, l2_bytes, sm_count)
-        self.overhead_s = 0.0
         # Flushes differ from each other by many ticks, so that their readings show one.
-        self.run(self.instruments.flush_l2, 1)
-        readings = self._samples(self.instruments.flush_l2, SAMPLES_BEHIND_GATE, 1, False).times_s
-        self.resolution_s = tick_of(readings)
+        flushes_s = self._readings(self.instruments.flush_l2, SAMPLES_BEHIND_GATE)
+        self.resolution_s = tick_of(flushes_s)
         if l2 == "cold":
-            self.flush_s = self._time_flush()
-            self.overhead_s = self._calibrate(device_index)
+            self.flush_s = median(flushes_s)
+            empty_s = median(self._readings(self.instruments.launch_empty, CALIBRATION_SAMPLES))
+            self.overhead_s = max(0.0, empty_s - empty_kernel_s(device_index))
 
-    def _calibrate(self, device_index: int) -> float:
-        """What a pair of events reads beyond the duration of an empty kernel."""
-        launch = self.instruments.launch_empty
+    def _readings(self, launch: Launch, samples: int) -> tuple[float, ...]:
+        """What a pair of events reads of an instrument of ours, launched once before."""
         self.run(launch, 1)
-        readings = self._samples(launch, CALIBRATION_SAMPLES, 1, False).times_s
-        return max(0.0, median(readings) - empty_kernel_s(device_index))
-
-    def _time_flush(self) -> float:
-        start = time.perf_counter()
-        self.run(self.instruments.flush_l2, 10)
-        return (time.perf_counter() - start) / 10
+        return self._samples(launch, samples, 1, False).times_s
 
     def block(self, launch: Launch, samples: int) -> Block:
         """Samples in seconds per launch.
