@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from errno import EMFILE
 from functools import cache
 from pathlib import Path
@@ -51,17 +51,17 @@ S = TypeVar("S", bound=Schema)
 class Option:
     """A field as a command-line option.
 
-    `default` is used when the option is not given; None means that it depends. `type` is what is
-    read, where it is not the field's type; `written` the option's text, where it is not the field's
-    name; `also` other spellings. `switches` are options without a value that stand for one of this
-    option: {"--channels-last": "nhwc"}. Where it is `kept`, the run file has the value, and
-    --resume must be given the same.
+    `default` is used when the option is not given, that of the field unless it is said here; None
+    means that it depends. `type` is what is read, where it is not the field's type; `written` the
+    option's text, where it is not the field's name; `also` other spellings. `switches` are options
+    without a value that stand for one of this option: {"--channels-last": "nhwc"}. Where it is
+    `kept`, the run file has the value, and --resume must be given the same.
     """
 
-    name: str
     help: str
-    default: Any = None
-    type: Any = str
+    name: str = ""  # the field's, as `options_of` fills it in
+    default: Any = AS_FIELD
+    type: Any = None
     written: str = ""
     check: Check | None = None
     kept: bool = False
@@ -116,24 +116,13 @@ def _each(decorators: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     return decorate
 
 
-def option(
-    help: str,
-    *,
-    default: Any = AS_FIELD,
-    type: Any = None,
-    written: str = "",
-    check: Check | None = None,
-    kept: bool = False,
-    also: Sequence[str] = (),
-    switches: Mapping[str, Any] = {},
-) -> dict[str, Any]:
-    """Metadata that make a field an option; see `Option` for the arguments."""
-    said = {"default": default, "type": type, "written": written, "check": check, "kept": kept}
-    return {OPTION: {"help": help, "also": also, "switches": switches, **said}}
+def option(help: str, **said: Any) -> dict[str, Any]:
+    """Metadata that make a field an option; `said` are fields of `Option`."""
+    return {OPTION: Option(help=help, **said)}
 
 
 def choice(default: Any, help: str, **said: Any) -> Any:
-    """A field of a dataclass that is an option; `said` are further arguments of `option`."""
+    """A field of a dataclass that is an option; `said` are fields of `Option`."""
     return field(default=default, metadata=option(help, **said))
 
 
@@ -146,13 +135,14 @@ def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
 def _options_of(schema: type[Schema]) -> Iterator[Option]:
     hints = get_type_hints(schema)
     for one in fields(schema):
-        said = dict(one.metadata.get(OPTION, {}))
-        if not said:
+        found: Option | None = one.metadata.get(OPTION)
+        if found is None:
             continue
-        if said["default"] is AS_FIELD:
-            said["default"] = None if one.default is MISSING else one.default
-        said["type"] = said["type"] or _plain(hints[one.name])
-        yield Option(name=one.name, **said)
+        default = found.default
+        if default is AS_FIELD:
+            default = None if one.default is MISSING else one.default
+        kind = found.type or _plain(hints[one.name])
+        yield replace(found, name=one.name, default=default, type=kind)
 
 
 def _plain(hint: Any) -> Any:
