@@ -142,7 +142,7 @@ def launched(label: str, what: Case) -> int:
 
 
 @pytest.mark.parametrize("which", PASSES)
-@pytest.mark.parametrize("name", ["aligned", "odd", "1x1/2", "wide"])
+@pytest.mark.parametrize("name", ["aligned", "odd", "1x1/2", "wide", "of one column"])
 def test_a_candidate_has_the_tiles_that_are_launched(name: str, which: str) -> None:
     what = case(SHAPES[name], which)
     first = {config.kernel: config for config in backend.configurations(what, H200).ranked}

@@ -88,7 +88,10 @@ def tiles(config: Config, problem: ImplicitGemm) -> int:
     if config.kernel == GATHER:
         return ceil(prod(problem.whole_output) / config.pixels) * blocks_k
     boxes = (ceil(size / box) for size, box in zip(problem.output, config.box, strict=True))
-    parities = prod(problem.shape.strides) if problem.split_output else 1
+    parities = 1
+    if problem.split_output:  # those that have pixels
+        sizes = zip(problem.shape.strides, problem.whole_output[1:], strict=True)
+        parities = prod(min(stride, size) for stride, size in sizes)
     return prod(boxes) * blocks_k * parities
 
 
