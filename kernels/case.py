@@ -122,4 +122,4 @@ class CannotRun(Exception):
 
 
 class LeftBehind(Exception):
-    """A launch left work that ended after its time. The message is the reason."""
+    """A launch left work that ended after its time."""

@@ -220,8 +220,7 @@ class OpSession:
             error = self.check.relative_error(operands.holding(result))
             late = not self.checking.ends(result).equal(ends_then)
             if late and error <= self.op.tolerance(case):
-                raise LeftBehind("its result was not complete when its time ended: work was left"
-                                 " on another stream")  # fmt: skip
+                raise LeftBehind
             return error
 
         def total_error() -> float:

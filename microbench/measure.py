@@ -25,7 +25,15 @@ from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.estimate import Estimator, TooLong
-from microbench.results.types import TIME_DECIMALS, TURNED_WRONG, Measurement, Ratio, Result
+from microbench.results.types import (
+    LEFT_WORK,
+    TIME_DECIMALS,
+    TOO_FAST,
+    TURNED_WRONG,
+    Measurement,
+    Ratio,
+    Result,
+)
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Arm, ArmFailed, Turns, blaming
@@ -237,8 +245,9 @@ class Measurer:
         tolerance = OPS[case.op].tolerance(case)
         try:
             error = item.rel_error_again()
-        except LeftBehind as late:
-            raise Wrong(str(late), item.result.rel_error) from None
+        except LeftBehind:
+            reason = f"{LEFT_WORK}: work was left on another stream"
+            raise Wrong(reason, item.result.rel_error) from None
         if not error <= tolerance:
             reason = describe_wrong(error, tolerance).removeprefix(WRONG)
             raise Wrong(TURNED_WRONG + reason, error)
@@ -361,9 +370,7 @@ def too_fast(result: Result, seconds: float, target: Target) -> str | None:
     if seconds > 0 and result.flops / seconds <= most:
         return None
     unit = "TOP/s" if case.precision.storage == "int8" else "TFLOP/s"
-    return (
-        f"faster than this card can be: {most / 1e12:.0f} {unit} in {case.precision_name} at most"
-    )
+    return f"{TOO_FAST}: {most / 1e12:.0f} {unit} in {case.precision_name} at most"
 
 
 def describe_wrong(error: float, tolerance: float) -> str:
