@@ -289,7 +289,7 @@ def _table(lines: Iterable[_Line]) -> Table[_Line]:
         Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
         Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
                csv={"median_s": lambda line: line[0].median_s}),
-        Column("±", lambda line: fmt.half_of(line[0]), right=True,
+        Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
                csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
         Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
                csv={"speedup": lambda line: line[1] and line[1].ratio,

@@ -10,10 +10,18 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 
 from e2e.case import TrainCase
-from e2e.results.types import TimedStep
 from microbench.results.fields import decode
 from microbench.results.types import STATUSES
-from microbench.results.values import Amount, AtLeastOne, Count, Interval, Json, Positive, Warning
+from microbench.results.values import (
+    Amount,
+    AtLeastOne,
+    Count,
+    Interval,
+    Json,
+    Positive,
+    Timed,
+    Warning,
+)
 from microbench.timing.stats import median_interval
 
 OP = "load"
@@ -79,11 +87,11 @@ class Loading:
     warnings: tuple[Warning, ...] = ()
 
     @property
-    def timed(self) -> TimedStep | None:
+    def timed(self) -> Timed | None:
         """Seconds per image; None if not measured."""
         ends = self.ci95_per_s
         image_s = (1 / ends[1], 1 / ends[0]) if ends else None
-        return TimedStep(1 / self.per_s, image_s) if self.per_s else None
+        return Timed(1 / self.per_s, image_s) if self.per_s else None
 
     def caveat(self, other: Loading) -> str:
         """Always "": times of loaders need no remark when compared."""

@@ -22,6 +22,7 @@ from microbench.results.values import (
     Ratio,
     Sampled,
     Share,
+    Timed,
     Warning,
 )
 
@@ -239,18 +240,6 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class TimedStep:
-    """Seconds of a step, or of an image: what a comparison of two runs judges (see `Timed`)."""
-
-    median_s: float
-    ci95_s: Interval | None
-    sm_clock_mhz: float | None = None
-    cpu_bound: bool = False
-    host_pace: float | None = None
-    processes: tuple[ProcessTime, ...] = ()
-
-
-@dataclass(frozen=True)
 class Training:
     """The result of one case.
 
@@ -318,14 +307,14 @@ class Training:
     exchange: Exchange | None = None
 
     @property
-    def timed(self) -> TimedStep | None:
+    def timed(self) -> Timed | None:
         """Its median step in seconds, by the wall clock if it is fed; None if not timed."""
         steps = self.steps
         if steps is None or self.headline_s is None:
             return None
         by = self.headline_s / steps.median_s if self.case.fed else 1.0
         ends = steps.ci95_s
-        return TimedStep(
+        return Timed(
             by * steps.median_s, ends and (by * ends[0], by * ends[1]), self.state.sm_clock_mhz,
             self.limit == "host", steps.host_pace,
             tuple(replace(one, median_s=by * one.median_s) for one in steps.processes),

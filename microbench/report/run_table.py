@@ -97,7 +97,7 @@ def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
                csv={"backend": attrgetter("case.backend")}),
         Column("time", lambda r: fmt.duration(r.median_s or 0.0), right=True,
                csv=measured("median_s")),
-        Column("±", lambda r: fmt.half_of(r.measurement), right=True, drop=8,
+        Column("±", lambda r: fmt.half_of(r.timed), right=True, drop=8,
                csv=ends_of("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
         Column(unit.name, lambda r: unit.text(r.flop_per_s or 0.0), right=True,
                csv={"tflops": lambda r: _scaled(r, r.flop_per_s, 1e12)}),

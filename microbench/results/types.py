@@ -21,6 +21,7 @@ from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import ProcessTime as ProcessTime
 from microbench.results.values import Ratio as Ratio
+from microbench.results.values import Timed as Timed
 from microbench.results.values import Warning as Warning
 from microbench.timing import HEAVY_S, LARGE_FLOPS, SUSTAINED
 
@@ -73,16 +74,6 @@ class Measurement(Sampled):
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
     processes: tuple[ProcessTime, ...] = ()
-
-    @property
-    def cpu_bound(self) -> bool:
-        """False: kernels are timed behind a gate, so that the CPU's time is not in them."""
-        return False
-
-    @property
-    def host_pace(self) -> float | None:
-        """None: the CPU's speed is not read beside kernels."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -156,9 +147,12 @@ class Result:
         return self.status == "failed" and (self.reason or "").startswith(untrue)
 
     @property
-    def timed(self) -> Measurement | None:
-        """Its measurement; None if not measured."""
-        return self.measurement
+    def timed(self) -> Timed | None:
+        """Its time; None if not measured. The CPU's is not in it: kernels wait behind a gate."""
+        found = self.measurement
+        if found is None:
+            return None
+        return Timed(found.median_s, found.ci95_s, found.sm_clock_mhz, processes=found.processes)
 
     @property
     def heavy(self) -> bool:
@@ -182,8 +176,7 @@ class Result:
     @property
     def ruined_pct(self) -> float:
         """Half of its time's interval in per cent where that is too wide for a verdict, else 0."""
-        timed = self.measurement
-        return Ratio(timed.median_s, timed.ci95_s).ruined_pct if timed else 0.0
+        return Ratio(self.timed.median_s, self.timed.ci95_s).ruined_pct if self.timed else 0.0
 
     @property
     def flop_per_s(self) -> float | None:

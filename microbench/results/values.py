@@ -136,38 +136,22 @@ class AnyCase(Protocol):
         ...
 
 
-class Timed(Protocol):
-    """What a verdict needs to know of a case in one run; None where it is not known."""
+@dataclass(frozen=True)
+class Timed:
+    """What a verdict needs to know of a case in one run: the median seconds per launch, step or
+    image, with its 95 % interval, None where it is not known.
 
-    @property
-    def median_s(self) -> float:
-        """Median seconds per launch, step or image."""
-        ...
+    `sm_clock_mhz` is the mean SM clock meanwhile, `cpu_bound` whether the CPU's launching limits
+    it, so that its time is that of the CPU, and `host_pace` how many times longer than at pace 1
+    the CPU took to launch meanwhile. `processes` are what each process measured, () for one.
+    """
 
-    @property
-    def ci95_s(self) -> Interval | None:
-        """95 % confidence interval of the median, in seconds."""
-        ...
-
-    @property
-    def sm_clock_mhz(self) -> float | None:
-        """Mean SM clock while it ran, in MHz."""
-        ...
-
-    @property
-    def processes(self) -> tuple[ProcessTime, ...]:
-        """What each process measured, where there were several; else ()."""
-        ...
-
-    @property
-    def cpu_bound(self) -> bool:
-        """Whether the CPU's launching limits it, so that its time is that of the CPU."""
-        ...
-
-    @property
-    def host_pace(self) -> float | None:
-        """How many times longer than at pace 1 the CPU took to launch meanwhile."""
-        ...
+    median_s: float
+    ci95_s: Interval | None = None
+    sm_clock_mhz: float | None = None
+    cpu_bound: bool = False
+    host_pace: float | None = None
+    processes: tuple[ProcessTime, ...] = ()
 
 
 class Entry(Protocol):

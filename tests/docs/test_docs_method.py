@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -16,8 +15,8 @@ from kernels.gpus import architecture
 from kernels.precision import precision
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, judge, noise_of
 from microbench.results.kinds import kinds
-from microbench.results.types import METHODS, Measurement
-from microbench.results.values import ProcessTime
+from microbench.results.types import METHODS
+from microbench.results.values import ProcessTime, Timed
 from microbench.timing.processes import PRIORS
 from microbench.timing.stats import half_width_pct
 from tests.validation.splits import false_verdicts, power
@@ -111,19 +110,16 @@ def test_published_checks_of_compare_are_what_the_runs_give(name: str) -> None:
         assert all(r["slower"] == r["pairs"] for r in seen)
 
 
-def alone(measured: Measurement, one: ProcessTime, by: float) -> Measurement:
+def alone(one: ProcessTime, by: float = 1.0) -> Timed:
     """What one of several processes measured, as a run of its own that knows it to 0.5 %."""
-    s = by * one.median_s
-    ends = (0.995 * s, 1.005 * s)
-    return replace(measured, median_s=s, ci95_s=ends, processes=(), sm_clock_mhz=one.sm_clock_mhz)
+    seconds = by * one.median_s
+    return Timed(seconds, (0.995 * seconds, 1.005 * seconds), one.sm_clock_mhz)
 
 
 def verdicts_pct(op: str, by: float = 1.0) -> tuple[int, Counter[str]]:
     """Of all pairs of processes, the second with times `by`: how many, and verdicts in per cent."""
-    times = [r.measurement for r in run(f"processes-{op}").results if r.measurement]
-    pairs = [
-        (alone(m, a, 1.0), alone(m, b, by)) for m in times for a, b in combinations(m.processes, 2)
-    ]
+    times = [r.timed.processes for r in run(f"processes-{op}").results if r.timed]
+    pairs = [(alone(a), alone(b, by)) for of in times for a, b in combinations(of, 2)]
     found = Counter(judge(a, b, noise_of(op, a, b)).verdict for a, b in pairs)
     return len(pairs), Counter({name: 100 * n / len(pairs) for name, n in found.items()})
 

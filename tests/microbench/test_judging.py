@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from microbench.results.judging import (
     ratio_between,
 )
 from microbench.results.kinds import kinds
-from microbench.results.values import Interval, ProcessTime
+from microbench.results.values import ProcessTime, Timed
 from microbench.timing.processes import DEFAULT_PRIOR, VariancePrior
 from microbench.timing.stats import median_interval
 
@@ -33,35 +33,23 @@ GEMM = Noise(NOISE_PCT, op="gemm")  # of one process
 KNOWN = Learnt(VariancePrior(0.004**2, 30.0), VariancePrior(0.004**2, 30.0))
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a verdict is of."""
-
-    median_s: float
-    ci95_s: Interval | None = None
-    sm_clock_mhz: float | None = None
-    cpu_bound: bool = False
-    host_pace: float | None = None
-    processes: tuple[ProcessTime, ...] = ()
-
-
-def several(medians_s: Sequence[float], mhz: float | None = None) -> Step:
+def several(medians_s: Sequence[float], mhz: float | None = None) -> Timed:
     """A case that several processes measured."""
     parts = tuple(ProcessTime(i, 7, s, mhz) for i, s in enumerate(medians_s))
-    return Step(math.exp(np.log(medians_s).mean()), None, mhz, processes=parts)
+    return Timed(math.exp(np.log(medians_s).mean()), None, mhz, processes=parts)
 
 
-def once(seconds: float, half_pct: float = 1.0, **more: float | bool | None) -> Step:
+def once(seconds: float, half_pct: float = 1.0, **more: float | bool | None) -> Timed:
     """A case of one process."""
     half = seconds * half_pct / 100
-    return replace(Step(seconds, (seconds - half, seconds + half)), **more)
+    return replace(Timed(seconds, (seconds - half, seconds + half)), **more)
 
 
-def simulated(rng: np.random.Generator, sd: float, seconds: float = 1e-5) -> Step:
+def simulated(rng: np.random.Generator, sd: float, seconds: float = 1e-5) -> Timed:
     return several(list(seconds * np.exp(sd * rng.standard_normal(PROCESSES))))
 
 
-def verdicts(pairs: Sequence[tuple[Step, Step]]) -> list[str]:
+def verdicts(pairs: Sequence[tuple[Timed, Timed]]) -> list[str]:
     learnt = learn(pairs)
     return [judge(a, b, noise_of("gemm", a, b), learnt).verdict for a, b in pairs]
 
@@ -110,14 +98,14 @@ OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell
 ALIKE = Learnt(VariancePrior(1e-12, 1e4), VariancePrior(1e-12, 1e4))  # processes that hardly differ
 
 
-def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Step:
+def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Timed:
     """Exactly known times, in so many processes."""
     if processes > 1:
         return replace(several([seconds] * processes, mhz), ci95_s=(seconds, seconds))
     return once(seconds, 0.0, sm_clock_mhz=mhz)
 
 
-def verdict(a: Step, b: Step, threshold_pct: float | None = None) -> str:
+def verdict(a: Timed, b: Timed, threshold_pct: float | None = None) -> str:
     return judge(a, b, noise_of("gemm", a, b, threshold_pct), ALIKE).verdict
 
 
@@ -153,8 +141,8 @@ def test_a_threshold_of_the_users(processes: int, pct: float, found: str) -> Non
 
 
 def test_intervals_of_single_processes_add_like_independent_errors() -> None:
-    a = Step(1e-3, (0.97e-3, 1.06e-3))
-    b = Step(2e-3, (1.92e-3, 2.08e-3))
+    a = Timed(1e-3, (0.97e-3, 1.06e-3))
+    b = Timed(2e-3, (1.92e-3, 2.08e-3))
     ratio, interval = ratio_between(a, b)
     assert ratio == 0.5
     assert interval == pytest.approx((0.475777, 0.536879), rel=1e-4)
@@ -181,19 +169,19 @@ def test_a_slower_kernel_takes_more_cycles_too(
         (once(1e-3), once(1.06e-3), "cannot tell", "processes may differ by as much"),
         (once(1e-3), once(1e-3), "same", "interval is within 3 %"),
         (once(1e-3, 10.0), once(1.1e-3, 10.0), "cannot tell", "interval reaches beyond 3 %"),
-        (Step(1e-3), once(1e-3), "cannot tell", "one round only"),
+        (Timed(1e-3), once(1e-3), "cannot tell", "one round only"),
         (once(1e-3, sm_clock_mhz=1980.0), once(1.2e-3, sm_clock_mhz=1650.0), "cannot tell",
          "clocks differ"),
     ],
 )  # fmt: skip
-def test_every_verdict_has_its_reason(a: Step, b: Step, verdict: str, reason: str) -> None:
+def test_every_verdict_has_its_reason(a: Timed, b: Timed, verdict: str, reason: str) -> None:
     found = judge(a, b, GEMM)
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
 def test_an_interval_that_reaches_below_zero_is_no_crash() -> None:
     """Three rounds with one slow one, as a busy CPU gives them."""
-    shaky = Step(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
+    shaky = Timed(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
     for other in (once(1e-4), shaky):
         assert judge(shaky, other, GEMM).verdict == "cannot tell"
 

@@ -13,7 +13,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,8 +22,8 @@ from kernels.case import Case
 from microbench.errors import UserError
 from microbench.results import read_run
 from microbench.results.judging import judge, learn, noise_of
-from microbench.results.types import Measurement, Result, Run
-from microbench.results.values import Entry, Interval, ProcessTime
+from microbench.results.types import Result, Run
+from microbench.results.values import Entry, ProcessTime, Timed
 from microbench.timing.processes import mean_interval, variance_between
 from tests.validation.evidence import new_file, write
 
@@ -124,18 +124,6 @@ def power(runs: Sequence[Run], processes: int, tries: int) -> list[Row]:
 # ---------------------------------------------------------------- two runs of one
 
 
-@dataclass(frozen=True)
-class Part:
-    """What some of a case's processes measured, as a run of its own (`values.Timed`)."""
-
-    median_s: float
-    ci95_s: Interval | None
-    sm_clock_mhz: float | None
-    host_pace: float | None
-    cpu_bound: bool
-    processes: tuple[ProcessTime, ...]
-
-
 Cases = Mapping[str, Entry]
 
 
@@ -178,7 +166,7 @@ def _processes(entry: Entry) -> tuple[ProcessTime, ...]:
     return entry.timed.processes if entry.timed else ()
 
 
-def _part(entry: Entry, numbers: Sequence[int], scale: float = 1.0) -> Part | None:
+def _part(entry: Entry, numbers: Sequence[int], scale: float = 1.0) -> Timed | None:
     """What these processes measured, times `scale`; None where one is missing."""
     by_number = {p.number: p for p in _processes(entry)}
     if entry.timed is None or not by_number.keys() >= set(numbers):
@@ -189,9 +177,9 @@ def _part(entry: Entry, numbers: Sequence[int], scale: float = 1.0) -> Part | No
     centre, interval = mean_interval([p.median_s for p in chosen])
     clocks = [p.sm_clock_mhz for p in chosen if p.sm_clock_mhz]
     paces = [p.host_pace for p in chosen if p.host_pace]
-    return Part(
-        centre, interval, fmean(clocks) if clocks else None, fmean(paces) if paces else None,
-        entry.timed.cpu_bound, chosen,
+    return Timed(
+        centre, interval, fmean(clocks) if clocks else None, entry.timed.cpu_bound,
+        fmean(paces) if paces else None, chosen,
     )  # fmt: skip
 
 
@@ -239,7 +227,8 @@ def _row(entry: Entry, verdicts: Sequence[str]) -> Row:
     launch limits.
     """
     timed = entry.timed
-    held = isinstance(timed, Measurement) and bool(HOLDING & set(timed.throttle))
+    measured = entry.measurement if isinstance(entry, Result) else None
+    held = measured is not None and bool(HOLDING & set(measured.throttle))
     counts = {name.replace(" ", "_"): verdicts.count(name) for name in VERDICTS}
     return {
         "case": entry.case.key, "op": entry.case.op, "median_s": timed.median_s if timed else 0.0,
