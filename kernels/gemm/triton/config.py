@@ -21,7 +21,6 @@ from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two
 POINTER, TMA, PERSISTENT, SPLIT_K = KERNELS = ("pointer", "tma", "tma_persistent", "split_k")
 LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub", "k"), "direct")
 SWAPPED = "/swapped"  # at the end of a label
-WGMMA_CAPABILITY: Capability = (9, 0)
 
 
 @dataclass(frozen=True)
