@@ -93,6 +93,11 @@ class Loading:
         image_s = (1 / ends[1], 1 / ends[0]) if ends else None
         return Timed(1 / self.per_s, image_s) if self.per_s else None
 
+    @property
+    def changed_in(self) -> tuple[int, ...]:
+        """Loaders are measured as they always were."""
+        return ()
+
     def caveat(self, other: Loading) -> str:
         """Always "": times of loaders need no remark when compared."""
         return ""

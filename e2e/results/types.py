@@ -320,6 +320,13 @@ class Training:
             tuple(replace(one, median_s=by * one.median_s) for one in steps.processes),
         )  # fmt: skip
 
+    @property
+    def changed_in(self) -> tuple[int, ...]:
+        """Version 2 takes a fed step's time as the mean of its block. It also left the first step
+        of a block out of `wall_s`, which `compare` does not use of unfed trainings.
+        """
+        return (2,) if self.case.fed else ()
+
     def caveat(self, other: Training) -> str:
         """A remark for the comparison when only one of the two trainings converged, else ""."""
         if None in (self.converged, other.converged) or self.converged == other.converged:

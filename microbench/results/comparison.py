@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from microbench.errors import UserError
 from microbench.results.judging import (
@@ -22,7 +21,7 @@ from microbench.results.judging import (
     ratio_between,
 )
 from microbench.results.kinds import kinds
-from microbench.results.types import METHODS, Run
+from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import AnyCase, Entry
 
 NOT_MEASURED = "not measured"  # in one of the runs, or both
@@ -251,12 +250,10 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
 
 def method_changed(entry: Entry, a: int, b: int) -> bool:
     """Whether such a result is measured otherwise in one of these method versions."""
-    kind = entry.case.op if entry.case.op in kinds() else "kernel"
-    for version, concerned in METHODS.items():
-        where = concerned.get(kind) if min(a, b) < version <= max(a, b) else None
-        if where is not None and (not where or attrgetter(where)(entry)):
-            return True
-    return not {a, b} <= METHODS.keys() and a != b
+    older, newer = sorted((a, b))
+    if older < 1 or newer > METHOD_VERSION:  # of which nothing is known
+        return a != b
+    return any(older < version <= newer for version in entry.changed_in)
 
 
 def _other_method(a: Entry, b: Entry) -> CompareRow:

@@ -3,8 +3,9 @@
 History of `schema_version` (readers accept this one and older):
   1  first version.
   2  `kind` and `options` say what was asked, which before stood in the words of `command` alone.
-`method_version` counts changes of how numbers are taken (timer, flush, stopping rule). A case that
-a change concerns (METHODS) is not compared across it.
+`method_version` counts changes of how numbers are taken (timer, flush, stopping rule), of which
+docs/method.md has the history. A result is not compared across a version that changed how it is
+measured (`Entry.changed_in`).
 """
 
 from __future__ import annotations
@@ -26,16 +27,7 @@ from microbench.results.values import Warning as Warning
 from microbench.timing import HEAVY_S, LARGE_FLOPS, SUSTAINED
 
 SCHEMA_VERSION = 2
-# What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
-# result holds ("" for all of the kind). docs/method.md has the same history in words. Version 2
-# also left the first step of a block out of `wall_s`: `compare` does not use that of unfed
-# trainings.
-METHODS: Mapping[int, Mapping[str, str]] = {
-    1: {},
-    2: {"train": "case.fed"},
-    3: {"kernel": "heavy"},
-}
-METHOD_VERSION = max(METHODS)
+METHOD_VERSION = 3
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
 # How the reason begins where a result was right when it was checked, and its times are not true.
@@ -163,6 +155,11 @@ class Result:
         if timed is None or timed.regime != SUSTAINED:
             return False
         return timed.median_s >= HEAVY_S or self.flops >= LARGE_FLOPS
+
+    @property
+    def changed_in(self) -> tuple[int, ...]:
+        """Version 3 measures heavy comparisons otherwise."""
+        return (3,) if self.heavy else ()
 
     def caveat(self, other: Result) -> str:
         """Always "": only their times decide a comparison of kernels."""

@@ -177,6 +177,11 @@ class Entry(Protocol):
         """Its time; None if not measured."""
         ...
 
+    @property
+    def changed_in(self) -> tuple[int, ...]:
+        """The versions of the method that changed how such a result is measured."""
+        ...
+
     def caveat(self, other: Any) -> str:
         """Why a comparison with the same case in another run is less certain; "" for nothing."""
         ...
