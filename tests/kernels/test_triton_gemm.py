@@ -98,6 +98,12 @@ def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
     assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
 
 
+def test_a_large_gemm_is_timed_with_more_rows_of_tiles_together() -> None:
+    listed = backend.configurations(case(8192, 8192, 8192), H200).tried(QUICK)
+    large = {(c.stages, c.group) for c in listed if c.tile == (128, 256, 64)}
+    assert large >= {(3, 8), (4, 8), (3, 16), (4, 16)}
+
+
 def test_rules_find_something_that_fits() -> None:
     capabilities = ((7, 5), (8, 0), (9, 0), (12, 0))
     for capability, size, precision in itertools.product(
