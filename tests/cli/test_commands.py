@@ -119,9 +119,10 @@ def test_the_document_tells_nothing_of_the_owner(kept: Kept, shop: Shop) -> None
 
 
 def test_a_run_compared_with_itself_is_the_same(kept: Kept) -> None:
+    """But of predictions nothing was measured, which a gate does not let pass."""
     ran = run_here(halfway, "halfway", "compare", kept.file, kept.file,
                    "--fail-on", "slower,faster")  # fmt: skip
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (int(kept.name == "predict"), "")
 
 
 def test_nothing_is_left_to_resume_and_quiet_says_nothing(

@@ -307,7 +307,7 @@ def test_a_folder_of_another_user_is_not_used(
 # ---------------------------------------------------------------- few files, little memory
 
 
-@pytest.mark.parametrize(("handles", "said"), [(10, "Too many open files"), (18, "ulimit -n")])
+@pytest.mark.parametrize(("handles", "said"), [(10, "Too many open files"), (16, "ulimit -n")])
 def test_images_with_few_open_files_are_one_line(tmp_path: Path, handles: int, said: str) -> None:
     words = "e2e make-data made --images 40 --classes 2 --workers 3 --quiet"
     check_one_line(started(f"ulimit -n {handles}; $PY -m {words}", tmp_path), said)
