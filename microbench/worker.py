@@ -74,7 +74,7 @@ class Child:
 
     def __init__(self, serve: Serve, settings: object) -> None:
         self._stage = ("", "starting")
-        self._has_greeted = False
+        self._greeting: Greeting | None = None
         self._start(serve, settings)
 
     def _start(self, serve: Serve, settings: object) -> None:
@@ -89,9 +89,10 @@ class Child:
         theirs.close()
 
     def greet(self) -> Greeting:
-        """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
-        self._has_greeted = True
-        return self._answer(lambda _key, _stage: None, START_S)
+        """Its greeting, waited for once. UserError without the device; WorkerDied as in `ask`."""
+        found = self._greeting or self._answer(lambda _key, _stage: None, START_S)
+        self._greeting = found
+        return found
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
         """The child's answer. UserError when the child refuses the request.
@@ -99,8 +100,7 @@ class Child:
         WorkerDied when it ends, or stays in one stage for `patience_s` seconds. One that was not
         greeted yet is greeted first: that is its first answer.
         """
-        if not self._has_greeted:
-            self.greet()
+        self.greet()
         self._send(request)
         return self._answer(on_stage, patience_s)
 
@@ -176,7 +176,7 @@ class Worker(Child):
 
     def greet(self) -> Greeting:
         """Wait for the child's first word. UserError when the device cannot be had."""
-        if self._early:
+        if self._early and self._greeting is None:
             self._send(("begin",))
         return super().greet()
 
@@ -220,39 +220,35 @@ def greet(worker: Child) -> Greeting:
 
 
 class Workers:
-    """Measuring processes with the same conditions: the one that greeted first, then new ones."""
+    """Measuring processes with the same conditions; at most one is kept ready."""
 
     def __init__(self, settings: Conditions) -> None:
         self.settings = settings
-        self._first: Worker | None = None
-        self._early: Worker | None = None
+        self._spare: Worker | None = None
 
     def greet(self) -> Greeting:
         """Start the first and return its greeting. UserError where the device cannot be used."""
-        self._first = Worker(self.settings)
-        return greet(self._first)
+        self._spare = Worker(self.settings)
+        return greet(self._spare)
 
     def next(self) -> Worker:
         """A worker that is ready to measure. WorkerDied or UserError when it cannot start."""
-        worker, self._first = self._first, None
-        if worker is None:
-            worker, self._early = self._early or Worker(self.settings), None
-            try:
-                worker.greet()
-            except BaseException:
-                worker.close()  # nothing else has it
-                raise
+        worker, self._spare = self._spare or Worker(self.settings), None
+        try:
+            worker.greet()
+        except BaseException:
+            worker.close()  # nothing else has it
+            raise
         return worker
 
     def load_ahead(self) -> None:
         """Let the next one load its libraries while this one measures on the GPU."""
-        self._early = self._early or Worker(self.settings, early=True)
+        self._spare = self._spare or Worker(self.settings, early=True)
 
     def close(self) -> None:
-        """End those that were not used."""
-        for worker in (self._first, self._early):
-            if worker:
-                worker.close()
+        """End one that was not used."""
+        if self._spare:
+            self._spare.close()
 
 
 # ---------------------------------------------------------------- in the child
