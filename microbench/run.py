@@ -270,7 +270,7 @@ class Runner:
                 results = self._measure(group, share_s)
                 if self.kind == "cpu":  # where what is too long is not begun
                     schedule.learn(results)
-                self._add(group, results, schedule.left_s())
+                self._add(group, results, schedule.left_s(), share_s)
                 if not calibrated:
                     self._calibrate(schedule.cases)
                     calibrated = True
@@ -307,7 +307,10 @@ class Runner:
             if number + 1 < self.processes:
                 self.load_ahead()
             left_s = sum(shares_s[following.name] for following in todo[done:])
-            self._add(group, merged(known, results, max(number, 1 + newest(known))), left_s)
+            share_s = shares_s[group.name]
+            self._add(
+                group, merged(known, results, max(number, 1 + newest(known))), left_s, share_s
+            )
 
     def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
@@ -350,7 +353,7 @@ class Runner:
                 found.update({result.case.key: result for result in results})
         return [found[case.key] for case in group.cases]
 
-    def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+    def _add(self, group: Group, results: Sequence[Result], left_s: float, share_s: float) -> None:
         run = self.run.with_results(results)
         found = large_ceilings(run.results, self.kind)
         known = {c.key: c for c in (*run.ceilings, *found)}
@@ -358,7 +361,7 @@ class Runner:
         self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
         self._save_at_times()
         done = [result for result in self.run.results if result.case.key in keys]
-        self.progress.done(group, done, left_s)
+        self.progress.done(group, done, left_s, share_s)
 
     def _save_at_times(self) -> None:
         """Save unless that would take more than its share of the time since it was last done."""

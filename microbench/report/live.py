@@ -124,13 +124,15 @@ class LiveProgress(LiveLine):
             self._group_began_s = self._clock()
         self._doing = describe(key, stage, group)
 
-    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
-        """A group is in the run file; about `left_s` seconds of sampling are left."""
+    def done(
+        self, group: Group, results: Sequence[Result], left_s: float, sampled_s: float
+    ) -> None:
+        """A group is in the run file, sampled for `sampled_s`; about `left_s` of that are left."""
         now = self._clock()
         if self._group_began_s is not None:
             self._spent_s.append(now - self._group_began_s)
-            if self._left_s is not None:
-                self._sampled_s.append(self._left_s - left_s)
+            if self._left_s is not None:  # not of the first, which waits for what is loaded
+                self._sampled_s.append(sampled_s)
         self._group_began_s = now
         self._left_s = left_s
         self._done += 1

@@ -30,7 +30,7 @@ def followed(console: dict[str, Any], **how: bool) -> str:
         for i, group in enumerate(GROUPS):
             progress.stage(group.cases[-1].key, "checking")
             progress.stage(group.cases[0].key, "timing, round 3")
-            progress.done(group, results(group), 10.0 - i)
+            progress.done(group, results(group), 10.0 - i, 1.0)
     return file.getvalue()
 
 
@@ -59,7 +59,7 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
     for group, left_s in zip(GROUPS[:2], (20.0, 10.0), strict=True):
         progress.stage(group.cases[0].key, "preparing")
         now_s += 13.0  # 10 s of sampling, 3 s of the rest
-        progress.done(group, results(group), left_s)
+        progress.done(group, results(group), left_s, 10.0)
     assert progress.left_s() == 13.0
     now_s += 5.0
     assert progress.left_s() == 8.0
@@ -73,7 +73,7 @@ def test_the_line_says_how_long_from_the_first_result_on() -> None:
     for group in GROUPS:
         progress.stage(group.cases[0].key, "preparing")
         now_s += 5.0
-        progress.done(group, results(group), 20.0 if group is GROUPS[0] else 0.0)
+        progress.done(group, results(group), 20.0 if group is GROUPS[0] else 0.0, 5.0)
     first, second, last = file.getvalue().splitlines()
     assert first.endswith("TFLOP/s; about 20 s left")
     assert second.endswith("TFLOP/s; longer than expected")

@@ -90,7 +90,9 @@ class FakeProgress:
     def stage(self, key: str, stage: str) -> None:
         self.stages.append((key, stage))
 
-    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+    def done(
+        self, group: Group, results: Sequence[Result], left_s: float, sampled_s: float
+    ) -> None:
         self.lines.append((group.name, [r.status for r in results], left_s))
 
     def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
