@@ -57,8 +57,8 @@ VALUES = {
     },
     "conv": {
         "--channels": ["8,,16", "1" + "0" * 22, "8x8x8"], "--image": ["0", "a"],
-        "--batch": ["0", "2x2"], "--kernel": ["0"], "--stride": ["0", "1.5"],
-        "--padding": ["valid", "-1"], "--dilation": ["0"], "--groups": ["0", "all"],
+        "--batch": ["0", "2x2"], "--kernel": ["0"], "--stride": ["0", "1.5", "0x2"],
+        "--padding": ["valid", "-1", "1x2x3"], "--dilation": ["0"], "--groups": ["0", "all"],
         "--pass": ["up"], "--layout": ["nn"], "--backend": ["cublas"], "--sizes": ["16"],
     },
     "payoff": {"--channels": ["64..8"], "--op": ["gemm"], "--json": ["/nowhere/a.json"]},
@@ -69,6 +69,7 @@ VALUES = {
         "--batch": ["0", "16..4", "4.5", "1..1000000:+1"], "--input": ["nonsense"],
         "--iterations": ["1.5", "0"], "--accumulate": ["0"], "--workers": ["-1"],
         "--prefetch": ["0"], "--cpus": ["0", "1000000"],
+        "--gpus": ["0", "two"], "--compress": ["bf16"],
         "--label-smoothing": ["1.0", "-0.1", "nan"], "--loss-scale": ["0", "-1", "nan", "1e30"],
         "--lr": ["fast", "0", "inf", "nan"], "--warmup": ["-1"], "--freeze": ["head", ""],
         "--clip": ["0", "-1", "inf", "nan"], "--held-out": ["0", "-3"], "--seed": ["-1", "x"],
@@ -146,6 +147,9 @@ AT_ONCE = {
     "train cnn-cifar --label-smoothing 2":
         "error: --label-smoothing takes a number from 0 to below 1, not 2.0",
     "train cnn-cifar --graph --no-fused": "--no-fused",
+    "train cnn-cifar --graph --accumulate 2": "--accumulate",
+    "train cnn-cifar --gpus 2 --compress zip": "--compress",
+    "train cnn-cifar --strong": "--strong",
     **{f"train cnn-cifar --ladder {words}": words.split()[0]
        for words in ("--recipe amp", "--layout nhwc", "--amp", "--compile", "--graph",
                      "--accumulate 2")},

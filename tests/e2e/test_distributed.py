@@ -21,7 +21,6 @@ from samples import rank_training
 from samples.commands import ROOT, environment
 from samples.processes import wait_for
 
-from e2e.__main__ import main
 from e2e.case import TrainCase
 from e2e.data.loaders.worker_pool import Shuffled
 from e2e.report.ranks import exchange_columns
@@ -370,25 +369,3 @@ def test_a_batch_that_cannot_be_divided_is_one_line(launcher: Launcher) -> None:
         _, errors = ran.communicate(timeout=240)
     assert (ran.returncode, errors.count("\n")) == (2, 1)
     assert errors.startswith("error: --strong: a batch of 9 cannot be divided")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--gpus", "0"), "--gpus"),
-        (("--gpus", "two"), "--gpus"),
-        (("--compress", "bf16"), "--compress"),
-        (("--gpus", "2", "--compress", "zip"), "--compress"),
-        (("--strong",), "--strong"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    words: tuple[str, ...], said: str, launcher: Launcher, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(launcher.folder)
-    monkeypatch.syspath_prepend(str(launcher.folder))
-    assert main([*OWN, "--quiet", *words]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert said in lines[0]

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.commands import ROOT, run_here
+from samples.commands import run_here
 from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
 from samples.field_traces import second_recording as second
 from samples.random_traces import traces
-from samples.recording import STEPS, User
 from samples.traces import BACKWARD, US, Made
 
 from e2e.__main__ import main
@@ -517,89 +516,3 @@ def test_threads_that_launch_nothing_and_the_order_of_events_change_nothing(
     beside = diagnosed(made, folder, "beside.json")
     assert ms(beside) == ms(alone)
     assert [each.title for each in beside.findings] == [each.title for each in alone.findings]
-
-
-START = """
-import queue, subprocess, sys, threading, time, torch
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-def loss(batch=torch.ones(32, 64)):
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-"""
-IN_BACKWARD = """
-def update(p):
-    own[p].step(); own[p].zero_grad()
-own = {p: torch.optim.Adam([p]) for p in model.parameters()}
-for p in own: p.register_post_accumulate_grad_hook(update)
-for _ in range(40): model(torch.ones(8, 64)).square().mean().backward()
-print("the end")
-"""
-WORKERS = """
-class Slow(torch.utils.data.Dataset):
-    def __len__(self): return 400
-    def __getitem__(self, index): time.sleep(0.08); return torch.ones(8, 64)
-for batch in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2):
-    loss(batch); optimizer.step()
-"""
-THREAD = """
-def produce():
-    while True: time.sleep(0.02); ready.put(torch.ones(8, 64))
-ready = queue.Queue(2)
-threading.Thread(target=produce, daemon=True).start()
-for _ in range(60):
-    batch = ready.get()
-    loss(batch); optimizer.step()
-"""
-LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
-CLOSURE = """
-batch = torch.ones(4096, 64)
-for _ in range(30): optimizer.step(lambda: loss(batch))
-"""
-IN_A_CHILD = """
-for _ in range(20 * len(sys.argv[1:])): loss(); optimizer.step()
-if not sys.argv[1:]: subprocess.run([sys.executable, __file__, "child"], check=True)
-"""
-INFERENCE = """
-import torch
-model = torch.nn.Linear(64, 256)
-with torch.inference_mode():
-    for _ in range(60): model(torch.ones(4096, 64))
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "code", "said", "cause", "least", "step_ms"),
-    [
-        (IN_BACKWARD, ("--whole",), 0, ["the end"], "", {}, 0),
-        # two workers give a batch each 40 ms
-        (WORKERS, ("--after", "4", "--bare", "8"), 0, [], DATA, {LOADER: 0.5}, 30),
-        (THREAD, (), 0, [f"train.py:{LINE}"], f"{OWN}|data", {}, 10),
-        (CLOSURE, (), 0, [], "", {PRODUCTS: 0.3}, 0),
-        (INFERENCE, (), 0, ["call of the model"], "", {PRODUCTS: 0.01}, 0),
-        (IN_A_CHILD, (), 1, ["optimizer", "w.step()", "torchrun", "-m"], "", {}, 0),
-    ],
-    ids=["F1", "F2", "F3", "F9", "F10 inference", "F10 child"],
-)
-def test_a_script_on_the_cpu_is_diagnosed(
-    script: str, words: tuple[str, ...], code: int, said: list[str], cause: str,
-    least: dict[str, float], step_ms: float, tmp_path: Path, quick_python: str,
-) -> None:  # fmt: skip
-    """Or it is said what to do. No training is ended by it."""
-    (tmp_path / "train.py").write_text(START * (script != INFERENCE) + script)
-    words = ("-m", "e2e", "diagnose", *STEPS, *words, "--json", "found.json", "train.py")
-    done = User(tmp_path, quick_python).run(*words, code=code, PYTHONPATH=str(ROOT))
-    assert "Traceback" not in done.stderr, done.stderr
-    text = "" if code else (tmp_path / "found.json").read_text()
-    for word in said:
-        assert word in done.stdout + done.stderr + text
-    for run in json.loads(text)["runs"] if text else []:
-        share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
-        assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
-        assert run["window_ns"] / run["steps"] >= step_ms * MS
-        assert has(cause, run["bottleneck"])
-        assert all(share[term] > part for term, part in least.items())
-        assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
-        for first in run["findings"][:1]:
-            assert run["bottleneck"] in first["title"]

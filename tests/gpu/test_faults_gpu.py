@@ -48,13 +48,10 @@ def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
     faults = {f"{name}{later}": said for name, said in FAULTS.items()}
     file = tmp_path / "run.json"
     named = ",".join(f"samples.bad_gpu_kernels:{name}" for name in (*faults, "good"))
-    began_s = time.monotonic()
     ran = run_here(
         main, "microbench", "gemm", "--sizes", "256,512", "--dtype", "fp16", "--vs", "none",
         "--backend", named, "--budget", "2", "--processes", "1", "--json", file,
     )  # fmt: skip
-    # At each size an endless kernel is waited for once; each fault costs a process.
-    assert time.monotonic() - began_s < 2 * (1.5 * HANG_S + 15 * len(faults))
     assert ran.returncode == 1, ran.stderr  # an own kernel failed
     assert "Traceback" not in ran.stderr
     run = read_run(file)
@@ -109,12 +106,10 @@ def measured(folder: Path, size: str, names: tuple[str, ...], processes: str) ->
 
 
 def e2e(command: str, name: str, file: Path, *words: object, recipes: str = "fp32,amp") -> Ran:
-    began_s = time.monotonic()
     ran = run_here(
         training, "e2e", command, f"samples.bad_gpu_networks:{name}", "--batch", "8", "--recipe",
         recipes, "--json", file, *words,
     )  # fmt: skip
-    assert time.monotonic() - began_s < 120
     assert "Traceback" not in ran.stderr
     return ran
 

@@ -207,10 +207,6 @@ BASE = (
     Ceiling("large GEMM", "measured", "fp16", flop_per_s=700e12),
     Ceiling("large GEMM", "measured", "fp32", flop_per_s=50e12),
 )
-INSTRUCTION = Ceiling(
-    "instruction", "measured", "fp16", flop_per_s=900e12, flop_per_clock=4000.0,
-    reference="wgmma, m64n256k16",
-)  # fmt: skip
 
 
 def test_peaks_are_those_of_the_case() -> None:
@@ -224,14 +220,6 @@ def test_peaks_are_those_of_the_case() -> None:
     assert limits.compute_s == pytest.approx(found.flops / (4096 * 132 * 1500e6))
     assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
     assert limits.floor_s == 4e-6
-
-
-def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
-    found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, INSTRUCTION)))
-    assert found.measured_flop_per_s == found.roof_flop_per_s == 4000 * 132 * 1500e6
-    without = replace(INSTRUCTION, flop_per_clock=None)
-    found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
-    assert found.measured_flop_per_s == 900e12
 
 
 @pytest.mark.parametrize(
@@ -289,19 +277,3 @@ def test_tensor_cores_are_proved_by_operations_that_were_done() -> None:
         found = result(case=Case("conv", dims, "fp16", backend, "nhwc"), kernels=kernels)
         assert tensor_core(found, limits) is proved
     assert tensor_core(result(measurement=None), limits) is None
-
-
-def test_reasons_of_launches_traffic_and_neighbours_have_their_numbers() -> None:
-    def said(found: Result, *others: Result, **shares: float) -> set[float]:
-        limits = replace(MIDDLE, **of_time(**shares))  # type: ignore[arg-type]
-        return set(numbers(explain(found, limits, run_of(found, *others))[1]))
-
-    assert {47, 7, 23} <= said(result(0.47), floor=0.07, memory=0.23)
-    assert {4095, 8190, 35} <= said(result(0.35, size=4095))
-    assert 9 in said(result(), floor=0.41, compute=0.06, memory=0.03)
-    assert 48 in said(result(), memory=0.483)
-    assert 0.5 in said(result(flops=540_000), memory=0.6, compute=0.1)
-    odd = result(0.3, size=4095, flops=2 * 4095**3)
-    near = [result(size=size, flops=2 * size**3) for size in (4000, 4088, 4000)]
-    assert 4088 in said(odd, *near)
-    assert bound(result(precision="fp64"), fp32_flop_per_s=5.1 * PEAK) == "mixed"

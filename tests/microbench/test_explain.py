@@ -131,22 +131,6 @@ def test_a_planted_cause_is_named_with_its_numbers(
     assert [number for number in numbers if number not in found.why] == [], found.why
 
 
-@pytest.mark.parametrize(
-    ("results", "bound"),
-    [
-        ([at_rate(1024, 600e12)], "memory"),  # its arithmetic takes longer
-        ([ODD, at_rate(4096, 480e12)], "alignment"),  # the twin gains little
-        ([at_rate(4095, 690e12)], "alignment"),  # it costs nothing
-        ([at_rate(8192, 690e12, clock=1400.0)], "power"),  # a low clock without a reason
-        ([at_rate(1536, 400e12, tile=TILE, kernels=(FLAT,))], "waves"),  # two may share an SM
-        ([at_rate(1536, 400e12, tile=TILE, kernels=(DEEP,), tiles=260)], "waves"),  # 98 % full
-        ([took(conv(channels=60), 31e-6), took(conv(channels=64), 30e-6)], "alignment"),
-    ],
-)
-def test_what_the_numbers_do_not_bear_out_is_not_blamed(results: list[Result], bound: str) -> None:
-    assert annotated(*results).bound != bound
-
-
 def test_what_was_not_measured_is_left_alone_and_nothing_is_claimed_without_ceilings() -> None:
     skipped = Result(gemm(64), "skipped", reason="no")
     assert annotated(skipped) == skipped

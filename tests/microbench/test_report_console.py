@@ -122,13 +122,6 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     assert "memory: 4.30 TB/s" in text
 
 
-def test_escape_codes_in_a_run_file_are_not_printed() -> None:
-    evil = Result(case(64, "fp16", "x\x1b[2J"), "failed", "a\x1b]0;title\x07\nb")
-    text = shown(run_of([evil], device={"name": "GPU\x1b[31m"}))
-    assert "\x1b" not in text
-    assert "\x07" not in text
-
-
 def test_a_run_read_from_its_file_shows_the_same(tmp_path: Path) -> None:
     write_run(h200_run(), tmp_path / "run.json")
     assert shown(read_run(tmp_path / "run.json")) == shown(h200_run())

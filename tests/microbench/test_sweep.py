@@ -231,26 +231,6 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"channels": "60", "groups": "7"}, "is not divisible into 7 groups"),
-        ({"kernel": "31", "padding": "0"}, "does not fit"),
-        ({"kernel": "2"}, "--padding same needs kernels of odd size, not 2x2"),
-        ({"kernel": "1x4"}, "--padding same needs kernels of odd size, not 1x4"),
-        ({"padding": "1x2x3"}, "--padding must be a number or same, or rows x columns"),
-        ({"stride": "0x2"}, "stride must be at least 1, not 0x2"),
-        ({"dilation": "1.5"}, "--dilation must be a number, or rows x columns as 1x2"),
-        ({"backend": "cub\nlas"}, "--backend: unknown"),
-    ],
-)
-def test_what_cannot_be_is_one_line(changes: dict[str, object], said: str) -> None:
-    """Other words are refused by the command: tests/cli has them."""
-    with pytest.raises(UserError, match=said) as caught:
-        plan_convs(**changes)
-    assert "\n" not in str(caught.value)
-
-
 # ---------------------------------------------------------------- problems from a file
 
 ROOT = Path(__file__).parents[2]
