@@ -339,7 +339,8 @@ def predicted_run() -> Run:
     lacks = ("2 x aten.nonzero.default: why (2 of 605 calls)",)
     return run_of(
         timed, predicted_only("tf32", interval_s=None, uncovered=lacks, host_s=0.05),
-        predicted_only("amp"), command=("python", "-m", "e2e", "predict", "resnet50", "--amp"),
+        predicted_only("amp"), kind="predict",
+        command=("python", "-m", "e2e", "predict", "resnet50", "--amp"),
     )  # fmt: skip
 
 
