@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from samples.pages import PAGES, ROOT, text
+from samples.pages import PAGES, ROOT, Row, rows_in, text
 
 import e2e.__main__
 import microbench.__main__
+from e2e.results.types import Training
+from kernels import OPS
+from microbench.errors import UserError
+from microbench.report.export import to_markdown
+from microbench.report.summary_table import rivals_table
+from microbench.report.table import markdown
+from microbench.results.runfile import read_run
+from microbench.roofline.explain import annotate
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -60,3 +70,111 @@ def test_every_command_has_its_options() -> None:
         # What follows --other are a script's own arguments; -m is a word of `diagnose`, no option.
         ours = [w for before, w in pairwise(["", *words]) if w[:1] == "-" and before != "--other"]
         assert {word.split("=")[0] for word in ours} <= known | {"--help", "-m"}, line
+
+
+# ---------------------------------------------------------------- tables
+
+
+FOUND = 15  # tables, at least
+
+
+@cache
+def reported(path: Path) -> list[list[Row]]:
+    """The tables that halfway makes of a file."""
+    try:
+        found = read_run(path)
+    except UserError:
+        return []
+    ours = any(r.case.backend == "triton" for r in found.results)
+    return rows_in(to_markdown(found) + ("\n\n" + markdown(rivals_table(found)) if ours else ""))
+
+
+def linked(page: Path) -> list[tuple[list[Path], list[Row]]]:
+    """The page's tables, each with the run files that its section names, then all of the page's."""
+    found: list[tuple[list[Path], list[Row]]] = []
+    every: list[Path] = []
+    for section in re.split(r"^#+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        links = re.findall(r"\]\(([^)#\s]*results/[^)#\s]*\.json)\)", section)
+        paths = [(page.parent / link).resolve() for link in links]
+        every += paths
+        found += [(paths, table) for table in rows_in(section)]
+    return [(paths + every, table) for paths, table in found]
+
+
+def columns(head: Row, table: list[Row]) -> list[Row] | None:
+    """The rows of a report's table, in these of its columns; None if it has not all of them."""
+    own = [name.replace("(generated data)", "(generated)") for name in table[0]]
+    if head == own:
+        return table[1:]
+    if not set(head) <= set(own) or len(set(own)) < len(own):
+        return None
+    return [[row[own.index(name)] for name in head] for row in table[1:]]
+
+
+def test_rows_of_reports_are_those_of_the_run_files() -> None:
+    checked = 0
+    for page in PAGES:
+        for paths, (head, *rows) in linked(page):
+            reports = (table for path in dict.fromkeys(paths) for table in reported(path))
+            tables = [own for one in reports if (own := columns(head, one)) is not None]
+            if tables:
+                wrong = min(([row for row in rows if row not in own] for own in tables), key=len)
+                assert wrong == [], page
+                checked += 1
+    assert checked >= FOUND
+
+
+# ---------------------------------------------------------------- published
+
+
+RUNS = [
+    path
+    for path in sorted(ROOT.glob("results/*/**/*.json"))
+    if b'"schema_version"' in path.read_bytes()[:200]
+]
+KERNELS = [path for path in RUNS if path.name.startswith(("gemm-", "conv-", "payoff-", "layers-"))]
+EXPLAINED = ["conv-fp16", "payoff-conv", "layers-resnet50", "gemm-fp16", "gemm-all"]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_kernels_are_right_and_possible(path: Path) -> None:
+    found = read_run(path)
+    assert found.finished_at
+    for result in found.results:
+        case, op = result.case, OPS[result.case.op]
+        if result.status != "ok":
+            assert result.reason
+            continue
+        assert (result.flops, result.min_bytes) == (op.flops(case), op.min_bytes(case))
+        assert 0 <= (result.rel_error or 0) <= op.tolerance(case)
+        assert 0 < result.efficiency_pct.get("at_clock", 1) <= 105 or case.op == "conv"
+        assert (result.byte_per_s or 0) < 8e12
+        assert (result.ceiling_pct or 0) <= 105 or case.precision_name in ("fp32", "tf32")
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_kernels_are_explained_as_this_version_does(name: str) -> None:
+    found = read_run(ROOT / f"results/nvidia-h200/{name}.json")
+    assert annotate(found).results == found.results
+
+
+def test_trainings_are_whole_and_possible() -> None:
+    found = 0
+    for path in RUNS:
+        if not any(r.get("op") == "train" for r in json.loads(path.read_text())["results"]):
+            continue
+        run = read_run(path)
+        rows = [line for line in text("results/README").splitlines() if f"{path.name} |" in line]
+        assert run.finished_at is not None or any("Unfinished" in row for row in rows), path
+        for training in run.of(Training):
+            found += 1
+            if training.status != "ok":
+                assert training.reason
+                continue
+            steps = training.steps
+            assert steps
+            assert sum(steps.times_s) <= 1.001 * steps.wall_s, path
+            assert (steps.busy_s or 0) <= 1.05 * steps.median_s, path
+            low, high = steps.ci95_s or (steps.median_s, steps.median_s)
+            assert low <= steps.median_s <= high
+    assert found > 300

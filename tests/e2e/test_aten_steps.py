@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from e2e.aten import (
     Call,
+    CannotReplay,
+    Named,
     Pool,
+    TensorSpec,
+    describe,
     flops,
     kind_of,
     materialise,
@@ -233,3 +237,193 @@ def test_many_launches_stay_finite(name: str) -> None:
             for _ in range(200):
                 replay.launch()
         assert finite([list(replay.plain.args), replay.plain.keywords]), op.call.key
+
+
+# ---------------------------------------------------------------- aten materialise
+
+
+def launched(call: Call) -> tuple[Any, Any]:
+    replay = materialise(call, CPU, Pool(CPU))
+    return replay, replay.launch()
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return spec_of(torch.empty(shape, dtype=getattr(torch, dtype)))
+
+
+def argument(call: Call, name: str) -> Any:
+    """What is passed for an argument that has a name in the schema."""
+    replay = materialise(call, CPU, Pool(CPU))
+    names = [a.name for a in resolve(call.name)._schema.arguments]
+    return (dict(zip(names, replay.plain.args, strict=False)) | replay.plain.keywords)[name]
+
+
+X, IDS = spec(6, 8), spec(5, 7, dtype="int64")
+
+
+def calls_with_contents() -> Iterator[tuple[Call, str, Callable[[Tensor], bool]]]:
+    yield Call("aten.embedding.default", (spec(9, 4), IDS)), "indices", _between(0, 8)
+    yield (
+        Call("aten.embedding_dense_backward.default", (spec(5, 7, 4), IDS, 9, -1, False)),
+        "indices", _between(0, 8),
+    )  # fmt: skip
+    gathered = Call("aten.gather.default", (X, 1, spec(6, 40, dtype="int64")))
+    yield gathered, "index", _between(0, 7)
+    scores, classes = spec(400, 8), spec(400, dtype="int64")
+    loss = Call("aten.nll_loss_forward.default", (scores, classes, None, 1, -100))
+    yield loss, "target", _between(0, 7)
+    mask = Call(
+        "aten.native_dropout_backward.default", (spec(100, 100), spec(100, 100, dtype="bool"), 1.25)
+    )
+    yield mask, "mask", lambda t: bool(abs(t.float().mean() - 0.8) < 0.02)
+    soft = Call("aten._softmax_backward_data.default", (X, X, 1, Named("dtype", "float32")))
+    yield soft, "output", lambda t: torch.allclose(t.sum(1), torch.ones(6))
+    yield Call("aten.sigmoid_backward.default", (X, X)), "output", _between(0, 1)
+    yield Call("aten.sqrt.default", (X,)), "self", _between(0.05, 10)
+    yield Call("aten.rsqrt_.default", (X,)), "self", _between(0.05, 10)
+    number = spec()
+    scale = Call("aten._amp_update_scale_.default",
+                 (number, spec(dtype="int32"), number, 2.0, 0.5, 2000))  # fmt: skip
+    yield scale, "self", _between(1, 1)
+    yield scale, "found_inf", _between(0, 0)
+
+
+def _between(low: float, high: float) -> Callable[[Tensor], bool]:
+    return lambda t: (
+        bool((t >= low).all() and (t <= high).all()) and (t.unique().numel() > 1) == (low != high)
+    )
+
+
+@pytest.mark.parametrize(("call", "name", "holds"), list(calls_with_contents()))
+def test_contents(call: Call, name: str, holds: Callable[[Tensor], bool]) -> None:
+    assert holds(argument(call, name)), argument(call, name)
+
+
+def test_a_pooling_gradient_takes_real_indices() -> None:
+    x = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last)
+    how = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    out, indices = ATEN.max_pool2d_with_indices(x, *how)
+    call = describe(ATEN.max_pool2d_with_indices_backward.default, (out, x, *how, indices), {})
+    replay, returned = launched(call)
+    fresh = ATEN.max_pool2d_with_indices(replay.plain.args[1], *how)[1]
+    assert torch.equal(replay.plain.args[-1], fresh)
+    assert replay.plain.args[-1].stride() == indices.stride()
+    assert returned.count_nonzero() > 10
+
+
+def test_attention_gradient_takes_what_the_forward_saved() -> None:
+    q = torch.randn(2, 3, 16, 8)
+    out, logsumexp = ATEN._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)
+    call = describe(
+        ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        (q, q, q, q, out, logsumexp, 0.0, True), {"scale": 0.5},
+    )  # fmt: skip
+    replay, _ = launched(call)
+    _, query, key, value, saved, lse, *_ = replay.plain.args
+    again = ATEN._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, True, scale=0.5
+    )
+    assert torch.equal(saved, again[0])
+    assert torch.equal(lse, again[1])
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.empty(4, 1).expand(4, 6), torch.empty(5, 20)[:, 3:9], torch.empty(6, 4).t(),
+    torch.empty(40).as_strided((5, 6), (3, 2)), torch.empty(0, 3), torch.empty(()),
+    torch.empty(3, 4, dtype=torch.float8_e4m3fn), torch.empty(4, dtype=torch.complex64),
+    torch.empty(1, 5, dtype=torch.bool).expand(3, 5), torch.empty(4, 6, dtype=torch.float16)[::2],
+])  # fmt: skip
+def test_strides_are_as_recorded(tensor: Tensor) -> None:
+    replay, copy = launched(describe(ATEN.clone.default, (tensor,), {}))
+    assert specs(replay.plain.args) == (spec_of(tensor),)
+    assert specs(copy) == specs(tensor.clone())
+
+
+def test_an_expanded_argument_with_rules_of_its_own() -> None:
+    running = torch.empty(1).expand(3)
+    x = torch.empty(2, 3, 4, 4)
+    call = describe(
+        ATEN.native_batch_norm.default, (x, None, None, running, running, False, 0.1, 1e-5), {}
+    )
+    assert argument(call, "running_var").stride() == (0,)
+    assert bool((argument(call, "running_var") > 0).all())
+
+
+def test_running_statistics_are_written_only_in_training() -> None:
+    x, each = torch.empty(2, 3, 4, 4), torch.empty(3)
+    for training in (True, False):
+        how = (x, each, each, each, each, training, 0.1, 1e-5)
+        call = describe(ATEN.native_batch_norm.default, how, {})
+        written = [slot.name for slot in slots_of(call) if slot.written]
+        assert written == ["running_mean", "running_var"] * training
+
+
+def test_restore_gives_fresh_content() -> None:
+    replay, _ = launched(Call("aten.mul_.Tensor", (X, 1e30)))
+    for _ in range(3):
+        replay.launch()
+    assert not finite(list(replay.plain.args))
+    replay.restore()
+    assert finite(list(replay.plain.args))
+    assert 0.5 < float(replay.plain.args[0].std()) < 1.5
+
+
+def test_the_host_keeps_what_was_on_the_host() -> None:
+    mixed = Call("aten.mul.Tensor", (TensorSpec((4,), (1,), "float32", "cuda"), spec()))
+    replay, returned = launched(mixed)
+    assert returned.device == CPU, "the recorded GPU is the device that is asked for"
+    assert replay.plain.args[1].device == CPU
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (Call("aten.nonzero.default", (X,)), "depends on data"),
+        (Call("aten.masked_select.default", (X, spec(6, 8, dtype="bool"))), "depends on data"),
+        (Call("aten.index.Tensor", (X, (spec(6, dtype="bool"),))), "mask"),
+        (Call("aten._local_scalar_dense.default", (spec(),)), "waits"),
+        (Call("aten.t_.default", (X,)), "shape in place"),
+        (Call("mine.op.default", (X,)), "no such operator"),
+        (Call("aten.mm.default", (X, X, X)), "fewer arguments"),
+        (Call("aten.mm.default", (X,), (("scale", 1),)), "other arguments"),
+        (Call("aten._ctc_loss.default", ()), "cannot be generated"),
+    ],
+)
+def test_what_cannot_be_replayed(call: Call, why: str) -> None:
+    with pytest.raises(CannotReplay, match=why) as refused:
+        materialise(call, CPU, Pool(CPU))
+    assert "\n" not in str(refused.value)
+    assert why_not(call) == str(refused.value)
+
+
+def test_a_forward_pass_that_does_not_run_here_says_so() -> None:
+    q = spec(2, 3, 16, 8, dtype="float16")
+    call = Call(
+        "aten._scaled_dot_product_flash_attention_backward.default",
+        (q, q, q, q, q, spec(2, 3, 16), None, None, 16, 16, 0.0, False, None, None),
+    )
+    with pytest.raises(CannotReplay, match="forward pass does not run here"):
+        materialise(call, CPU, Pool(CPU))
+
+
+def test_a_custom_operator_with_floats_alone_is_replayed() -> None:
+    library = torch.library.Library("halfway_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    library.define("pick(Tensor x, Tensor i) -> Tensor")
+    library.impl("pick", lambda x, i: x[i], "CPU")
+    replay, returned = launched(Call("halfway_test.twice.default", (X,)))
+    assert torch.equal(returned, replay.plain.args[0] * 2)
+    with pytest.raises(CannotReplay, match="custom operator"):
+        materialise(Call("halfway_test.pick.default", (X, IDS)), CPU, Pool(CPU))
+
+
+def test_indices_by_place() -> None:
+    rows, columns = spec(100, dtype="int64"), spec(100, dtype="int64")
+    call = Call("aten.index_put_.default", (spec(3, 50), (rows, columns), spec(100), True))
+    replay, _ = launched(call)
+    first, second = replay.plain.args[1]
+    assert int(first.max()) == 2
+    assert 2 < int(second.max()) < 50
+    half = Call("aten.index.Tensor", (spec(3, 50), (None, columns)))
+    assert launched(half)[1].shape == (3, 100)

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from samples.waiting import no_waits, while_busy
 
-from microbench.device.device import describe
+from kernels.ceilings import load, variants
+from kernels.gpus import flop_per_clock
+from kernels.precision import PRECISIONS, precision
+from microbench.device.device import DeviceInfo, describe
 from microbench.device.profiler import record
+from microbench.roofline.ceilings import instruction_ceilings
 from microbench.timing.instruments import PERSISTING_L2
 from microbench.timing.stats import median
-from microbench.timing.timers import GatedEvents, GraphReplay, Renewed, empty_kernel_s
+from microbench.timing.timers import GatedEvents, GraphReplay, Renewed, empty_kernel_s, make_timer
 
 cupy: Any = import_module("cupy")  # which has no types
 
@@ -73,3 +78,55 @@ def test_a_graphs_clock_is_a_mean_over_its_batches() -> None:
     assert len(found) == 3
     if known:
         assert block.sm_clock_mhz == sum(known) / len(known)
+
+
+# ---------------------------------------------------------------- waiting gpu
+
+
+def test_what_torch_sees_wait_raises_and_only_inside() -> None:
+    found = torch.ones(1, device="cuda")
+    with pytest.raises(RuntimeError, match="synchroniz"), no_waits():
+        found.item()
+    assert found.item() == 1
+
+
+@pytest.mark.quick
+def test_what_torch_does_not_see_is_found_by_the_clock_of_the_device() -> None:
+    with pytest.raises(AssertionError, match="waited"), no_waits(), while_busy():
+        torch.cuda.synchronize()
+
+
+# ---------------------------------------------------------------- ceilings gpu
+
+
+LEAST, MOST = 0.5, 1.01  # of the instruction's rate
+FP64_LEAST = 0.2  # of mma.sync on Hopper
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    return describe("cuda")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> None:
+    found = variants(name, gpu.target())
+    if not found:
+        pytest.skip("the architecture's fastest instruction is not known")
+    for variant in found:
+        error = load(variant, name, gpu.target()).rel_error()
+        assert error <= precision(name).rel_tolerance, variant.label
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_an_instruction_reaches_most_of_its_rate_and_never_more(name: str, gpu: DeviceInfo) -> None:
+    timer = make_timer("events", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    rate = flop_per_clock(gpu.capability, gpu.name).get(precision(name).rate_name)
+    found = instruction_ceilings(gpu.target(), timer, [name], lambda *_: None)
+    if not found or not rate:
+        pytest.skip("the rate, or the architecture's fastest instruction, is not known")
+    assert found[0].flop_per_clock
+    least = FP64_LEAST if name == "fp64" else LEAST
+    assert least <= found[0].flop_per_clock / rate <= MOST

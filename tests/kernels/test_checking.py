@@ -22,6 +22,7 @@ from kernels.checking import (
     typical,
     unwritten,
 )
+from kernels.error_words import first_line, one_line
 
 CPU = torch.device("cpu")
 numbers = st.lists(st.floats(-1e3, 1e3).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1)
@@ -121,3 +122,18 @@ def test_another_shape_or_type_is_refused(returned: torch.Tensor) -> None:
         filled(returned, output)
     assert filled(None, output) is output
     assert filled(right := torch.ones(2, 4), output) is right
+
+
+# ---------------------------------------------------------------- what an exception says, in a line
+
+
+@pytest.mark.parametrize("text", ["", "\n", "  \n \n"])
+def test_an_error_without_words_is_named_by_its_type(text: str) -> None:
+    assert first_line(NotImplementedError(text)) == "NotImplementedError"
+    assert one_line(NotImplementedError(text)) == "NotImplementedError"
+
+
+def test_of_more_lines_the_first_is_said() -> None:
+    error = ValueError("\nwrong size\nat line 3")
+    assert first_line(error) == "wrong size"
+    assert one_line(error) == "ValueError: wrong size"

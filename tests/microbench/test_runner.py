@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +13,16 @@ from pathlib import Path
 import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
+from kernels.case import Case, Target
 from microbench.conditions import Conditions
-from microbench.estimate import MORE
+from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator, TooLong
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result, Run
-from microbench.run import InOrder, Runner, default_budget_s, group_weight, missing
+from microbench.run import InOrder, Runner, default_budget_s, few_processes, group_weight, missing
 from microbench.run_output import save
 from microbench.sweep import Group
-from microbench.timing import FEWEST_ROUNDS
+from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.timing.interleave import HEAVY
 from microbench.worker import OnStage, WorkerDied
 
@@ -261,3 +264,247 @@ def test_a_precision_without_a_large_case_has_its_ceiling_measured(world: World)
     ceiling = run.ceiling("large GEMM", "measured", "fp16")
     assert ceiling is not None
     assert ceiling.flop_per_s == pytest.approx(2 * 8192**3 / world.sessions[-1].seconds)
+
+
+# ---------------------------------------------------------------- runner processes
+
+
+GROUPS = [group_of(64), group_of(128, "fp32", "fp16", "bf16")]
+
+
+def numbers(run: Run) -> dict[str, tuple[int, ...]]:
+    """Which processes measured each case."""
+    return {
+        result.case.key: tuple(p.number for p in result.measurement.processes)
+        for result in run.results
+        if result.measurement
+    }
+
+
+def test_each_case_is_measured_in_as_many_fresh_processes(world: World) -> None:
+    run = world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert numbers(run) == {case.key: (0, 1, 2) for group in GROUPS for case in group.cases}
+    assert [[group for group, _ in s.asked] for s in world.sessions] == [GROUPS] * 3
+    assert [s.checked for s in world.sessions] == [[False] * 2, [True] * 2, [True] * 2]
+    assert all(session.closed for session in world.sessions)
+    for result in run.results:
+        assert result.measurement is not None
+        assert [p.median_s for p in result.measurement.processes] == [1e-3, 2e-3, 4e-3]
+        assert result.measurement.median_s == pytest.approx(2e-3)  # their geometric mean
+        assert result.measurement.times_s == (1e-3,) * 3 + (2e-3,) * 3 + (4e-3,) * 3
+    assert read_run(world.path) == run
+    assert run.finished_at == "the end"
+
+
+def test_the_processes_share_the_seconds(world: World) -> None:
+    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    shares = [[share for _, share in session.asked] for session in world.sessions]
+    assert shares[0] == pytest.approx(shares[1])
+    assert shares[0] == pytest.approx(shares[2])
+    assert math.fsum(map(math.fsum, shares)) == pytest.approx(30.0)
+    assert [left for _, _, left in world.progress.lines[2:4]] == pytest.approx([shares[1][1], 0.0])
+
+
+def test_one_of_several_processes_takes_fewer_rounds_than_one_alone(world: World) -> None:
+    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
+    alone = World(world.path)
+    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
+
+
+def test_the_next_process_loads_ahead_and_the_progress_begins_again(world: World) -> None:
+    names = [group.name for group in GROUPS]
+    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert world.progress.passes == [(2, 3, names), (3, 3, names)]
+    assert world.loaded_ahead == 4  # after each group, as long as a process follows
+    alone = World(world.path)
+    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert (alone.progress.passes, alone.loaded_ahead) == ([], 0)
+
+
+def test_each_group_of_each_process_is_on_disk_before_the_next_begins(world: World) -> None:
+    seen: list[list[int]] = []
+
+    def look(_: Group) -> None:
+        if world.path.exists():  # since the first group
+            seen.append([max(1, len(one)) for one in numbers(read_run(world.path)).values()])
+
+    world.trouble = look
+    world.runner(2).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert seen == [[1, 1], [1] * 5, [2, 2, 1, 1, 1]]
+
+
+def test_a_case_that_kills_a_later_process_keeps_what_it_had(world: World) -> None:
+    bad = GROUPS[1].cases[1].key
+    deaths = iter([True])
+
+    def die_once(asked: Group) -> None:
+        if len(world.sessions) > 1 and bad in keys_of(asked) and next(deaths, False):
+            raise WorkerDied(bad, "illegal memory access")
+
+    world.trouble = die_once
+    run = world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    found = numbers(run)
+    assert found.pop(bad) == (0, 2)
+    assert set(found.values()) == {(0, 1, 2)}
+    assert [result.status for result in run.results] == ["ok"] * 5
+    assert len(world.sessions) == 4
+    assert all(session.closed for session in world.sessions)
+
+
+def test_a_resumed_run_gives_no_process_a_number_twice(world: World) -> None:
+    first, other = (case.key for case in GROUPS[0].cases)
+    deaths = iter([True])
+
+    def die_once(asked: Group) -> None:
+        if len(world.sessions) == 2 and first in keys_of(asked) and next(deaths, False):
+            raise WorkerDied(first, "illegal memory access")
+
+    world.trouble = die_once
+    kept = world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert numbers(kept)[first] == (0, 2)
+    again = World(world.path, run=kept)
+    run = again.runner(3).measure(InOrder([], 0.0), GROUPS)
+    assert (numbers(run)[first], numbers(run)[other]) == ((0, 2, 3), (0, 1, 2, 3))
+    assert read_run(world.path) == run
+
+
+def test_a_comparison_that_lacks_a_case_is_measured_anew_in_the_same_processes(
+    world: World,
+) -> None:
+    done = world.runner(2).measure(InOrder(GROUPS, 30.0), GROUPS)
+    lost = GROUPS[1].cases[-1]
+    kept = [result for result in done.results if result.case != lost]
+    failed = Result(lost, "failed", reason="hung")
+    again = World(world.path)
+    again.run = empty_run().with_results([*kept, failed])
+    left = missing(GROUPS, again.run)
+    assert left == [GROUPS[1]]
+    run = again.runner(2).measure(InOrder(left, 30.0), GROUPS)
+    assert numbers(run) == {case.key: (0, 1) for group in GROUPS for case in group.cases}
+
+
+def test_what_has_no_time_is_not_measured_again(world: World) -> None:
+    group = GROUPS[0]
+    skipped = Result(group.cases[0], "skipped", reason="no")
+    world.run = empty_run().with_results([skipped, result_of(group.cases[1])])
+    run = world.runner(2).measure(InOrder([], 0.0), [group])
+    assert world.asked() == [Group((group.cases[1],))]
+    assert run.result(group.cases[0].key) == skipped
+
+
+def test_an_interrupted_run_is_resumed_with_the_missing_processes(world: World) -> None:
+    def interrupt(asked: Group) -> None:
+        if len(world.sessions) == 2 and asked == GROUPS[1]:
+            raise KeyboardInterrupt
+
+    world.trouble = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    kept = read_run(world.path)
+    assert sorted(map(len, numbers(kept).values())) == [0, 0, 0, 2, 2]
+    assert kept.finished_at is None
+    again = World(world.path, run=kept)
+    run = again.runner(3).measure(InOrder([], 0.0), GROUPS)
+    assert set(numbers(run).values()) == {(0, 1, 2)}
+    assert again.asked() == [GROUPS[1], *GROUPS]
+    assert keys(run.results) == [case.key for group in GROUPS for case in group.cases]
+    assert few_processes(GROUPS, run, 2) == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_of_one_process_lacks_the_others(number: int) -> None:
+    run = empty_run().with_results([result_of(case) for case in GROUPS[0].cases])
+    assert few_processes(GROUPS, run, 0) == []
+    assert few_processes(GROUPS, run, number) == [GROUPS[0]]
+
+
+def keys_of(group: Group) -> list[str]:
+    return [case.key for case in group.cases]
+
+
+# ---------------------------------------------------------------- estimate
+
+
+CPU = Target("cpu", "a CPU", None, 2)
+
+
+def case(size: int, precision: str = "fp16") -> Case:
+    return Case("gemm", {"m": size, "n": size, "k": size}, precision, "cpu")
+
+
+def taught(size: int, seconds: float) -> Estimator:
+    estimator = Estimator()
+    estimator.learn(case(size), 2 * size**3, seconds)
+    return estimator
+
+
+def refusal(estimator: Estimator, size: int, budget_s: float, spoken_for_s: float = 0.0) -> str:
+    with pytest.raises(TooLong) as caught:
+        estimator.admit(case(size), CPU, budget_s, spoken_for_s)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_time_grows_with_the_work_from_the_largest_case_seen() -> None:
+    assert Estimator().expected_s(case(512)) == 0.0
+    estimator = taught(256, 1.0)
+    assert estimator.expected_s(case(512, "bf16")) == 0.0
+    assert estimator.expected_s(case(512)) == pytest.approx(8.0)
+    assert estimator.expected_s(case(128)) == pytest.approx(1 / 8)
+    estimator.learn(case(64), 2 * 64**3, 1.0)
+    assert estimator.expected_s(case(512)) == pytest.approx(8.0)
+    estimator.learn(case(1024), 2 * 1024**3, 80.0)
+    assert estimator.expected_s(case(512)) == pytest.approx(10.0)
+
+
+def test_what_fits_is_admitted() -> None:
+    taught(256, 0.1).admit(case(512), CPU, LAUNCHES_NEEDED * 0.8 + 0.01, 0.0)
+
+
+def test_what_does_not_fit_is_refused_with_the_estimate_and_a_remedy() -> None:
+    said = refusal(taught(1024, 7.0), 2048, 10.0)
+    assert "56.0 s" in said
+    assert "10.0 s" in said
+    assert "--budget" in said
+
+
+def test_what_others_take_is_not_there_to_be_had() -> None:
+    estimator = taught(256, 0.1)
+    estimator.admit(case(256), CPU, 1.0, 0.0)
+    assert "left" in refusal(estimator, 256, 1.0, spoken_for_s=0.15)
+
+
+def test_times_are_in_units_a_person_reads() -> None:
+    assert re.search(r"\d+ ms a launch", refusal(taught(256, 0.05), 256, 0.1))
+    assert re.search(r"\d+ min a launch", refusal(taught(256, 1.0), 4096, 10.0))
+
+
+def test_a_kind_never_seen_is_probed_at_a_small_size_for_real() -> None:
+    estimator = Estimator()
+    estimator.admit(case(256, "fp32"), CPU, 60.0, 0.0)
+    assert 0 < estimator.expected_s(case(256, "fp32")) < 60.0
+    with pytest.raises(TooLong, match="estimated"):
+        estimator.admit(case(10**6, "fp32"), CPU, 5.0, 0.0)
+
+
+def test_an_enormous_case_is_refused_without_its_matrices_being_made() -> None:
+    with pytest.raises(TooLong):
+        Estimator().admit(case(10**6, "fp32"), CPU, 1.0, 0.0)  # 12 TB
+
+
+def test_a_short_launch_is_not_scaled_to_a_large_case() -> None:
+    """Overhead does not grow with the work: the probe grows before a case is refused."""
+    estimator = Estimator()
+    estimator.learn(case(16, "fp32"), 2 * 16**3, 0.001)  # 4 min for 1,024, were it all work
+    estimator.admit(case(1024, "fp32"), CPU, 60.0, 0.0)
+    assert estimator.expected_s(case(1024, "fp32")) < 60.0
+
+
+def test_a_small_case_is_not_refused_for_what_a_smaller_one_waited() -> None:
+    """256 where 64 took 20 ms on a busy CPU: as work that would be 1.3 s, and it takes a few ms."""
+    estimator = taught(64, 0.02)
+    estimator.learn(case(64, "fp32"), 2 * 64**3, 0.02)
+    estimator.admit(case(256, "fp32"), CPU, 2.0, 0.0)
+    assert estimator.expected_s(case(256, "fp32")) < 2.0 / LAUNCHES_NEEDED

@@ -1,0 +1,311 @@
+"""Progress: plain lines for a file, one changing line for a terminal, silence when quiet."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from samples.kernel_runs import case, h200_run, measured, run_of
+
+from microbench.errors import UserError
+from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
+from microbench.report.drawing import SUFFIXES, check_chart_path, draw
+from microbench.report.drawing_lines import drawable, line_chart, line_rows
+from microbench.report.live import LiveProgress
+from microbench.report.payoff_map import payoff_chart
+from microbench.results.comparison import CompareRow, Comparison
+from microbench.results.judging import RUINED
+from microbench.results.types import Result
+from microbench.sweep import Group
+
+ARMS = (("fp32", "cublas"), ("fp16", "cublas"), ("fp16", "triton"))
+GROUPS = [Group(tuple(case(n, *arm) for arm in ARMS)) for n in (256, 512, 1024)]
+
+
+def results(group: Group) -> list[Result]:
+    return [measured(what, 10.0) for what in group.cases]
+
+
+def followed(console: dict[str, Any], **how: bool) -> str:
+    """What is written of three groups."""
+    file = io.StringIO()
+    with LiveProgress(Console(file=file, width=100, **console), GROUPS, **how) as progress:
+        progress.stage("copy", "measuring memory bandwidth")
+        for i, group in enumerate(GROUPS):
+            progress.stage(group.cases[-1].key, "checking")
+            progress.stage(group.cases[0].key, "timing, round 3")
+            progress.done(group, results(group), 10.0 - i, 1.0)
+    return file.getvalue()
+
+
+def test_a_file_gets_one_plain_line_a_group() -> None:
+    text = followed({})
+    assert "256: fp32 10.0, fp16 10.0, fp16 triton 10.0 TFLOP/s" in text.splitlines()[0]
+    assert re.findall(r"^\[(.*?)\]", text, re.M) == ["1/3", "2/3", "3/3"]
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text
+
+
+def test_a_terminal_gets_a_line_that_is_taken_away_again() -> None:
+    text = followed({"force_terminal": True})
+    assert "\x1b[?25h" in text.split("TFLOP/s")[-1]  # the cursor is back
+    assert "[3/3] 1024" in text
+    dumb = {"force_terminal": True, "no_color": True, "_environ": {"TERM": "dumb"}}
+    assert "\x1b[?25" not in followed(dumb)
+    assert followed({"force_terminal": True}, quiet=True) == ""
+
+
+def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
+    now_s = 0.0
+    progress = LiveProgress(Console(file=io.StringIO()), GROUPS, clock=lambda: now_s)
+    assert progress.left_s() is None
+    now_s = 60.0  # learning the ceilings: no group's cost
+    for group, left_s in zip(GROUPS[:2], (20.0, 10.0), strict=True):
+        progress.stage(group.cases[0].key, "preparing")
+        now_s += 13.0  # 10 s of sampling, 3 s of the rest
+        progress.done(group, results(group), left_s, 10.0)
+    assert progress.left_s() == 13.0
+    now_s += 5.0
+    assert progress.left_s() == 8.0
+    now_s += 500.0
+    assert progress.left_s() == 0.0
+
+
+def test_the_line_says_how_long_from_the_first_result_on() -> None:
+    now_s, file = 0.0, io.StringIO()
+    progress = LiveProgress(Console(file=file, width=100), GROUPS, clock=lambda: now_s)
+    for group in GROUPS:
+        progress.stage(group.cases[0].key, "preparing")
+        now_s += 5.0
+        progress.done(group, results(group), 20.0 if group is GROUPS[0] else 0.0, 5.0)
+    first, second, last = file.getvalue().splitlines()
+    assert first.endswith("TFLOP/s; about 20 s left")
+    assert second.endswith("TFLOP/s; longer than expected")
+    assert last.endswith("TFLOP/s")
+
+
+def test_an_error_leaves_the_terminal_in_order() -> None:
+    file = io.StringIO()
+
+    def interrupted() -> None:
+        with LiveProgress(Console(file=file, force_terminal=True), GROUPS) as progress:
+            progress.stage(GROUPS[0].cases[0].key, "preparing")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert file.getvalue().rstrip().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
+
+
+# ---------------------------------------------------------------- report comparison
+
+
+REASONS = {
+    "faster": "interval is beyond it", "slower": "interval is beyond it",
+    "same": "interval is within 3 %", "cannot tell": "interval reaches beyond 3 %",
+}  # fmt: skip
+
+
+def row(n: int, verdict: str, ratio: float, note: str = "") -> CompareRow:
+    what = case(n, "fp16", "cublas")
+    spread = (ratio * 0.99, ratio * 1.01)
+    return CompareRow(
+        what.key, what, verdict, ratio, spread, ratio * 1e-3, 1e-3, note, REASONS[verdict], 3.0
+    )
+
+
+def shown(comparison: Comparison, width: int = 100, *, details: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=width, highlight=False)
+    print_comparison(comparison, console, details=details)
+    return file.getvalue()
+
+
+SAME = [row(n, "same", 1 + n / 1e5) for n in range(64, 640, 64)]
+CLOCKS = "the clocks differ (1410 and 1980 MHz): 1.01x in cycles " * 3
+COMPARED = Comparison(
+    ["driver: 580 | 590"],
+    [*SAME, row(4096, "faster", 1.2), row(8192, "slower", 0.8), row(1, "cannot tell", 1.4, CLOCKS)],
+    [case(64, "tf32", "cublas")],
+    [case(size, "fp16", "cupy") for size in range(1, 10)],
+)
+
+
+@pytest.mark.parametrize("width", [60, 70, 100, 140])
+@pytest.mark.parametrize("details", [False, True])
+def test_it_fits_and_every_verdict_has_its_reason_whatever_the_width(
+    width: int, details: bool
+) -> None:
+    text = shown(COMPARED, width, details=details)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert "\x1b" not in text
+    words = " ".join(text.split())
+    assert all(reason in words for reason in REASONS.values())
+    assert words.endswith("B against A, 12 cases: 1 slower, 1 faster, 1 cannot tell, 9 same.")
+
+
+def test_the_worst_comes_first_and_the_same_are_one_line_unless_all_are_asked_for() -> None:
+    text = shown(COMPARED)
+    assert text.index("- slower") < text.index("+ faster") < text.index("? cannot tell")
+    assert "0.80 ±0.01" in text
+    assert "= same: 9 cases, A / B from 1.001 to 1.006" in text
+    assert "only in A: tf32 64 cublas\n" in text
+    assert "only in B: 9 cases (fp16 1 cupy, fp16 2 cupy and 7 more)\n" in text
+    whole = shown(COMPARED, details=True)
+    assert whole.count("= same") == len(SAME)
+    assert whole.count("only in B: ") == 9
+    assert shown(replace(COMPARED, rows=SAME[:3])).count("= same") == 3, "few are shown"
+
+
+def test_a_row_without_times_or_with_a_threshold_in_seconds() -> None:
+    what = case(64, "int8", "triton")
+    blank = CompareRow(what.key, what, "same", None, None, None, None, "skipped | skipped")
+    text = shown(Comparison([], [blank], [], []))
+    assert "skipped | skipped" in text
+    assert "nan" not in text
+    short = replace(row(64, "cannot tell", 1.05), threshold_pct=21.3)
+    assert "21 %" in shown(Comparison([], [short], [], []))
+
+
+SEVERAL = {
+    "b.json": Comparison(["driver: 580 | 590"], [*SAME, row(1, "slower", 0.8)], [], []),
+    "c.json": Comparison([], [row(2, "cannot tell", 1.1), row(3, "faster", 1.5)], [], []),
+}
+
+
+def test_several_runs_have_a_part_each_and_counts() -> None:
+    file = io.StringIO()
+    print_comparisons(SEVERAL, "a.json", Console(file=file, width=100, highlight=False))
+    text = file.getvalue()
+    assert "B = b.json, A = a.json" in text
+    assert text.splitlines()[-1].split() == ["c.json", "2", "0", "1", "1", "0"]
+    assert text.splitlines()[-2].split() == ["b.json", "10", "1", "0", "0", "9"]
+    markdown = in_markdown(SEVERAL, "a.json")
+    assert markdown.count("| = same |") == 9
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {7, 10}
+
+
+def test_a_ruined_interval_is_said_below_the_counts_in_every_form() -> None:
+    ruined = replace(row(100, "cannot tell", 5.28), ci95=(1.73, 1330.0), reason=RUINED)
+    comparison = Comparison([], [row(200, "faster", 1.2), ruined], [], [])
+    for text in (shown(comparison), in_markdown({"b": comparison}, "a")):
+        said = " ".join(text.split())
+        assert "5.28 [1.73, 1330" in said, "the figure stays"
+        assert "No verdict on fp16 100 cublas: too uncertain." in said
+        assert "beyond ±999 %" in said
+        assert "Likely reason" in said
+        assert "Try: repeat" in said
+    assert "No verdict" not in shown(replace(comparison, rows=[row(200, "faster", 1.2)]))
+
+
+# ---------------------------------------------------------------- report drawing
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"chart{suffix}"
+    draw(h200_run(), path)
+    content = path.read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    if suffix == ".png":
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        assert 20_000 < len(content) < 2_000_000
+    elif suffix == ".svg":
+        text = "".join(ElementTree.fromstring(content).itertext())
+        assert all(name in text for name in ("fp16", "fp32", "tf32"))
+    else:
+        text = content.decode()
+        assert "<html" in text[:200].lower()
+        assert not re.search(r"<script[^>]*\bsrc=", text)
+        assert not re.search(r"<link[^>]*\bhref=[\"']?http", text)
+
+
+def test_points_are_the_numbers_of_the_run() -> None:
+    run = h200_run()
+    lines = line_rows(run, drawable(run))
+    (panel,) = lines.panels.values()
+    found = {(p["precision"], p["backend"], p["size"]): p["rate"] for p in panel.points}
+    expected = {
+        (r.case.precision_name, r.case.backend, r.case.dim("m")): (r.flop_per_s or 0) / 1e12
+        for r in run.results
+        if r.flop_per_s
+    }
+    assert found == pytest.approx(expected)
+    assert lines.unit == "TFLOP/s"
+    assert all(p["low"] < p["rate"] < p["high"] for p in panel.points)
+    point, result = panel.points[0], drawable(run)[0]
+    assert result.measurement
+    assert result.measurement.ci95_s
+    fast, slow = result.measurement.ci95_s
+    assert point["high"] == pytest.approx(result.flops / fast / 1e12)
+    assert point["low"] == pytest.approx(result.flops / slow / 1e12)
+    ceilings = {row["text"]: row["rate"] for row in lines.ceilings}
+    assert ceilings == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
+
+
+def test_a_line_is_broken_where_a_case_failed() -> None:
+    run = h200_run()
+    failed = [
+        replace(r, status="failed", measurement=None) if r.case.key == hole else r
+        for hole in [case(1024, "tf32", "cublas").key]
+        for r in run.results
+    ]
+    holed = replace(run, results=tuple(failed))
+    (panel,) = line_rows(holed, drawable(holed)).panels.values()
+    assert panel.missing == 1
+    segments = [p["segment"] for p in panel.points if p["precision"] == "tf32"]
+    assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [Result(case(256, "fp16", "cublas"), "skipped", "no such hardware")],
+        [measured(case((64, 128, 256), "fp16", "cublas"), 5)],
+    ],
+)
+def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
+    run = run_of(results)
+    for kind in ("gemm", "payoff"):
+        with pytest.raises(UserError, match="nothing to draw"):
+            draw(replace(run, kind=kind), tmp_path / "chart.png")
+    with pytest.raises(UserError, match="nothing to draw"):
+        payoff_chart(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
+    lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
+    assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
+
+
+def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
+    for suffix in (*SUFFIXES, ".SVG"):
+        check_chart_path(tmp_path / f"chart{suffix}")
+    for name in ("chart.pdf", "chart"):
+        with pytest.raises(UserError, match=r"end in \.png, \.svg, \.html"):
+            check_chart_path(tmp_path / name)
+        with pytest.raises(UserError, match=r"end in \.png"):
+            draw(h200_run(), tmp_path / name)
+    with pytest.raises(UserError, match="--chart"):
+        check_chart_path(tmp_path / "no such folder" / "chart.png")
+    with pytest.raises(UserError, match="cannot write the file"):
+        draw(run_of([measured(case(256, "fp16", "cublas"), 5)]), tmp_path / "none" / "chart.svg")
+
+
+@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+def test_missing_library(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    for action in (check_chart_path, lambda path: draw(h200_run(), path)):
+        with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
+            action(tmp_path / "chart.png")
