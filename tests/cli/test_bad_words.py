@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def number():
 
 three = 3
 
+def words():
+    return nn.Linear(3, 3), "words"
+
+def wide():
+    return nn.Linear(3, 3)
+
+def half():
+    return nn.Linear(3, 3).half()
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()
@@ -39,6 +49,10 @@ class Broken(nn.Module):
 
     def forward(self, x):
         raise RuntimeError("forward is broken\\non two lines")
+
+class Sized(Broken):
+    def forward(self, x):
+        return x[: int(x.sum())]
 """
 
 # command, option -> values that are refused, each with a line that names option or file
@@ -121,6 +135,17 @@ AT_ONCE = {
     "layers bad:number": "nn.Module",
     "layers bad:Broken": "forward is broken",
     "layers bad:nothing": "nothing",
+    "layers bad:leaves": "SystemExit",
+    "layers bad:words": "of type str as an example input",
+    "layers bad:three": "not a function",
+    "layers bad:rises": "bad has no 'rises'; did you mean raises",
+    "layers bad:wide": "bad:wide cannot train on 32x3x224x224: RuntimeError",
+    "layers bad:half": "without .to(), .half() or .cuda()",
+    "layers bad:Sized": "depends on tensor values",
+    "layers broken:build": "importing broken raised ModuleNotFoundError",
+    "layers fasterrcnn_resnet50_fpn": "boxes",
+    "layers timm:resnet18": "pip install timm",
+    "layers hf:gone.json": "no such file",
     "layers :build": "module:function",
     "layers no_module_here:net": "no_module_here",
     "layers alexnet --backend cudnn": "library",
@@ -215,7 +240,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Modules and files that are no good, and nothing else."""
     folder = tmp_path_factory.mktemp("bad")
     files = {
-        "bad.py": MODULE, "syntax.py": "def build(:\n", "broken.json": '{"schema_version": 1, ',
+        "bad.py": MODULE, "syntax.py": "def build(:\n", "broken.py": "import no_such",
+        "broken.json": '{"schema_version": 1, ',
         "other.json": '{"tool": "other"}', "empty.json": "", "binary.json": "\x00\x01",
         "nested.json": "[" * 100_000, "train.json": '{"schema_version": 3, "results": []}',
         "words/train/cat/a.png": "no image", "words/val/dog/a.png": "no image",
@@ -227,7 +253,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("words", [*AT_ONCE, *BY_THE_DEVICE])
-def test_bad_words_are_one_line(words: str, folder: Path) -> None:
+def test_bad_words_are_one_line(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # importing it raises ModuleNotFoundError
     before = {path: path.read_bytes() for path in folder.rglob("*.json")}
     with no_children() if words in AT_ONCE else contextlib.nullcontext():
         ran = run_here(main, "halfway", *shlex.split(words), cwd=folder,

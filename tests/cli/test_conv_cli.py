@@ -130,22 +130,6 @@ def test_what_ran_is_right_and_compared(shop: Shop, tmp_path: Path) -> None:
         assert words in report  # without them a rate means nothing
 
 
-def test_several_images_batches_and_kernels_are_a_grid(tmp_path: Path) -> None:
-    run = measured(
-        "conv --dtype bf16 --vs fp32 --channels 8,16 --image 4,6 --batch 1,2 --kernel 1,3 "
-        "--layout nhwc --pass fprop --budget 0.2", tmp_path / "run.json",
-    )  # fmt: skip
-    check_arithmetic(run["results"])
-    check_right(run["results"])
-    cells = Counter((r["case"]["c"], r["case"]["h"], r["case"]["n"], r["case"]["r"])
-                    for r in run["results"])  # fmt: skip
-    assert cells == Counter(2 * [*itertools.product((8, 16), (4, 6), (1, 2), (1, 3))])
-    assert {(r["case"]["r"], r["case"]["padding"]) for r in run["results"]} == {(1, 0), (3, 1)}
-    rows = [line.split("|")[1:4] for line in shown(run, tmp_path, "--markdown").splitlines()
-            if line.startswith("| ")]  # fmt: skip
-    assert max(Counter(map(tuple, rows)).values()) == 1, "one row is told from another"
-
-
 SHAPES = [
     "--channels 8x12,16 --image 5,7x9 --batch 3 --kernel 1,3 --stride 2",
     "--channels 1..3:+1,64x256 --image 6,56x6 --kernel 3x2 --padding 2 --dilation 2 --stride 3",
@@ -163,34 +147,6 @@ def test_flops_and_bytes_are_what_a_hand_count_gives(words: str, tmp_path: Path)
     check_arithmetic(results)
     if "depthwise" in words:
         assert all(r["case"]["groups"] == r["case"]["c"] for r in results)
-
-
-def test_what_a_back_end_lacks_is_skipped_with_its_reason(tmp_path: Path) -> None:
-    run = measured(
-        "conv --vs none --channels 16 --image 4 --batch 1 --backend cpu,triton --budget 0.2 "
-        "--dtype int8,fp8,fp16-acc16", tmp_path / "run.json", 1,
-    )  # fmt: skip
-    found = {(r["precision"], r["backend"]) for r in run["results"]}
-    assert found == set(itertools.product(("int8", "fp8-e4m3", "fp16-acc16"), ("cpu", "triton")))
-    for result in run["results"]:
-        assert (result["status"], result["times_s"]) == ("skipped", None)
-        assert len(result["reason"]) > 10
-
-
-def test_resume_with_more_widths_keeps_the_samples(tmp_path: Path) -> None:
-    words = "conv --dtype fp32 --vs none --image 5 --pass fprop --layout nchw --budget 0.2 --batch"
-    file = tmp_path / "run.json"
-    first = measured(f"{words} 1 --channels 4,8", file)
-    more = [*f"{words} 1,2 --channels 4,8x4,8".split(), *CPU, "--resume", str(file)]
-    assert main(more) == 0
-    whole = json.loads(file.read_text())
-    cells = [(r["case"]["c"], r["case"]["k"], r["case"]["n"]) for r in whole["results"]]
-    assert sorted(cells) == sorted((c, k, n) for n in (1, 2) for c, k in ((4, 4), (8, 4), (8, 8)))
-    # on a busy machine a case may not fit the budget: it is skipped, and tried again
-    times = [{json.dumps(r["case"]): r["times_s"] for r in run["results"] if r["status"] == "ok"}
-             for run in (first, whole)]  # fmt: skip
-    assert times[0]
-    assert times[1].items() >= times[0].items()
 
 
 # ---------------------------------------------------------------- payoff

@@ -233,20 +233,6 @@ def test_a_line_on_a_terminal_tells_the_time_left(folder: Path, tmp_path: Path) 
 # ---------------------------------------------------------------- recipes and options
 
 
-def test_apex_levels_all_run_or_say_why_not(folder: Path) -> None:
-    words = ("mine:build", "--recipe", "O0,O1,O2,O3", *OWN)
-    arms = by_recipe(trained(folder, folder / "levels.json", *words)[0])
-    assert list(arms) == ["O0", "O1", "O2", "O3"]
-    check_steps(arms["O0"])
-    for result in list(arms.values())[1:]:
-        if result["status"] == "skipped":
-            assert "CPU" in result["reason"]
-            continue
-        check_steps(result)
-        (against,) = result["speedup"]
-        check_speedup(result, arms["O0"], against)
-
-
 def test_options_reach_the_case_the_step_and_the_screen(folder: Path) -> None:
     file = folder / "halves.json"
     words = ("mine:build", "--recipe", "fp16,bf16", "--loss-scale", "256", *OWN,

@@ -258,8 +258,8 @@ KINDS = ("cpu/gemm-fp16.json", "nvidia-h200/train-resnet50.json", "nvidia-h200/l
          "nvidia-h200/fleet.json",
          "nvidia-h200/diagnose/fp32_island.json")  # fmt: skip
 HOSTILE = "=1+1|</script><script src=//x>![a](http://b.invalid)\x1b[31m\x9b\u202e\n[bold]\\|"
-COMPARED = ([], ["--markdown"], ["--json", "new.json"], ["--verbose"],
-            ["--html", "new.html"], ["--fail-on", "slower"], ["--threshold", "5%"])  # fmt: skip
+COMPARED = ([], ["--markdown"], ["--json", "new.json"], ["--verbose"], ["--html", "new.html"],
+            ["--fail-on", "slower"], ["--threshold", "5%"])  # fmt: skip
 RESUMED = ("gemm", "conv", "layers", "payoff", "train", "loader", "stalls")
 
 
@@ -294,9 +294,10 @@ def test_texts_of_a_file_stay_texts(work: Path, kind: str) -> None:
     for form in SHOWN:
         check(work, "halfway", ["show", "run.json", *form], ["new.html"], (0,))
     if "results" in data:
-        for form in COMPARED[:4]:
+        (work / "new.html").unlink()
+        for form in COMPARED[:5]:
             words = ["compare", "run.json", "run.json", *form]
-            check(work, "halfway", words, ["new.json"], (0,))
+            check(work, "halfway", words, ["new.json", "new.html"], (0,))
 
 
 @pytest.mark.parametrize("number", CASES)

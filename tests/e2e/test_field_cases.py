@@ -5,8 +5,6 @@ Traces are played by hand, so every time in them is known. Scripts run on the CP
 
 from __future__ import annotations
 
-import json
-import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -16,13 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.commands import run_here
 from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
 from samples.field_traces import second_recording as second
 from samples.random_traces import traces
 from samples.traces import BACKWARD, US, Made
 
-from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose
 
 LOADER, LAUNCH, SYNC, BETWEEN = "loader wait", "CPU launch", "synchronisation", "between kernels"
@@ -405,24 +401,6 @@ def test_a_cause_has_the_remedy_that_fits_it_and_no_other(name: str, see: Any) -
     assert precision != "tf32" or not any(has("ieee", each.title) for each in run.findings)
 
 
-def waits_and_updates(tape: Tape) -> None:
-    """The CPU waits for 5 ms of work, then updates 100 tensors one by one while the GPU idles."""
-    with tape.inside("halfway::body"):
-        tape.product(5 * MS)
-    tape.read()
-    with tape.inside("Optimizer.step#SGD.step"):
-        for _ in range(100):
-            tape.work("aten::add_", 2 * US, 50 * US)
-
-
-def test_launches_of_an_optimizer_are_no_wait_s_too(see: Any) -> None:
-    """Both would be done by then if the CPU had not waited; the closer cause has them."""
-    run = see(waits_and_updates)
-    optimizer = next(one for one in run.findings if one.cause == OPTIMIZER)
-    assert optimizer.ms == approx(5, rel=0.05)
-    assert sum(one.ms for one in run.findings if one.cause in WAITS) <= run.step_ms - 5
-
-
 def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path) -> None:
     """Each has a product of 2 ms, one of them 1 ms later: 4 ms of work in 3."""
 
@@ -437,38 +415,6 @@ def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path)
     run = diagnosed(tape, tmp_path)
     assert run.of_card == approx(alone * 4 / 3 / 2, rel=0.05)
     assert any("2 GPUs worked" in line for line in run.missing)
-
-
-def waits_for_data(tape: Tape) -> None:
-    """70 ms for the data, then 8 ms of launches, and 2 ms of work."""
-    with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
-        tape.now += 70 * MS
-    for _ in range(400):
-        tape.work("aten::relu", 2 * US)
-    tape.product(2 * MS)
-    tape.read()
-
-
-@pytest.mark.parametrize("resident", [True, False])
-def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
-    resident: bool, tmp_path: Path
-) -> None:
-    """F16, F17: with one batch again and again, data loading is gone from both kinds of blocks."""
-
-    def tried(name: str, as_is: float, changed: float, resident: bool) -> dict[str, Any]:
-        blocks = {"as_is_s": as_is, "changed_s": changed}
-        times = {name: [[s * by] * 3 for by in (1, 1.01, 0.99) * 2] for name, s in blocks.items()}
-        return {"name": name, "change": f"change of {name}", "resident": resident, **times}
-
-    step_s = (0.0109, 0.0029) if resident else (0.0804, 0.0724)
-    some = [tried("launch", *step_s, resident), tried("loader", 0.0804, 0.0104, False)]
-    (tmp_path / "run.proofs.json").write_text(json.dumps({"steps": 9, "tried": some}))
-    run = diagnosed(recorded(waits_for_data), tmp_path, "run.json.gz")
-    assert (ms(run)[LOADER], ms(run)[LAUNCH]) == approx((70, 8), rel=0.1)
-    assert about(run.findings[0], DATA)
-    assert any(about(finding, "launch") for finding in run.findings[1:])
-    screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz").stdout
-    assert ("after that" in screen) == resident
 
 
 def step_ends(made: Made) -> list[int]:
@@ -500,19 +446,3 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
     run = diagnosed(made, folder, "both.json")
     assert run.steps == 2
     assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
-
-
-@settings(max_examples=20)
-@given(made=traces(), seed=st.integers())
-def test_threads_that_launch_nothing_and_the_order_of_events_change_nothing(
-    made: Made, seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder, chance = tmp_path_factory.mktemp("threads"), random.Random(seed)
-    alone = diagnosed(made, folder, "alone.json")
-    for thread in chance.sample(range(500, 900), 3):
-        for start in chance.sample(range(step_ends(made)[-1]), 10):
-            made.op("aten::copy_", start, start + 3 * US, thread)
-    chance.shuffle(made.events)
-    beside = diagnosed(made, folder, "beside.json")
-    assert ms(beside) == ms(alone)
-    assert [each.title for each in beside.findings] == [each.title for each in alone.findings]

@@ -135,15 +135,6 @@ def verdicts(a: Sequence[Training], b: Sequence[Training]) -> list[str]:
     return [row.verdict for row in compare(run_of(*a), run_of(*b)).rows]
 
 
-def test_runs_of_several_processes_are_compared_over_them() -> None:
-    many = in_processes(6)
-    (row, _) = compare(run_of(*many), run_of(*many)).rows
-    assert row.processes == (6, 6)
-    assert not row.guessed
-    assert verdicts(many, slower(many, 1.1)) == ["slower"] * 2
-    assert verdicts(many, slower(many, 0.9)) == ["faster"] * 2
-
-
 def cpu_bound(paces: Sequence[float], step_s: float = 0.1) -> list[Training]:
     """A step that takes as long as the CPU is slow, process by process."""
     amp = timed("amp", step_s * paces[0], paces[0])
@@ -163,15 +154,6 @@ def test_cpu_bound_steps_are_compared_at_the_speed_of_each_process() -> None:
         for one in unknown if one.steps
     ]  # fmt: skip
     assert verdicts(blind, rough) == ["cannot tell"]
-
-
-def test_plain_runs_that_know_their_cpus_speed_are_compared_at_one() -> None:
-    def once(pace: float | None, step_s: float) -> list[Training]:
-        return [replace(timed("amp", step_s, pace), limit="host")]
-
-    assert verdicts(once(1.0, 0.1), once(1.5, 0.15)) == ["same"]
-    assert verdicts(once(1.0, 0.1), once(1.0, 0.15)) == ["slower"]
-    assert verdicts(once(None, 0.1), once(1.5, 0.15)) == ["cannot tell"]
 
 
 def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:

@@ -77,15 +77,6 @@ def test_longer_times_are_slower_and_the_other_way_round_faster() -> None:
     assert there.count("slower") == 4
 
 
-def test_another_clock_alone_cannot_tell_and_is_noted() -> None:
-    fast = run_of(result(64, 1.0e-3, sm_clock_mhz=1980.0))
-    comparison = compare(fast, run_of(result(64, 1.2e-3, sm_clock_mhz=1650.0)))
-    (row,) = comparison.rows
-    assert row.verdict == "cannot tell"
-    assert "1980 and 1650" in row.note
-    assert any("clock" in line for line in comparison.differences)
-
-
 # ---------------------------------------------------------------- reasons and thresholds
 
 

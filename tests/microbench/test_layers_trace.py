@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples.commands import run_here
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import models
 
 from kernels.conv.shape import DIMS, PASSES, ConvShape
-from microbench.__main__ import main
 from microbench.errors import UserError
 from microbench.network.products import Layer, Skipped
 from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
@@ -327,60 +325,7 @@ def build():
     ]  # fmt: skip
 
 
-BAD = """
-net = nn.Linear(3, 3)
-def build(): raise RuntimeError("two\\nlines")
-def builds(): return 3
-def nothing(): pass
-def leaves(): raise SystemExit(2)
-def words(): return nn.Linear(3, 3), "words"
-def wide(): return nn.Linear(3, 3)
-def half(): return nn.Linear(3, 3).half()
-def data():
-    class Net(nn.Module):
-        def forward(self, x): return x[: int(x.sum())]
-    return Net()
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("resnt50", "did you mean resnet50"), ("zzzzzzzz", "module:function"),
-        ("nowhere_net:build", "no module 'nowhere_net'"),
-        ("nowhere_net:", "is not of the form module:function"),
-        ("fasterrcnn_resnet50_fpn", "boxes"), ("bad:build", "bad:build() raised RuntimeError: two"),
-        ("bad:builds", "must return an nn.Module"), ("bad:nothing", "returned None"),
-        ("bad:leaves", "SystemExit"), ("bad:words", "of type str as an example input"),
-        ("bad:net", "not a function"), ("bad:bild", "bad has no 'bild'; did you mean build"),
-        ("bad:wide", "bad:wide cannot train on 2x3x224x224: RuntimeError"),
-        ("bad:half", "without .to(), .half() or .cuda()"),
-        ("bad:data", "depends on tensor values"),
-        ("broken:build", "importing broken raised ModuleNotFoundError"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(written, name: str, said: str) -> None:
-    written("bad", BAD)
-    written("broken", "import nowhere_net")
-    assert said in complaint(name)
-
-
 def test_a_batch_that_is_too_small_is_one_line() -> None:
     assert "batch must be at least 1" in complaint("resnet50", 0)
     text = complaint("resnet18", batch=1, image=32)
     assert text.startswith("resnet18 cannot train on 1x3x32x32: batch norm needs more than one")
-
-
-# ---------------------------------------------------------------- timm and transformers
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("timm:resnet18", "pip install timm"), ("hf:gone.json", "no such file")]
-)
-def test_a_package_or_file_that_is_not_there_is_one_line(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)  # importing it raises ModuleNotFoundError
-    ran = run_here(main, "microbench", "layers", name, "--device", "cpu")
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert said in ran.stderr

@@ -186,23 +186,6 @@ def test_one_round_at_the_largest_size_leaves_it_open() -> None:
     assert known[0] == [1.25, 100]
 
 
-@pytest.mark.parametrize("gains", [(0.9, 2, 12), (2, 3), (0.5, 0.7), (2, 0.5, 4, 0.25)])
-def test_what_it_claims_follows_from_the_gains(gains: tuple[float, ...]) -> None:
-    rows = [
-        replace(result(size, gain=gain), why=f"the reason at {size}")
-        for size, gain in zip(SIZES, gains, strict=False)
-    ]
-    first, *more = verdict(run_of(*(result(row.case.dim("m"), "fp32") for row in rows), *rows))
-    assert first.startswith("fp16 is faster than fp32") == (max(gains) > 1)
-    assert ("is not faster than fp32" in first) == (max(gains) < 1)
-    assert ("at every size measured" in first) == (min(gains) > 1)
-    reasons = [size for size in SIZES if any(f"the reason at {size}" in line for line in more)]
-    assert reasons == [size for size, gain in zip(SIZES, gains, strict=False) if gain < 1]
-    assert verdict(run_of(*rows[::-1]))[0] == verdict(run_of(*rows))[0], (
-        "sizes are in order of work"
-    )
-
-
 @pytest.mark.parametrize("near", [(1.03, 0.98, 1.08), (1.001, 0.98, 1.02), (0.9999, 0.99, 1.01)])
 def test_an_interval_that_holds_one_is_no_difference(near: tuple[float, float, float]) -> None:
     rows = with_interval(100, *near), result(200, gain=2.0)
