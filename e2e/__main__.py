@@ -19,7 +19,7 @@ import click
 from e2e.case import SCHEMAS
 from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
 from e2e.training.distributed.place import place_of
-from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
+from microbench.command_line import FILE, REST, Outputs, Program, Said, click_options, run_app
 from microbench.command_words import NO_NETWORK, Command, Named
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
@@ -64,12 +64,12 @@ OUTPUT = (
     "html",
     "overwrite",
     "resume",
-    said("verbose", help="Show all rows and every detail"),
+    Said("verbose", help="Show all rows and every detail"),
     "quiet",
 )
 LOADING = (
-    said("data", default="made", help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated"),
-    said(
+    Said("data", default="made", help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated"),
+    Said(
         "workers", type=str, default=None,
         help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
     ),
@@ -95,14 +95,14 @@ OPTIONS = {
         *OUTPUT,
     ),
     "predict": (
-        *(one for one in ARMS if one not in ("ladder", "compile", "graph")), *OUTPUT,
+        *(one for one in ARMS if one not in ("ladder", "compile", "graph", REST)), *OUTPUT,
     ),
     "stalls": (
         *LOADING,
-        said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
-        said("batch", help="Samples per step  [default: by network]"),
-        said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
-        said("loader", help="Data loader (see `list`)  [default: torchvision]"),
+        Said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
+        Said("batch", help="Samples per step  [default: by network]"),
+        Said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
+        Said("loader", help="Data loader (see `list`)  [default: torchvision]"),
         "compile", "graph", "search",
         click.option(
             "--measure", default="some", show_default=True,
@@ -115,17 +115,17 @@ OPTIONS = {
         click.option(
             "--backend", default="all", show_default=True, help="Loaders, comma-separated"
         ),
-        said("batch", default="128", help="Samples per batch"),
-        said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
+        Said("batch", default="128", help="Samples per batch"),
+        Said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
         click.option("--cold", is_flag=True, help="Also with files that are not in the page cache"),
-        said("budget", help="Seconds per loader  [default: 6]"),
+        Said("budget", help="Seconds per loader  [default: 6]"),
         "device",
     ),
 }  # fmt: skip
 
 
 def _options(command: str) -> Callable[..., Any]:
-    return click_options(command, OPTIONS, *SCHEMAS, Outputs)
+    return click_options(OPTIONS[command], *SCHEMAS, Outputs)
 
 
 @app.command()

@@ -22,13 +22,11 @@ from microbench.command_line import (
     REST,
     Outputs,
     Program,
-    Row,
     Said,
     Schema,
     click_options,
     options_of,
     run_app,
-    said,
 )
 from microbench.command_words import Command, Named
 from microbench.conditions import Conditions
@@ -57,22 +55,15 @@ def app() -> None:
     """Measure GEMMs and convolutions by precision, and explain their speed."""
 
 
-def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., Any]:
-    """The options of a measuring command: those of its request, then the conditions.
-
-    `more` are options of the request that this command says otherwise.
-    """
-    changed = {row.name: row for row in more if isinstance(row, Said)}
-    rows = (
-        *(changed.get(name, name) for name in options_of(kind)),
-        changed.get("dtype", "dtype"), said("backend", help=backends), changed.get("vs", "vs"),
-        "data", changed.get("device", "device"),
-        "l2", "regime", "timer",
-        REST, changed.get("budget", "budget"), "json", "chart", "html", "overwrite",
-        said("resume", help="Continue this run file: measure what it lacks"),
+def measuring(kind: type[Schema], backends: str, *changed: Said) -> Callable[..., Any]:
+    """The options of a measuring command: those of its request, then the conditions."""
+    said = {row.name: row for row in (Said("backend", help=backends), *changed)}
+    names = (
+        *options_of(kind), "dtype", "backend", "vs", "data", "device", "l2", "regime", "timer",
+        REST, "budget", "json", "chart", "html", "overwrite", "resume",
         "autotune", "no_tune", "without", "seed", "verbose", "quiet",
     )  # fmt: skip
-    return click_options("", {"": rows}, kind, Conditions, Outputs)
+    return click_options([said.get(name, name) for name in names], kind, Conditions, Outputs)
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
@@ -85,7 +76,7 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
 @measuring(
     GemmRequest,
     "cublas,cublaslt,cupy,triton,cpu  [default: cublas,cublaslt,triton; on CPU cpu]",
-    said("device", help="Device: auto, cuda, cuda:N, cpu, or all: every GPU at once, see fleet"),
+    Said("device", help="Device: auto, cuda, cuda:N, cpu, or all: every GPU at once, see fleet"),
 )
 def gemm(**options: Any) -> int:
     """Measure matrix multiplication by precision and size.
@@ -116,11 +107,11 @@ def conv(**options: Any) -> None:
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
-    said("channels", default="8..512", help="Channel counts: 8..512 doubles"),
-    said("passes", help="fprop (forward), dgrad and wgrad (gradients)"),
-    said("image", default="7..56", help="Input height and width: 7..56 doubles"),
-    said("batch", default="8..256", help="Batch size: 8..256 doubles"),
-    said("kernel", help="Filter height and width"),
+    Said("channels", default="8..512", help="Channel counts: 8..512 doubles"),
+    Said("passes", help="fprop (forward), dgrad and wgrad (gradients)"),
+    Said("image", default="7..56", help="Input height and width: 7..56 doubles"),
+    Said("batch", default="8..256", help="Batch size: 8..256 doubles"),
+    Said("kernel", help="Filter height and width"),
 )
 def payoff(op: str, **options: Any) -> None:
     """Map the FP16 break-even over channels, image, batch."""
@@ -208,15 +199,14 @@ def doctor(device: str) -> None:
 
 @app.command()
 @click_options(
-    "",
-    {"": (
-        said("sizes", default="8192"), "dtype",
-        said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
-        said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
+    (
+        Said("sizes", default="8192"), "dtype",
+        Said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
+        Said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
-        "seed", said("json", help="File to write; - is stdout  [default: in the state folder]"),
+        "seed", Said("json", help="File to write; - is stdout  [default: in the state folder]"),
         "overwrite", "verbose", "quiet",
-    )},
+    ),
     GemmRequest, Conditions, Outputs,
 )  # fmt: skip
 def fleet(threshold: str, **options: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from errno import EMFILE
 from functools import cache
@@ -20,19 +20,13 @@ import click
 from kernels.error_words import first_line
 from microbench.errors import NothingMeasured, UserError
 from microbench.stopping import Stopped, end
-from microbench.streams import (
-    clean_streams,
-    fault_of,
-    give_up,
-    is_of_stream,
-    message,
-    open_closed_streams,
-)
+from microbench.streams import clean, fault_of, give_up, is_of_stream, prepare_streams
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
+MOST_CHARACTERS = 2000  # of an error message
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -77,32 +71,28 @@ class Option:
         """The click option; `changes` replace its help, default or type for one command."""
         said: dict[str, Any] = {"default": self.default, "help": self.help, "type": self.type}
         said |= changes
-        default = said["default"]
-        words, name = self.words, self.name
+        default, shown = said["default"], {"show_default": said["default"] is not None}
         if said["type"] is bool:
-            switch = "/" in words
-            return click.option(
-                words, name, is_flag=True, help=said["help"],
-                **({"default": default} if switch else {}),
-            )  # fmt: skip
-        shown = default is not None
-        if isinstance(default, float):
+            said |= {"type": None, "is_flag": True}
+            if "/" not in self.words:
+                del said["default"]
+            shown = {}
+        elif isinstance(default, float):
             said["default"] = f"{default:g}"  # as --help shows it
-        add = click.option(words, *self.also, name, show_default=shown, **said)
-        return _each([add, *(_switch(self, word, value) for word, value in self.switches.items())])
+        add = click.option(self.words, *self.also, self.name, **shown, **said)
+        switches = (
+            click.option(word, cls=Switch, of=self, value=value)
+            for word, value in self.switches.items()
+        )
+        return _each([add, *switches])
 
 
 class Switch(click.Option):
-    """An option without a value that sets another option to a value, `stands_for`."""
+    """An option without a value that sets another option, `of`, to `value`."""
 
-    stands_for: tuple[Option, Any]
-
-
-def _switch(of: Option, word: str, value: Any) -> Callable[..., Any]:
-    class One(Switch):
-        stands_for = (of, value)
-
-    return click.option(word, is_flag=True, cls=One, help=f"Same as {of.words} {value}")
+    def __init__(self, words: Sequence[str], *, of: Option, value: Any) -> None:
+        super().__init__(words, is_flag=True, help=f"Same as {of.words} {value}")
+        self.of, self.value = of, value
 
 
 def _each(decorators: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -129,20 +119,19 @@ def choice(default: Any, help: str, **said: Any) -> Any:
 @cache
 def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     """The options of dataclasses, by name, in the order of the fields."""
-    return {option.name: option for schema in schemas for option in _options_of(schema)}
-
-
-def _options_of(schema: type[Schema]) -> Iterator[Option]:
-    hints = get_type_hints(schema)
-    for one in fields(schema):
-        found: Option | None = one.metadata.get(OPTION)
-        if found is None:
-            continue
-        default = found.default
-        if default is AS_FIELD:
-            default = None if one.default is MISSING else one.default
-        kind = found.type or _plain(hints[one.name])
-        yield replace(found, name=one.name, default=default, type=kind)
+    options: dict[str, Option] = {}
+    for schema in schemas:
+        hints = get_type_hints(schema)
+        for one in fields(schema):
+            found: Option | None = one.metadata.get(OPTION)
+            if found is None:
+                continue
+            default = found.default
+            if default is AS_FIELD:
+                default = None if one.default is MISSING else one.default
+            kind = found.type or _plain(hints[one.name])
+            options[one.name] = replace(found, name=one.name, default=default, type=kind)
+    return options
 
 
 def _plain(hint: Any) -> Any:
@@ -233,47 +222,30 @@ class Outputs:
     quiet: bool = choice(False, "Print errors only")
 
 
-@dataclass(frozen=True)
 class Said:
     """An option whose help, default or type differs in one command."""
 
-    name: str
-    changes: Mapping[str, Any]
+    def __init__(self, name: str, **changes: Any) -> None:
+        self.name, self.changes = name, changes
 
 
 Row = str | Said | Callable[..., Any]  # an option of a schema, or a click option of one command
-REST = "..."  # stands for all options that no command lists
+REST = "..."  # stands for the options of the schemas that no other row names
 
 
-def said(name: str, **changes: Any) -> Said:
-    """A row of a command's table: an option with another help, default or type than elsewhere."""
-    return Said(name, changes)
-
-
-def click_options(
-    command: str, rows: Mapping[str, Sequence[Row]], *schemas: type[Schema]
-) -> Callable[..., Any]:
-    """A decorator that gives a command its options: its row of the table, in this order.
-
-    REST stands for every option of the schemas that no row of the table names.
-    """
+def click_options(rows: Sequence[Row], *schemas: type[Schema]) -> Callable[..., Any]:
+    """A decorator that gives a command these options, in this order."""
     known = options_of(*schemas)
-    named = {_name(row) for row in (row for one in rows.values() for row in one)}
+    named = {row.name if isinstance(row, Said) else row for row in rows}
     found: list[Callable[..., Any]] = []
-    for row in rows[command]:
+    for row in rows:
         if row == REST:
             found += [one.click() for name, one in known.items() if name not in named]
-        elif isinstance(row, str):
-            found.append(known[row].click())
         elif isinstance(row, Said):
             found.append(known[row.name].click(**row.changes))
         else:
-            found.append(row)
+            found.append(known[row].click() if isinstance(row, str) else row)
     return _each(found)
-
-
-def _name(row: Row) -> str:
-    return row if isinstance(row, str) else row.name if isinstance(row, Said) else ""
 
 
 class Program(click.Group):
@@ -291,15 +263,9 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
     """Run a command line and return its exit code. Errors are one line on stderr.
 
     0 done, 1 where all that was tried failed, 2 for a mistake of the user and where the machine
-    refuses what the program needs, 130 where stopped. What is printed is printable, whatever a run
-    file or an argument holds.
+    refuses what the program needs, 130 where stopped.
     """
-    open_closed_streams()
-    with clean_streams():
-        return _ended(app, program, arguments)
-
-
-def _ended(app: click.Group, program: str, arguments: list[str] | None) -> int:
+    prepare_streams()
     try:
         code = _run(app, program, arguments)
         sys.stdout.flush()  # while what fails can still be said
@@ -348,8 +314,11 @@ def _refused(error: OSError) -> str:
 
 
 def _complain(text: str, code: int) -> int:
+    line = clean(f"error: {text}")
+    if len(line) > MOST_CHARACTERS:
+        line = f"{line[: MOST_CHARACTERS - 1]}…"
     try:
-        print(message(f"error: {text}"), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     except OSError:
         give_up(sys.stderr)
     return code

@@ -60,7 +60,6 @@ class Command(click.Command):
         for param in self.params:
             if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
                 _set_switch(ctx, param)
-        for param in self.params:
             if isinstance(param, Named) and not is_given(ctx, str(param.name)):
                 why = f"--resume {path} names no {param.metavar}; give it too"
                 if not ctx.resilient_parsing:
@@ -114,7 +113,7 @@ def is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _set_switch(ctx: click.Context, switch: Switch) -> None:
-    of, value = switch.stands_for
+    of, value = switch.of, switch.value
     if is_given(ctx, of.name) and ctx.params[of.name] != value:
         word, other = switch.opts[0], f"{of.words} {ctx.params[of.name]}"
         raise click.UsageError(f"{word} is {of.words} {value}: leave out {other}", ctx=ctx)

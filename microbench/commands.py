@@ -6,10 +6,28 @@ import sys
 from collections.abc import Container, Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from microbench.device.device import describe
+from microbench.device.doctor import examine
 from microbench.errors import UserError
-from microbench.results.kinds import Document, document_of
+from microbench.report.comparison import in_markdown, print_comparisons
+from microbench.report.console import print_run
+from microbench.report.doctor import print_findings
+from microbench.report.documents import print_document
+from microbench.report.drawing import check_chart_path
+from microbench.report.export import to_csv, to_markdown
+from microbench.report.page import write_comparisons, write_document
+from microbench.report.screen import make_console
+from microbench.report.table import markdown as in_markdown_table
+from microbench.report.table import records, write_csv
+from microbench.results.comparison import (
+    VERDICTS,
+    Comparison,
+    compare,
+    failing,
+    parse_threshold,
+)
+from microbench.results.kinds import document_of
 from microbench.results.runfile import (
     as_run,
     check_apart,
@@ -23,10 +41,9 @@ from microbench.results.runfile import (
     write_text,
 )
 from microbench.results.values import Json
+from microbench.roofline.explain import annotate
+from microbench.run_output import write_pictures
 from microbench.sweep import parse_names
-
-if TYPE_CHECKING:
-    from microbench.results.comparison import Comparison
 
 
 def show_run(
@@ -41,66 +58,32 @@ def show_run(
 
     UserError for a file that cannot be read or written, or without anything to draw.
     """
-    data = read_json(file)
+    data, console = read_json(file), make_console()
     document = document_of(data)
     check_apart({"FILE": file, "--chart": chart, "--html": html})
     if html:
         check_writable(html, "--html")
-    if document and not chart:
-        show_document(document, data, file, form=form, verbose=verbose, html=html)
+    if chart or not document:
+        run = as_run(data, file)
+        if chart:
+            check_chart_path(chart)
+        write_pictures(run, chart, html, console)
+        if form and not (chart or html):
+            sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
+        elif not (chart or html):
+            print_run(run, console, details=verbose)
         return
-    run = as_run(data, file)
-    if chart:
-        from microbench.report.drawing import check_chart_path, draw
-
-        check_chart_path(chart)
-        draw(run, chart)
-        print(f"Chart: {chart}")
-    if html:
-        from microbench.report.page import to_page, write_page
-
-        write_page(to_page(run), html)
-        print(f"Page: {html}")
-    if chart or html:
-        return
-    if form:
-        from microbench.report.export import to_csv, to_markdown
-
-        sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
-        return
-    from microbench.report.console import print_run
-    from microbench.report.screen import make_console
-
-    print_run(run, make_console(), details=verbose)
-
-
-def show_document(
-    document: Document,
-    data: Json,
-    file: Path,
-    *,
-    form: str | None,
-    verbose: bool,
-    html: Path | None,
-) -> None:
-    """Print a document that is not a run, or write it as a page. UserError for an invalid field."""
-    from microbench.report.documents import Sheet, print_document
-    from microbench.report.screen import make_console
-    from microbench.report.table import markdown, records, write_csv
-
-    try:
-        sheet: Sheet = document.sheet(data)
+    try:  # a file that is not a run
+        sheet = document.sheet(data)
         if html:
-            from microbench.report.page import write_document
-
             write_document(data, html)
-            print(f"Page: {html}")
+            console.print(f"Page: {html}", soft_wrap=True)
         elif form == "csv":
             sys.stdout.write(write_csv([records(sheet.table)]))
         elif form == "markdown":
-            sys.stdout.write(markdown(sheet.table))
+            sys.stdout.write(in_markdown_table(sheet.table))
         else:
-            print_document(data, sheet, make_console(), details=verbose)
+            print_document(data, sheet, console, details=verbose)
     except (ValueError, OverflowError) as error:
         raise damaged(file, error) from None
 
@@ -111,19 +94,19 @@ def explain_again(file: Path) -> None:
     The file keeps its permissions and its links. UserError for a file that is no run, cannot be
     written, or is being measured.
     """
-    from microbench.roofline.explain import annotate
-
     check_readable(file)
+    console = make_console()
     with claimed(file, "FILE"):
         run = read_run(file)
         if run.others and not run.results:
             why = "Other results are explained when they are measured."
-            print(f"{file} has no kernel results. {why}")
+            console.print(f"{file} has no kernel results. {why}", soft_wrap=True)
             return
         explained = annotate(run)
         changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
         write_run(explained, file)
-        print(f"{file}: {changed} of {len(run.results)} explanations changed")
+        what = f"{changed} of {len(run.results)} explanations changed"
+        console.print(f"{file}: {what}", soft_wrap=True)
 
 
 def compare_with(
@@ -142,10 +125,6 @@ def compare_with(
     Returns the exit code: 1 when a verdict is one to fail on, else 0. UserError for what cannot be
     read, compared or written.
     """
-    from microbench.report.comparison import in_markdown, print_comparisons
-    from microbench.report.screen import make_console
-    from microbench.results.comparison import VERDICTS, compare, failing, parse_threshold
-
     paths = [baseline, *files] if baseline else list(files)
     if len(paths) < 2:
         raise UserError("compare takes two run files or more: the baseline, then each run")
@@ -168,8 +147,6 @@ def compare_with(
     if json:
         write_text(dumps(_as_data(found, paths[0].name), allow_nan=False), json)
     if html:
-        from microbench.report.page import write_comparisons
-
         write_comparisons(found, paths[0].name, html)
     if markdown:
         sys.stdout.write(in_markdown(found, paths[0].name))
@@ -196,9 +173,4 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
 
 def examine_machine(device: str) -> None:
     """Print the doctor's findings. UserError for an unknown device."""
-    from microbench.device.device import describe
-    from microbench.device.doctor import examine
-    from microbench.report.doctor import print_findings
-    from microbench.report.screen import make_console
-
     print_findings(examine(describe(device)), make_console())

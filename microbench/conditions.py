@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kernels import OPS
-from kernels.case import Case, Target
+from kernels.case import DATA, Case, Target
 from kernels.tune import NONE, QUICK, WIDE
 from microbench.command_line import (
     Outputs,
@@ -71,7 +71,9 @@ class Conditions:
     vs: str = choice(
         "fp32,tf32", "Baselines, interleaved with the rest; or none", also=("--baseline",)
     )
-    data: str = choice("normal", "Input values: normal, uniform, integers or zeros")
+    data: str = choice(
+        "normal", "Input values: normal, uniform, integers or zeros", check=one_of(DATA)
+    )
     device: str = choice("auto", "Device: auto, cuda, cuda:N or cpu")
     timer: str = choice(
         "auto",

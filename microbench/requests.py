@@ -1,20 +1,46 @@
-"""The requests of the measuring commands: their options, and the plan made from them."""
+"""The requests of the measuring commands: their options, and the comparisons planned from them."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from microbench.command_line import Outputs, Schema, at_least, check_options, choice, filled
+from kernels import OPS
+from kernels.case import Case
+from kernels.conv.shape import PASSES, of_axes
+from kernels.op import OWN
+from kernels.precision import PRECISIONS
+from kernels.user import UserBackend
+from microbench.command_line import (
+    Outputs,
+    Schema,
+    at_least,
+    check_options,
+    choice,
+    filled,
+    one_of,
+)
 from microbench.conditions import Conditions
+from microbench.errors import UserError
+from microbench.shapes import read_shapes
+from microbench.sweep import (
+    Group,
+    parse_axes,
+    parse_names,
+    parse_number,
+    parse_numbers,
+    parse_precisions,
+    parse_sizes,
+)
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
+    from microbench.network.trace import Traced
     from microbench.results.types import NetworkUse
-    from microbench.sweep import Group
 
 S = TypeVar("S", bound=Schema)
 
@@ -24,6 +50,7 @@ PAYOFF_MOST_S = 120.0
 LAYERS_MOST_S = 60.0
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
+LAYER_BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU
 
 
 @dataclass(frozen=True)
@@ -56,16 +83,20 @@ class GemmRequest(Request):
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
-        from microbench.plans import plan_gemm, plan_shapes
-
+        arms, data = plan_arms("gemm", self.conditions, kind), self.conditions.data
         if self.shapes:
-            return plan_shapes("gemm", self.conditions, kind, self.shapes)
-        return plan_gemm(self.conditions, kind, sizes=self.sizes, layouts=self.layout)
+            return [_group_of(problem, arms) for problem in read_shapes("gemm", self.shapes, data)]
+        problems = [
+            Case("gemm", dict(zip("mnk", shape, strict=True)), *arms[0], layout, data)
+            for shape in parse_sizes(self.sizes)
+            for layout in parse_names(self.layout, OPS["gemm"].layouts, "--layout")
+        ]
+        return [_group_of(problem, arms) for problem in problems]
 
 
 @dataclass(frozen=True)
 class ConvRequest(Request):
-    """The options of `microbench conv`; `most_s` is seconds of sampling without --budget."""
+    """The options of `microbench conv`."""
 
     name = "conv"
     most_s = CONV_MOST_S
@@ -85,16 +116,55 @@ class ConvRequest(Request):
     shapes: Path | None = choice(None, SHAPES)
 
     def plan(self, kind: str) -> list[Group]:
-        """One comparison per width, pass, layout, image, batch, kernel. UserError: bad value."""
-        from microbench.plans import plan_conv, plan_shapes
-
+        """One comparison per width, pass, layout, image, batch, kernel; and the padded twin of each
+        misaligned width. UserError for an invalid value, or sizes that fit no convolution.
+        """
+        asked = self.conditions
+        arms = plan_arms("conv", asked, kind)
         if self.shapes:
-            return plan_shapes("conv", self.conditions, kind, self.shapes)
-        return plan_conv(
-            self.conditions, kind, channels=self.channels, passes=self.passes, layouts=self.layout,
-            image=self.image, batch=self.batch, kernel=self.kernel, stride=self.stride,
-            padding=self.padding, dilation=self.dilation, groups=self.groups,
-        )  # fmt: skip
+            problems = read_shapes("conv", self.shapes, asked.data)
+            return [_group_of(problem, arms) for problem in problems]
+        dilation = parse_axes(self.dilation, "--dilation")
+        problems = [
+            self._problem(*each, dilation)
+            for each in product(
+                parse_names(self.passes, PASSES, "--pass"),
+                parse_names(self.layout, OPS["conv"].layouts, "--layout"),
+                parse_sizes(self.image, "--image", rank=2),
+                parse_numbers(self.batch, "--batch"),
+                parse_sizes(self.kernel, "--kernel", rank=2),
+                parse_sizes(self.channels, "--channels", rank=2),
+            )
+        ]
+        twins = _padded(problems, asked.dtype, kind)
+        return [*(_group_of(problem, arms) for problem in problems), *twins]
+
+    def _problem(
+        self,
+        which: str,
+        layout: str,
+        image: Sequence[int],
+        batch: int,
+        kernel: Sequence[int],
+        channels: Sequence[int],
+        dilation: tuple[int, int],
+    ) -> Case:
+        (h, w), (r, s), (c, k) = image, kernel, channels
+        dims: dict[str, int | str] = {
+            "n": batch, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s,
+            "stride": of_axes(*parse_axes(self.stride, "--stride")),
+            "padding": _padding(self.padding, (r, s), dilation), "dilation": of_axes(*dilation),
+            "groups": c if self.groups == "depthwise"
+            else parse_number(self.groups, "--groups must be a number or depthwise"),
+            "pass": which,
+        }  # fmt: skip
+        case = Case("conv", dims, "fp32", "cudnn", layout, self.conditions.data)
+        try:
+            OPS["conv"].validate(case)
+        except ValueError as error:
+            size = OPS["conv"].size(case)
+            raise UserError(f"{size} channels, image {h}x{w}: {error}") from None
+        return case
 
 
 @dataclass(frozen=True)
@@ -107,16 +177,13 @@ class PayoffRequest(ConvRequest):
     def plan(self, kind: str) -> list[Group]:
         """Every cell. UserError for --vs that is not in BASELINES."""
         from microbench.break_even import BASELINES
-        from microbench.errors import UserError
-        from microbench.sweep import parse_precisions
 
         if self.shapes:
             raise UserError("payoff takes no --shapes: its map has a row for each width")
         for name in parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
-        cells = super().plan(kind)
-        return [group for group in cells if len(group.cases) > 1]
+        return [group for group in super().plan(kind) if len(group.cases) > 1]
 
 
 @dataclass(frozen=True)
@@ -132,8 +199,9 @@ class LayersRequest(Request):
         None, "Image height and width  [default: of the network]", check=at_least(1)
     )
     layout: str = choice(
-        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST
-    )
+        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST,
+        check=one_of(OPS["conv"].layouts),
+    )  # fmt: skip
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per distinct GEMM or convolution. UserError: cannot be traced."""
@@ -144,7 +212,7 @@ class LayersRequest(Request):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
-        from microbench.network.trace import plan_layers, traced
+        from microbench.network.trace import traced
 
         network = traced(self.network_name, self.batch, self.image)
         return plan_layers(network, self.conditions, kind, layout=self.layout)
@@ -160,3 +228,121 @@ def request_of(kind: type[S], words: Mapping[str, Any]) -> S:
     check_options(words, kind, Conditions)
     conditions = filled(Conditions, words, outputs=filled(Outputs, words))
     return filled(kind, words, conditions=conditions)
+
+
+# ---------------------------------------------------------------- the variants
+
+Arm = tuple[str, str]  # precision, back end
+
+
+def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
+    """The variants, as (precision, back end): baselines by the library, then each asked precision.
+
+    `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
+    baselines ("none" for none). UserError for an unknown precision or back end.
+    """
+    found = OPS[op]
+    if asked.backend is not None:
+        named = _backends(op, asked.backend, kind)
+    else:
+        named = list(found.default_backends(kind))
+    baselines = [] if asked.vs == "none" else parse_precisions(asked.vs, "--vs")
+    arms = [(p, found.library_backend(kind)) for p in baselines]
+    return list(dict.fromkeys([*arms, *product(parse_precisions(asked.dtype), named)]))
+
+
+def _backends(op: str, text: str, kind: str) -> list[str]:
+    """The back ends that are named. A user's own, "module:name", brings the libraries beside it."""
+    found = OPS[op]
+    ours, own = _own_backends(op, text)
+    known = (
+        parse_names(ours, [*found.backends, "module:function"], "--backend")
+        if ours or not own
+        else []
+    )
+    beside = [found.library_backend(kind), *(found.libraries if kind == "cuda" else ())]
+    return list(dict.fromkeys([*(beside if own else ()), *known, *own]))
+
+
+def _own_backends(op: str, text: str) -> tuple[str, list[str]]:
+    """The back ends of halfway that are named, as a list with commas, and the user's own.
+
+    UserError, in one line, for one of the user's that cannot be had.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    own = [name for name in names if OWN in name]
+    for name in own:
+        try:
+            OPS[op].check_own(name)
+        except ValueError as error:
+            raise UserError(f"--backend {name}: {error}") from None
+    return ",".join(name for name in names if name not in own), own
+
+
+def _group_of(problem: Case, arms: Sequence[Arm]) -> Group:
+    """The problem in every variant."""
+    return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
+
+
+def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
+    if text != "same":
+        return of_axes(*parse_axes(text, "--padding", or_same=" or same"))
+    if not all(size % 2 for size in kernel):
+        raise UserError(
+            f"--padding same needs kernels of odd size, not {kernel[0]}x{kernel[1]}; give a number"
+        )
+    rows, columns = (step * (size - 1) // 2 for step, size in zip(dilations, kernel, strict=True))
+    return of_axes(rows, columns)
+
+
+def _padded(problems: Sequence[Case], dtypes: str, kind: str) -> list[Group]:
+    """The padded twins of misaligned widths, measured for comparison."""
+    op = OPS["conv"]
+    planned = {problem.group for problem in problems}
+    found: dict[str, Group] = {}
+    for problem, name in product(problems, parse_precisions(dtypes)):
+        if "cudnn" not in PRECISIONS[name].min_capability:
+            continue
+        case = replace(problem, precision_name=name, backend=op.library_backend(kind))
+        twin = op.aligned(case)
+        if twin.group not in planned and twin.key not in found:
+            found[twin.key] = Group((twin,))
+    return list(found.values())
+
+
+def plan_layers(
+    network: Traced, asked: Conditions, kind: str, *, layout: str
+) -> tuple[list[Group], NetworkUse]:
+    """A comparison per distinct GEMM and convolution, and where the network uses them.
+
+    `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
+    UserError for an invalid back end or precision.
+    """
+    from microbench.results.types import LayerUse, NetworkUse, NotMeasured
+
+    groups: list[Group] = []
+    uses: list[LayerUse] = []
+    for layer in network.layers:
+        arms = _layer_arms(layer.op, asked, kind)
+        dims = dict(layer.dims)
+        if layer.op == "conv":
+            dims["pass"] = layer.which
+        case = Case(layer.op, dims, *arms[0], layer.layout or layout, asked.data)
+        group = _group_of(case, arms)
+        if group.name not in {known.name for known in groups}:
+            groups.append(group)
+        uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
+    skipped = tuple(NotMeasured(s.what, s.reason, s.count, s.flops) for s in network.skipped)
+    return groups, NetworkUse(network.network, network.batch, network.image, tuple(uses), skipped)
+
+
+def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
+    """The user's own back ends stand beside the library, each at the op that it is for."""
+    ours, own = _own_backends(op, "library" if asked.backend is None else asked.backend)
+    names = parse_names(ours, [*LAYER_BACKENDS, "module:function"], "--backend") if ours else []
+    if own and "library" not in names:
+        names = ["library", *names]
+    library = OPS[op].library_backend(kind)
+    named = [library if name == "library" else name for name in names]
+    named += [name for name in own if UserBackend(name).serves(op)]
+    return plan_arms(op, replace(asked, backend=",".join(named)), kind)

@@ -33,7 +33,7 @@ from microbench.results.runfile import (
 )
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import Json
-from microbench.streams import give_up, is_of_stream
+from microbench.streams import clean, give_up, is_of_stream, printable
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -188,10 +188,8 @@ def say_stopped(program: str, path: Path) -> None:
         paths = {n: v for n, v in given(context).items() if without_folder(n, v) != v}
         words = [*typed(context.command, paths), "--resume", str(path)]
     command = shlex.join([*_program(program), *words])
-    print(
-        f"\nStopped. Finished results are in {path}. Continue with:\n  {command}",
-        file=sys.stderr,
-    )
+    found = f"\nStopped. Finished results are in {path}. Continue with:\n  {command}"
+    print(printable(found), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ class Done:
             ) from None
         if self.outputs.quiet:
             for name, reason in _failed(self.run):
-                print(f"failed: {name}: {reason}", file=sys.stderr)
+                print(clean(f"failed: {name}: {reason}"), file=sys.stderr)
         check_measured(self.run)
 
     def _report(self) -> None:
@@ -231,16 +229,21 @@ class Done:
         if outputs.json == STDOUT:
             sys.stdout.write(self.path.read_text(encoding="utf-8"))
             sys.stdout.flush()
-        if outputs.chart:
-            from microbench.report.drawing import draw
+        write_pictures(run, outputs.chart, outputs.html, console)
 
-            draw(run, outputs.chart)
-            console.print(f"Chart: {outputs.chart}")
-        if outputs.html:
-            from microbench.report.page import to_page, write_page
 
-            write_page(to_page(run), outputs.html)
-            console.print(f"Page: {outputs.html}")
+def write_pictures(run: Run, chart: Path | None, html: Path | None, console: Console) -> None:
+    """Write the chart and the page that are asked for. UserError where one cannot be."""
+    if chart:
+        from microbench.report.drawing import draw
+
+        draw(run, chart)
+        console.print(f"Chart: {chart}", soft_wrap=True)
+    if html:
+        from microbench.report.page import to_page, write_page
+
+        write_page(to_page(run), html)
+        console.print(f"Page: {html}", soft_wrap=True)
 
 
 def check_measured(run: Run) -> None:

@@ -11,11 +11,9 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from contextlib import suppress
+from typing import TextIO
 
-MOST_CHARACTERS = 2000  # of an error message
 # For terminals that cannot show the left one; each stays one character, so columns keep aligned.
 _PLAIN = str.maketrans(
     "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°¹",
@@ -33,52 +31,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
-
-
-def message(text: str) -> str:
-    """One clean line of at most MOST_CHARACTERS."""
-    line = clean(text)
-    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
-
-
-@contextmanager
-def clean_streams() -> Generator[None]:
-    """While a command runs, what it prints is printable, and in characters that the stream has.
-
-    Consoles write colours: they take the stream itself, and clean the text that they are given.
-    """
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Clean(sys.stdout), _Clean(sys.stderr)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-
-
-def itself(stream: TextIO) -> TextIO:
-    """The stream that `clean_streams` stands before; any other as it is."""
-    return stream.itself if isinstance(stream, _Clean) else stream
-
-
-class _Clean:
-    """A text stream whose text is printable; all else is the stream's own."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.itself = stream
-        allow_plain_characters(stream)
-
-    def write(self, text: str) -> int:
-        return self.itself.write(printable(text))
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.itself, name)
-
-    def __iter__(self) -> Any:
-        return iter(self.itself)
 
 
 def _in_plain_characters(problem: UnicodeError) -> tuple[str, int]:
@@ -102,11 +54,11 @@ def allow_plain_characters(stream: TextIO) -> None:
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 
-def open_closed_streams() -> None:
+def prepare_streams() -> None:
     """Give every closed standard stream a file, so that none of the program's own takes its number.
 
     Writing to an output that was closed fails, as it should; what goes to a closed standard error
-    is lost.
+    is lost. What an output cannot encode, it gets in plain characters.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -118,6 +70,8 @@ def open_closed_streams() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    allow_plain_characters(sys.stdout)
+    allow_plain_characters(sys.stderr)
 
 
 def is_of_stream(error: OSError) -> bool:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels.case import Case
+from kernels.conv.shape import by_axis
 from kernels.precision import precision
 from microbench.errors import UserError
 
 Shape = tuple[int, ...]
 MAX_SIZES = 4096
-_NUMBER = r"(-?\d{1,9})"  # more digits than any memory holds would only overflow something
+MOST_DIGITS = 9  # of a number: more than any memory holds would only overflow something
+_NUMBER = rf"(-?\d{{1,{MOST_DIGITS}}})"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
 _FORMS = {
     "--sizes": "256..8192, 64..1024:+32, 63,64,65 or MxNxK such as 4096x11008x4096",
@@ -114,11 +116,21 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def parse_choice(text: str, choices: Sequence[str], option: str) -> str:
-    """The text, if it is one of the choices; else UserError, with the choices."""
-    if text not in choices:
-        raise UserError(f"{option} must be one of {', '.join(choices)}, not {text!r}")
-    return text
+def parse_axes(text: str, option: str, or_same: str = "") -> tuple[int, int]:
+    """(of rows, of columns) of a number, or of a pair as 1x2. UserError for another text."""
+    try:
+        if len(text) <= 2 * MOST_DIGITS:
+            return by_axis(text)
+    except ValueError:
+        pass
+    raise UserError(f"{option} must be a number{or_same}, or rows x columns as 1x2, not {text!r}")
+
+
+def parse_number(text: str, what: str) -> int:
+    """The number. UserError, with `what` must be one, for another text."""
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise UserError(f"{what}, not {text!r}")
+    return int(text)
 
 
 def parse_precisions(text: str, option: str = "--dtype") -> list[str]:

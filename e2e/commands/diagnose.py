@@ -44,6 +44,7 @@ from microbench.results.values import Json
 from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 from microbench.stopping import scratch_folder
+from microbench.streams import clean
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
 LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
@@ -93,9 +94,10 @@ def diagnose_script(
             code = record(run, out, folder, tries=run is script)  # it alone is explained
             traces = traces_in(place)
             if code and traces and proofs_of(out).exists():
-                print(f"{_failure(run, code)} while changes were tried", file=sys.stderr)
+                print(clean(f"{_failure(run, code)} while changes were tried"), file=sys.stderr)
             elif code:
-                print(f"error: {_failure(run, code)}; nothing is diagnosed", file=sys.stderr)
+                why = f"error: {_failure(run, code)}; nothing is diagnosed"
+                print(clean(why), file=sys.stderr)
                 return SCRIPT_FAILED
             if not traces:
                 return NOTHING_SEEN  # the recorder has said why
@@ -175,7 +177,7 @@ class Report:
                 replay = _replay() if self._prove else None
                 found = diagnose([traces[0] for traces in runs], self._ceilings, replay)
         except NothingSeen as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(clean(f"error: {error}"), file=sys.stderr)
             return NOTHING_SEEN
         if names:
             named = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
@@ -183,7 +185,7 @@ class Report:
         self._put(document_of_diagnosis(found, words))
         met = self._condition.found_in(found.runs[-1]) if self._condition else ""
         if met:
-            print(f"--fail-on: {met}", file=sys.stderr)
+            print(clean(f"--fail-on: {met}"), file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
 
     def _of_ranks(self, traces: Sequence[Path], or_first: bool) -> Diagnosis | None:

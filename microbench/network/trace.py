@@ -6,8 +6,7 @@ allocated and no kernel runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -19,11 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from kernels import OPS
-from kernels.case import DATA, Case
 from kernels.error_words import one_line, suggest
-from kernels.user import UserBackend
-from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.network.hub import (
     TIMM,
@@ -47,9 +42,6 @@ from microbench.network.networks import (
     usual_image,
 )
 from microbench.network.products import Layer, ProductRecorder, Skipped, storage_of
-from microbench.plans import Arm, group_of, own_backends, plan_arms
-from microbench.results.types import LayerUse, NetworkUse, NotMeasured
-from microbench.sweep import Group, parse_choice, parse_names
 
 CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 
@@ -241,49 +233,4 @@ def _example_inputs(
     return tuple(inputs)
 
 
-# ---------------------------------------------------------------- the comparisons
-
-BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU
-
 traced = lru_cache(maxsize=4)(trace)
-
-
-def plan_layers(
-    found: Traced, asked: Conditions, kind: str, *, layout: str
-) -> tuple[list[Group], NetworkUse]:
-    """A comparison per distinct GEMM and convolution, and where the network uses them.
-
-    `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
-    UserError for an invalid layout, data, back end or precision.
-    """
-    parse_choice(layout, OPS["conv"].layouts, "--layout")
-    parse_choice(asked.data, DATA, "--data")
-    groups: list[Group] = []
-    uses: list[LayerUse] = []
-    for layer in found.layers:
-        arms = _arms(layer.op, asked, kind)
-        group = group_of(_problem(layer, layout, asked.data, arms[0]), arms)
-        if group.name not in {known.name for known in groups}:
-            groups.append(group)
-        uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
-    skipped = tuple(NotMeasured(s.what, s.reason, s.count, s.flops) for s in found.skipped)
-    return groups, NetworkUse(found.network, found.batch, found.image, tuple(uses), skipped)
-
-
-def _arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
-    """The user's own back ends stand beside the library, each at the op that it is for."""
-    ours, own = own_backends(op, "library" if asked.backend is None else asked.backend)
-    names = parse_names(ours, [*BACKENDS, "module:function"], "--backend") if ours else []
-    if own and "library" not in names:
-        names = ["library", *names]
-    library = OPS[op].library_backend(kind)
-    named = [library if name == "library" else name for name in names]
-    named += [name for name in own if UserBackend(name).serves(op)]
-    return plan_arms(op, replace(asked, backend=",".join(named)), kind)
-
-
-def _problem(layer: Layer, layout: str, data: str, arm: Arm) -> Case:
-    dims = dict(layer.dims)
-    if layer.op == "conv":
-        dims["pass"] = layer.which
-    return Case(layer.op, dims, *arm, layer.layout or layout, data)

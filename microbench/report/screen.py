@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.text import Text
 
-from microbench.streams import allow_plain_characters, itself, printable
+from microbench.streams import allow_plain_characters, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20
@@ -40,7 +40,7 @@ def make_console(
     is folded at WIDTH. Text is plain (no colour, bold or dim) with NO_COLOR, and where the output
     is not a terminal.
     """
-    stream = itself(file or (sys.stderr if stderr else sys.stdout))
+    stream = file or (sys.stderr if stderr else sys.stdout)
     allow_plain_characters(stream)
     console = Console(
         file=stream,

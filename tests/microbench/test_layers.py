@@ -14,8 +14,7 @@ from kernels.case import Case
 from microbench.break_even import RUINED, gain
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.network.trace import Traced, plan_layers, trace
-from microbench.plans import plan_conv
+from microbench.network.trace import Traced, trace
 from microbench.report.layers_table import (
     Pass,
     against_library,
@@ -26,7 +25,7 @@ from microbench.report.layers_table import (
 )
 from microbench.report.payoff_map import map_tables, map_verdict
 from microbench.report.table import screen
-from microbench.requests import PayoffRequest
+from microbench.requests import ConvRequest, PayoffRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Measurement, NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group
@@ -159,10 +158,8 @@ def test_a_run_is_resumed_by_its_own_command_and_network_only(traced) -> None:
 
 def cells() -> list[Group]:
     """Seven widths, two images, two batches."""
-    groups = plan_conv(
-        Conditions(), "cuda", channels="8..512", image="7,14", batch="8,16", passes="fprop",
-        layouts="nhwc", kernel="3", stride="1", padding="same", dilation="1", groups="1",
-    )  # fmt: skip
+    asked = ConvRequest(Conditions(), "8..512", image="7,14", batch="8,16", layout="nhwc")
+    groups = asked.plan("cuda")
     return [group for group in groups if len(group.cases) > 1]
 
 

@@ -16,7 +16,7 @@ from samples.measuring import FakeSession, World, empty_run, group_of, keys, res
 from kernels.case import Case, Target
 from microbench.conditions import Conditions
 from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator, TooLong
-from microbench.plans import plan_gemm
+from microbench.requests import GemmRequest
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result, Run
 from microbench.run import InOrder, Runner, default_budget_s, few_processes, group_weight, missing
@@ -184,7 +184,7 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
 
 
 def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
-    groups = plan_gemm(Conditions(backend="cublas,triton"), "cuda", sizes="64", layouts="nt")
+    groups = GemmRequest(Conditions(backend="cublas,triton"), "64").plan("cuda")
     done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]
     (left,) = missing(groups, empty_run().with_results(done))
     names = {(case.precision_name, case.backend) for case in left.cases}
@@ -224,7 +224,7 @@ def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> 
 
 
 def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
-    groups = plan_gemm(Conditions(), "cuda", sizes="256..8192", layouts="nt")
+    groups = GemmRequest(Conditions()).plan("cuda")
     assert default_budget_s(groups, "cuda") <= 30
     assert default_budget_s(groups, "cpu") <= 90
 

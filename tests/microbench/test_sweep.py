@@ -18,7 +18,6 @@ from kernels import OPS
 from kernels.conv.shape import ConvShape
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.plans import plan_conv, plan_gemm, plan_shapes
 from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Result, Run
@@ -30,11 +29,11 @@ def cubes(*sizes: int) -> list[tuple[int, int, int]]:
 
 
 def plan(**changes: object) -> list[tuple[str, ...]]:
-    kind, sizes, layouts = (
+    kind, sizes, layout = (
         changes.pop(name, usual)
         for name, usual in (("kind", "cuda"), ("sizes", "64"), ("layouts", "nt"))
     )
-    groups = plan_gemm(Conditions(**changes), kind, sizes=sizes, layouts=layouts)  # type: ignore[arg-type]
+    groups = GemmRequest(Conditions(**changes), sizes, layout).plan(kind)  # type: ignore[arg-type]
     return [tuple(f"{c.precision_name}/{c.backend}" for c in group.cases) for group in groups]
 
 
@@ -158,7 +157,7 @@ def test_the_fp8_that_people_write_is_e4m3() -> None:
 
 def test_cases_have_keys_that_tell_them_apart() -> None:
     asked = Conditions(dtype="fp16,bf16,fp8", backend="cublas,triton")
-    groups = plan_gemm(asked, "cuda", sizes="64,64x128x64", layouts="nn,nt")
+    groups = GemmRequest(asked, "64,64x128x64", "nn,nt").plan("cuda")
     keys = [case.key for group in groups for case in group.cases]
     assert len(set(keys)) == len(keys)
     assert all(case.group == group.name for group in groups for case in group.cases)
@@ -167,14 +166,14 @@ def test_cases_have_keys_that_tell_them_apart() -> None:
 # ---------------------------------------------------------------- convolutions
 
 PLAIN = dict(
-    channels="64", passes="fprop", layouts="nhwc", image="28", batch="4", kernel="3", stride="1",
+    channels="64", passes="fprop", layout="nhwc", image="28", batch="4", kernel="3", stride="1",
     padding="same", dilation="1", groups="1",
 )  # fmt: skip
 
 
 def plan_convs(**changes: object) -> list[Group]:
     words = {**PLAIN, **{name: changes.pop(name) for name in PLAIN.keys() & changes.keys()}}
-    return plan_conv(Conditions(**changes), "cuda", **words)  # type: ignore[arg-type]
+    return ConvRequest(Conditions(**changes), **words).plan("cuda")  # type: ignore[arg-type]
 
 
 def test_the_arms_are_the_baselines_and_what_was_asked() -> None:
@@ -187,7 +186,7 @@ def test_the_arms_are_the_baselines_and_what_was_asked() -> None:
 
 def test_every_combination_is_planned_once() -> None:
     groups = plan_convs(
-        channels="8..32,16,64x256", passes="fprop,wgrad", layouts="nhwc,nchw", image="7,14x28",
+        channels="8..32,16,64x256", passes="fprop,wgrad", layout="nhwc,nchw", image="7,14x28",
         batch="1,2", kernel="1,3",
     )  # fmt: skip
     names = [group.name for group in groups]
@@ -245,7 +244,7 @@ def test_each_line_is_a_problem_in_order_without_repeats(
 ) -> None:
     file = tmp_path_factory.mktemp("shapes") / "g.csv"
     file.write_text("k, m ,n\n" + "".join(f"{k},{m},{n}\n\n# note\n" for m, n, k in sizes))
-    groups = plan_shapes("gemm", ASKED, "cuda", file)
+    groups = GemmRequest(ASKED, shapes=file).plan("cuda")
     found = [tuple(group.cases[0].dim(one) for one in "mnk") for group in groups]
     assert found == list(dict.fromkeys(sizes))
     assert {group.cases[0].layout for group in groups} == {"nt"}
@@ -306,7 +305,7 @@ def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe.csv")
     for name in ("no.csv", "b.csv", "pipe.csv"):
         with pytest.raises(UserError, match="cannot read it"):
-            plan_shapes("gemm", ASKED, "cuda", tmp_path / name)
+            GemmRequest(ASKED, shapes=tmp_path / name).plan("cuda")
 
 
 def test_a_map_takes_no_shapes(tmp_path: Path) -> None:
@@ -321,5 +320,5 @@ def test_the_published_shapes_are_those_of_the_seed(op: str) -> None:
     )
     file = SHAPES / f"{op}.csv"
     assert file.read_bytes() == drawn.stdout
-    groups = plan_shapes(op, ASKED, "cuda", file)
+    groups = (GemmRequest if op == "gemm" else ConvRequest)(ASKED, shapes=file).plan("cuda")
     assert len(groups) == len(list(csv.DictReader(file.open()))) >= 60
