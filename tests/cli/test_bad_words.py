@@ -190,6 +190,27 @@ AT_ONCE = {
     "stalls cnn-cifar --data synthetic": "has nothing to load",
     "loader --data synthetic": "there is nothing to load",
     "make-data . --images 1 --classes 2": "images",
+    "diagnose": "SCRIPT.py",
+    "diagnose none.json": "none.json",
+    "diagnose a.json b.json --base c.json": "one TRACE",
+    "diagnose none.json --base-args x": "--base-args are for a script",
+    "diagnose train.py --other '' --base-args ''": "take --other ARGS or --base-args ARGS",
+    "diagnose train.py --prove --whole": "take one of them",
+    "diagnose torchrun --nproc_per_node 2 a.json": "starts no SCRIPT.py",
+    "diagnose none.py": "no such script: none.py",
+    "diagnose train.py --lr 3": "options of the script come after --",
+    "diagnose train.py --base a.json": "--other",
+    "diagnose train.py --python no/python": "--python no/python",
+    "diagnose train.py --other ''\"'\"'open'": "--other",
+    "diagnose train.py --fail-on busy": "busy<70",
+    "diagnose train.py --fail-on 'bussy<7'": "choose from busy, ",
+    "diagnose train.py --base-args ''\"'\"'open'": "--base-args",
+    "diagnose train.py --traced 0": "--traced",
+    "diagnose train.py --json x --html ./x": "--json and --html name the same file",
+    "diagnose train.py --json beside.py": "--json beside.py already exists",
+    "diagnose train.py --html none/x": "--html none/x",
+    "diagnose train.py --keep beside.py": "--keep beside.py",
+    "diagnose train.py --keep /proc/none": "--keep /proc/none",
     "study wrn-level": "no study 'wrn-level'; did you mean wrn-levels?",
     "study wrn-levels --profile fast": "has no profile 'fast'; it has full, short, smoke",
     "study wrn-levels --set bach=3": "no run has 'bach'; did you mean batch?",
@@ -241,6 +262,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     files = {
         "bad.py": MODULE, "syntax.py": "def build(:\n", "broken.py": "import no_such",
+        "train.py": "import no_such",
+        "beside.py": "",
         "broken.json": '{"schema_version": 1, ',
         "other.json": '{"tool": "other"}', "empty.json": "", "binary.json": "\x00\x01",
         "nested.json": "[" * 100_000, "train.json": '{"schema_version": 3, "results": []}',
@@ -252,10 +275,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*")
+            if path.is_file() and path.suffix != ".pyc" and "state" not in path.parts}  # fmt: skip
+
+
 @pytest.mark.parametrize("words", [*AT_ONCE, *BY_THE_DEVICE])
 def test_bad_words_are_one_line(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # importing it raises ModuleNotFoundError
-    before = {path: path.read_bytes() for path in folder.rglob("*.json")}
+    before = files_of(folder)
     with no_children() if words in AT_ONCE else contextlib.nullcontext():
         ran = run_here(main, "halfway", *shlex.split(words), cwd=folder,
                        XDG_STATE_HOME=str(folder / "state"))  # fmt: skip
@@ -263,7 +291,7 @@ def test_bad_words_are_one_line(words: str, folder: Path, monkeypatch: pytest.Mo
     assert ran.stderr.startswith("error: ")
     assert ran.stderr.count("\n") == 1
     assert {**AT_ONCE, **BY_THE_DEVICE}[words] in ran.stderr
-    assert {path: path.read_bytes() for path in folder.rglob("*.json")} == before
+    assert files_of(folder) == before
 
 
 def test_no_words_show_the_commands() -> None:

@@ -184,44 +184,6 @@ def test_the_recorder_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == source(PROOFS)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "SCRIPT.py"),
-        (("none.json",), "none.json"),
-        (("a.json", "b.json", "--base", "c.json"), "one TRACE"),
-        (("none.json", "--base-args", "x"), "--base-args are for a script"),
-        (("train.py", "--other", "", "--base-args", ""), "take --other ARGS or --base-args ARGS"),
-        (("train.py", "--prove", "--whole"), "take one of them"),
-        (("torchrun", "--nproc_per_node", "2", "a.json"), "starts no SCRIPT.py"),
-        (("none.py",), "no such script: none.py"),
-        (("train.py", "--lr", "3"), "options of the script come after --"),
-        (("train.py", "--base", "a.json"), "--other"),
-        (("train.py", "--python", "no/python"), "--python no/python"),
-        (("train.py", "--other", "'open"), "--other"),
-        (("train.py", "--fail-on", "busy"), "busy<70"),
-        (("train.py", "--fail-on", "bussy<7"), "choose from busy, "),
-        (("train.py", "--base-args", "'open"), "--base-args"),
-        (("train.py", "--traced", "0"), "--traced"),
-        (("train.py", "--json", "x", "--html", "./x"), "--json and --html name the same file"),
-        (("train.py", "--json", "beside.py"), "--json beside.py already exists"),
-        (("train.py", "--html", "none/x"), "--html none/x"),
-        (("train.py", "--keep", "beside.py"), "--keep beside.py"),
-        (("train.py", "--keep", "/proc/none"), "--keep /proc/none"),
-    ],
-)
-def test_a_mistake_is_one_line_and_the_script_does_not_run(
-    user: User, words: tuple[str, ...], said: str
-) -> None:
-    before = sorted(user.folder.iterdir())
-    ran = run_here(main, "e2e", "diagnose", *words, cwd=user.folder)
-    assert ran.returncode == 2, ran.stderr
-    assert said in ran.stderr
-    assert ran.stderr.count("\n") == 1
-    assert ran.stdout == ""
-    assert sorted(user.folder.iterdir()) == before
-
-
 def test_two_diagnoses_cannot_write_one_file(user: User) -> None:
     with claimed(user.folder / "found.json", "--json"):
         ran = run_here(main, "e2e", "diagnose", "train.py", "--json", "found.json", cwd=user.folder)

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.any_training import trainings
+from samples.judge import places, with_value
 from samples.kernel_runs import h200_run
 from samples.training_runs import shown
 
@@ -232,22 +232,6 @@ def test_a_loading_that_cannot_be_is_refused(change: dict[str, Any], said: str) 
     good = as_file(loader_types.to_json(Loading(case, "ok", blocks=(LoadBlock(4, 1.0),))))
     with pytest.raises(ValueError, match=said):
         loader_types.from_json({**good, **change}, "results[0]")
-
-
-def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a value of its own stands; of a list the first two items."""
-    items = value.items() if isinstance(value, dict) else enumerate(value[:2])
-    for key, inner in items:
-        yield (*before, key)
-        if isinstance(inner, dict | list):
-            yield from places(inner, (*before, key))
-
-
-def with_value(whole: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """The document with this value in this place."""
-    changed, (first, *rest) = whole.copy(), place
-    changed[first] = with_value(whole[first], tuple(rest), value) if rest else value
-    return changed
 
 
 @settings(max_examples=120)

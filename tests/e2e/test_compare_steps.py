@@ -334,22 +334,6 @@ def test_a_verdict_and_that_of_the_exchanged_runs(name: str) -> None:
     assert row.threshold_pct in (None, 30.0 if limited else 3.0)
 
 
-@given(
-    st.floats(1e-4, 10.0),
-    st.floats(0.5, 2.0),
-    st.none() | st.floats(0.0, 5.0),
-    st.none() | st.floats(500.0, 2000.0),
-    st.none() | st.floats(500.0, 2000.0),
-)
-def test_exchanging_the_runs_exchanges_the_verdict(
-    seconds: float, factor: float, half_pct: float | None, mhz_a: float | None, mhz_b: float | None
-) -> None:
-    a = one(256 / seconds, mhz=mhz_a, half_pct=half_pct)
-    b = one(256 / seconds / factor, mhz=mhz_b, half_pct=half_pct)
-    (there,), (back,) = compare(a, b).rows, compare(b, a).rows
-    assert back.verdict == OPPOSITE.get(there.verdict, there.verdict)
-
-
 @pytest.mark.parametrize("fed_first", [True, False])
 def test_steps_with_a_loader_are_measured_otherwise_since_method_2(fed_first: bool) -> None:
     """Block means in place of medians; all other trainings compare across it."""

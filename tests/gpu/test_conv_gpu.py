@@ -12,7 +12,7 @@ from kernels.conv import LAYOUTS
 from kernels.conv.shape import PASSES
 from kernels.op import OpSession
 from kernels.tune import WIDE
-from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.device.profiler import is_conversion
 from microbench.measure import Measurer, too_exact
 from microbench.precompile import compile_ahead
@@ -50,11 +50,6 @@ def conv(which: str, layout: str, precision: str, backend: str, **dims: int | st
     plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
     return Case("conv", {**plain, **dims, "pass": which}, precision, backend, layout)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> DeviceInfo:
-    return describe("cuda")
 
 
 @pytest.fixture(scope="module")

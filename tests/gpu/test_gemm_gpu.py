@@ -20,7 +20,7 @@ from kernels.gemm import LAYOUTS, cublaslt_api, cupy_blas
 from kernels.op import OpSession
 from kernels.precision import PRECISIONS
 from kernels.tune import WIDE
-from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.measure import Measurer
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings
@@ -41,11 +41,6 @@ QUICK = ("tf32", "fp16", "bf16", "fp8-e4m3")
 # What every GPU from Hopper on must do: a skip here would be a defect, not an answer.
 MUST_RUN = {(p, b) for p in ("fp32", "tf32", "fp16", "bf16") for b in BACKENDS}
 MUST_RUN -= {("fp32", "triton")}
-
-
-@pytest.fixture(scope="module")
-def gpu() -> DeviceInfo:
-    return describe("cuda")
 
 
 @pytest.fixture(scope="module")

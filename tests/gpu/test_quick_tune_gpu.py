@@ -14,7 +14,7 @@ from kernels.conv.shape import PASSES
 from kernels.gemm.triton import backend
 from kernels.gemm.triton.config import parse
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE
-from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.measure import Measurer
 from microbench.results.types import Result
 from microbench.sweep import Group
@@ -33,11 +33,6 @@ CASES = [
     gemm(17, 4096, 4096), gemm(1100, 700, 900, "bf16", "tn"), gemm(520, 776, 1032, "fp8-e4m3"),
     *(Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc") for which in PASSES),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def gpu() -> DeviceInfo:
-    return describe("cuda")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from samples.waiting import no_waits, while_busy
 from kernels.ceilings import load, variants
 from kernels.gpus import flop_per_clock
 from kernels.precision import PRECISIONS, precision
-from microbench.device.device import DeviceInfo, describe
+from microbench.device.device import DeviceInfo
 from microbench.device.profiler import record
 from microbench.roofline.ceilings import instruction_ceilings
 from microbench.timing.instruments import PERSISTING_L2
@@ -22,10 +22,9 @@ from microbench.timing.timers import GatedEvents, GraphReplay, Renewed, empty_ke
 cupy: Any = import_module("cupy")  # which has no types
 
 
-def test_ticks_and_the_empty_kernel_are_those_of_this_card() -> None:
-    info = describe("cuda")
-    cold = GatedEvents(info.index, info.l2_bytes, info.sm_count, "cold")
-    graph = GraphReplay(info.index, info.l2_bytes, info.sm_count)
+def test_ticks_and_the_empty_kernel_are_those_of_this_card(gpu: DeviceInfo) -> None:
+    cold = GatedEvents(gpu.index, gpu.l2_bytes, gpu.sm_count, "cold")
+    graph = GraphReplay(gpu.index, gpu.l2_bytes, gpu.sm_count)
     assert cold.resolution_s == graph.resolution_s
     assert 1e-9 < cold.resolution_s < 2e-6
     launch = cold.instruments.launch_empty
@@ -34,12 +33,11 @@ def test_ticks_and_the_empty_kernel_are_those_of_this_card() -> None:
         assert abs(ticks - round(ticks)) < 0.05
     seen = [k.seconds for k in record(lambda: [launch() for _ in range(21)]) if k.name == "empty"]
     # By two sources on a card that is in the table, else by one.
-    assert abs(median(seen) - empty_kernel_s(info.index)) < 0.5e-6
+    assert abs(median(seen) - empty_kernel_s(gpu.index)) < 0.5e-6
 
 
-def test_l2_that_was_set_aside_is_given_back_before_the_first_sample() -> None:
-    info = describe("cuda")
-    cold = GatedEvents(info.index, info.l2_bytes, info.sm_count, "cold")
+def test_l2_that_was_set_aside_is_given_back_before_the_first_sample(gpu: DeviceInfo) -> None:
+    cold = GatedEvents(gpu.index, gpu.l2_bytes, gpu.sm_count, "cold")
     runtime = cupy.cuda.runtime
     runtime.deviceSetLimit(PERSISTING_L2, 1 << 20)
     cold.block(cold.instruments.launch_empty, 3)
@@ -53,18 +51,16 @@ def test_l2_that_was_set_aside_is_given_back_before_the_first_sample() -> None:
         cold.block(takes, 3)
 
 
-def test_renewed_operands_are_in_no_samples_time() -> None:
+def test_renewed_operands_are_in_no_samples_time(gpu: DeviceInfo) -> None:
     """A renewal of a millisecond before each launch that does nothing."""
-    info = describe("cuda")
-    cold = GatedEvents(info.index, info.l2_bytes, info.sm_count, "cold")
+    cold = GatedEvents(gpu.index, gpu.l2_bytes, gpu.sm_count, "cold")
     large = torch.ones(1 << 30, dtype=torch.int8, device="cuda")
     block = cold.block(Renewed(cold.instruments.launch_empty, large.zero_), 12)
     assert median(block.times_s) < 0.2 * median(cold.block(large.zero_, 12).times_s)
 
 
-def test_a_graphs_clock_is_a_mean_over_its_batches() -> None:
-    info = describe("cuda")
-    graph = GraphReplay(info.index, info.l2_bytes, info.sm_count)
+def test_a_graphs_clock_is_a_mean_over_its_batches(gpu: DeviceInfo) -> None:
+    graph = GraphReplay(gpu.index, gpu.l2_bytes, gpu.sm_count)
     found: list[float | None] = []
     clock_mhz = graph.instruments.clock_mhz
 
@@ -101,11 +97,6 @@ def test_what_torch_does_not_see_is_found_by_the_clock_of_the_device() -> None:
 
 LEAST, MOST = 0.5, 1.01  # of the instruction's rate
 FP64_LEAST = 0.2  # of mma.sync on Hopper
-
-
-@pytest.fixture(scope="module")
-def gpu() -> DeviceInfo:
-    return describe("cuda")
 
 
 @pytest.mark.quick

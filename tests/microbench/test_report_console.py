@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +30,6 @@ from microbench.report.table import (
     screen,
     write_csv,
 )
-from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Measurement, Ratio, Result, Warning
 
 ARMS = {("fp32", "cublas"): 51.0, ("tf32", "cublas"): 360.0, ("fp16", "cublas"): 659.0}
@@ -43,15 +41,6 @@ def group(size: int | tuple[int, int, int]) -> list[Result]:
 
 def widest(text: str) -> int:
     return max(cell_len(line) for line in text.splitlines())
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_every_line_fits_and_holds_no_control_codes(width: int) -> None:
-    text = shown(h200_run(), width)
-    assert widest(text) <= width
-    assert "\x1b" not in text
-    assert all(line == line.rstrip() for line in text.splitlines())
-    assert ("left out to fit 80 columns: " in text) == (width == 80)
 
 
 text_of = st.text(max_size=60)
@@ -130,11 +119,6 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     text = shown(run_of([]))
     assert "No case was measured." in text
     assert "memory: 4.30 TB/s" in text
-
-
-def test_a_run_read_from_its_file_shows_the_same(tmp_path: Path) -> None:
-    write_run(h200_run(), tmp_path / "run.json")
-    assert shown(read_run(tmp_path / "run.json")) == shown(h200_run())
 
 
 def test_numbers_in_words() -> None:

@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
+from samples.judge import places, with_value
 from samples.kernel_runs import case, measured, run_of
 
 from kernels.case import DATA, Case
@@ -338,21 +339,6 @@ JUNK = (None, "text", -1, 10**39, [], {"a": 1})  # a file has no more digits
 KINDS = (
     "", "layers-resnet50", "loaders", "ranks-strong", "ledger-resnet50", "fleet",
 )  # fmt: skip
-
-
-def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a value of its own stands; of a list the first two items."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:2]):
-        yield (*before, key)
-        if isinstance(inner, dict | list):
-            yield from places(inner, (*before, key))
-
-
-def with_value(whole: Any, place: tuple[Any, ...], value: object) -> Any:
-    """The document with this value in this place."""
-    changed, (first, *rest) = whole.copy(), place
-    changed[first] = with_value(whole[first], tuple(rest), value) if rest else value
-    return changed
 
 
 def one_of(name: str) -> Any:

@@ -149,6 +149,24 @@ def in_json(text: str) -> Iterator[str]:
         yield f"not JSON: {error}"
 
 
+# ---------------------------------------------------------------- documents
+
+
+def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value of its own stands; of a list the first two items."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:2]):
+        yield (*before, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*before, key))
+
+
+def with_value(whole: Any, place: tuple[Any, ...], value: object) -> Any:
+    """The document with this value in this place."""
+    changed, (first, *rest) = whole.copy(), place
+    changed[first] = with_value(whole[first], tuple(rest), value) if rest else value
+    return changed
+
+
 # ---------------------------------------------------------------- files
 
 Files = dict[str, bytes | str]  # path within the folder -> what is in it, or what it is
