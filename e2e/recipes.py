@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from microbench.errors import UserError
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # How many algorithms cuDNN times for a convolution (torch.backends.cudnn.benchmark_limit). Ten are
 # PyTorch's. On an H200 ResNet-50's first step in fp32 at batch 256 takes 57 s with ten and 5 s with
 # three, and its later steps are 7 % slower with three. Those of tf32 and amp are as fast with no
@@ -26,7 +23,7 @@ NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The precision of each part of a step; names of `DTYPES`.
+    """The precision of each part of a step: fp32, fp16 or bf16.
 
     `weights` is what forward and backward read; `batchnorm` the same for batch-norm layers.
     `autocast` is what torch.autocast casts GEMMs and convolutions to, None without autocast.
@@ -55,11 +52,6 @@ class Recipe:
     def low(self) -> bool:
         """Whether anything runs in 16 bits."""
         return self.weights != "fp32" or self.autocast is not None
-
-    @property
-    def weight_dtype(self) -> torch.dtype:
-        """The storage of the weights that forward and backward read."""
-        return DTYPES[self.weights]
 
 
 _ALL = (
@@ -172,37 +164,3 @@ def algorithms_timed(recipe: Recipe, search: str | None) -> int | None:
     if search in (None, OFF) or (search == SHORT and (recipe.tf32 or recipe.low)):
         return None
     return SEARCH_LIMITS[search]
-
-
-def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
-    """Set this process's switches as the recipe wants them, for a kind of device.
-
-    `search` is as for `algorithms_timed`.
-    """
-    switch_tf32(recipe.tf32)
-    if kind == "cuda":
-        timed = algorithms_timed(recipe, search)
-        torch.backends.cudnn.benchmark = timed is not None
-        if timed is not None:
-            torch.backends.cudnn.benchmark_limit = timed
-
-
-def be_deterministic() -> None:
-    """Let torch use deterministic algorithms only, in this process; some operators raise then.
-
-    Memory is not filled, which would cost a launch for each tensor.
-    """
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # which picks another algorithm each time
-
-
-def switch_tf32(on: bool) -> None:
-    """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
-
-    PyTorch's defaults mix the two (cuDNN's on, cuBLAS's off); here both are always set. The older
-    switches are used because torch.compile reads them, and refuses a mix of old and new.
-    """
-    torch.set_float32_matmul_precision("high" if on else "highest")
-    torch.backends.cudnn.allow_tf32 = on

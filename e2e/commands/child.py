@@ -13,10 +13,15 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from click import Context
+from click.globals import push_context
+
 from e2e.case import TrainSettings
+from e2e.networks.table import NetworkFacts
 from e2e.results.terms import TracedStep
 from e2e.training.distributed.place import place_of
 from kernels.error_words import one_line
+from microbench.command_line import Program
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.worker import OnStage, WorkerDied, greet_parent
@@ -44,11 +49,12 @@ POLL_S = 0.05  # sensors are read less often than for kernels: the host has a lo
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the parent must know of the data. `train_samples` None: it is endless.
+    """What the parent must know of the network and its data. `train_samples` None: endless.
 
     `devices` are the GPUs of this machine, None where it trains on the CPU.
     """
 
+    network: NetworkFacts
     name: str
     classes: int
     train_samples: int | None
@@ -95,6 +101,7 @@ def follow_requests(pipe: Any, ranks: Ranks) -> None:
 
 
 def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | None) -> None:
+    push_context(Context(Program()))  # the network's code cannot start the program within itself
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # torch reads it when it is loaded
     if settings.case.deterministic:
         os.environ.setdefault(*CUBLAS_DETERMINISTIC)
@@ -109,7 +116,6 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
         limit_cpus(settings.case.cpus)
     if settings.case.memory_limit and info.memory_bytes:
         devices.limit_memory(info.index, settings.case.memory_limit)
-    _load_packages(settings.network)
     kind, *_ = pipe.recv()
     assert kind == "open"
 
@@ -151,15 +157,6 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
                 timer.close()
 
 
-def _load_packages(network: str) -> None:
-    """Load what a named network needs, which takes seconds; the parent does the same meanwhile."""
-    from e2e.networks import find
-
-    if ":" not in network:
-        with suppress(UserError):  # the parent says what is wrong with it
-            find(network)
-
-
 def _host_speed(timer: Any) -> Any:
     from e2e.training.host_speed import SmallStepSpeed
 
@@ -178,7 +175,7 @@ def _make_predictor(task: Any, info: DeviceInfo) -> Any:
 def _answer(
     timer: Any, meter: Any, host_speed: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
-    from e2e.training.convergence import train_once
+    from e2e.training.once import train_once
     from microbench import fmt
 
     if kind == "load":
@@ -287,7 +284,8 @@ def _opened(
     task = Task(network, data, settings.seed, ranks)
     notes = [*data.notes, *([STAND_IN] if stands_in else [])]
     return task, DataFacts(
-        data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes),
+        network.facts, data.name, data.classes, data.train_samples, data.held_out_samples,
+        tuple(notes),
         torch.cuda.device_count() if torch.device(device).type == "cuda" else None,
     )  # fmt: skip
 

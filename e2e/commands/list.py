@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from e2e.data.loaders import FIXED, LOADERS
-from e2e.networks import names
+from e2e.networks.table import GROUPS
 from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
 from microbench import fmt
 from microbench.report.screen import make_console
@@ -40,7 +40,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
 def print_names() -> None:
     """Print the networks by group, and the loaders with what they need."""
     console = make_console(quiet=False)
-    for title, known in names().items():
+    for title, known in GROUPS.items():
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")
         console.print("  " + ", ".join(known))
     console.print("With timm installed: timm:NAME. With transformers: hf:path/to/config.json.")

@@ -19,9 +19,7 @@ from e2e.case import (
 )
 from e2e.commands.child import DataFacts
 from e2e.commands.requests import gpus_of
-from e2e.networks import Network
-from e2e.networks.gpt import GPTS
-from e2e.networks.network import written
+from e2e.networks.table import GPTS, NetworkFacts, written
 from e2e.recipes import RECIPES, parse_recipes
 from microbench.errors import UserError
 from microbench.sweep import parse_names, parse_numbers
@@ -54,38 +52,35 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Work:
-    """What all comparisons share: the request, and the device and data that were found."""
+    """What all comparisons share: the request, and the device and data that were found.
+
+    `comparisons` are those that were asked for.
+    """
 
     request: TrainRequest
     path: Path
-    network: Network
     greeting: Greeting
     facts: DataFacts
+    comparisons: Sequence[Comparison]
+
+    @property
+    def network(self) -> NetworkFacts:
+        """What the training process says of the network."""
+        return self.facts.network
 
     @property
     def kind(self) -> str:
         """The kind of device: "cuda" or "cpu"."""
         return self.greeting.target.kind
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """The device's memory in bytes; None if unknown."""
-        return self.greeting.device.get("memory_bytes")
-
-    def plan(self, **changes: object) -> list[Comparison]:
-        """The requested comparisons with changed fields of their cases. UserError as of `plan`."""
-        arms = self.request.arms
-        arms = replace(arms, base=replace(arms.base, **changes))
-        return plan(self.network, arms, self.kind, self.memory_bytes)
-
 
 def plan(
-    network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
+    network: NetworkFacts, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
     """One comparison per batch size and number of GPUs. UserError for options that contradict each
     other.
     """
-    if kind == "cpu" or not _takes_images(network):  # nothing that cuDNN searches for
+    if kind == "cpu" or not network.takes_images:  # nothing that cuDNN searches for
         options = replace(options, base=replace(options.base, search=FULL))
     if options.base.freeze and network.name in GPTS:
         raise UserError(
@@ -95,12 +90,8 @@ def plan(
     if options.ladder:
         _check_ladder(options)
     if options.base.graph:
-        _check_graph(options.base, kind)
-    limit = options.base.memory_limit
-    if limit:
-        _check_limit(limit, kind, memory_bytes)
-        memory_bytes = limit
-    batches = [_usual_batch(network, kind, memory_bytes)]
+        _check_graph(options.base)
+    batches = [_usual_batch(network, kind, options.base.memory_limit or memory_bytes)]
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
     arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
@@ -146,7 +137,7 @@ def notes(options: ArmOptions, kind: str) -> list[str]:
     return found
 
 
-def _usual_batch(network: Network, kind: str, memory_bytes: int | None) -> int:
+def _usual_batch(network: NetworkFacts, kind: str, memory_bytes: int | None) -> int:
     if kind == "cpu":
         return network.cpu_batch
     small = memory_bytes is not None and memory_bytes < SMALL_CARD_BYTES
@@ -160,14 +151,14 @@ def _asked(options: ArmOptions) -> list[str]:
     return [*parse_recipes(AMP), *names] if options.amp else names
 
 
-def _base(network: Network, options: ArmOptions, recipe: str, layout: str) -> TrainCase:
+def _base(network: NetworkFacts, options: ArmOptions, recipe: str, layout: str) -> TrainCase:
     return replace(
         options.base, network=network.name, recipe=recipe, batch=1, input=written(network.input),
         layout=layout, optimizer=options.optimizer or network.optimizer,
     )  # fmt: skip
 
 
-def _recipes(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
+def _recipes(network: NetworkFacts, options: ArmOptions, kind: str) -> list[Planned]:
     names = _asked(options)
     if kind == "cpu":
         names = [ON_CPU.get(name, name) for name in names]
@@ -178,8 +169,8 @@ def _recipes(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
     ]
 
 
-def _layouts(network: Network, options: ArmOptions, kind: str) -> Sequence[str]:
-    if not _takes_images(network):
+def _layouts(network: NetworkFacts, options: ArmOptions, kind: str) -> Sequence[str]:
+    if not network.takes_images:
         if options.layout is not None:
             raise UserError(f"--layout needs a network of images; {network.name} takes none")
         return ("",)
@@ -188,13 +179,9 @@ def _layouts(network: Network, options: ArmOptions, kind: str) -> Sequence[str]:
     return ("nhwc",) if kind == "cuda" else ("nchw",)
 
 
-def _takes_images(network: Network) -> bool:
-    return network.tokens is None and len(network.input) == 3
-
-
-def _ladder(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
+def _ladder(network: NetworkFacts, options: ArmOptions, kind: str) -> list[Planned]:
     """From plain float32 to a captured step, one change a rung."""
-    images = _takes_images(network)
+    images = network.takes_images
     start = "nchw" if images else ""
     case = replace(
         _base(network, options, "fp32", start), fused=False, compile=False, graph=False,
@@ -233,17 +220,19 @@ def _check_ladder(options: ArmOptions) -> None:
         )
 
 
-def _check_graph(base: TrainCase, kind: str) -> None:
-    if kind == "cpu":
-        raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
+def _check_graph(base: TrainCase) -> None:
     if base.accumulate > 1:
         raise UserError("--graph needs one batch per step; leave out --accumulate")
     if not base.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")
 
 
-def _check_limit(limit: int, kind: str, memory_bytes: int | None) -> None:
-    if kind == "cpu":
+def check_device(base: TrainCase, kind: str, memory_bytes: int | None) -> None:
+    """UserError for options that this device does not have."""
+    limit = base.memory_limit
+    if base.graph and kind == "cpu":
+        raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
+    if limit and kind == "cpu":
         raise UserError("--memory-limit needs a CUDA device; on a CPU torch has no such limit")
     if memory_bytes is not None and limit > memory_bytes:
         raise UserError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from e2e.case import TrainCase
 from e2e.commands.plan import Comparison
-from e2e.prediction.predictor import Prediction
+from e2e.prediction import Prediction
 from e2e.results.baselines import baselines
 from e2e.results.types import PREDICTED, Training
 from microbench.results.types import Run

@@ -96,7 +96,8 @@ class Stalls:
         for case in load_cases(job, [loader], self.workers, self.prefetch, ends=True):
             job.progress.expect(1)
             run = job.loaded(run, case, self.load_budget_s)
-        for plain in job.work.plan(loader="synthetic", workers=0):
+        for comparison in job.work.comparisons:
+            plain = _changed(comparison, loader="synthetic", workers=0)
             run = self._at_batch(job, run, plain)
         return run
 
@@ -170,8 +171,8 @@ def load_cases(
     """
     base = job.work.request.arms.base
     found: list[LoadCase] = []
-    for plain in job.work.plan(loader="synthetic", workers=0):
-        case = plain.cases[0]
+    for comparison in job.work.comparisons:
+        case = comparison.cases[0]
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
             found += [

@@ -1,7 +1,4 @@
-"""`python -m e2e NETWORK`: check the options, plan, train, report.
-
-What takes seconds to import is imported once the child has been started: it loads the same.
-"""
+"""`python -m e2e NETWORK`: check the options, plan, train, report."""
 
 from __future__ import annotations
 
@@ -17,9 +14,12 @@ from rich.console import Console
 
 from e2e.case import TrainRequest
 from e2e.commands.child import DataFacts
-from e2e.commands.progress import OPENING, StageTimes
+from e2e.commands.plan import Comparison, Work, check_device, notes, plan
+from e2e.commands.predictions import predict_steps
+from e2e.commands.progress import OPENING, StageTimes, TrainProgress
 from e2e.commands.requests import gpus_of
 from e2e.commands.worker import TrainWorker
+from e2e.networks.table import facts_of
 from e2e.results.types import Training
 from e2e.training.distributed.place import place_of
 from microbench.command_line import kept
@@ -30,7 +30,6 @@ from microbench.stopping import last_words
 from microbench.worker import Greeting, WorkerDied, greet
 
 if TYPE_CHECKING:
-    from e2e.commands.plan import Comparison, Work
     from e2e.commands.scheduler import Job
 
 RATES = ("lr", "warmup")  # of a training, which older files have for the whole run
@@ -44,10 +43,8 @@ def compare_recipes(job: Job, run: Run, comparisons: Sequence[Comparison] = ()) 
     They are those that the request plans, where none are given.
     """
     request = job.work.request
-    comparisons = comparisons or job.work.plan()
+    comparisons = comparisons or job.work.comparisons
     if not request.train:
-        from e2e.commands.predictions import predict_steps
-
         return predict_steps(job, run, comparisons)
     steps = _steps_wanted(request, job.work.facts)
     job.progress.expect(
@@ -104,13 +101,13 @@ def _carry_out(
 
     It is `whole` then, unless another request is going to add to it.
     """
-    stages = StageTimes()
+    stages, asked = StageTimes(), request.settings
+    # Mistakes in words are said before anything loads.
+    plan(facts_of(asked.network, asked.input), request.arms, "cuda", None)
     gpus = gpus_of(request.arms)[0] if request.train else 1  # one predicts for several
-    worker = TrainWorker(request.settings, here=here, gpus=gpus)
+    worker = TrainWorker(asked, here=here, gpus=gpus)
     try:
         with last_words(lambda: say_stopped("e2e", path)):
-            from e2e.commands.plan import notes
-            from e2e.commands.progress import TrainProgress
             from e2e.commands.scheduler import Job
 
             work = _opened(request, worker, path, console, stages)
@@ -136,29 +133,22 @@ def _carry_out(
 def _opened(
     request: TrainRequest, worker: TrainWorker, path: Path, console: Console, stages: StageTimes
 ) -> Work:
-    """The work of a run, after opening network, device and data. UserError if one fails.
-
-    The child loads its packages while the options that need the network are checked.
-    """
-    from e2e.commands.plan import Work, plan
-    from e2e.networks import find
-
-    asked = request.settings
-    network = find(asked.network, input=asked.input, loss=asked.loss)
-    plan(network, request.arms, "cuda", None)
-    if asked.data == "made":
+    """The work of a run, after opening network, device and data. UserError if one fails."""
+    if request.settings.data == "made":
         from e2e.commands.make_data import make_usual
 
         make_usual(console)
     greeting = greet(worker)
-    plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
+    device = greeting.target.kind, greeting.device.get("memory_bytes")
+    check_device(request.arms.base, *device)
     stages.enter(OPENING)
     facts = worker.open_data()
+    comparisons = plan(facts.network, request.arms, *device)
     _steps_wanted(request, facts)
     _check_held_out(request.arms.base.held_out, facts)
     if request.train:
         _check_gpus(max(gpus_of(request.arms)), facts.devices)
-    return Work(request, path, network, greeting, facts)
+    return Work(request, path, greeting, facts, comparisons)
 
 
 def _check_held_out(count: int, facts: DataFacts) -> None:

@@ -8,22 +8,20 @@ import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from e2e.case import TrainCase, TrainSettings
 from e2e.commands.child import DataFacts, train_on_request
 from e2e.commands.child_errors import PassedOn, into
 from e2e.commands.torchrun import Torchrun
 from e2e.interrupts import share_sockets_folder
+from e2e.prediction import Prediction
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
 from e2e.results.types import Repeat, Training
 from e2e.training.distributed.place import place_of
 from microbench.errors import UserError
 from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve, serve_requests
-
-if TYPE_CHECKING:
-    from e2e.prediction.predictor import Prediction
 
 SET_UP_S = 600.0  # compiling a large network may take minutes without a word
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from e2e.networks.losses import classification_loss, count_right
-from e2e.networks.network import Network, check_input, class_count, image_input
+from e2e.networks.network import Network
+from e2e.networks.table import NetworkFacts
 from microbench.network.networks import torchvision_models
 
-IMAGE = 32  # pixels a side
-CLASSES = 10
-WEIGHT_DECAY = 5e-4
 # Channels of VGG's 13 convolutions (configuration D); "pool" halves the image.
 VGG16 = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool",
          512, 512, 512, "pool"]  # fmt: skip
@@ -24,19 +21,6 @@ SMALL_CNN = [32, "pool", 64, "pool", 128, "pool", 128]
 # Wide residual networks: Zagoruyko & Komodakis, BMVC 2016, https://arxiv.org/abs/1605.07146.
 STEM_WIDTH = 16  # channels of the first convolution, table 1 of the paper
 FIRST_STRIDES = (1, 2, 2)  # of the three groups: 32x32, 16x16 and 8x8 pixels on CIFAR
-
-
-@dataclass(frozen=True)
-class Form:
-    """A CIFAR network: its builder, called with the number of classes, and its defaults for SGD.
-
-    `lr` suits a batch of `batch` images; `cpu_batch` is the default batch on a CPU.
-    """
-
-    build: Callable[[int], nn.Module]
-    lr: float = 0.1
-    batch: int = 128
-    cpu_batch: int = 32
 
 
 def resnet(torchvision_name: str, classes: int) -> nn.Module:
@@ -133,36 +117,24 @@ class WideResNet(nn.Module):
         return self.classifier(pooled)
 
 
-CIFAR: dict[str, Form] = {
-    # 0.24 M parameters and 13 M multiply-adds an image: for tests, and for trying on a laptop.
-    "cnn-cifar": Form(partial(plain_cnn, SMALL_CNN), cpu_batch=128),
-    "resnet18-cifar": Form(partial(resnet, "resnet18")),
-    "resnet34-cifar": Form(partial(resnet, "resnet34"), cpu_batch=16),
-    "resnet50-cifar": Form(partial(resnet, "resnet50"), cpu_batch=16),
-    "vgg16-cifar": Form(partial(plain_cnn, VGG16), lr=0.05),
-    "wrn-16-4": Form(partial(WideResNet, 16, 4)),
-    "wrn-28-10": Form(partial(WideResNet, 28, 10), cpu_batch=4),
+# What builds the networks of the table CIFAR, called with the number of classes.
+BUILDERS: dict[str, Callable[[int], nn.Module]] = {
+    "cnn-cifar": partial(plain_cnn, SMALL_CNN),
+    "resnet18-cifar": partial(resnet, "resnet18"),
+    "resnet34-cifar": partial(resnet, "resnet34"),
+    "resnet50-cifar": partial(resnet, "resnet50"),
+    "vgg16-cifar": partial(plain_cnn, VGG16),
+    "wrn-16-4": partial(WideResNet, 16, 4),
+    "wrn-28-10": partial(WideResNet, 28, 10),
 }
 
 
-def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The network of this name in the table CIFAR. UserError for an input it cannot take."""
-    form = CIFAR[name]
-    classes = class_count(name, classes, CLASSES)
-    shape = image_input(name, input, IMAGE)
-    build = partial(form.build, classes)
-    if shape != (3, IMAGE, IMAGE):
-        check_input(name, build, shape)
+def cifar_network(facts: NetworkFacts) -> Network:
+    """A network of the table CIFAR."""
+    assert facts.classes is not None
     return Network(
-        name=name,
-        build=build,
-        input=shape,
-        classes=classes,
+        **vars(facts),
+        build=partial(BUILDERS[facts.name], facts.classes),
         loss=classification_loss,
         accuracy=count_right,
-        optimizer="sgd",
-        lr=form.lr,
-        weight_decay=WEIGHT_DECAY,
-        batch=form.batch,
-        cpu_batch=form.cpu_batch,
     )

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from e2e.networks.losses import next_token_loss
-from e2e.networks.network import Network, written
-from microbench.errors import UserError
+from e2e.networks.network import Network
+from e2e.networks.table import NetworkFacts
 
 INITIAL_STD = 0.02  # of GPT-2's weights
 
@@ -30,29 +30,15 @@ class Shape:
     vocabulary: int
 
 
-@dataclass(frozen=True)
-class Form:
-    """A decoder with its defaults for AdamW. `tokens` of the vocabulary's rows are real ids."""
-
-    shape: Shape
-    tokens: int
-    lr: float
-    batch: int
-    cpu_batch: int
-    weight_decay: float = 0.1
-
-
-GPTS: dict[str, Form] = {
-    # GPT-2's 124M. Its 50,257 tokens are padded to a multiple of 64: the product with the
-    # embedding is the largest of the step, and an odd size keeps half-precision Tensor Core
-    # kernels from aligned loads. No token has the ids added.
-    "gpt": Form(Shape(12, 768, 12, 1024, 50304), 50257, lr=6e-4, batch=16, cpu_batch=1),
-    # GPT-2's 355M.
-    "gpt-medium": Form(Shape(24, 1024, 16, 1024, 50304), 50257, lr=3e-4, batch=16, cpu_batch=1),
+# GPT-2's 50,257 tokens are padded to a multiple of 64: the product with the embedding is the
+# largest of the step, and an odd size keeps half-precision Tensor Core kernels from aligned loads.
+# No token has the ids added.
+SHAPES: dict[str, Shape] = {
+    "gpt": Shape(12, 768, 12, 1024, 50304),  # GPT-2's 124M
+    "gpt-medium": Shape(24, 1024, 16, 1024, 50304),  # GPT-2's 355M
     # GPT-3's 1.3B (Brown et al., 2020, table 2.1), with as many heads of 128 as its width has.
-    "gpt-xl": Form(Shape(24, 2048, 16, 1024, 50304), 50257, lr=2e-4, batch=8, cpu_batch=1),
-    # For tests and for trying things on a laptop.
-    "gpt-tiny": Form(Shape(2, 64, 2, 64, 256), 256, lr=3e-3, batch=16, cpu_batch=16),
+    "gpt-xl": Shape(24, 2048, 16, 1024, 50304),
+    "gpt-tiny": Shape(2, 64, 2, 64, 256),
 }
 
 
@@ -120,32 +106,7 @@ class GPT(nn.Module):
         return F.linear(self.norm(self.blocks(hidden)), self.tokens.weight)
 
 
-def gpt_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The decoder of this name in the table GPTS; `input` (T,) sets its context in tokens.
-
-    UserError when `input` is not one number of at least 2, or when `classes` is given.
-    """
-    form = GPTS[name]
-    if classes is not None:
-        raise UserError(f"{name} has no classes: it predicts the next of {form.tokens} tokens")
-    shape = form.shape
-    if input is not None:
-        if len(input) != 1 or input[0] < 2:
-            raise UserError(
-                f"{name} takes tokens: --input {shape.context} (at least 2), not {written(input)}"
-            )
-        shape = replace(shape, context=input[0])
-    return Network(
-        name=name,
-        build=partial(GPT, shape),
-        input=(shape.context,),
-        tokens=form.tokens,
-        loss=next_token_loss,
-        unit="tok",
-        units_per_sample=shape.context,
-        optimizer="adamw",
-        lr=form.lr,
-        weight_decay=form.weight_decay,
-        batch=form.batch,
-        cpu_batch=form.cpu_batch,
-    )
+def gpt_network(facts: NetworkFacts) -> Network:
+    """A decoder of the table GPTS; its input sets its context."""
+    shape = replace(SHAPES[facts.name], context=facts.input[0])
+    return Network(**vars(facts), build=partial(GPT, shape), loss=next_token_loss)

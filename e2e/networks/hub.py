@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from e2e.networks.losses import classification_loss, count_right, next_token_loss
-from e2e.networks.network import Network, check_input, class_count, image_input, written
-from e2e.networks.own import BATCH, CPU_BATCH, TOKEN_TRAINING
-from e2e.networks.torchvision_nets import FAMILIES, LR_BATCH, USUAL
+from e2e.networks.network import Network, check_classes, check_input
+from e2e.networks.own import TOKEN_TRAINING
+from e2e.networks.table import facts_of, image_input, trained_as, written
 from microbench.errors import UserError
 from microbench.network.hub import (
     CLASSES,
@@ -43,24 +44,16 @@ def hub_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
 def _timm_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
     asked = f"{TIMM}:{name}"
     usual = timm_image(name)
-    shape = image_input(asked, input, usual[1]) if input or usual[0] == 3 else usual
-    classes = class_count(asked, classes, CLASSES)
+    shape = image_input(asked, input, usual[1]) if input else usual
+    check_classes(asked, classes)
+    classes = classes or CLASSES
     build = partial(build_timm, name, shape, classes)
     check_input(asked, build, shape)
-    training = next((FAMILIES[start] for start in FAMILIES if name.startswith(start)), USUAL)
+    facts = facts_of(asked, shape)
+    facts = replace(facts, classes=classes, **trained_as(name, facts.batch))
     return Network(
-        name=asked,
-        build=build,
-        input=shape,
-        classes=classes,
-        loss=classification_loss,
-        accuracy=count_right,
-        optimizer=training.optimizer,
-        lr=training.lr * BATCH / LR_BATCH,
-        weight_decay=training.weight_decay,
-        batch=BATCH,
-        cpu_batch=CPU_BATCH,
-    )
+        **vars(facts), build=build, loss=classification_loss, accuracy=count_right
+    )  # fmt: skip
 
 
 def _hf_network(place: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
@@ -68,21 +61,12 @@ def _hf_network(place: str, input: tuple[int, ...] | None, classes: int | None) 
     shape = _sequence(name, config, input)
     build = partial(build_text, config, name)
     check_input(name, build, shape, torch.int64)
-    optimizer, lr, weight_decay = TOKEN_TRAINING
-    return Network(
-        name=name,
-        build=build,
-        input=shape,
-        tokens=config.vocab_size,
-        loss=next_token_loss if is_causal(config) else class_of_first_token_loss,
-        unit="tok",
+    facts = replace(
+        facts_of(name, shape), **TOKEN_TRAINING, tokens=config.vocab_size, unit="tok",
         units_per_sample=shape[0],
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        batch=BATCH,
-        cpu_batch=CPU_BATCH,
-    )
+    )  # fmt: skip
+    loss = next_token_loss if is_causal(config) else class_of_first_token_loss
+    return Network(**vars(facts), build=build, loss=loss)
 
 
 def class_of_first_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from e2e.networks.losses import DefaultLoss, count_right, is_stand_in
-from e2e.networks.network import Network, class_count, written
+from e2e.networks.network import Network, check_classes
+from e2e.networks.table import facts_of, written
 from microbench.errors import UserError
-from microbench.network.networks import DEFAULT_IMAGE, call_function, find_function, kind_of
+from microbench.network.networks import call_function, find_function, kind_of
 
-BATCH, CPU_BATCH = 64, 4
-# optimizer, learning rate, weight decay
-IMAGE_TRAINING = ("sgd", 0.01, 1e-4)
-TOKEN_TRAINING = ("adamw", 3e-4, 0.1)
+TOKEN_TRAINING: dict[str, Any] = dict(optimizer="adamw", lr=3e-4, weight_decay=0.1)
 
 
 def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
@@ -36,27 +36,24 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
     tokens = _tokens(name, example)
     if input is not None and (not input or min(input) < 1):
         raise UserError(f"--input of {name} must have sides of at least 1, not {written(input)}")
-    default = (3, DEFAULT_IMAGE, DEFAULT_IMAGE) if example is None else tuple(example.shape[1:])
-    shape = input or default
-    if tokens is None and classes is not None:
-        classes = class_count(name, classes, classes)
-    sequence = tokens is not None and len(shape) == 1
-    optimizer, lr, weight_decay = IMAGE_TRAINING if tokens is None else TOKEN_TRAINING
+    shape = input or (tuple(example.shape[1:]) if example is not None else None)
+    facts = facts_of(name, shape)
+    if tokens is not None:
+        facts = replace(facts, **TOKEN_TRAINING, tokens=tokens)
+    else:
+        check_classes(name, classes)
+        facts = replace(facts, classes=classes)
+    sequence = tokens is not None and len(facts.input) == 1
+    facts = replace(
+        facts,
+        unit="tok" if sequence else "img" if facts.takes_images else "sample",
+        units_per_sample=facts.input[0] if sequence else 1,
+    )
     return Network(
-        name=name,
+        **vars(facts),
         build=partial(_build, name, function),
-        input=shape,
-        tokens=tokens,
-        classes=classes if tokens is None else None,
-        loss=DefaultLoss(name, classes if tokens is None else tokens),
+        loss=DefaultLoss(name, facts.classes if tokens is None else tokens),
         accuracy=count_right if tokens is None else None,
-        unit="tok" if sequence else "img" if tokens is None and len(shape) == 3 else "sample",
-        units_per_sample=shape[0] if sequence else 1,
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        batch=BATCH,
-        cpu_batch=CPU_BATCH,
         stands_in=is_stand_in,
     )
 

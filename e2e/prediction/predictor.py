@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median, quantiles
 
@@ -15,15 +15,17 @@ import torch
 
 from e2e.aten import kind_of, why_not
 from e2e.case import FULL, TrainCase
-from e2e.networks import Network
+from e2e.networks.network import Network
+from e2e.prediction import Prediction
 from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime, PlacedCall, time_calls
 from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace
 from e2e.prediction.trace.recorder import BACKWARD, TracedOp
-from e2e.recipes import algorithms_timed, cannot_run, recipe_of, switch_process
+from e2e.recipes import algorithms_timed, cannot_run, recipe_of
 from e2e.results.types import Predicted
 from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
+from e2e.training.switches import switch_process
 from kernels.case import Target
 from kernels.error_words import one_line
 
@@ -38,18 +40,6 @@ NO_KERNELS = "a compiled or captured step is not predicted: a trace shows the ke
 FLOAT8 = "steps with FP8 are not predicted: their products are not measured alone"
 
 Announce = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The predicted step of a case, or why there is none.
-
-    `broke`: predicting failed; else the case cannot run, or cannot be predicted.
-    """
-
-    predicted: Predicted | None = None
-    reason: str | None = None
-    broke: bool = False
 
 
 class Predictor:

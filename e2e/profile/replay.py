@@ -28,8 +28,8 @@ from e2e.profile.operators import BAD_ARGUMENTS, call_of, dtype_of, is_product, 
 from e2e.profile.step import BACKWARD, UPDATE, Op, Step
 from e2e.profile.trace import Span
 from e2e.profile.unprofiled import Unprofiled
-from e2e.recipes import switch_tf32
 from e2e.results.terms import IDLE, LAYOUT, TERMS
+from e2e.training.switches import switch_tf32
 from kernels.case import Target
 
 CHOOSING = 1  # of the rounds: those that choose which calls to change

@@ -19,7 +19,7 @@ from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data
-from e2e.networks import Network
+from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training

@@ -15,9 +15,10 @@ from torch import nn
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
-from e2e.networks import Network
-from e2e.networks.network import written
-from e2e.recipes import recipe_of, switch_tf32
+from e2e.networks.network import Network
+from e2e.networks.table import written
+from e2e.recipes import recipe_of
+from e2e.training.switches import switch_tf32
 from e2e.training.trainer import Trainer
 from microbench.timing.stats import median
 

@@ -22,13 +22,14 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
-from e2e.networks import Network
+from e2e.networks.network import Network
 from e2e.networks.weights import freeze_body
-from e2e.recipes import DTYPES, Recipe, be_deterministic, switch_process
+from e2e.recipes import Recipe
 from e2e.training.distributed.exchange import spread
 from e2e.training.distributed.ranks import Ranks
 from e2e.training.float8 import cast_once, convert
 from e2e.training.optimizer import RecipeOptimizer
+from e2e.training.switches import DTYPES, be_deterministic, switch_process
 from kernels.conv.operands import memory_format
 
 SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart
@@ -164,7 +165,7 @@ class Trainer:
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=memory_format(self.case.layout))
         if inputs.is_floating_point():
-            inputs = inputs.to(self.recipe.weight_dtype)
+            inputs = inputs.to(DTYPES[self.recipe.weights])
         with self._autocast():
             return (self.module if through is None else through)(inputs)
 

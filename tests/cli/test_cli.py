@@ -20,6 +20,12 @@ from microbench.results.runfile import read_run
 from microbench.run_output import command_line
 
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
+MISTAKES = (
+    "gemm --dtype fp7", "train resnet5 --amp", "predict mine:build --recipe fp7",
+    "stalls resnet18 --loader none", "loader --backend none",
+)  # fmt: skip
+# What needs torch is in their children.
+WITHOUT_TORCH = ("list", "predict cnn-cifar --recipe fp32 --batch 2 --device cpu --quiet")
 TINY = ("--dtype", "fp32", "--vs", "none", "--sizes", "16", "--device", "cpu", "--budget", "0.2")
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|4[0-7])(?:;\d+)*m")
 
@@ -141,7 +147,9 @@ def test_help_and_bad_words_import_nothing_heavy() -> None:
         "heavy = {'torch', 'torchvision', 'numpy', 'triton', 'cupy', 'pynvml', 'rich'}\n"
         "assert not any(codes), codes\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "assert main(['gemm', '--dtype', 'fp7']) == 2\nassert 'torch' not in sys.modules"
+        f"assert [main(words.split()) for words in {MISTAKES}] == [2] * {len(MISTAKES)}\n"
+        f"assert [main(words.split()) for words in {WITHOUT_TORCH}] == [0] * {len(WITHOUT_TORCH)}\n"
+        "assert not {'torch', 'torchvision'} & set(sys.modules)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=ROOT

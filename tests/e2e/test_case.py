@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from e2e.case import FULL, SHORT, ArmOptions, TrainCase
 from e2e.case_checks import MAX_SCALE
-from e2e.commands.plan import SMALL_CARD_BYTES, Planned, notes, plan
+from e2e.commands.plan import SMALL_CARD_BYTES, Planned, check_device, notes, plan
 from e2e.commands.requests import parse_shape, request_of
-from e2e.networks import Network, find
+from e2e.networks import find
+from e2e.networks.network import Network
 from e2e.results.types import Training
 from e2e.schedule import KINDS, Schedule, parse_schedule
 from microbench.errors import UserError
@@ -135,7 +136,7 @@ def test_batches_by_device_memory_and_option() -> None:
     assert {c.batch for c in cases("cuda", memory=10**9, batch="1024")} == {1024}
     for kind, memory in (("cpu", None), ("cuda", 10**9)):
         with pytest.raises(UserError, match="--memory-limit"):
-            cases(kind, memory=memory, memory_limit=2 * 10**9)
+            check_device(replace(cases()[0], memory_limit=2 * 10**9), kind, memory)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
+from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Evaluation, Repeat, Training
-from e2e.training import convergence as converge
+from e2e.training import once as training_once
 from e2e.training.arms import Held
-from e2e.training.convergence import BEHIND_SHARE, CURVE_POINTS, judged, train_once
+from e2e.training.convergence import BEHIND_SHARE, judged
+from e2e.training.once import CURVE_POINTS, train_once
 from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -282,7 +283,7 @@ def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_t
 
 def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr(converge, "BEAT_S", 0.0)
+    monkeypatch.setattr(training_once, "BEAT_S", 0.0)
     train_once(held_by("fp32"), Plain(), 1, 5, told.append)
     assert told == [1, 2, 3, 4, 5]
 

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 from torchvision.models.inception import InceptionOutputs
 
-from e2e.networks import Network, find, names
-from e2e.networks.cifar import CIFAR
-from e2e.networks.gpt import GPTS
+from e2e.networks import find
 from e2e.networks.hub import class_of_first_token_loss
-from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS, BATCHES, torchvision_names
+from e2e.networks.network import Network
+from e2e.networks.table import FAMILIES, GROUPS, NOT_CLASSIFIERS, facts_of
+from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS
 from microbench.errors import UserError
+from microbench.network.networks import usual_image
 
 
 def parameters(name: str, classes: int | None = None) -> int:
@@ -39,18 +41,11 @@ def message(name: str, **options: object) -> str:
 
 
 def test_names_are_grouped_and_every_one_is_found() -> None:
-    groups = names()
-    assert [len(group) for group in groups.values()] == [
-        len(torchvision_names()),
-        len(CIFAR),
-        len(GPTS),
-    ]
-    assert {"resnet50", "vit_b_16", "inception_v3"} <= set(torchvision_names())
-    assert set(BATCHES) | set(AUXILIARY_WEIGHTS) <= set(torchvision_names())
-    for group in groups.values():
-        for name in group:
+    for group in GROUPS.values():
+        for name, facts in group.items():
             network = find(name)
             assert network.name == name
+            assert network.facts == facts == facts_of(name)
             assert network.optimizer in ("sgd", "adamw")
             assert network.lr > 0
             assert network.batch >= network.cpu_batch >= 1
@@ -68,6 +63,20 @@ def test_names_in_any_spelling_and_near_ones_of_others() -> None:
 
 
 # ---- torchvision
+
+
+def test_the_table_is_what_torchvision_says() -> None:
+    """Names, sizes of images, and numbers of classes, of all its networks."""
+    table = next(iter(GROUPS.values()))
+    assert list(table) == sorted(torchvision.models.list_models(module=torchvision.models))
+    assert {*table, *NOT_CLASSIFIERS.split()} == set(torchvision.models.list_models())
+    for name, facts in table.items():
+        side = usual_image(name)
+        assert facts.input == (3, side, side), name
+        weights = torchvision.models.get_model_weights(name)["DEFAULT"]
+        assert facts.classes == len(weights.meta["categories"]), name
+    assert set(AUXILIARY_WEIGHTS) <= set(table)
+    assert all(any(name.startswith(start) for name in table) for start in FAMILIES)
 
 
 def test_defaults_of_imagenet_networks() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
-from e2e.networks import Network, find
+from e2e.networks import find
+from e2e.networks.network import Network
 from e2e.recipes import (
     RECIPES,
     Recipe,
@@ -21,10 +22,10 @@ from e2e.recipes import (
     cannot_run,
     parse_recipes,
     recipe_of,
-    switch_process,
 )
 from e2e.training.arms import Arms, Task
 from e2e.training.float8 import ROWWISE, TENSORWISE, Float8Linear, convert
+from e2e.training.switches import switch_process
 from e2e.training.trainer import Trainer
 from kernels.case import Target
 

@@ -20,8 +20,8 @@ from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
 from e2e.commands.train import compare_recipes
 from e2e.commands.verify import as_options
-from e2e.networks import find
-from e2e.prediction.predictor import Prediction
+from e2e.networks.table import facts_of
+from e2e.prediction import Prediction
 from e2e.report.costs import STAGES, stages_part
 from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadCase, Loading
@@ -75,9 +75,9 @@ def comparison(run: Run) -> Comparison:
 
 def job_with(worker: object, path: Path, **asked: Any) -> Job:
     work = Work(
-        request_of("resnet50", {}, **asked), path, find("resnet50"),
+        request_of("resnet50", {}, **asked), path,
         Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
-        DataFacts("synthetic", 1000, None, None, ()),
+        DataFacts(facts_of("resnet50"), "synthetic", 1000, None, None, ()), (),
     )  # fmt: skip
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 

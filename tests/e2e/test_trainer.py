@@ -17,8 +17,9 @@ from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.networks import Network, find
+from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
+from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe, adapted
 from e2e.schedule import parse_schedule
 from e2e.training.optimizer import MOMENTUM

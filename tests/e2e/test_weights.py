@@ -13,7 +13,8 @@ from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.networks import Network, find
+from e2e.networks import find
+from e2e.networks.network import Network
 from e2e.networks.weights import head_of, model_bytes, saved_bytes, with_weights
 from e2e.recipes import RECIPES
 from e2e.training.trainer import Trainer

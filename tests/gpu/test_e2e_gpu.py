@@ -29,15 +29,17 @@ from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.types import IMAGENET, Arrays, Data
-from e2e.networks import Network, find
+from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
-from e2e.recipes import RECIPES, Recipe, switch_tf32
+from e2e.networks.network import Network
+from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
 from e2e.training.arm_timer import ArmTimer
 from e2e.training.arms import Held, Task
-from e2e.training.convergence import train_once
 from e2e.training.feeds import TimedFeed
+from e2e.training.once import train_once
 from e2e.training.step_timer import Bursts, CudaSteps, Tally, busy_time, host_time
+from e2e.training.switches import switch_tf32
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record

@@ -20,10 +20,11 @@ from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
 from e2e.prediction.trace.fake_trace import trace, trace_real
 from e2e.prediction.trace.recorder import BACKWARD
-from e2e.recipes import recipe_of, switch_process
+from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
 from e2e.training.arms import Arms, Task
 from e2e.training.step_timer import busy_time
+from e2e.training.switches import switch_process
 from kernels.case import Target
 
 DEVICE = torch.device("cuda:0")

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from e2e.aten import WARM
 from e2e.case import TrainCase
 from e2e.networks import find
-from e2e.networks.network import Network, written
+from e2e.networks.network import Network
+from e2e.networks.table import written
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp
 

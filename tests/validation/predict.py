@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def predict_and_train(job: Job, run: Run) -> Run:
     """In one process: the training finds the algorithms that the prediction searched for."""
-    comparisons = job.work.plan()
+    comparisons = job.work.comparisons
     job.progress.expect(len(comparisons))
     return job.run(predict_steps(job, run, comparisons), comparisons, lambda _: 0)
 

@@ -16,7 +16,7 @@ from e2e.data.datasets.tokens import GeneratedTokens
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
-from e2e.networks.network import written
+from e2e.networks.table import written
 from kernels.error_words import suggest
 from microbench.errors import UserError
 

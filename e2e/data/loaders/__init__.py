@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from e2e.data.types import Arrays, LoaderFeed, Source, Tell, Wanted
 from kernels.error_words import suggest
 from microbench.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from e2e.data.types import LoaderFeed, Source, Tell, Wanted
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ _NEEDED = {
 
 
 def _fits(backend: Backend, source: Source) -> bool:
+    from e2e.data.types import Arrays
+
     if isinstance(source, Arrays):
         return "arrays" in backend.sources
     return "files" in backend.sources or (

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from microbench.device.host import CPU_TICKS, cpu_quota_cores, process_stat, usable_cores
 from microbench.errors import UserError
 
@@ -51,6 +49,8 @@ def limit_cpus(count: int) -> list[int]:
             f"--cpus {count}: this system does not enforce CPU affinity (threads got {got:.1f} "
             "cores at once); limit the container's CPUs instead"
         )
+    import torch
+
     torch.set_num_threads(count)
     return chosen
 

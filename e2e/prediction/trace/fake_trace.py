@@ -24,7 +24,7 @@ from e2e.aten import CannotReplay, kind_of
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
-from e2e.networks import Network
+from e2e.networks.network import Network
 from e2e.prediction.trace.recorder import Recorder, TracedOp, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.training.trainer import Trainer, storage

@@ -1,0 +1,43 @@
+"""The switches of torch that a recipe sets in its process, and torch's name of each precision."""
+
+from __future__ import annotations
+
+import torch
+
+from e2e.recipes import Recipe, algorithms_timed
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
+    """Set this process's switches as the recipe wants them, for a kind of device.
+
+    `search` is as for `algorithms_timed`.
+    """
+    switch_tf32(recipe.tf32)
+    if kind == "cuda":
+        timed = algorithms_timed(recipe, search)
+        torch.backends.cudnn.benchmark = timed is not None
+        if timed is not None:
+            torch.backends.cudnn.benchmark_limit = timed
+
+
+def be_deterministic() -> None:
+    """Let torch use deterministic algorithms only, in this process; some operators raise then.
+
+    Memory is not filled, which would cost a launch for each tensor.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # which picks another algorithm each time
+
+
+def switch_tf32(on: bool) -> None:
+    """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
+
+    PyTorch's defaults mix the two (cuDNN's on, cuBLAS's off); here both are always set. The older
+    switches are used because torch.compile reads them, and refuses a mix of old and new.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
