@@ -237,6 +237,6 @@ def test_the_script_ends_with_the_command(user: User, which: signal.Signals, sta
         assert line, "it ended"
         awaited -= set(line.split()[:1])
     process.send_signal(which)
-    assert process.wait(60) == (128 + which if starts else -which)
+    assert process.wait(180) == (128 + which if starts else -which)
     wait_for(lambda: not marked(str(user.folder)))
     process.communicate()

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100,
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=180,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": path},
     )  # fmt: skip
 

@@ -95,7 +95,7 @@ class Running:
             self.process.wait(later_s)
         assert self.process.poll() is None, self.said()
         (os.killpg if to_all else os.kill)(self.process.pid, number)
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         until_s = time.monotonic() + LEFT_S
         while (left := marked(self.mark)) and time.monotonic() < until_s:
             time.sleep(0.05)
@@ -184,7 +184,7 @@ def test_a_signal_that_was_ignored_stays_so(tmp_path: Path) -> None:
         ["nohup", sys.executable, "-c",
          "import os, signal\nfrom microbench.stopping import listen\nlisten()\n"
          "os.kill(os.getpid(), signal.SIGHUP)\nprint('still here')"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "still here" in done.stdout

@@ -131,7 +131,7 @@ def test_two_processes_that_tune_keep_the_winners_of_both(cache: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", SAVES, str(first)], cwd=ROOT) for first in (1, 101)
     ]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [process.wait(180) for process in processes] == [0, 0]
     sizes = [*range(1, 41), *range(101, 141)]
     cases = [replace(CASE, dims=dict.fromkeys("mnk", size)) for size in sizes]
     assert [tune.find(case, TARGET) for case in cases] == [("label", size) for size in sizes]

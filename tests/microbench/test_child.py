@@ -60,7 +60,7 @@ def test_why_a_child_ended_while_idle_is_said_when_it_is_asked_next() -> None:
     child = Child(serving.gives_up_while_idle, "rank 1 does not answer")
     child.greet()
     for process in set(multiprocessing.active_children()) - before:
-        process.join(30)
+        process.join(180)
     with pytest.raises(WorkerDied, match=r"^rank 1 does not answer while starting"):
         child.ask(("work",), lambda _key, _stage: None, 30)
     with pytest.raises(WorkerDied, match=r"^the measuring process ended"):
