@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from kernels.precision import Precision, precision
+from kernels.problem import Problem
 
 DATA = ("normal", "uniform", "integers", "zeros")
 
@@ -40,38 +41,47 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: an op at one size, in one precision, by one back end.
+    """One thing to measure: a problem in one precision, by one back end. `data` is one of DATA."""
 
-    `dims` are the op's sizes: "m", "n", "k" of gemm, the fields of `ConvShape` and "pass" of conv.
-    `layout` is "nn" to "tt" for gemm, "nhwc" or "nchw" for conv. `data` is one of DATA.
-    """
-
-    op: str
-    dims: Mapping[str, int | str] = field(hash=False)
+    problem: Problem
     precision_name: str
     backend: str
-    layout: str = "nt"
     data: str = "normal"
+
+    @property
+    def op(self) -> str:
+        """The name of the problem's op, in `kernels.OPS`."""
+        return self.problem.op
 
     @property
     def precision(self) -> Precision:
         """The entry of PRECISIONS. ValueError for an unknown `precision_name`."""
         return precision(self.precision_name)
 
+    @property
+    def min_bytes(self) -> int:
+        """Least memory traffic per launch: inputs read once, output written once."""
+        return self.problem.min_bytes(self.precision)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error (Frobenius norm, against float64) of a correct result."""
+        return self.problem.tolerance(self.precision)
+
+    @property
+    def aligned(self) -> Case:
+        """The case of the problem that is padded to whole 16-byte rows."""
+        return replace(self, problem=self.problem.aligned(self.precision))
+
     @cached_property
     def group(self) -> str:
         """Identity of the problem. Cases of one group are compared with each other."""
-        dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
-        return f"{self.op}/{dims}/{self.layout}/{self.data}"
+        return f"{self.problem.key}/{self.data}"
 
     @cached_property
     def key(self) -> str:
         """Identity of the case, the same in every run and version: group, precision, back end."""
         return f"{self.group}/{self.precision_name}/{self.backend}"
-
-    def dim(self, name: str) -> int:
-        """An integer dimension by name. KeyError if the op has none of that name."""
-        return int(self.dims[name])
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class Prepared:
     that nobody prepared; `sample(launch)` takes it. LeftBehind where the result is right, but was
     not yet when its time ended.
     `total_error()` compares the last output with a reference of the inputs before they were rounded
-    to their storage. `flops` and `min_bytes` are operations and bytes of one launch, as in `Op`.
+    to their storage.
     """
 
     candidates: Sequence[Candidate]
@@ -113,8 +123,6 @@ class Prepared:
     renew: Callable[[], None]
     rel_error_again: Callable[[Candidate, Callable[[Callable[[], object]], object]], float]
     total_error: Callable[[], float]
-    flops: int
-    min_bytes: int
 
 
 class CannotRun(Exception):

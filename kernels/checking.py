@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from kernels.case import Candidate
 
 INT_POISON = torch.iinfo(torch.int32).min  # no GEMM of int8 matrices has this value
 # A checksum sees a row's error through one random projection, so its size varies like a normal
@@ -21,6 +24,16 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 def poison(output: torch.Tensor) -> None:
     """Fill an output, in place: NaN, or INT_POISON for int32, values that no kernel computes."""
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
+
+
+def launch_poisoned(operands: Any, candidate: Candidate) -> Any:
+    """Launch once into poisoned memory; the operands to check then. ValueError where the launch
+    returned a tensor of another shape or dtype than the output.
+    """
+    poison(operands.output)
+    if candidate.allocates:
+        poison(torch.empty_like(operands.output))  # leave poison where the allocator takes from
+    return operands.holding(filled(candidate.call(), operands.output))
 
 
 def renewal(inputs: Sequence[torch.Tensor]) -> Callable[[], None]:

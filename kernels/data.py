@@ -1,11 +1,15 @@
-"""Input data: how values are drawn, and how a precision stores them."""
+"""Input data: how values are drawn, how a precision stores them, and who shares them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import torch
+
+from kernels.case import Case, Target
 
 INT8_STD = 32.0  # standard deviation of normal int8 data; +-127 is four of them
 # float64 inputs are the float32 master times this, which fills all their bits: short mantissas
@@ -59,3 +63,63 @@ def choose(size: int, count: int, device: torch.device) -> torch.Tensor:
     chosen = torch.randperm(size, device=device)[:count]
     chosen[0], chosen[-1] = 0, size - 1
     return chosen.unique()
+
+
+class OperandPool:
+    """Operands of one problem. Every precision stores the same drawn tensors.
+
+    Variants with the same storage share memory: two variants of one kernel read the same addresses,
+    so that placement in memory cannot look like a difference between kernels.
+    """
+
+    def __init__(self, target: Target, seed: int) -> None:
+        self.target = target
+        self.device = torch.device(target.torch_device)
+        self.seed = seed
+        self.clear()
+
+    def clear(self) -> None:
+        """Free the tensors; the next problem draws new values."""
+        self.group: str | None = None
+        self.sample: Any = None
+        self.tensors: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self.seed += 3
+
+    def get(self, case: Case) -> Any:
+        """The operands of the case, of the class that its op has. Raises torch.OutOfMemoryError
+        when they do not fit.
+        """
+        if case.group != self.group:
+            self.clear()
+            self.group = case.group
+        rules, problem, kind = self._rules(case), case.problem, case.precision
+        if self.sample is None:
+            self.sample = rules.sample(problem, lambda name: self._drawn(case, name))
+        first, second, output = rules.names(problem)
+        storage, storage_b = kind.torch_dtype(), kind.torch_dtype("storage_b")
+        written = (output, kind.torch_dtype("output"))
+        if written not in self.tensors:
+            self.tensors[written] = rules.empty(problem, *written, self.device)
+        tensors = {
+            first: self._input(case, first, storage),
+            second: self._input(case, second, storage_b),
+            output: self.tensors[written],
+        }
+        scale = storage_factor(storage, case.data) * storage_factor(storage_b, case.data)
+        return rules.operands(problem, tensors, self.sample, scale)
+
+    @staticmethod
+    def _rules(case: Case) -> Any:
+        return import_module(f"kernels.{case.op}.operands")
+
+    def _input(self, case: Case, name: str, dtype: torch.dtype) -> torch.Tensor:
+        if (name, dtype) not in self.tensors:
+            self.tensors[name, dtype] = store(self._drawn(case, name), dtype, case.data)
+        return self.tensors[name, dtype]
+
+    def _drawn(self, case: Case, name: str) -> torch.Tensor:
+        """The tensor as drawn, as the layout stores it; the same at every call."""
+        rules = self._rules(case)
+        rng = torch.Generator(self.device).manual_seed(self.seed + rules.NAMES.index(name))
+        drawn = draw(rules.stored(case.problem, name), case.data, rng)
+        return rules.arranged(case.problem, name, drawn)

@@ -1,15 +1,16 @@
-"""An op: what its cases are, which back ends run them, and how they are prepared."""
+"""The ops: which back ends run their cases, and how a case is prepared."""
 
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
+from kernels.conv import LAYOUTS as CONV_LAYOUTS
+from kernels.gemm import LAYOUTS as GEMM_LAYOUTS
 from kernels.tune import NONE
 from kernels.user import UserBackend
 
@@ -65,22 +66,21 @@ def _below_capability(case: Case, target: Target) -> str | None:
     return None
 
 
-class Op(ABC):
-    """An operation that can be measured. Registered in `kernels.OPS`.
+@dataclass(frozen=True)
+class Op:
+    """An operation that can be measured: its back ends, and what its cases may be.
 
-    Its package `kernels.NAME` also has the modules `operands` (an `OperandPool`), `check`, and
+    Its package `kernels.NAME` has its `Problem`, and the modules `operands`, `check` and
     `triton.backend`.
     """
 
     name: str
-    entries: ClassVar[Mapping[str, BackendEntry]]
+    entries: Mapping[str, BackendEntry]
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
     library: str  # the back end that stands for the vendor's on a GPU
     libraries: tuple[str, ...]  # those of the vendor's back ends that ours are held against
-    dims: tuple[str, ...]  # the integer ones
-    pairs: tuple[str, ...] = ()  # those of them that may be a text such as "0x15", rows x columns
     layouts: tuple[str, ...]
-    axis_name: str  # what `axis` counts
+    axis_name: str  # what a problem's `axis` counts
 
     @property
     def backends(self) -> Mapping[str, str]:
@@ -90,10 +90,6 @@ class Op(ABC):
     def entry(self, backend: str) -> BackendEntry | UserBackend:
         """The back end of a name: one of ours, or the user's "module:name". KeyError for others."""
         return UserBackend(backend) if OWN in backend else self.entries[backend]
-
-    def check_own(self, backend: str) -> None:
-        """Check a user's "module:name". ValueError, in one line, if it is not a back end."""
-        UserBackend(backend).found  # noqa: B018
 
     def default_backends(self, kind: str) -> tuple[str, ...]:
         """What is measured on a kind of device when the user names no back end."""
@@ -121,68 +117,65 @@ class Op(ABC):
             return frozenset()
         return frozenset(config.label for config in ranked)
 
-    def session(self, target: Target, seed: int) -> OpSession:
-        """Where operands live while the variants of one comparison share them."""
-        return OpSession(self, target, seed)
 
-    @abstractmethod
-    def validate(self, case: Case) -> None:
-        """ValueError for a case that this op does not have, with the offending dimension."""
+GEMM = Op(
+    "gemm",
+    {
+        "cublas": BackendEntry("kernels.gemm.torch_blas", "cuBLAS as torch calls it", "cuda"),
+        "cublaslt": BackendEntry(
+            "kernels.gemm.cublaslt", "fastest of cuBLASLt's candidates", "cuda"
+        ),
+        "cupy": BackendEntry(
+            "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
+        ),
+        "triton": BackendEntry(
+            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda", tuned=True
+        ),
+        "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
+    },
+    gpu_defaults=("cublas", "cublaslt", "triton"),
+    library="cublas",
+    libraries=("cublas", "cublaslt"),
+    layouts=GEMM_LAYOUTS,
+    axis_name="size",
+)
 
-    @abstractmethod
-    def flops(self, case: Case) -> int:
-        """Useful operations per launch, a multiply-add as two."""
+CONV = Op(
+    "conv",
+    {
+        "cudnn": BackendEntry(
+            "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
+        ),
+        "triton": BackendEntry(
+            "kernels.conv.triton.backend",
+            "this project's Triton kernels, NHWC",
+            "cuda",
+            tuned=True,
+        ),
+        "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
+    },
+    gpu_defaults=("cudnn",),
+    library="cudnn",
+    libraries=("cudnn",),
+    layouts=CONV_LAYOUTS,
+    axis_name="channels",
+)
 
-    @abstractmethod
-    def min_bytes(self, case: Case) -> int:
-        """Least memory traffic per launch in bytes: inputs read once, output written once."""
-
-    @abstractmethod
-    def tolerance(self, case: Case) -> float:
-        """The largest relative error (Frobenius norm, against float64) of a correct result."""
-
-    def may_run_exactly(self, case: Case) -> bool:
-        """Whether the back end may compute more exactly than the precision says."""
-        return False
-
-    @abstractmethod
-    def gemm(self, case: Case) -> tuple[int, int, int]:
-        """(M, N, K) of the GEMM, for a convolution of its implicit GEMM."""
-
-    @abstractmethod
-    def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", a row's bytes) where rows do not start on 16 bytes; None where they do."""
-
-    @abstractmethod
-    def aligned(self, case: Case) -> Case:
-        """The case with dimensions padded to whole 16-byte rows, so that `misaligned` is None."""
-
-    @abstractmethod
-    def size(self, case: Case) -> str:
-        """The size in short: "4096", "64x256"."""
-
-    @abstractmethod
-    def axis(self, case: Case) -> int | None:
-        """The size as one number, the x axis of charts; None where it takes several."""
-
-    @abstractmethod
-    def setting(self, case: Case) -> Mapping[str, str]:
-        """What else the case is, besides size, precision and back end, by name."""
-
-    @abstractmethod
-    def probe(self, case: Case, scale: int = 1) -> Case:
-        """A small case of the same kind, at most as large as `case`; it grows with `scale`."""
+OPS: Mapping[str, Op] = {op.name: op for op in (GEMM, CONV)}
 
 
-class OpSession:
-    """Prepares cases of one op; variants of one group that store the same operands share memory."""
+def is_library(case: Case) -> bool:
+    """Whether the case uses the vendor's library (or torch on a CPU), as baselines do."""
+    return case.backend in ("cpu", OPS[case.op].library)
 
-    def __init__(self, op: Op, target: Target, seed: int) -> None:
-        self.op, self.target = op, target
-        self.checking = importlib.import_module("kernels.checking")
-        self.check = importlib.import_module(f"kernels.{op.name}.check")
-        operands = importlib.import_module(f"kernels.{op.name}.operands")
-        self.pool = operands.OperandPool(target, seed)
+
+class Session:
+    """Prepares cases; variants of one group that store the same operands share memory."""
+
+    def __init__(self, target: Target, seed: int) -> None:
+        self.target = target
+        self.checking = importlib.import_module("kernels.checking")  # with torch
+        self.pool = importlib.import_module("kernels.data").OperandPool(target, seed)
 
     def prepare(self, case: Case, *, search: str = NONE) -> Prepared:
         """Allocate, fill and bind what a `search` tries. Raises CannotRun with a reason, or
@@ -190,13 +183,14 @@ class OpSession:
         whose packages are missing.
         """
         operands = launched = self.pool.get(case)
-        entry = self.op.entry(case.backend)
+        check = importlib.import_module(f"kernels.{case.op}.check")
+        entry = OPS[case.op].entry(case.backend)
         found = entry.candidates(case, operands, self.target, search=search)
 
         def rel_error(candidate: Candidate) -> float:
             nonlocal launched
-            launched = self.check.launch_poisoned(operands, candidate)
-            return self.check.relative_error(launched)
+            launched = self.checking.launch_poisoned(operands, candidate)
+            return check.relative_error(launched)
 
         renewal = cache(lambda: self.checking.renewal(operands.inputs))
 
@@ -217,17 +211,16 @@ class OpSession:
             self.checking.ends(operands.output)  # loads its kernel, which no gate can hold
             sample(launch)
             result, ends_then = kept
-            error = self.check.relative_error(operands.holding(result))
+            error = check.relative_error(operands.holding(result))
             late = not self.checking.ends(result).equal(ends_then)
-            if late and error <= self.op.tolerance(case):
+            if late and error <= case.tolerance:
                 raise LeftBehind
             return error
 
         def total_error() -> float:
-            return self.check.total_error(launched)
+            return check.total_error(launched)
 
-        flops, min_bytes = self.op.flops(case), self.op.min_bytes(case)
-        return Prepared(found, rel_error, renew, rel_error_again, total_error, flops, min_bytes)
+        return Prepared(found, rel_error, renew, rel_error_again, total_error)
 
     def close(self) -> None:
         """Free the shared operands."""

@@ -182,9 +182,9 @@ def key(case: Case, target: Target) -> str:
     """Identity of what is tuned: precision, layout, every dimension, and what was left out; the
     data do not matter.
     """
-    dims = ",".join(f"{name}={value}" for name, value in case.dims.items())
+    dims = ",".join(f"{name}={value}" for name, value in case.problem.dims.items())
     without = f"/without {','.join(target.without)}" if target.without else ""
-    layout = RUN_AS.get(case.layout, case.layout)
+    layout = RUN_AS.get(case.problem.layout, case.problem.layout)
     return f"{case.precision_name}/{layout}/{dims}{without}"
 
 

@@ -103,9 +103,12 @@ class UserBackend:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @cached_property
-    def found(self) -> Any:
+    def load(self) -> Any:
         """The function or object. ValueError, in one line, where it is none."""
+        return self._found
+
+    @cached_property
+    def _found(self) -> Any:
         found = find(self.name)
         if not (hasattr(found, "candidates") or callable(found)):
             raise ValueError(
@@ -116,41 +119,41 @@ class UserBackend:
 
     def serves(self, op: str) -> bool:
         """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
-        it names an argument that only they have, else for GEMMs. ValueError as `found`.
+        it names an argument that only they have, else for GEMMs. ValueError as `load`.
         """
-        if hasattr(self.found, "candidates"):
+        if hasattr(self._found, "candidates"):
             return True
         return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """The object's own reason; a function without an argument `which` cannot run dgrad or
-        wgrad. None if it can run. ValueError as `found`.
+        wgrad. None if it can run. ValueError as `load`.
         """
-        reason = getattr(self.found, "cannot_run", None)
+        reason = getattr(self._found, "cannot_run", None)
         if reason is not None:
             return reason(case, target)
-        if case.dims.get("pass", "fprop") == "fprop" or "which" in self._names:
+        if case.problem.setting.get("pass", "fprop") == "fprop" or "which" in self._names:
             return None
         return f"{self.name} has no argument `which`, so only its forward pass is measured"
 
     def candidates(
         self, case: Case, operands: Any, target: Target, *, search: str
     ) -> Sequence[Candidate]:
-        """The object's own, or one call of the function. ValueError as `found`."""
-        if hasattr(self.found, "candidates"):
-            return tuple(self.found.candidates(case, operands, target))
+        """The object's own, or one call of the function. ValueError as `load`."""
+        if hasattr(self._found, "candidates"):
+            return tuple(self._found.candidates(case, operands, target))
         given: dict[str, Any] = {
             name: value for name, value in operands.named.items() if name in self._names
         }
         if "out" in self._names:
             given["out"] = operands.output
-        call = partial(self.found, *operands.inputs, **given)
+        call = partial(self._found, *operands.inputs, **given)
         return (Candidate(self.name, call, allocates="out" not in given),)
 
     @cached_property
     def _names(self) -> frozenset[str]:
         """The names of the function's parameters."""
         try:
-            return frozenset(inspect.signature(self.found).parameters)
+            return frozenset(inspect.signature(self._found).parameters)
         except (TypeError, ValueError):  # a builtin that does not say
             return frozenset()

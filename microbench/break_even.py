@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernels import OPS, is_library, size_of
+from kernels import is_library
 from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
@@ -39,7 +39,7 @@ class Payoff:
         """
         first = max(0, self.start - 1) if self.from_start else 0
         return {
-            size_of(result.case): max(result.ruined_pct, ratio.ruined_pct)
+            result.case.problem.size: max(result.ruined_pct, ratio.ruined_pct)
             for (result, ratio), gain in list(zip(self.rows, self.gains, strict=True))[first:]
             if gain == RUINED
         }
@@ -109,6 +109,6 @@ def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
     """The settings of this result that vary in the run: "fprop nhwc image 28"."""
     return " ".join(
         value if name in ("pass", "layout") else f"{name} {value}"
-        for name, value in OPS[result.case.op].setting(result.case).items()
+        for name, value in result.case.problem.setting.items()
         if name in run.varying and name not in without
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kernels import OPS
 from kernels.case import Case, Target
+from kernels.op import Session
 from microbench.timing import FEWEST_ROUNDS
 
 PROBE_LAUNCHES = 3
@@ -40,7 +40,7 @@ class Estimator:
     def expected_s(self, case: Case) -> float:
         """Expected seconds per launch, by FLOPs from the largest case seen; 0 when none was."""
         flops, seconds = self.known.get(_kind(case), (1, 0.0))
-        return seconds * OPS[case.op].flops(case) / flops
+        return seconds * case.problem.flops / flops
 
     def admit(self, case: Case, target: Target, budget_s: float, spoken_for_s: float) -> None:
         """TooLong when checking and timing the case would exceed the budget in seconds.
@@ -51,16 +51,16 @@ class Estimator:
         a small one is mostly waiting for threads.
         """
         if _kind(case) not in self.known:
-            self._probe(OPS[case.op].probe(case), target)
+            self._probe(replace(case, problem=case.problem.probe()), target)
         left_s = budget_s - LAUNCHES_NEEDED * spoken_for_s
         scale = 1
         while LAUNCHES_NEEDED * self.expected_s(case) > left_s:
             flops, seconds = self.known[_kind(case)]
-            if seconds >= PROBE_S or flops >= OPS[case.op].flops(case):
+            if seconds >= PROBE_S or flops >= case.problem.flops:
                 break
             scale *= 2
-            larger = OPS[case.op].probe(case, scale)
-            if OPS[case.op].flops(larger) > flops:
+            larger = replace(case, problem=case.problem.probe(scale))
+            if larger.problem.flops > flops:
                 self._probe(larger, target)
         launch_s = self.expected_s(case)
         if LAUNCHES_NEEDED * launch_s > left_s:
@@ -72,7 +72,7 @@ class Estimator:
 
     def _probe(self, small: Case, target: Target) -> None:
         """Learn the shortest of a few launches: one that another program delays says nothing."""
-        session = OPS[small.op].session(target, seed=0)  # its own: the others keep operands
+        session = Session(target, seed=0)  # its own: the others keep operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()
         found: list[float] = []
@@ -80,7 +80,7 @@ class Estimator:
             start = time.perf_counter()
             prepared.candidates[0].call()
             found.append(time.perf_counter() - start)
-        self.learn(small, prepared.flops, min(found))
+        self.learn(small, small.problem.flops, min(found))
         session.close()
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels import size_of
 from kernels.case import Case
+from kernels.conv import Conv
 from microbench.results.values import Interval, Ratio, Timed
 from microbench.streams import clean
 from microbench.timing.stats import half_width_pct
@@ -210,26 +210,26 @@ def _rounded_up(value: float, decimals: int) -> str:
 
 def size(case: Case) -> str:
     """ "4096" for a cubic GEMM, "64x256" for channels in and out."""
-    return clean(size_of(case))
+    return clean(case.problem.size)
 
 
 def long_size(case: Case) -> str:
     """ "M=4096 N=11008 K=4096"."""
-    return " ".join(f"{dim.upper()}={clean(value)}" for dim, value in case.dims.items())
+    return " ".join(f"{dim.upper()}={clean(value)}" for dim, value in case.problem.dims.items())
 
 
 def problem(case: Case) -> str:
     """The problem without precision and back end: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
-    if case.op != "conv":
+    found = case.problem
+    if not isinstance(found, Conv):
         return size(case)
-    dims = case.dims
-    image = dims["h"] if dims["h"] == dims["w"] else f"{dims['h']}x{dims['w']}"
-    stride = f"/{dims['stride']}" * (dims["stride"] != 1)
-    more = [f"{letter}{dims[name]}" for name, letter, usual in
-            (("dilation", "d", 1), ("groups", "g", 1)) if dims[name] != usual]  # fmt: skip
-    taps = f"{dims['r']}x{dims['s']}{stride}"
-    parts = [dims["pass"], case.layout, taps, size(case), f"@{image}", f"b{dims['n']}", *more]
-    return clean(" ".join(map(str, parts)))
+    conv = found.shape
+    taps = f"{conv.r}x{conv.s}" + f"/{conv.stride}" * (conv.stride != 1)
+    more = [f"{letter}{value}" for letter, value in (("d", conv.dilation), ("g", conv.groups))
+            if value != 1]  # fmt: skip
+    image = f"@{found.setting['image']}"
+    parts = [found.which, found.layout, taps, size(case), image, f"b{conv.n}", *more]
+    return clean(" ".join(parts))
 
 
 def name(case: Case) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from kernels import OPS, size_of
+from kernels import OPS
 from kernels.op import OWN, TUNED
 from microbench.results.types import Ratio, Result, Run
 
@@ -160,11 +160,11 @@ def _libraries(result: Result) -> tuple[str, ...]:
 def sentence(found: Summary) -> str:
     """ "triton in int8 is 1.05 times as fast as the better of cublas and cublaslt (geometric mean
     of 6 tuned sizes; least 0.96 at 256, most 1.19 at 512)." """
-    least, most = (f"{row.ratio.ratio:.2f} at {size_of(row.result.case)}"
+    least, most = (f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
                    for row in (found.least, found.most))  # fmt: skip
     over = f"geometric mean of {found.count()}; least {least}, most {most}"
     if len(found.rows) == 1:
-        over = f"{found.count()}, {size_of(found.least.result.case)}"
+        over = f"{found.count()}, {found.least.result.case.problem.size}"
     which = f" {found.which}" if found.which else ""
     note = f"; {found.not_measured}" if found.not_measured else ""
     if found.libraries == [*OPS["conv"].libraries]:

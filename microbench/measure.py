@@ -16,9 +16,10 @@ from functools import cached_property
 
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
+from kernels.conv import Conv
 from kernels.error_words import first_line
 from kernels.gpus import find_card
-from kernels.op import OWN, OpSession
+from kernels.op import OWN, Session
 from kernels.tune import NONE, TUNED
 from kernels.user import described
 from microbench.device import profiler as kernel_names
@@ -64,7 +65,6 @@ class Measurer:
     tracebacks: bool = False  # of a user's kernel, to standard error
     chance: random.Random = field(default_factory=random.Random)  # when to check again
     estimator: Estimator = field(default_factory=Estimator)
-    sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
     def measure(
         self,
@@ -92,7 +92,7 @@ class Measurer:
         if ready:
             results.update(self._take_turns(ready, budget_s, announce, fewest))
         self.timer.forget()
-        self.session(group.cases[0].op).close()
+        self.session.close()
         return [results[case.key] for case in group.cases]
 
     @cached_property
@@ -100,11 +100,10 @@ class Measurer:
         """What chooses among several ways to run a case."""
         return Tuner(self.target, self.timer, self.search, self._raise_if_dead)
 
-    def session(self, op: str) -> OpSession:
-        """The session of an op on this target, which holds its operands."""
-        if op not in self.sessions:
-            self.sessions[op] = OPS[op].session(self.target, self.seed)
-        return self.sessions[op]
+    @cached_property
+    def session(self) -> Session:
+        """What holds the operands of the cases on this target."""
+        return Session(self.target, self.seed)
 
     # ------------------------------------------------------------ one variant, before it is timed
 
@@ -117,16 +116,15 @@ class Measurer:
         known: str | None,
     ) -> _Ready | Result:
         announce(case.key, "preparing")
-        op = OPS[case.op]
-        blank = Result(case, "ok", flops=op.flops(case), min_bytes=op.min_bytes(case))
-        reason = op.cannot_run(case, self.target)
+        blank = Result(case, "ok", flops=case.problem.flops, min_bytes=case.min_bytes)
+        reason = OPS[case.op].cannot_run(case, self.target)
         if reason:
             return replace(blank, status="skipped", reason=reason)
         try:
             if self.target.kind == "cpu":
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
-            prepared = self.session(case.op).prepare(case, search=self.search)
+            prepared = self.session.prepare(case, search=self.search)
             candidate, choice = self.tuner.choose(case, prepared, announce, known)
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if known is None:
@@ -141,13 +139,15 @@ class Measurer:
         self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
     ) -> Result:
         """What is known of the case before it is timed. Wrong where its result is."""
-        case, op = blank.case, OPS[blank.case.op]
+        case = blank.case
         announce(case.key, "checking")
-        error, tolerance = prepared.rel_error(candidate), op.tolerance(case)
+        error, tolerance = prepared.rel_error(candidate), case.tolerance
         if not error <= tolerance:
             raise Wrong(describe_wrong(error, tolerance), error)
         total_error = prepared.total_error()
-        if too_exact(case, error) and not op.may_run_exactly(case):
+        if too_exact(case, error) and not case.problem.may_run_exactly(
+            case.precision, case.backend
+        ):
             reason = f"too exact for {case.precision_name} ({error:.1g}): another arithmetic ran"
             raise Wrong(reason, error)
         seen: tuple[kernel_names.KernelTime, ...] = ()
@@ -242,7 +242,7 @@ class Measurer:
         """Wrong where a timed sample leaves a wrong result, or work that is not done yet."""
         case = item.result.case
         announce(case.key, "checking again")
-        tolerance = OPS[case.op].tolerance(case)
+        tolerance = case.tolerance
         try:
             error = item.rel_error_again()
         except LeftBehind:
@@ -365,7 +365,8 @@ def too_fast(result: Result, seconds: float, target: Target) -> str | None:
     if not peak:
         return None
     # A convolution by FFT or Winograd multiplies less, at least once an output and channel.
-    taps = int(case.dims.get("r", 1)) * int(case.dims.get("s", 1))
+    problem = case.problem
+    taps = problem.shape.r * problem.shape.s if isinstance(problem, Conv) else 1
     most = CLOCK_ABOVE_SHEET * taps * peak
     if seconds > 0 and result.flops / seconds <= most:
         return None
@@ -385,7 +386,7 @@ def describe_failure(error: Exception, case: Case) -> str:
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        need_gb = OPS[case.op].min_bytes(case) / 1e9
+        need_gb = case.min_bytes / 1e9
         said = f"out of memory: the tensors alone take {need_gb:.1f} GB"
         others = held_by_others()
         return f"{said}; {others}" if others else f"{said}; try a smaller problem"

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kernels import OPS
 from kernels.case import Case
-from kernels.conv.shape import PASSES, of_axes
+from kernels.conv import Conv
+from kernels.conv.shape import PASSES, ConvShape, of_axes
+from kernels.gemm import Gemm
 from kernels.op import OWN
 from kernels.precision import PRECISIONS
+from kernels.problem import Problem
 from kernels.user import UserBackend
 from microbench.command_line import (
     Outputs,
@@ -50,6 +53,7 @@ PAYOFF_MOST_S = 120.0
 LAYERS_MOST_S = 60.0
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
+GROUPS = "--groups must be a number or depthwise"
 LAYER_BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU
 
 
@@ -85,13 +89,14 @@ class GemmRequest(Request):
         """One comparison per size and layout. UserError for an invalid value."""
         arms, data = plan_arms("gemm", self.conditions, kind), self.conditions.data
         if self.shapes:
-            return [_group_of(problem, arms) for problem in read_shapes("gemm", self.shapes, data)]
-        problems = [
-            Case("gemm", dict(zip("mnk", shape, strict=True)), *arms[0], layout, data)
-            for shape in parse_sizes(self.sizes)
-            for layout in parse_names(self.layout, OPS["gemm"].layouts, "--layout")
-        ]
-        return [_group_of(problem, arms) for problem in problems]
+            problems = read_shapes("gemm", self.shapes)
+        else:
+            problems = [
+                Gemm(m, n, k, layout)
+                for m, n, k in parse_sizes(self.sizes)
+                for layout in parse_names(self.layout, OPS["gemm"].layouts, "--layout")
+            ]
+        return [_group_of(problem, arms, data) for problem in problems]
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,8 @@ class ConvRequest(Request):
         asked = self.conditions
         arms = plan_arms("conv", asked, kind)
         if self.shapes:
-            problems = read_shapes("conv", self.shapes, asked.data)
-            return [_group_of(problem, arms) for problem in problems]
+            problems = read_shapes("conv", self.shapes)
+            return [_group_of(problem, arms, asked.data) for problem in problems]
         dilation = parse_axes(self.dilation, "--dilation")
         problems = [
             self._problem(*each, dilation)
@@ -136,8 +141,8 @@ class ConvRequest(Request):
                 parse_sizes(self.channels, "--channels", rank=2),
             )
         ]
-        twins = _padded(problems, asked.dtype, kind)
-        return [*(_group_of(problem, arms) for problem in problems), *twins]
+        twins = _padded(problems, asked, kind)
+        return [*(_group_of(problem, arms, asked.data) for problem in problems), *twins]
 
     def _problem(
         self,
@@ -148,23 +153,20 @@ class ConvRequest(Request):
         kernel: Sequence[int],
         channels: Sequence[int],
         dilation: tuple[int, int],
-    ) -> Case:
+    ) -> Conv:
         (h, w), (r, s), (c, k) = image, kernel, channels
-        dims: dict[str, int | str] = {
-            "n": batch, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s,
+        by_axis = {
             "stride": of_axes(*parse_axes(self.stride, "--stride")),
-            "padding": _padding(self.padding, (r, s), dilation), "dilation": of_axes(*dilation),
-            "groups": c if self.groups == "depthwise"
-            else parse_number(self.groups, "--groups must be a number or depthwise"),
-            "pass": which,
-        }  # fmt: skip
-        case = Case("conv", dims, "fp32", "cudnn", layout, self.conditions.data)
+            "padding": _padding(self.padding, (r, s), dilation),
+            "dilation": of_axes(*dilation),
+        }
+        groups = c if self.groups == "depthwise" else parse_number(self.groups, GROUPS)
         try:
-            OPS["conv"].validate(case)
+            shape = ConvShape(batch, c, h, w, k, r, s, **by_axis, groups=groups)
         except ValueError as error:
-            size = OPS["conv"].size(case)
+            size = c if c == k else f"{c}x{k}"
             raise UserError(f"{size} channels, image {h}x{w}: {error}") from None
-        return case
+        return Conv(shape, which, layout)
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
 def _backends(op: str, text: str, kind: str) -> list[str]:
     """The back ends that are named. A user's own, "module:name", brings the libraries beside it."""
     found = OPS[op]
-    ours, own = _own_backends(op, text)
+    ours, own = _own_backends(text)
     known = (
         parse_names(ours, [*found.backends, "module:function"], "--backend")
         if ours or not own
@@ -264,7 +266,7 @@ def _backends(op: str, text: str, kind: str) -> list[str]:
     return list(dict.fromkeys([*(beside if own else ()), *known, *own]))
 
 
-def _own_backends(op: str, text: str) -> tuple[str, list[str]]:
+def _own_backends(text: str) -> tuple[str, list[str]]:
     """The back ends of halfway that are named, as a list with commas, and the user's own.
 
     UserError, in one line, for one of the user's that cannot be had.
@@ -273,15 +275,15 @@ def _own_backends(op: str, text: str) -> tuple[str, list[str]]:
     own = [name for name in names if OWN in name]
     for name in own:
         try:
-            OPS[op].check_own(name)
+            UserBackend(name).load()
         except ValueError as error:
             raise UserError(f"--backend {name}: {error}") from None
     return ",".join(name for name in names if name not in own), own
 
 
-def _group_of(problem: Case, arms: Sequence[Arm]) -> Group:
+def _group_of(problem: Problem, arms: Sequence[Arm], data: str) -> Group:
     """The problem in every variant."""
-    return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
+    return Group(tuple(Case(problem, *arm, data) for arm in arms))
 
 
 def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
@@ -295,19 +297,17 @@ def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> 
     return of_axes(rows, columns)
 
 
-def _padded(problems: Sequence[Case], dtypes: str, kind: str) -> list[Group]:
+def _padded(problems: Sequence[Conv], asked: Conditions, kind: str) -> list[Group]:
     """The padded twins of misaligned widths, measured for comparison."""
-    op = OPS["conv"]
-    planned = {problem.group for problem in problems}
-    found: dict[str, Group] = {}
-    for problem, name in product(problems, parse_precisions(dtypes)):
+    planned, library = set(problems), OPS["conv"].library_backend(kind)
+    found: dict[Case, None] = {}
+    for problem, name in product(problems, parse_precisions(asked.dtype)):
         if "cudnn" not in PRECISIONS[name].min_capability:
             continue
-        case = replace(problem, precision_name=name, backend=op.library_backend(kind))
-        twin = op.aligned(case)
-        if twin.group not in planned and twin.key not in found:
-            found[twin.key] = Group((twin,))
-    return list(found.values())
+        twin = problem.aligned(PRECISIONS[name])
+        if twin not in planned:
+            found[Case(twin, name, library, asked.data)] = None
+    return [Group((case,)) for case in found]
 
 
 def plan_layers(
@@ -323,12 +323,10 @@ def plan_layers(
     groups: list[Group] = []
     uses: list[LayerUse] = []
     for layer in network.layers:
-        arms = _layer_arms(layer.op, asked, kind)
-        dims = dict(layer.dims)
-        if layer.op == "conv":
-            dims["pass"] = layer.which
-        case = Case(layer.op, dims, *arms[0], layer.layout or layout, asked.data)
-        group = _group_of(case, arms)
+        problem = layer.problem
+        if isinstance(problem, Conv):
+            problem = replace(problem, layout=layout)
+        group = _group_of(problem, _layer_arms(problem.op, asked, kind), asked.data)
         if group.name not in {known.name for known in groups}:
             groups.append(group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
@@ -338,7 +336,7 @@ def plan_layers(
 
 def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
     """The user's own back ends stand beside the library, each at the op that it is for."""
-    ours, own = _own_backends(op, "library" if asked.backend is None else asked.backend)
+    ours, own = _own_backends("library" if asked.backend is None else asked.backend)
     names = parse_names(ours, [*LAYER_BACKENDS, "module:function"], "--backend") if ours else []
     if own and "library" not in names:
         names = ["library", *names]

@@ -127,7 +127,7 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
         return
     for group in groups:
         # Variants with the same storage share matrices, so one case of each storage counts.
-        stored = {case.precision.storage: OPS[case.op].min_bytes(case) for case in group.cases}
+        stored = {case.precision.storage: case.min_bytes for case in group.cases}
         tensors = sum(stored.values())
         needed = tensors + min(CHECK_BYTES[group.cases[0].op], (1 << 29) + CHECK_FACTOR * tensors)
         if needed > MEMORY_SHARE * greeting.free_bytes:
@@ -174,7 +174,7 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
 
 def weight(case: Case) -> float:
     """Usual seconds of sampling of a case: more where it can drive a GPU to its power limit."""
-    return ARM_BUDGET_S["large" if OPS[case.op].flops(case) >= LARGE_FLOPS else "small"]
+    return ARM_BUDGET_S["large" if case.problem.flops >= LARGE_FLOPS else "small"]
 
 
 def group_weight(group: Group) -> float:
@@ -228,7 +228,7 @@ class InOrder:
 
     def _least_s(self, group: Group) -> float:
         """What the fewest rounds of large cases take on a GPU: most of it warms the card."""
-        flops = max(OPS[case.op].flops(case) for case in group.cases)
+        flops = max(case.problem.flops for case in group.cases)
         heavy = self._kind == "cuda" and flops >= LARGE_FLOPS
         return HEAVY.least_s(len(group.cases), FEWEST_ROUNDS) if heavy else 0.0
 

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kernels import OPS
-from kernels.case import Case
-from kernels.conv.shape import DIMS, LEAST_BY_AXIS, PASSES, of_axes
+from kernels.conv import Conv
+from kernels.conv.shape import DIMS, LEAST_BY_AXIS, PASSES, ConvShape, of_axes
 from kernels.error_words import suggest
 from kernels.files import read_regular
+from kernels.gemm import Gemm
+from kernels.problem import Problem
 from microbench.command_line import one_of
 from microbench.errors import UserError
 from microbench.sweep import MAX_SIZES, parse_axes, parse_number
@@ -29,25 +31,23 @@ NEEDED: Mapping[str, Sequence[str]] = {
 }
 
 
-def read_shapes(op: str, file: Path, data: str) -> list[Case]:
-    """The problem of each line, in order, without repeats; `data` are the input values.
+def read_shapes(op: str, file: Path) -> list[Problem]:
+    """The problem of each line, in order, without repeats.
 
     UserError, with the line's number, for what cannot be read or is no such problem.
     """
-    problems: dict[str, Case] = {}
+    problems: dict[Problem, None] = {}
     for number, row in _rows(op, file):
         where = f"--shapes {file.name}, line {number}"
-        case = _case(op, row, where, data)
         try:
-            OPS[op].validate(case)
+            problems[_problem(op, row, where)] = None
         except ValueError as error:
             raise UserError(f"{where}: {error}") from None
-        problems.setdefault(case.group, case)
     if not problems:
         raise UserError(f"--shapes {file.name} has no shape")
     if len(problems) > MAX_SIZES:
         raise UserError(f"--shapes {file.name}: {len(problems)} shapes; a run takes {MAX_SIZES}")
-    return list(problems.values())
+    return list(problems)
 
 
 def _rows(op: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -82,17 +82,17 @@ def _rows(op: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
         yield number, {n: v.strip() for n, v in zip(names, values, strict=True) if v.strip()}
 
 
-def _case(op: str, row: Mapping[str, str], where: str, data: str) -> Case:
+def _problem(op: str, row: Mapping[str, str], where: str) -> Problem:
     filled = {**USUAL[op], **row}
-    layout = filled.pop("layout")
+    layout = filled["layout"]
     one_of(OPS[op].layouts)(f"{where}: layout", layout)
-    dims: dict[str, int | str] = {}
-    for name in NEEDED["gemm"] if op == "gemm" else (*DIMS, "pass"):
-        if name == "pass":
-            one_of(PASSES)(f"{where}: pass", filled[name])
-            dims[name] = filled[name]
-        elif name in LEAST_BY_AXIS:
-            dims[name] = of_axes(*parse_axes(filled[name], f"{where}: {name}"))
-        else:
-            dims[name] = parse_number(filled.get(name, ""), f"{where}: {name} must be a number")
-    return Case(op, dims, "fp32", OPS[op].library_backend("cuda"), layout, data)
+
+    def number(name: str) -> int:
+        return parse_number(filled.get(name, ""), f"{where}: {name} must be a number")
+
+    if op == "gemm":
+        return Gemm(*map(number, NEEDED[op]), layout=layout)
+    one_of(PASSES)(f"{where}: pass", filled["pass"])
+    by_axis = {n: of_axes(*parse_axes(filled[n], f"{where}: {n}")) for n in LEAST_BY_AXIS}
+    shape = ConvShape(*map(number, NEEDED[op]), **by_axis, groups=number("groups"))
+    return Conv(shape, filled["pass"], layout)

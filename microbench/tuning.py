@@ -165,7 +165,7 @@ class Tuner:
         ranked = ranking(works, stages, lambda i: sample(candidates[i]), failed)
         for i in ranked:
             try:
-                if prepared.rel_error(candidates[i]) <= OPS[case.op].tolerance(case):
+                if prepared.rel_error(candidates[i]) <= case.tolerance:
                     return candidates[i], len(ranked), True
                 wrong.append(i)
             except Exception as error:

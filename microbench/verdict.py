@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kernels import is_library, size_of
+from kernels import is_library
 from microbench.break_even import BASELINES, RUINED, Payoff, Row, library_or_best, payoffs
 from microbench.fmt import listed, rate_unit
 from microbench.libraries import sentence, summaries
@@ -76,7 +76,7 @@ def _highest(name: str, timed: Sequence[Result]) -> list[str]:
     if best.ruined_pct:
         return []
     unit = rate_unit([best.flop_per_s or 0.0], integers=name.startswith("int"))
-    at = f"{size_of(best.case)} {best.case.layout}"
+    at = f"{best.case.problem.size} {best.case.problem.layout}"
     rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
     return [f"{name}: at most {rate}, at {at} by {best.case.backend}."]
 
@@ -92,7 +92,7 @@ def _against(payoff: Payoff) -> list[str]:
     rows, gains, start = payoff.rows, payoff.gains, payoff.start
     first = _faster(payoff) if start < len(rows) else _not_faster(payoff)
     also = [
-        f"{size_of(result.case)} ({_factor(ratio)})"
+        f"{result.case.problem.size} ({_factor(ratio)})"
         for (result, ratio), gain in zip(rows[:start], gains, strict=False)
         if gain == "faster" and start < len(rows)
     ]
@@ -107,26 +107,26 @@ def _against(payoff: Payoff) -> list[str]:
 
 def _faster(payoff: Payoff) -> str:
     rows, start = payoff.rows, payoff.start
-    where = f"from {size_of(rows[start][0].case)} up" if start else "at every size measured"
+    where = f"from {rows[start][0].case.problem.size} up" if start else "at every size measured"
     first, best = rows[start], max(rows[start:], key=lambda row: _at_least(row[1]))
-    much = f"{_factor(first[1])} at {size_of(first[0].case)}"
+    much = f"{_factor(first[1])} at {first[0].case.problem.size}"
     if _factor(best[1]) != _factor(first[1]):
-        much += f", {_factor(best[1])} at {size_of(best[0].case)}"
+        much += f", {_factor(best[1])} at {best[0].case.problem.size}"
     return f"{payoff.precision} is faster than {payoff.baseline} {where}: {much}."
 
 
 def _not_faster(payoff: Payoff) -> str:
     name, baseline, rows, gains = payoff.precision, payoff.baseline, payoff.rows, payoff.gains
     best, gain = max(zip(rows, gains, strict=True), key=lambda row: row[0][1].ratio)
-    at_best = f"{_below(best[1], gain)} at {size_of(best[0].case)}"
+    at_best = f"{_below(best[1], gain)} at {best[0].case.problem.size}"
     if gains[-1] == "unknown":
         return (
             f"Unknown whether {name} is faster than {baseline}: only one round was measured "
-            f"({_times(best[1])} at {size_of(best[0].case)}). Raise --budget."
+            f"({_times(best[1])} at {best[0].case.problem.size}). Raise --budget."
         )
     if "faster" in gains:
         sizes = ", ".join(
-            f"{size_of(result.case)} ({_factor(ratio)})"
+            f"{result.case.problem.size} ({_factor(ratio)})"
             for (result, ratio), gain in zip(rows, gains, strict=True)
             if gain == "faster"
         )
@@ -169,7 +169,7 @@ def _why_not_below(
     told = ("faster", RUINED)
     below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain not in told]
     return [
-        f"  at {size_of(result.case)} against {baseline}: {_below(ratio, gain)}"
+        f"  at {result.case.problem.size} against {baseline}: {_below(ratio, gain)}"
         f"{'; ' + result.why if result.why else ''}."
         for (result, ratio), gain in below[-most:]
     ]
@@ -179,7 +179,7 @@ def _skipped(name: str, results: Sequence[Result]) -> list[str]:
     without = [r for r in results if r.measurement is None and is_library(r.case)]
     if not without:
         return []
-    sizes = ", ".join(size_of(r.case) for r in without[:MOST_SIZES])
+    sizes = ", ".join(r.case.problem.size for r in without[:MOST_SIZES])
     more = f" and {len(without) - MOST_SIZES} more" if len(without) > MOST_SIZES else ""
     return [f"  {name} was not measured at {sizes}{more}: {without[0].reason}."]
 
@@ -194,7 +194,7 @@ def _price(name: str, timed: Sequence[Result], run: Run) -> list[str]:
         )  # fmt: skip
         if base is not None and result.total_error is not None and name != "fp32":
             return [
-                f"Accuracy at {size_of(result.case)}: relative error {result.total_error:.1e} "
+                f"Accuracy at {result.case.problem.size}: relative error {result.total_error:.1e} "
                 f"against {base.total_error:.1e} in fp32, including input rounding."
             ]
     return []

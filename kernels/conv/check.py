@@ -8,13 +8,10 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
-from kernels.case import Candidate
 from kernels.checking import (
     CHECKSUM_SLACK,
     CHECKSUMS,
     CHUNK_ELEMENTS,
-    filled,
-    poison,
     random_signs,
     ratio,
     typical,
@@ -22,16 +19,6 @@ from kernels.checking import (
 )
 from kernels.conv.operands import OUTPUT, ConvOperands
 from kernels.conv.shape import ConvShape
-
-
-def launch_poisoned(operands: ConvOperands, candidate: Candidate) -> ConvOperands:
-    """Launch once into poisoned memory; the operands to check then. ValueError where the launch
-    returned a tensor of another shape or dtype than the output.
-    """
-    poison(operands.output)
-    # torch allocates its outputs: leave poison where the allocator takes them from.
-    poison(torch.empty_like(operands.output))
-    return operands.holding(filled(candidate.call(), operands.output))
 
 
 def relative_error(operands: ConvOperands) -> float:

@@ -1,18 +1,19 @@
-"""The tensors of a convolution: made once for all variants of a comparison."""
+"""The tensors of a convolution, and how `kernels.data` makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 
-from kernels.case import Case, Target
+from kernels.case import Case
+from kernels.conv import OUTPUT, Conv
 from kernels.conv.shape import LEAST_BY_AXIS, ConvShape, by_axis
-from kernels.data import choose, draw, storage_factor, store
+from kernels.data import choose
 
-OUTPUT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+NAMES = "xwy"
 INPUTS = {"fprop": ("x", "w"), "dgrad": ("w", "y"), "wgrad": ("x", "y")}
 SAMPLED_IMAGES = {"cuda": 4, "cpu": 2}
 SAMPLED_CHANNELS = {"cuda": 32, "cpu": 8}  # of a dimension of the output, or groups
@@ -90,80 +91,55 @@ class ConvOperands:
         return replace(self, **{OUTPUT[self.which]: result})
 
 
-class OperandPool:
-    """Operands of one problem. Every precision stores the same drawn tensors.
+def names(problem: Conv) -> Sequence[str]:
+    """The two inputs and the output."""
+    return *INPUTS[problem.which], OUTPUT[problem.which]
 
-    Variants with the same storage share memory, so that placement cannot look like a difference
-    between kernels.
-    """
 
-    def __init__(self, target: Target, seed: int) -> None:
-        self.target = target
-        self.device = torch.device(target.torch_device)
-        self.seed = seed
-        self.clear()
+def stored(problem: Conv, name: str) -> Sequence[int]:
+    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
+    return sizes(name, problem.shape)
 
-    def clear(self) -> None:
-        """Free the tensors; the next problem draws new values."""
-        self.group: str | None = None
-        self.sample: Sample | None = None
-        self.tensors: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-        self.seed += 3
 
-    def get(self, case: Case) -> ConvOperands:
-        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit."""
-        if case.group != self.group:
-            self.clear()
-            self.group = case.group
-        which, shape = str(case.dims["pass"]), ConvShape.of(case)
-        if self.sample is None:
-            self.sample = self._sample(case, which, shape)
-        storage, output = case.precision.torch_dtype(), case.precision.torch_dtype("output")
-        tensors = {name: self._input(case, name, shape, storage) for name in INPUTS[which]}
-        tensors[OUTPUT[which]] = self._output(case, OUTPUT[which], shape, output)
-        scale = storage_factor(storage, case.data) ** 2
-        return ConvOperands(**tensors, shape=shape, which=which, sample=self.sample, scale=scale)
+def arranged(problem: Conv, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the layout stores it."""
+    return tensor.contiguous(memory_format=memory_format(problem.layout))
 
-    def _input(self, case: Case, name: str, shape: ConvShape, dtype: torch.dtype) -> torch.Tensor:
-        key = (name, dtype)
-        if key not in self.tensors:
-            stored = store(self._drawn(case, name, shape), dtype, case.data)
-            self.tensors[key] = stored.contiguous(memory_format=memory_format(case.layout))
-        return self.tensors[key]
 
-    def _output(self, case: Case, name: str, shape: ConvShape, dtype: torch.dtype) -> torch.Tensor:
-        key = (name, dtype)
-        if key not in self.tensors:
-            form = memory_format(case.layout)
-            self.tensors[key] = torch.empty(
-                sizes(name, shape), dtype=dtype, device=self.device, memory_format=form
-            )
-        return self.tensors[key]
+def empty(problem: Conv, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor without values."""
+    form = memory_format(problem.layout)
+    return torch.empty(sizes(name, problem.shape), dtype=dtype, device=device, memory_format=form)
 
-    def _drawn(self, case: Case, name: str, shape: ConvShape) -> torch.Tensor:
-        """The tensor as drawn, the same at every call."""
-        rng = torch.Generator(self.device).manual_seed(self.seed + "xwy".index(name))
-        return draw(sizes(name, shape), case.data, rng)
 
-    def _sample(self, case: Case, which: str, shape: ConvShape) -> Sample:
-        images, ks, cs, w_cs, groups = _choose_part(which, shape, self.target.kind, self.device)
-        part = replace(shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
-        sample = Sample(images, ks, cs, w_cs, part, {})
-        for name in INPUTS[which]:
-            sample.drawn[name] = sample.part(name, self._drawn(case, name, shape))
-        return sample
+def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
+    """What the output is checked by; `drawn` gives an input as drawn."""
+    inputs = {name: drawn(name) for name in INPUTS[problem.which]}
+    device = next(iter(inputs.values())).device
+    images, ks, cs, w_cs, groups = _choose_part(problem.which, problem.shape, device)
+    part = replace(problem.shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
+    found = Sample(images, ks, cs, w_cs, part, {})
+    found.drawn.update((name, found.part(name, tensor)) for name, tensor in inputs.items())
+    return found
+
+
+def operands(
+    problem: Conv, tensors: dict[str, torch.Tensor], sample: Sample | None = None, scale: float = 1
+) -> ConvOperands:
+    """All that variants are given."""
+    x, w, y = (tensors[name] for name in NAMES)
+    return ConvOperands(x, w, y, problem.shape, problem.which, sample, scale)
 
 
 def without_memory(case: Case) -> ConvOperands:
     """Operands of the case on torch's meta device: sizes and strides, to compile for."""
-    which, shape, kind = str(case.dims["pass"]), ConvShape.of(case), case.precision
-
-    def tensor(name: str) -> torch.Tensor:
-        dtype = kind.torch_dtype("output" if name == OUTPUT[which] else "storage")
-        form = memory_format(case.layout)
-        return torch.empty(sizes(name, shape), dtype=dtype, device="meta", memory_format=form)
-
-    return ConvOperands(tensor("x"), tensor("w"), tensor("y"), shape, which)
+    assert isinstance(case.problem, Conv)
+    problem, kind, meta = case.problem, case.precision, torch.device("meta")
+    tensors = {
+        name: empty(problem, name, kind.torch_dtype("output" if output else "storage"), meta)
+        for name, output in zip(names(problem), (False, False, True), strict=True)
+    }
+    return operands(problem, tensors)
 
 
 def memory_format(layout: str) -> torch.memory_format:
@@ -181,14 +157,14 @@ def sizes(name: str, shape: ConvShape) -> Sequence[int]:
 
 
 def _choose_part(
-    which: str, shape: ConvShape, kind: str, device: torch.device
+    which: str, shape: ConvShape, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """(images, ks, cs, w_cs, groups) of a sample; what is summed over is taken whole."""
-    few, every = SAMPLED_CHANNELS[kind], torch.arange
+    few, every = SAMPLED_CHANNELS[device.type], torch.arange
     images = (
         every(shape.n, device=device)
         if which == "wgrad"
-        else choose(shape.n, SAMPLED_IMAGES[kind], device)
+        else choose(shape.n, SAMPLED_IMAGES[device.type], device)
     )
     if shape.groups > 1:
         chosen = choose(shape.groups, few, device)

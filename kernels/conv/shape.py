@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from kernels.case import Case
+from kernels import flops
 
 PASSES = ("fprop", "dgrad", "wgrad")
 DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
@@ -72,13 +72,6 @@ class ConvShape:
                     f"{padding}"
                 )
 
-    @classmethod
-    def of(cls, case: Case) -> ConvShape:
-        """The shape of a case. ValueError for no convolution, KeyError for a missing dimension."""
-        numbers = {name: case.dim(name) for name in DIMS if name not in LEAST_BY_AXIS}
-        stride, padding, dilation = (case.dims[name] for name in LEAST_BY_AXIS)
-        return cls(**numbers, stride=stride, padding=padding, dilation=dilation)
-
     @property
     def strides(self) -> tuple[int, int]:
         """Pixels from one output to the next, along rows and along columns."""
@@ -121,8 +114,8 @@ class ConvShape:
     @property
     def flops(self) -> int:
         """2*N*K*P*Q*C*R*S/groups operations, the same for every pass."""
-        per_output = self.c // self.groups * self.r * self.s
-        return 2 * self.n * self.k * self.p * self.q * per_output
+        weight = self.k, self.c // self.groups, self.r, self.s
+        return flops.convolution(self.n, (self.p, self.q), weight)
 
     def gemm(self, which: str) -> tuple[int, int, int]:
         """(M, N, K) of the implicit GEMM of a pass, of one group.

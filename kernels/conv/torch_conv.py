@@ -41,7 +41,7 @@ def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[C
     """
     if target.kind == "cpu":
         _try_on_cpu(case, operands)
-        return (Candidate("torch", _launch(operands)),)
+        return (Candidate("torch", _launch(operands), allocates=True),)
     torch.backends.cudnn.benchmark = True
     launch, mode = _launch(operands), case.precision.multiply
 
@@ -50,7 +50,7 @@ def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[C
         conv_switches.fp32_precision = mode
         return launch()
 
-    return (Candidate("torch", call),)
+    return (Candidate("torch", call, allocates=True),)
 
 
 def _launch(operands: ConvOperands) -> Callable[[], torch.Tensor]:
@@ -73,7 +73,7 @@ def _try_on_cpu(case: Case, operands: ConvOperands) -> None:
     small = replace(shape, **{d: min(getattr(shape, d), most) for d, most in CPU_TRIAL.items()})
     try:
         small = ConvShape(**{**vars(small), "h": max(small.h, shape.r), "w": max(small.w, shape.s)})
-        form = memory_format(case.layout)
+        form = memory_format(case.problem.layout)
         x = operands.x[: small.n, :, : small.h, : small.w].contiguous(memory_format=form)
         y = operands.y[: small.n, :, : small.p, : small.q].contiguous(memory_format=form)
         _launch(replace(operands, x=x, y=y, shape=small))()

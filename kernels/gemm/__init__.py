@@ -8,112 +8,69 @@ int8 have on every GPU. (BLAS, which thinks in columns, calls it TN.)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kernels.case import Case
-from kernels.op import BackendEntry, Op
+from kernels.precision import Precision
+from kernels.problem import Problem, padded
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-ALIGNMENT_BYTES = 16  # what TMA and 128-bit loads ask of a row's stride
-PROBED = 128  # at most, of a case that is tried small
+PROBED = 128  # at most, of a problem that is tried small
 
 
-class Gemm(Op):
-    """The op gemm: how much work a case is, whether it is valid, which back ends run it."""
+@dataclass(frozen=True)
+class Gemm(Problem):
+    """C[m, n] = A[m, k] @ B[k, n]. ValueError for a size below 1 or an unknown layout."""
 
-    name = "gemm"
-    entries: ClassVar = {
-        "cublas": BackendEntry("kernels.gemm.torch_blas", "cuBLAS as torch calls it", "cuda"),
-        "cublaslt": BackendEntry(
-            "kernels.gemm.cublaslt", "fastest of cuBLASLt's candidates", "cuda"
-        ),
-        "cupy": BackendEntry(
-            "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
-        ),
-        "triton": BackendEntry(
-            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda", tuned=True
-        ),
-        "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
-    }
-    gpu_defaults = ("cublas", "cublaslt", "triton")
-    library = "cublas"
-    libraries = ("cublas", "cublaslt")
-    dims = ("m", "n", "k")
-    layouts = LAYOUTS
-    axis_name = "size"
+    m: int
+    n: int
+    k: int
+    layout: str = "nt"
+    op: ClassVar[str] = "gemm"
 
-    def flops(self, case: Case) -> int:
-        """2*M*N*K floating-point (or int8) operations per launch."""
-        return 2 * case.dim("m") * case.dim("n") * case.dim("k")
+    def __post_init__(self) -> None:
+        if min(self.mnk) < 1:
+            raise ValueError(f"size {self.size} is below 1")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout is {self.layout!r}")
 
-    def min_bytes(self, case: Case) -> int:
-        """Bytes per launch: A [M, K] and B [K, N] read once, C [M, N] written once."""
-        m, n, k = (case.dim(d) for d in "mnk")
-        kind = case.precision
-        return (m * k + k * n) * kind.bytes_per_element + m * n * kind.output_bytes
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return self.m, self.n, self.k
 
-    def validate(self, case: Case) -> None:
-        """ValueError for a size below 1 or an unknown layout; KeyError for a missing dimension."""
-        if min(self.gemm(case)) < 1:
-            raise ValueError(f"size {self.size(case)} is below 1")
-        if case.layout not in LAYOUTS:
-            raise ValueError(f"layout is {case.layout!r}")
+    @property
+    def dims(self) -> Mapping[str, int | str]:
+        return {"m": self.m, "n": self.n, "k": self.k}
 
-    def tolerance(self, case: Case) -> float:
-        """The precision's `rel_tolerance`, of ||C - ref|| / ||ref|| against float64."""
-        return case.precision.rel_tolerance
+    @property
+    def size(self) -> str:
+        return str(self.m) if self.m == self.n == self.k else f"{self.m}x{self.n}x{self.k}"
 
-    def gemm(self, case: Case) -> tuple[int, int, int]:
-        """(M, N, K)."""
-        return case.dim("m"), case.dim("n"), case.dim("k")
+    @property
+    def setting(self) -> Mapping[str, str]:
+        return {"layout": self.layout}
 
-    def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190 bytes) when an operand's rows do not start on 16 bytes; None when they
-        do.
-        """
-        for name, width in self._rows(case):
-            stride = case.dim(name) * width
-            if stride % ALIGNMENT_BYTES:
-                return f"{name.upper()}={case.dim(name)}", stride
-        return None
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
 
-    def aligned(self, case: Case) -> Case:
-        """The case with the rows of every operand padded to whole 16-byte words."""
-        dims = dict(case.dims)
-        for name, width in self._rows(case):
-            whole = ALIGNMENT_BYTES // min(width, ALIGNMENT_BYTES)
-            dims[name] = -(-int(dims[name]) // whole) * whole
-        return replace(case, dims=dims)
+    def min_bytes(self, precision: Precision) -> int:
+        inputs = self.m * self.k + self.k * self.n
+        return inputs * precision.bytes_per_element + self.m * self.n * precision.output_bytes
 
-    @staticmethod
-    def _rows(case: Case) -> tuple[tuple[str, int], ...]:
-        """(dimension, bytes of an element) along which each matrix lies in memory."""
-        kind = case.precision
+    def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         return (
-            ("k" if case.layout[0] == "n" else "m", kind.bytes_per_element),
-            ("k" if case.layout[1] == "t" else "n", kind.bytes_per_element),
-            ("n", kind.output_bytes),
+            ("k" if self.layout[0] == "n" else "m", precision.bytes_per_element),
+            ("k" if self.layout[1] == "t" else "n", precision.bytes_per_element),
+            ("n", precision.output_bytes),
         )
 
-    def size(self, case: Case) -> str:
-        """ "4096" for a cube, "4096x11008x4096" otherwise."""
-        m, n, k = self.gemm(case)
-        return str(m) if m == n == k else f"{m}x{n}x{k}"
+    def aligned(self, precision: Precision) -> Gemm:
+        sizes = dict(zip("mnk", self.mnk, strict=True))
+        for name, width in self.rows(precision):
+            sizes[name] = padded(sizes[name], width)
+        return replace(self, **sizes)
 
-    def axis(self, case: Case) -> int | None:
-        """M of a cubic GEMM (M = N = K); None for others."""
-        m, n, k = self.gemm(case)
-        return m if m == n == k else None
-
-    def setting(self, case: Case) -> Mapping[str, str]:
-        """The layout."""
-        return {"layout": case.layout}
-
-    def probe(self, case: Case, scale: int = 1) -> Case:
-        """The same GEMM with every dimension at most PROBED times `scale`."""
-        most = scale * PROBED
-        return replace(case, dims={name: min(case.dim(name), most) for name in self.dims})
-
-
-OP = Gemm()
+    def probe(self, scale: int = 1) -> Gemm:
+        m, n, k = (min(size, scale * PROBED) for size in self.mnk)
+        return Gemm(m, n, k, self.layout)

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from kernels.case import Candidate
 from kernels.checking import (
     CHECKSUM_SLACK,
     CHUNK_ELEMENTS,
-    filled,
-    poison,
     random_signs,
     ratio,
     typical,
     unwritten,
 )
 from kernels.gemm.operands import Operands
-
-
-def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
-    """Launch once into poisoned memory; the operands to check then. ValueError where the launch
-    returned a tensor of another shape or dtype than C.
-    """
-    poison(operands.c)
-    if candidate.allocates:
-        poison(torch.empty_like(operands.c))  # leave poison where the allocator takes from
-    return operands.holding(filled(candidate.call(), operands.c))
 
 
 def relative_error(operands: Operands) -> float:

@@ -42,9 +42,9 @@ def refuse_8bit(case: Case, library: str) -> str | None:
     name, kind = case.precision_name, case.precision
     if kind.bytes_per_element != 1:
         return None
-    if case.layout != "nt":
+    if case.problem.layout != "nt":
         return f"{name} in {library} needs both operands K-major; use --layout nt"
-    n, k = case.dim("n"), case.dim("k")
+    _, n, k = case.problem.mnk
     multiple = FLOAT8_MULTIPLE if kind.is_float8 else INT8_MULTIPLE
     if n % multiple or k % multiple:
         return f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"

@@ -1,17 +1,17 @@
-"""The matrices of a GEMM: made once for all variants of a comparison, and what they are made
-from.
-"""
+"""The matrices of a GEMM, and how `kernels.data` makes them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 
-from kernels.case import Case, Target
-from kernels.data import choose, draw, storage_factor, store
+from kernels.data import choose
+from kernels.gemm import Gemm
 
+NAMES = "abc"
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 
 
@@ -68,70 +68,42 @@ class Operands:
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
 
-class OperandPool:
-    """Operands of one problem. Every precision stores the same drawn matrices.
+def names(problem: Gemm) -> Sequence[str]:
+    """The two inputs and the output."""
+    return NAMES
 
-    Variants with the same storage share memory: two variants of one kernel read the same addresses,
-    so that placement in memory cannot look like a difference between kernels.
-    """
 
-    def __init__(self, target: Target, seed: int) -> None:
-        self.device = torch.device(target.torch_device)
-        self.seed = seed
-        self.sampled = SAMPLED_ROWS[target.kind]
-        self.one = torch.ones((), device=self.device)
-        self.clear()
+def stored(problem: Gemm, name: str) -> Sequence[int]:
+    """The sizes of A or B in the orientation it is stored in."""
+    rows, columns = (problem.m, problem.k) if name == "a" else (problem.k, problem.n)
+    return (columns, rows) if _transposed(problem, name) else (rows, columns)
 
-    def clear(self) -> None:
-        """Free the matrices; the next problem draws new values."""
-        self.group: str | None = None
-        self.sample: Sample | None = None
-        self.inputs: dict[str, torch.Tensor] = {}
-        self.outputs: dict[torch.dtype, torch.Tensor] = {}
-        self.seed += 2
 
-    def get(self, case: Case) -> Operands:
-        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit."""
-        if case.group != self.group:
-            self.clear()
-            self.group = case.group
-        kind = case.precision
-        storage, storage_b = kind.torch_dtype(), kind.torch_dtype("storage_b")
-        if self.sample is None:
-            self.sample = self._sample(case)
-        a, b = self._input(case, "a", storage), self._input(case, "b", storage_b)
-        output = kind.torch_dtype("output")
-        if output not in self.outputs:
-            shape = (case.dim("m"), case.dim("n"))
-            self.outputs[output] = torch.empty(shape, dtype=output, device=self.device)
-        scale = storage_factor(storage, case.data) * storage_factor(storage_b, case.data)
-        return Operands(a, b, self.outputs[output], self.one, self.sample, scale)
+def arranged(problem: Gemm, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A or B [M, K] or [K, N] as a view of what is stored."""
+    return tensor.t() if _transposed(problem, name) else tensor
 
-    def _drawn(self, case: Case, name: str) -> torch.Tensor:
-        """The matrix as drawn, in the orientation it is stored in; the same at every call."""
-        rows, columns = ("m", "k") if name == "a" else ("k", "n")
-        if self._transposed(case, name):
-            rows, columns = columns, rows
-        shape = (case.dim(rows), case.dim(columns))
-        rng = torch.Generator(self.device).manual_seed(self.seed + "ab".index(name))
-        return draw(shape, case.data, rng)
 
-    @staticmethod
-    def _transposed(case: Case, name: str) -> bool:
-        return case.layout["ab".index(name)] == "t"
+def _transposed(problem: Gemm, name: str) -> bool:
+    return problem.layout[NAMES.index(name)] == "t"
 
-    def _logical(self, case: Case, name: str, stored: torch.Tensor) -> torch.Tensor:
-        return stored.t() if self._transposed(case, name) else stored
 
-    def _input(self, case: Case, name: str, dtype: torch.dtype) -> torch.Tensor:
-        key = f"{name}:{dtype}"
-        if key not in self.inputs:
-            stored = store(self._drawn(case, name), dtype, case.data)
-            self.inputs[key] = self._logical(case, name, stored)
-        return self.inputs[key]
+def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """C [M, N]."""
+    return torch.empty(problem.m, problem.n, dtype=dtype, device=device)
 
-    def _sample(self, case: Case) -> Sample:
-        rows = choose(case.dim("m"), self.sampled, self.device)
-        columns = choose(case.dim("n"), self.sampled, self.device)
-        a, b = (self._logical(case, name, self._drawn(case, name)) for name in "ab")
-        return Sample(rows, columns, a[rows].double(), b[:, columns].double())
+
+def sample(problem: Gemm, drawn: Callable[[str], torch.Tensor]) -> Sample:
+    """What C is checked by; `drawn` gives A and B as drawn."""
+    a, b = drawn("a"), drawn("b")
+    count = SAMPLED_ROWS[a.device.type]
+    rows, columns = (choose(size, count, a.device) for size in (problem.m, problem.n))
+    return Sample(rows, columns, a[rows].double(), b[:, columns].double())
+
+
+def operands(
+    problem: Gemm, tensors: dict[str, torch.Tensor], sample: Sample, scale: float
+) -> Operands:
+    """All that variants are given."""
+    one = torch.ones((), device=tensors["c"].device)
+    return Operands(**tensors, one=one, sample=sample, scale=scale)

@@ -24,8 +24,8 @@ def cannot_run(case: Case, target: Target) -> str | None:
         return "torch has no float16 accumulation on a CPU"
     if target.kind == "cpu" or kind.bytes_per_element > 1:
         return None
-    name, (m, n, k) = case.precision_name, (case.dim(d) for d in "mnk")
-    if case.layout != "nt":
+    name, (m, n, k) = case.precision_name, case.problem.mnk
+    if case.problem.layout != "nt":
         return f"{name} in cuBLASLt needs both operands K-major; use --layout nt"
     multiple = 16 if kind.is_float8 else 8
     if n % multiple or k % multiple:

@@ -106,7 +106,11 @@ def tile_of(names: tuple[str, ...], case: Case) -> tuple[int, int, int] | None:
     work-groups than output tiles.
     """
     working = [name for name in names if not name.startswith("Mem")]
-    if len(working) != 1 or "split" in working[0].lower() or case.dims.get("pass") == "wgrad":
+    if (
+        len(working) != 1
+        or "split" in working[0].lower()
+        or case.problem.setting.get("pass") == "wgrad"
+    ):
         return None
     found = _TILE.search(working[0])
     if found is None:

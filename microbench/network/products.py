@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.flops import attention, convolution
+from kernels.gemm import Gemm
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
@@ -29,21 +31,16 @@ BATCHED = "batched GEMMs and attention are not measured yet"
 class Layer:
     """One distinct GEMM or convolution of the step.
 
-    `dims` are those of `ConvShape` for "conv", and m, n, k for "gemm": C[M, N] = A[M, K] @ B[K, N].
-    `layout` is None for a convolution; for a GEMM its two letters say how A and B are stored, "n"
-    row-major and "t" transposed. `which` is the pass: "fprop", "dgrad" or "wgrad"; a transposed
-    convolution counts as the convolution whose dgrad it is. `count` is how often a step runs it,
-    `names` the paths of the modules that it runs for (the class name for the network itself),
-    `flops` the FLOPs of one run.
+    The layout of a convolution is any. `which` is the pass: "fprop", "dgrad" or "wgrad"; a
+    transposed convolution counts as the convolution whose dgrad it is. `count` is how often a step
+    runs it, `names` the paths of the modules that it runs for (the class name for the network
+    itself).
     """
 
-    op: str
-    dims: Mapping[str, int | str] = field(hash=False)
-    layout: str | None
+    problem: Gemm | Conv
     which: str
     count: int
     names: tuple[str, ...]
-    flops: int
 
 
 @dataclass(frozen=True)
@@ -180,9 +177,8 @@ class ProductRecorder(TorchDispatchMode):
             of_forward = self._source.weight
             weights = self._weights if of_forward is None else {storage_of(of_forward)}
             which = "dgrad" if weights & {storage_of(a), storage_of(b)} else "wgrad"
-        dims: dict[str, int | str] = {"m": m, "n": n, "k": k}
-        layout = _letter(a) + _letter(b)
-        self._add(Layer("gemm", dims, layout, which, 0, (), 2 * m * n * k), weight)
+        if m and n and k:
+            self._add(Layer(Gemm(m, n, k, _letter(a) + _letter(b)), which, 0, ()), weight)
 
     def _add(self, item: Layer | Skipped, weight: Tensor | None = None) -> None:
         source = self._source
@@ -215,7 +211,7 @@ def _key(item: Layer | Skipped) -> tuple[object, ...]:
     """The identity by which calls are counted as one."""
     if isinstance(item, Skipped):
         return item.what, item.reason, item.flops
-    return item.op, *item.dims.items(), item.layout, item.which
+    return item.problem, item.which
 
 
 def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Skipped]:
@@ -279,7 +275,7 @@ def _convolution(
             unlike = f"output padding {output_padding} does not match any convolution"
             yield _skipped(what, unlike, flops)
         else:
-            yield Layer("conv", dataclasses.asdict(shape), None, which, 0, (), shape.flops)
+            yield Layer(Conv(shape, which), which, 0, ())
 
 
 def _letter(matrix: Tensor) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from kernels import OPS
 from microbench import fmt
 from microbench.report import notes
 from microbench.report.arms import arms_of, groups_of, states_of
@@ -155,7 +154,7 @@ def _shared_settings(run: Run) -> list[str]:
     """What every problem of the run has in common, by name."""
     if len({r.case.op for r in run.results}) != 1 or run.network:
         return []
-    settings = OPS[run.results[0].case.op].setting(run.results[0].case)
+    settings = run.results[0].case.problem.setting
     return [fmt.clean(f"{name} {value}") for name, value in settings.items()
             if name not in run.varying]  # fmt: skip
 

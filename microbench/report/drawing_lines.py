@@ -226,7 +226,7 @@ class Lines:
 
 def drawable(run: Run) -> list[Result]:
     """The results with a rate and a size that is a single number."""
-    return [r for r in run.results if r.flop_per_s and OPS[r.case.op].axis(r.case)]
+    return [r for r in run.results if r.flop_per_s and r.case.problem.axis]
 
 
 def line_rows(run: Run, results: Sequence[Result]) -> Lines:
@@ -259,7 +259,7 @@ def _panels(results: Sequence[Result], unit: fmt.Unit) -> dict[tuple[str, str], 
     arms = {(r.case.precision_name, r.case.backend) for r in results}
     apart = len(backends) > 1 and len(arms) > MOST_ARMS
     placed: list[tuple[str, str, Json]] = []
-    for result in sorted(results, key=lambda r: OPS[r.case.op].axis(r.case) or 0):
+    for result in sorted(results, key=lambda r: r.case.problem.axis or 0):
         point = _point(result, unit, len(backends) > 1 and not apart)
         column = [in_words(result.case, across), point["backend"] if apart else ""]
         row = in_words(result.case, down)
@@ -281,7 +281,7 @@ def _point(result: Result, unit: fmt.Unit, with_backend: bool) -> Json:
     fast, slow = interval if interval and interval[0] > 0 else (seconds, seconds)
     precision, backend = fmt.clean(case.precision_name), fmt.clean(case.backend)
     return {
-        "size": OPS[case.op].axis(case),
+        "size": case.problem.axis,
         "rate": rate,
         "low": rate * seconds / slow,
         "high": rate * seconds / fast,

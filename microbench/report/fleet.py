@@ -52,7 +52,9 @@ class Reading:
     def of(self, result: Result) -> Reading:
         """A kernel's result on this GPU."""
         case, found = result.case, result.measurement
-        layout = "" if case.layout == "nt" else case.layout  # the usual one goes without saying
+        layout = (
+            "" if case.problem.layout == "nt" else case.problem.layout
+        )  # the usual one goes without saying
         words = (case.precision_name, fmt.size(case), layout, case.backend)
         read = {name: getattr(found, name) for name in READ} if found else {}
         return replace(self, case=" ".join(filter(None, words)), work=result.flops,

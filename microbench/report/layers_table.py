@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from kernels import is_library
+from kernels.conv import Conv
 from kernels.op import OWN
 from microbench import fmt
 from microbench.libraries import summaries
@@ -126,23 +127,21 @@ def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
 
 def _identity(result: Result, label: str) -> tuple[object, ...]:
     """What the passes of a layer have in common."""
-    dims = result.case.dims
-    if result.case.op == "gemm":
-        return label, tuple(sorted(int(size) for size in dims.values()))
-    return label, tuple(value for name, value in dims.items() if name != "pass")
+    problem = result.case.problem
+    return label, problem.shape if isinstance(problem, Conv) else tuple(sorted(problem.mnk))
 
 
 def _label(result: Result, use: LayerUse) -> str:
-    dims = result.case.dims
-    if result.case.op == "gemm":
-        m, n, k = (dims[d] for d in "mnk")
+    problem = result.case.problem
+    if not isinstance(problem, Conv):
+        m, n, k = problem.mnk
         into, out = {"fprop": (k, n), "dgrad": (n, k)}.get(use.which, (n, m))
         return fmt.clean(f"linear {into}>{out}")
-    stride = f"/{dims['stride']}" if dims["stride"] != 1 else ""
-    groups = f" g{dims['groups']}" if dims["groups"] != 1 else ""
-    taps = f"{dims['r']}x{dims['s']}"
-    image = dims["h"] if dims["h"] == dims["w"] else f"{dims['h']}x{dims['w']}"
-    return fmt.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
+    conv = problem.shape
+    stride = f"/{conv.stride}" if conv.stride != 1 else ""
+    groups = f" g{conv.groups}" if conv.groups != 1 else ""
+    image = problem.setting["image"]
+    return fmt.clean(f"{conv.r}x{conv.s}{stride} {conv.c}>{conv.k} @{image}{groups}")
 
 
 def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer:

@@ -54,7 +54,7 @@ def _maps(run: Run) -> dict[str, list[Payoff]]:
 
 
 def _place(one: Payoff) -> tuple[int, int]:
-    setting = OPS["conv"].setting(one.rows[0][0].case)
+    setting = one.rows[0][0].case.problem.setting
     image, batch = (_number(setting[name]) for name in ACROSS)
     return image, batch
 

@@ -269,10 +269,10 @@ def _of_best(asked: Sequence[str], text: Callable[[Result], str]) -> Callable[[P
 
 def _case() -> Raw:
     def dim(name: str) -> Callable[[Result], Value]:
-        return lambda result: result.case.dims.get(name)
+        return lambda result: result.case.problem.dims.get(name)
 
     raw: Raw = {"op": attrgetter("case.op"), **{name: dim(name) for name in DIMS}}
-    return raw | {name: attrgetter(f"case.{name}") for name in ("layout", "data")}
+    return raw | {"layout": attrgetter("case.problem.layout"), "data": attrgetter("case.data")}
 
 
 def _plain(*names: str) -> Raw:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
 
-from kernels.case import Case
 from kernels.precision import precision
+from kernels.problem import Problem
 from kernels.tune import HOW
 from microbench.results.fields import decode
 from microbench.results.kinds import Kind, kinds
@@ -70,7 +70,7 @@ def result_to_json(result: Result) -> Json:
     rates = {"tflops": (result.flop_per_s, 1e12), "gb_per_s": (result.byte_per_s, 1e9)}
     return {
         "op": case.op,
-        "case": {**case.dims, "layout": case.layout, "data": case.data},
+        "case": {**case.problem.dims, "layout": case.problem.layout, "data": case.data},
         "precision": case.precision_name,
         "backend": case.backend,
         "status": result.status,
@@ -148,19 +148,17 @@ def _kind(item: Json) -> Kind | None:
 
 
 def _result_from_json(data: Json, where: str) -> Result:
-    dims = decode(Json, data.get("case"), f"{where}.case").copy()
-    names = {
-        "op": data.get("op"),
+    dims = decode(Json, data.get("case"), f"{where}.case")
+    case = {
+        "problem": _problem(data.get("op"), dims, where),
         "precision_name": data.get("precision"),
         "backend": data.get("backend"),
-        "layout": dims.pop("layout", "nt"),
-        "data": dims.pop("data", "normal"),
-        "dims": dims,
+        "data": dims.get("data", "normal"),
     }
-    result = decode(Result, {**data, "case": names, "measurement": None}, where)
+    result = decode(Result, {**data, "case": case, "measurement": None}, where)
     if data.get("times_s") is not None:
         result = replace(result, measurement=decode(Measurement, data, where))
-    _check_case(result.case, where)
+    precision(result.case.precision_name)  # ValueError for one that this version does not know
     if result.status not in STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
     if result.choice is not None and result.choice.how not in HOW:
@@ -169,20 +167,19 @@ def _result_from_json(data: Json, where: str) -> Result:
     return result
 
 
-def _check_case(case: Case, where: str) -> None:
-    from kernels import OPS
+def _problem(op: object, dims: Json, where: str) -> Problem:
+    from kernels.conv import Conv
+    from kernels.conv.shape import ConvShape
+    from kernels.gemm import Gemm
 
-    precision(case.precision_name)  # ValueError for one that this version does not know
-    op = OPS.get(case.op)
-    if op is None:
-        raise ValueError(f"{where}.op is {case.op!r}, which this version does not know")
-    for name in op.dims:
-        if not isinstance(case.dims.get(name), (int, str) if name in op.pairs else int):
-            raise ValueError(f"{where}.case has no {name}")
-    try:
-        op.validate(case)
-    except ValueError as error:
-        raise ValueError(f"{where}.case: {error}") from None
+    where_case = f"{where}.case"
+    if op == Gemm.op:
+        return decode(Gemm, dims, where_case)
+    if op == Conv.op:
+        shape = decode(ConvShape, dims, where_case)
+        which, layout = (decode(str, dims.get(n), f"{where_case}.{n}") for n in ("pass", "layout"))
+        return decode(Conv, {"shape": shape, "which": which, "layout": layout}, where_case)
+    raise ValueError(f"{where}.op is {op!r}, which this version does not know")
 
 
 def check_measurement(measurement: Measurement | None, where: str) -> None:

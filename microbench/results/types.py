@@ -188,9 +188,7 @@ class Result:
 
 def settings_of(case: Case) -> Mapping[str, str]:
     """The properties of a case beside size, precision and back end, with the input data."""
-    from kernels import OPS  # with all kernels, so not for the types alone
-
-    return {**OPS[case.op].setting(case), "data": case.data}
+    return {**case.problem.setting, "data": case.data}
 
 
 def varying(results: Iterable[Result]) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from kernels import OPS, size_of
+from kernels import OPS
 from kernels.case import Case
-from kernels.gemm import ALIGNMENT_BYTES
+from kernels.conv import Conv
 from kernels.op import TUNED
+from kernels.problem import ALIGNMENT_BYTES
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
 from microbench.results.values import Interval
@@ -131,12 +132,14 @@ def _layout(result: Result, limits: Limits, run: Run) -> Cause:
     if share < CONVERSION_SHARE or not result.median_s:
         return None
     compared = ""
-    if twin := _same_but(result, replace(result.case, layout="nhwc"), run):
+    problem = result.case.problem
+    other = replace(problem, layout="nhwc") if isinstance(problem, Conv) else problem
+    if twin := _same_but(result, replace(result.case, problem=other), run):
         gain, interval = _gain(result, twin)
         times = f"{gain:.1f} times faster" if gain >= 1 else f"{1 / gain:.1f} times slower"
         compared = f"; {times} in nhwc (measured)" if excludes_one(interval) else ""
     return "layout", (
-        f"{100 * share:.0f} % of the kernel time converts {result.case.layout} to the layout "
+        f"{100 * share:.0f} % of the kernel time converts {problem.layout} to the layout "
         f"that Tensor Cores need, and back{compared}"
     )
 
@@ -163,19 +166,19 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
 
 
 def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
-    op = OPS[result.case.op]
-    off, share = op.misaligned(result.case), _share(result, limits)
+    case = result.case
+    off, share = case.problem.misaligned(case.precision), _share(result, limits)
     if run.device.get("kind") != "cuda" or not off or share is None:
         return None
     what, stride = off
     rows = f"{what} gives rows of {stride} bytes, not a multiple of {ALIGNMENT_BYTES}"
-    padded = op.aligned(result.case)
+    padded = case.aligned
     if twin := _same_but(result, padded, run):
         gain, interval = _gain(result, twin)
         if gain < PADDING_GAINS or not excludes_one(interval):
             return None
         return "alignment", (
-            f"{rows}; padded to {size_of(padded)} it is {gain:.1f} times faster (measured)"
+            f"{rows}; padded to {padded.problem.size} it is {gain:.1f} times faster (measured)"
         )
     if share > UNALIGNED_RATE:
         return None
@@ -190,15 +193,16 @@ def _aligned_neighbour(result: Result, run: Run) -> str:
         (abs(math.log(other.flops / result.flops)), other)
         for other in run.results
         if case.op == "gemm"
-        and replace(other.case, dims=case.dims) == case
+        and replace(other.case, problem=case.problem) == case
+        and other.case.problem.layout == case.problem.layout
         and other.flop_per_s
-        and not OPS[other.case.op].misaligned(other.case)
+        and not other.case.problem.misaligned(other.case.precision)
     ]
     distance, other = min(near, key=lambda pair: pair[0], default=(math.inf, result))
     gain, interval = _gain(result, other, rates=True)
     if distance >= NEAR_SIZE or not excludes_one(interval):
         return ""
-    return f"; {size_of(other.case)} runs at {gain:.1f} times the rate (measured)"
+    return f"; {other.case.problem.size} runs at {gain:.1f} times the rate (measured)"
 
 
 def _roof(result: Result, limits: Limits, run: Run) -> Cause:

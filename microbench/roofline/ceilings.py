@@ -16,6 +16,7 @@ from kernels import OPS
 from kernels.case import Case, Target
 from kernels.ceilings import Variant, copy, load, variants
 from kernels.error_words import first_line
+from kernels.gemm import Gemm
 from kernels.gpus import find_card
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
@@ -56,8 +57,8 @@ def is_large(case: Case, kind: str) -> bool:
     """Whether a case's FLOP/s may be a measured peak: a GEMM with large, aligned M, N and K."""
     if case.op != "gemm":
         return False
-    dims = [case.dim(name) for name in OPS[case.op].dims]
-    return min(dims) >= LARGE_SIZE[kind] and not any(n % ALIGNED for n in dims)
+    mnk = case.problem.mnk
+    return min(mnk) >= LARGE_SIZE[kind] and not any(n % ALIGNED for n in mnk)
 
 
 def is_reference(case: Case, kind: str) -> bool:
@@ -68,8 +69,8 @@ def is_reference(case: Case, kind: str) -> bool:
 def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
     """A GEMM of M = N = K = `size` in each precision by the library, to measure peaks with."""
     backend = OPS["gemm"].library_backend(kind)
-    dims = {"m": size, "n": size, "k": size}
-    return Group(tuple(Case("gemm", dims, p, backend) for p in precisions))
+    problem = Gemm(size, size, size)
+    return Group(tuple(Case(problem, p, backend) for p in precisions))
 
 
 def calibrate(

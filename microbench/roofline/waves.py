@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kernels import OPS, is_library
+from kernels import is_library
 from kernels.gpus import architecture
 from microbench.device.profiler import stages_of, threads_of
 from microbench.results.types import Result, Run
@@ -41,7 +41,7 @@ def waves(result: Result, run: Run) -> Waves | None:
     if tiles is None and result.case.op == "conv" and not is_library(result.case):
         return None
     if tiles is None:
-        m, n, _ = OPS[result.case.op].gemm(result.case)
+        m, n, _ = result.case.problem.mnk
         tiles = math.ceil(m / result.tile[0]) * math.ceil(n / result.tile[1])
     count = math.ceil(tiles / sm_count)
     return Waves(tiles, sm_count, count, tiles / (count * sm_count))

@@ -12,8 +12,9 @@ from statistics import geometric_mean
 import pytest
 from samples.pages import ROOT, Row, run, says, shows, text
 
-from kernels import is_library, size_of
+from kernels import is_library
 from kernels.case import Case
+from kernels.gemm import Gemm
 from kernels.gemm.triton.config import Problem, choices, tile_kind
 from kernels.tune import short_list
 from microbench import fmt
@@ -46,7 +47,12 @@ def peak_of(name: str, precision: str) -> Result:
 def arms(name: str) -> dict[tuple[str, str, int, str], Result]:
     """By pass, layout, channels and precision."""
     return {
-        (str(r.case.dims["pass"]), r.case.layout, r.case.dim("c"), r.case.precision_name): r
+        (
+            str(r.case.problem.dims["pass"]),
+            r.case.problem.layout,
+            r.case.problem.dims["c"],
+            r.case.precision_name,
+        ): r
         for r in run(name).results
     }
 
@@ -70,7 +76,9 @@ def test_what_is_said_of_gemm() -> None:
     for line in verdict(run("gemm-fp16")):
         says(RESULTS, line.strip())
     found = run("gemm-triton")
-    by = {(r.case.backend, r.case.precision_name, r.case.dim("m")): r for r in found.results}
+    by = {
+        (r.case.backend, r.case.precision_name, r.case.problem.dims["m"]): r for r in found.results
+    }
     tiles = {1536: (144, 128), 3072: (192, 192)}
     for m, (rows, columns) in tiles.items():
         assert f"{rows}x{columns}" in " ".join(by["cublas", "fp16", m].kernels)
@@ -88,7 +96,7 @@ def test_what_is_said_of_gemm() -> None:
     means = [geometric_mean([one[name].ratio for one in int8]) for name in ("cublas", "cublaslt")]
     says(TABLES, "torch's int8 GEMM", *means, int8[4]["cublaslt"].ratio)
     (fp16,) = (found for found in summaries(found) if found.precision == "fp16")
-    least, size = fp16.least.ratio.ratio, size_of(fp16.least.result.case)
+    least, size = fp16.least.ratio.ratio, fp16.least.result.case.problem.size
     says(README, "better of cuBLAS and cuBLASLt in FP16", fp16.mean, len(fp16.rows), least, size)
     (row,) = ours("gemm-4099")
     assert row.library == "cublas"
@@ -109,7 +117,7 @@ def test_what_a_longer_list_of_configurations_gains() -> None:
         size = {dim: row[dim] for dim in "mnk"}
         if any(side % 8 for side in size.values()):
             continue
-        problem = Problem.of(Case("gemm", size, "fp16", "triton", row["layout"]))
+        problem = Problem.of(Case(Gemm(**size, layout=row["layout"]), "fp16", "triton"))
         ranked = [c for c in choices(problem, (9, 0), 132) if c.label in row["us"]]
         short = min(row["us"][config.label] for config in short_list(ranked, tile_kind))
         listed.append(row["library_us"] / short)
@@ -160,8 +168,8 @@ def test_what_is_said_of_fp16_in_convolutions() -> None:
         assert all(name in kernels.lower() for kernels in used)
     rates = [tflops(wide[which, "nhwc", 2048, "fp32"]) for which in ("fprop", "wgrad")]
     batch_16 = [r.speedup["fp32"].ratio for r in run("conv-fp16").results
-                if (r.case.precision_name, r.case.layout) == ("fp16", "nhwc")
-                and r.case.dim("c") >= 512]  # fmt: skip
+                if (r.case.precision_name, r.case.problem.layout) == ("fp16", "nhwc")
+                and r.case.problem.dims["c"] >= 512]  # fmt: skip
     faster = round(min(batch_16)), round(max(batch_16))
     says(TABLES, "fp32 is IEEE float32", *rates, *faster)
     says(FP16, "fp32 is IEEE float32", *faster)
@@ -244,8 +252,10 @@ def test_shapes_outside_the_tables() -> None:
         found: dict[str, list[float]] = {}
         for row in ours(name):
             case = row.result.case
-            kind = "GEMM" if case.op == "gemm" else f"convolution {case.dims['pass']}"
-            multiples = all(case.dim(d) % 8 == 0 for d in ("mnk" if case.op == "gemm" else "ck"))
+            kind = "GEMM" if case.op == "gemm" else f"convolution {case.problem.dims['pass']}"
+            multiples = all(
+                case.problem.dims[d] % 8 == 0 for d in ("mnk" if case.op == "gemm" else "ck")
+            )
             for group in (kind, f"{kind}, {'aligned' if multiples else 'not aligned'}"):
                 found.setdefault(group, []).append(row.ratio.ratio)
         for group, ratios in sorted(found.items()):
@@ -254,12 +264,12 @@ def test_shapes_outside_the_tables() -> None:
                          f"{min(ratios):.2f}"])  # fmt: skip
     shows(RESULTS, rows)
     for row in sorted(ours("shapes-conv"), key=lambda row: row.ratio.ratio)[:4]:
-        d = row.result.case.dims
+        d = row.result.case.problem.dims
         assert d["stride"] == 2
         shape = f"{d['r']}x{d['s']} of {d['c']} to {d['k']}"
         says(RESULTS, "Slowest convolutions", shape, row.ratio.ratio)
     (few,) = (row for row in ours("shapes-conv")
-              if (row.result.case.dim("c"), row.result.case.dim("k")) == (128, 8))  # fmt: skip
+              if row.result.case.problem.size == "128x8")  # fmt: skip
     assert (few.result.variant or "").startswith("wgrad_exchanged")
     says(KERNELS, "5x5 of 128 to 8 channels", few.ratio.ratio)
 
@@ -268,7 +278,7 @@ def test_convolutions_by_width() -> None:
     slower: list[list[int]] = []
     words = "Every width from 1 to 72 channels"
     for which in PASSES:
-        rows = {row.result.case.dim("c"): row for row in ours(f"conv-fine-{which}")}
+        rows = {row.result.case.problem.dims["c"]: row for row in ours(f"conv-fine-{which}")}
         assert len(rows) == 72
         says(RESULTS, words, mean(rows.values()), mean(rows[w] for w in range(8, 73, 8)))
         assert 1.85 < mean(rows.values()) < 2.15
@@ -285,19 +295,20 @@ def test_convolutions_by_width() -> None:
         ("conv-groups", "nhwc", "32 groups, batch 64, NHWC"),
         ("conv-depthwise", "nhwc", "depthwise, batch 64, NHWC"),
     ):
-        found = [row for row in ours(name) if row.result.case.layout == layout]
-        means = [mean(r for r in found if r.result.case.dims["pass"] == p) for p in PASSES]
-        widths = {row.result.case.dim("c") for row in found}
+        found = [row for row in ours(name) if row.result.case.problem.layout == layout]
+        means = [mean(r for r in found if r.result.case.problem.dims["pass"] == p) for p in PASSES]
+        widths = {row.result.case.problem.dims["c"] for row in found}
         least = min(found, key=lambda row: row.ratio.ratio)
-        at = f"{least.result.case.dims['pass']}, {least.result.case.dim('c')}"
+        at = f"{least.result.case.problem.dims['pass']}, {least.result.case.problem.dims['c']}"
         rows.append([title, f"{min(widths)} to {max(widths)}", *(f"{one:.2f}" for one in means),
                      f"{least.ratio.ratio:.2f} ({at})"])  # fmt: skip
     shows(RESULTS, rows)
     powers = [
         1 / row.ratio.ratio
         for row in ours("conv-powers")
-        if (row.result.case.dims["pass"], row.result.case.layout) == ("wgrad", "nhwc")
-        and row.result.case.dim("c") >= 64
+        if (row.result.case.problem.dims["pass"], row.result.case.problem.layout)
+        == ("wgrad", "nhwc")
+        and row.result.case.problem.dims["c"] >= 64
     ]
     says(RESULTS, "Powers of two from 64 up", min(powers), max(powers))
     depthwise = [row.ratio.ratio for row in ours("conv-depthwise")]
@@ -305,7 +316,7 @@ def test_convolutions_by_width() -> None:
 
 
 def test_fp8_convolutions() -> None:
-    found = {(r.case.dims["pass"], r.case.precision_name, r.case.dim("c")): tflops(r)
+    found = {(r.case.problem.which, r.case.precision_name, r.case.problem.shape.c): tflops(r)
              for r in run("conv-fp8").results if r.case.backend == "triton"}  # fmt: skip
     rows, gains = list[Row](), list[float]()
     for width in (64, 128, 256, 512, 1024, 2048):
@@ -342,7 +353,8 @@ def test_what_techniques_and_the_quick_tune_gain() -> None:
         full, rest, most = max(used, key=lambda one: one[2])
         rows.append([
             name, f"{gains[-1]:.3f}", str(len(used)), str(len(other)), f"{most:.2f}",
-            f"{fmt.size(full.case)} {full.case.layout}", f"`{full.variant}`", f"`{rest.variant}`",
+            f"{fmt.size(full.case)} {full.case.problem.layout}",
+            f"`{full.variant}`", f"`{rest.variant}`",
         ])  # fmt: skip
     shows(KERNELS, rows)
     swapped, split = (100 * (gain - 1) for gain in gains)

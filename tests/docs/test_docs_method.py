@@ -161,7 +161,7 @@ def test_what_varies_between_processes() -> None:
     assert max(cycles) == pytest.approx(min(cycles), abs=0.1)
     says(METHOD, "Clocks.", min(times), max(times), max(cycles))
     (narrow,) = (r for r in run("processes-conv").results
-                 if (r.case.dim("c"), r.case.precision_name) == (32, "fp16"))  # fmt: skip
+                 if (r.case.problem.dims["c"], r.case.precision_name) == (32, "fp16"))  # fmt: skip
     assert narrow.measurement
     rates = [narrow.flops / one.median_s / 1e12 for one in narrow.measurement.processes]
     assert len(rates) == 8

@@ -89,7 +89,7 @@ def test_what_is_said_of_single_cells() -> None:
 def test_fp8_products_are_those_of_the_run_file() -> None:
     problems: dict[str, dict[str, Result]] = {}
     for result in run("fp8-widths").results:
-        name = " x ".join(str(result.case.dim(one)) for one in "mnk")
+        name = " x ".join(str(result.case.problem.dims[one]) for one in "mnk")
         problems.setdefault(name, {})[result.case.precision_name] = result
     rows, gains = list[Row](), list[float]()
     for name, found in problems.items():

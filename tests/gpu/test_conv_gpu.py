@@ -8,9 +8,9 @@ import pytest
 
 from kernels import OPS
 from kernels.case import CannotRun, Case
-from kernels.conv import LAYOUTS
-from kernels.conv.shape import PASSES
-from kernels.op import OpSession
+from kernels.conv import LAYOUTS, Conv
+from kernels.conv.shape import PASSES, ConvShape
+from kernels.op import Session
 from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.device.profiler import is_conversion
@@ -49,19 +49,18 @@ ALL = [pytest.param(SHAPES[name], id=name, marks=[pytest.mark.quick] * (name == 
 def conv(which: str, layout: str, precision: str, backend: str, **dims: int | str) -> Case:
     plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
-    return Case("conv", {**plain, **dims, "pass": which}, precision, backend, layout)
+    return Case(Conv(ConvShape(**{**plain, **dims}), which, layout), precision, backend)
 
 
 @pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[OpSession]:
-    made = OPS["conv"].session(gpu.target(), 0)
+def session(gpu: DeviceInfo) -> Iterator[Session]:
+    made = Session(gpu.target(), 0)
     yield made
     made.close()
 
 
-def check(session: OpSession, gpu: DeviceInfo, case: Case) -> None:
-    op = OPS["conv"]
-    reason = op.cannot_run(case, gpu.target())
+def check(session: Session, gpu: DeviceInfo, case: Case) -> None:
+    reason = OPS["conv"].cannot_run(case, gpu.target())
     if reason:
         pytest.skip(reason)
     try:
@@ -70,8 +69,9 @@ def check(session: OpSession, gpu: DeviceInfo, case: Case) -> None:
         pytest.skip(str(cannot))
     for candidate in prepared.candidates:
         error = prepared.rel_error(candidate)
-        assert error <= op.tolerance(case), candidate.label
-        assert op.may_run_exactly(case) or not too_exact(case, error), candidate.label
+        assert error <= case.tolerance, candidate.label
+        exact = case.problem.may_run_exactly(case.precision, case.backend)
+        assert exact or not too_exact(case, error), candidate.label
 
 
 @pytest.mark.parametrize("dims", ALL)
@@ -111,7 +111,7 @@ def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) 
     assert len(prepared.candidates) > 1
     assert not compile_ahead(case, gpu.target(), [c.label for c in prepared.candidates])
     for candidate in prepared.candidates:
-        assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
+        assert prepared.rel_error(candidate) <= case.tolerance, candidate.label
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
         assert 0 < result.byte_per_s < 8e12
         converted = any(is_conversion(name) for name in result.kernels)
         if gpu.capability == (9, 0) and which != "wgrad":
-            assert converted == (result.case.layout == "nchw")
+            assert converted == (result.case.problem.layout == "nchw")

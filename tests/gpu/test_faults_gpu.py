@@ -56,7 +56,7 @@ def test_a_fault_costs_its_own_case_alone(tmp_path: Path, later: str) -> None:
     assert "Traceback" not in ran.stderr
     run = read_run(file)
     assert run.finished_at
-    found = {(r.case.dim("m"), r.case.backend.rpartition(":")[2]): r for r in run.results}
+    found = {(r.case.problem.dims["m"], r.case.backend.rpartition(":")[2]): r for r in run.results}
     for size in (256, 512):
         for name, said in faults.items():
             result = found[size, name]

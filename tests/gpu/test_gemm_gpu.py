@@ -16,8 +16,8 @@ from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
-from kernels.gemm import LAYOUTS, cublaslt_api, cupy_blas
-from kernels.op import OpSession
+from kernels.gemm import LAYOUTS, Gemm, cublaslt_api, cupy_blas
+from kernels.op import Session
 from kernels.precision import PRECISIONS
 from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, open_telemetry
@@ -44,8 +44,8 @@ MUST_RUN -= {("fp32", "triton")}
 
 
 @pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[OpSession]:
-    made = OPS["gemm"].session(gpu.target(), 0)
+def session(gpu: DeviceInfo) -> Iterator[Session]:
+    made = Session(gpu.target(), 0)
     yield made
     made.close()
 
@@ -57,7 +57,7 @@ def make_measurer(gpu: DeviceInfo, l2: str, timer: str = "auto") -> Measurer:
 
 def case(shape: int | tuple[int, int, int], precision: str, backend: str, layout: str) -> Case:
     m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, layout)
+    return Case(Gemm(m, n, k, layout), precision, backend)
 
 
 def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Result]:
@@ -73,7 +73,7 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
     ],
 )
 def test_right_or_skipped_with_a_reason(
-    session: OpSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
+    session: Session, gpu: DeviceInfo, precision: str, backend: str, layout: str
 ) -> None:
     for shape in (*SHAPES, *TRITON_SHAPES) if backend == "triton" else SHAPES:
         what = case(shape, precision, backend, layout)
@@ -108,20 +108,20 @@ def assert_right(prepared: Prepared, what: Case) -> None:
 @pytest.mark.parametrize(
     "precision", [name for name, kind in PRECISIONS.items() if "triton" in kind.min_capability]
 )
-def test_every_searched_configuration_is_right(session: OpSession, precision: str) -> None:
+def test_every_searched_configuration_is_right(session: Session, precision: str) -> None:
     what = case((1024, 1152, 1280), precision, "triton", "nt")
     assert_right(session.prepare(what, search=WIDE), what)
 
 
 @pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_right_on_other_data(session: OpSession, backend: str, data: str) -> None:
+def test_right_on_other_data(session: Session, backend: str, data: str) -> None:
     what = replace(case((256, 384, 512), "fp16", backend, "nt"), data=data)
     prepared = session.prepare(what)
     assert prepared.rel_error(prepared.candidates[0]) <= what.precision.rel_tolerance
 
 
-def test_tf32_and_fp32_are_two_things_in_every_library(session: OpSession) -> None:
+def test_tf32_and_fp32_are_two_things_in_every_library(session: Session) -> None:
     """The switches are set at each launch: taking turns must not leak one into the other."""
     for backend in set(BACKENDS) - {"triton"}:  # which has no fp32
         fp32, tf32 = (session.prepare(case(512, p, backend, "nt")) for p in ("fp32", "tf32"))
@@ -198,7 +198,7 @@ def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInf
 def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> None:
     from tests.validation.aa import compare_with_itself
 
-    session = OPS["gemm"].session(gpu.target(), 0)
+    session = Session(gpu.target(), 0)
     launch = session.prepare(case(1024, "fp16", "cublas", "nt")).candidates[0].call
     timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
     found = compare_with_itself("gemm", launch, timer)
@@ -217,7 +217,7 @@ def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None
     assert "memory" in result.reason
 
 
-def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: OpSession) -> None:
+def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: Session) -> None:
     what = case(512, "fp16", "cublaslt", "nt")
     prepared = session.prepare(what)
     side = torch.cuda.Stream()
@@ -229,7 +229,7 @@ def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: OpSession)
     assert prepared.rel_error(replay) <= what.precision.rel_tolerance
 
 
-def test_a_cupy_launch_goes_to_torch_s_stream(session: OpSession) -> None:
+def test_a_cupy_launch_goes_to_torch_s_stream(session: Session) -> None:
     what = case(512, "fp16", "cupy", "nt")
     prepared = session.prepare(what)
     candidate = prepared.candidates[0]
@@ -255,7 +255,7 @@ def test_torch_and_we_use_one_cublaslt() -> None:
     assert names == {cublaslt_api.load().path}
 
 
-def test_torch_s_cublas_handle_is_left_alone(session: OpSession, gpu: DeviceInfo) -> None:
+def test_torch_s_cublas_handle_is_left_alone(session: Session, gpu: DeviceInfo) -> None:
     binding = cupy_blas._binding()
     handle = torch.cuda.current_blas_handle()
     before = binding.getMathMode(handle)

@@ -12,16 +12,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import OPS
 from kernels.case import Candidate, Case
-from kernels.checking import poison
-from kernels.gemm import LAYOUTS
-from kernels.gemm.check import launch_poisoned, relative_error
-from kernels.gemm.operands import OperandPool
+from kernels.checking import launch_poisoned, poison
+from kernels.data import OperandPool
+from kernels.gemm import LAYOUTS, Gemm
+from kernels.gemm.check import relative_error
 from kernels.gemm.triton import backend
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem
 from kernels.gemm.triton.launch import Launcher
+from kernels.op import Session
 from kernels.triton_util import candidate
 from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, describe
@@ -49,7 +49,7 @@ def pool(gpu: DeviceInfo) -> Iterator[OperandPool]:
 
 
 def case(shape: tuple[int, int, int], precision: str, layout: str) -> Case:
-    return Case("gemm", dict(zip("mnk", shape, strict=True)), precision, "triton", layout)
+    return Case(Gemm(*shape, layout), precision, "triton")
 
 
 def tried(kernel: str, problem: Problem, every: bool) -> list[Config]:
@@ -142,7 +142,7 @@ def test_integers_are_exact(pool: OperandPool, gpu: DeviceInfo) -> None:
 
 def test_the_back_end_runs_them(gpu: DeviceInfo) -> None:
     """Through the op, as a command does, with a search over the catalogue."""
-    session = OPS["gemm"].session(gpu.target(), 0)
+    session = Session(gpu.target(), 0)
     prepared = session.prepare(case((17, 1096, 2056), "fp16", "nt"), search=WIDE)
     for each in prepared.candidates:
         assert prepared.rel_error(each) <= 1e-3, each.label

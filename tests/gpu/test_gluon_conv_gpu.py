@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels import OPS
 from kernels.case import Candidate, Case
-from kernels.conv.check import launch_poisoned, relative_error
-from kernels.conv.operands import OperandPool
-from kernels.conv.shape import PASSES
+from kernels.checking import launch_poisoned
+from kernels.conv import Conv
+from kernels.conv.check import relative_error
+from kernels.conv.shape import PASSES, ConvShape
 from kernels.conv.triton import backend, data_configs, wgrad_configs
 from kernels.conv.triton.problem import ImplicitGemm
+from kernels.data import OperandPool
 from kernels.triton_util import candidate, gluon_missing
 from microbench.device.device import DeviceInfo, describe
 from microbench.measure import too_exact
@@ -53,7 +54,7 @@ WGRADS = ("few filters", "24 channels", "72 channels, stride 2", "few channels",
 def conv(which: str, precision: str, dims: dict[str, int]) -> Case:
     plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
-    return Case("conv", {**plain, **dims, "pass": which}, precision, "triton", "nhwc")
+    return Case(Conv(ConvShape(**{**plain, **dims}), which), precision, "triton")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
     """Right against float64, as exact as the precision can be; twice the same bits."""
     made = launcher(config, case, pool)
     error = relative_error(launch_poisoned(pool.get(case), made))
-    assert error <= OPS["conv"].tolerance(case), config.label
+    assert error <= case.tolerance, config.label
     assert not too_exact(case, error), config.label
     first = pool.get(case).output.clone()
     launch_poisoned(pool.get(case), made)

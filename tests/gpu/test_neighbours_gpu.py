@@ -74,7 +74,7 @@ def test_memory_that_another_program_takes_later_costs_the_case_that_needs_it(
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "memory is done").exists()
     results = read_run(file).results
-    found = {(r.case.dim("m"), r.case.backend.rpartition(":")[2]): r for r in results}
+    found = {(r.case.problem.dims["m"], r.case.backend.rpartition(":")[2]): r for r in results}
     for key in ((256, "hungry_meanwhile"), (256, "good"), (512, "good")):
         assert found[key].status == "ok", (key, found[key].reason)
     failed = found[512, "hungry_meanwhile"]

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from triton import knobs
 
-from kernels import OPS, tune
+from kernels import tune
 from kernels.case import Case
-from kernels.conv.shape import PASSES
+from kernels.conv import Conv
+from kernels.conv.shape import PASSES, ConvShape
+from kernels.gemm import Gemm
 from kernels.gemm.triton import backend
 from kernels.gemm.triton.config import parse
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE
@@ -26,12 +28,12 @@ TOO_MUCH_SHARED = "tma/256x256x64/s4/w8/g8"  # it compiles, and no SM can hold i
 
 
 def gemm(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") -> Case:
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, "triton", layout)
+    return Case(Gemm(m, n, k, layout), precision, "triton")
 
 
 CASES = [
     gemm(17, 4096, 4096), gemm(1100, 700, 900, "bf16", "tn"), gemm(520, 776, 1032, "fp8-e4m3"),
-    *(Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc") for which in PASSES),
+    *(Case(Conv(ConvShape(**CONV), which), "fp16", "triton") for which in PASSES),
 ]  # fmt: skip
 
 
@@ -55,7 +57,7 @@ def measure(measurer: Measurer, case: Case) -> Result:
         (result,) = measurer.measure(Group((case,)), 0.1, lambda *_: None)
     assert result.status == "ok", result.reason
     assert result.rel_error is not None
-    assert result.rel_error <= OPS[case.op].tolerance(case)
+    assert result.rel_error <= case.tolerance
     return result
 
 

@@ -14,10 +14,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Case, Target  # noqa: E402
+from kernels.conv import Conv  # noqa: E402
 from kernels.conv.shape import ConvShape  # noqa: E402
 from kernels.conv.triton import backend as conv  # noqa: E402
 from kernels.conv.triton import data_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
+from kernels.gemm import Gemm  # noqa: E402
 from kernels.gemm.triton import backend as gemm  # noqa: E402
 from kernels.gemm.triton import config as gemm_config  # noqa: E402
 from kernels.triton_util import gluon_missing  # noqa: E402
@@ -39,7 +41,7 @@ class Tried:
     label: str
 
     def __str__(self) -> str:
-        return f"{self.label} {self.case.precision_name} {self.case.layout}"
+        return f"{self.label} {self.case.precision_name} {self.case.problem.layout}"
 
     @property
     def kernel(self) -> str:
@@ -47,8 +49,7 @@ class Tried:
 
 
 def matrices(label: str, precision: str, size: int, layout: str = "nt") -> Tried:
-    dims = dict.fromkeys("mnk", size)
-    return Tried(Case("gemm", dims, precision, "triton", layout), label)
+    return Tried(Case(Gemm(size, size, size, layout), precision, "triton"), label)
 
 
 def layer(
@@ -58,7 +59,7 @@ def layer(
     """Of 64 images; sizes are channels, filters, image, kernel and stride."""
     c, k, image, kernel, stride = sizes
     shape = ConvShape(64, c, image, image, k, kernel, kernel, stride, kernel // 2)
-    return Tried(Case("conv", vars(shape) | {"pass": which}, precision, "triton", layout), label)
+    return Tried(Case(Conv(shape, which, layout), precision, "triton"), label)
 
 
 @cache
@@ -130,7 +131,7 @@ def test_a_gluon_tile_is_as_wide_as_it_says(tried: Tried) -> None:
     "tried", [tried for tried in TRIED if "conv_gluon" in tried.label], ids=str
 )
 def test_pixels_on_16_bytes_are_stored_by_tma(tried: Tried) -> None:
-    channels = tried.case.dim("c" if tried.case.dims["pass"] == "dgrad" else "k")
+    channels = tried.case.problem.dims["c" if tried.case.problem.dims["pass"] == "dgrad" else "k"]
     aligned = channels * tried.case.precision.bytes_per_element % 16 == 0
     assert (".global.shared::cta.bulk_group" in built(tried).ptx) == aligned
 
@@ -149,7 +150,7 @@ def test_slices_are_counted_and_their_values_never_added_atomically(tried: Tried
 
 @pytest.mark.parametrize(("size", "load"), [(4095, "b16"), (4100, "b32"), (4098, "b64")])
 def test_copies_load_the_widest_word_and_store_16_bytes(size: int, load: str) -> None:
-    (tried,) = (each for each in TRIED if each.case.dims.get("m") == size)
+    (tried,) = (each for each in TRIED if each.case.problem.dims.get("m") == size)
     copy, _ = built(tried).kernels
     assert set(re.findall(r"ld\.global\.(\S+)", copy.asm["ptx"])) == {load}
     stores = set(re.findall(r"st\.global\.(\S+)", copy.asm["ptx"]))
@@ -159,9 +160,9 @@ def test_copies_load_the_widest_word_and_store_16_bytes(size: int, load: str) ->
 
 def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
     copies = {
-        (tried.case.precision_name, tried.case.layout): len(built(tried).kernels) - 1
+        (tried.case.precision_name, tried.case.problem.layout): len(built(tried).kernels) - 1
         for tried in TRIED
-        if tried.case.op == "gemm" and tried.case.dim("m") % 16 == 0
+        if tried.case.op == "gemm" and tried.case.problem.dims["m"] % 16 == 0
     }
     assert copies == {
         ("fp16", "nt"): 0, ("fp16", "tt"): 0, ("fp16", "tn"): 0, ("bf16", "nn"): 0,
@@ -173,7 +174,7 @@ def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
     ("channels", "load"), [(8, "cp.async.cg.shared.global"), (4, "ld.global.v2.b32")]
 )
 def test_gathered_channels_are_loaded_several_at_once(channels: int, load: str) -> None:
-    (tried,) = (each for each in TRIED if each.case.dims.get("c") == channels)
+    (tried,) = (each for each in TRIED if each.case.problem.dims.get("c") == channels)
     assert load in built(tried).ptx
 
 

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import OPS
 from kernels.case import Candidate, Case, Target
+from kernels.conv import Conv
 from kernels.conv.check import reference, relative_error
-from kernels.conv.operands import OUTPUT, OperandPool
+from kernels.conv.operands import OUTPUT
 from kernels.conv.shape import PASSES, ConvShape, of_axes
+from kernels.data import OperandPool
+from kernels.op import Session
 
 CPU = Target("cpu", "a CPU")
 SHAPES = {
@@ -37,7 +39,7 @@ def conv(
 ) -> Case:
     plain = {"n": 2, "c": 8, "h": 9, "w": 9, "k": 12, "r": 3, "s": 3,
              "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
-    return Case("conv", {**plain, **dims, "pass": which}, precision, "cpu", layout)
+    return Case(Conv(ConvShape(**{**plain, **dims}), which, layout), precision, "cpu")
 
 
 @pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
@@ -45,7 +47,7 @@ def conv(
 @pytest.mark.parametrize("which", PASSES)
 def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> None:
     case = conv(which, layout, **dims)
-    session = OPS["conv"].session(CPU, seed=1)
+    session = Session(CPU, seed=1)
     prepared = session.prepare(case)
     error = prepared.rel_error(prepared.candidates[0])
     assert 0 <= error < case.precision.rel_tolerance
@@ -70,7 +72,7 @@ def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> N
 @pytest.mark.parametrize("which", PASSES)
 def test_every_precision_keeps_its_tolerance(which: str, precision: str) -> None:
     case = conv(which, "nhwc", precision)
-    prepared = OPS["conv"].session(CPU, seed=2).prepare(case)
+    prepared = Session(CPU, seed=2).prepare(case)
     stored = prepared.rel_error(prepared.candidates[0])
     assert stored <= case.precision.rel_tolerance
     if precision in ("fp16", "bf16"):
@@ -85,7 +87,7 @@ def test_every_precision_keeps_its_tolerance(which: str, precision: str) -> None
 )
 def test_a_single_wrong_element_anywhere_is_seen(which: str, dims: dict[str, int]) -> None:
     case = conv(which, **dims)
-    session = OPS["conv"].session(CPU, seed=3)
+    session = Session(CPU, seed=3)
     prepared = session.prepare(case)
     right = prepared.candidates[0].call
     for place in (0, -1, 1234567):
@@ -101,7 +103,7 @@ def test_a_single_wrong_element_anywhere_is_seen(which: str, dims: dict[str, int
 
 @pytest.mark.parametrize("which", PASSES)
 def test_an_unwritten_element_is_infinitely_wrong(which: str) -> None:
-    session = OPS["conv"].session(CPU, seed=4)
+    session = Session(CPU, seed=4)
     prepared = session.prepare(conv(which))
     right = prepared.candidates[0].call
 
@@ -165,15 +167,14 @@ def test_geometry_is_torchs(n, c, h, w, r, s, stride, padding, dilation, groups)
 
 
 def test_bytes_of_what_a_pass_must_touch() -> None:
-    op = OPS["conv"]
     plain = conv("fprop", precision="fp16", padding=1)
     x, w, y = 2 * 8 * 81, 12 * 8 * 9, 2 * 12 * 81
-    assert op.min_bytes(plain) == 2 * (x + w + y)
+    assert plain.min_bytes == 2 * (x + w + y)
     strided = conv("fprop", precision="fp16", r=1, s=1, padding=0, stride=2)
-    assert op.min_bytes(strided) == 2 * (2 * 8 * 25 + 12 * 8 + 2 * 12 * 25)
+    assert strided.min_bytes == 2 * (2 * 8 * 25 + 12 * 8 + 2 * 12 * 25)
     # dgrad writes all of dx, zeros too
     dgrad = conv("dgrad", precision="fp16", r=1, s=1, padding=0, stride=2)
-    assert op.min_bytes(dgrad) == 2 * (x + 12 * 8 + 2 * 12 * 25)
+    assert dgrad.min_bytes == 2 * (x + 12 * 8 + 2 * 12 * 25)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_bytes_of_what_a_pass_must_touch() -> None:
 )
 def test_what_is_no_convolution_says_why(change: dict[str, int], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        OPS["conv"].validate(conv(**change))
+        conv(**change)
 
 
 def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
@@ -204,17 +205,19 @@ def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
 
 
 def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
-    op = OPS["conv"]
+    def misaligned(what: Case) -> tuple[str, int] | None:
+        return what.problem.misaligned(what.precision)
+
     off = conv(precision="fp16", c=60, k=60)
-    assert op.misaligned(off) == ("C=60", 120)
-    padded = op.aligned(off)
-    assert (padded.dim("c"), padded.dim("k")) == (64, 64)
-    assert op.misaligned(padded) is None
-    assert op.misaligned(conv(precision="fp32", c=60, k=60)) is None
+    assert misaligned(off) == ("C=60", 120)
+    padded = off.aligned
+    assert padded.problem.size == "64"
+    assert misaligned(padded) is None
+    assert misaligned(conv(precision="fp32", c=60, k=60)) is None
     image = conv(precision="fp16", c=3, k=64)
-    assert op.misaligned(image) == ("C=3", 6)
-    assert op.aligned(image) == image, "an image has the channels that it has"
-    assert op.aligned(conv(precision="fp16", c=3, k=60)) == conv(precision="fp16", c=3, k=64)
+    assert misaligned(image) == ("C=3", 6)
+    assert image.aligned == image, "an image has the channels that it has"
+    assert conv(precision="fp16", c=3, k=60).aligned == conv(precision="fp16", c=3, k=64)
 
 
 @pytest.mark.parametrize(("stride", "kernel", "dilation"), [(1, 3, 1), (2, 1, 1), (3, 2, 2)])
@@ -235,12 +238,11 @@ def test_touched_pixels_are_counted_at_once_however_wide_the_padding(
 
 
 def test_tolerances_tell_float32_from_tf32_and_missing_filters_from_rounding() -> None:
-    op = OPS["conv"]
     stem = dict(n=256, c=3, h=224, w=224, k=64, r=7, s=7, padding=3, stride=2)
     tf32_errs = 3e-4
-    assert op.tolerance(conv("wgrad", precision="fp32", **stem)) < tf32_errs / 2
+    assert conv("wgrad", precision="fp32", **stem).tolerance < tf32_errs / 2
     assert (
-        op.tolerance(conv("wgrad", precision="bf16", **stem))
+        conv("wgrad", precision="bf16", **stem).tolerance
         == conv(precision="bf16").precision.rel_tolerance
     )
-    assert 1.4e-3 < op.tolerance(conv("wgrad", precision="fp16", **stem)) <= 2e-3
+    assert 1.4e-3 < conv("wgrad", precision="fp16", **stem).tolerance <= 2e-3

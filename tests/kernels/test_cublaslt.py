@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.blas import memory, operand
 
-from kernels import OPS
 from kernels.case import CannotRun, Case, Target
-from kernels.gemm import LAYOUTS, cublaslt
+from kernels.gemm import LAYOUTS, Gemm, cublaslt
 from kernels.gemm import cublaslt_api as api
+from kernels.op import Session
 from kernels.precision import PRECISIONS
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -36,7 +36,7 @@ DIMS = {"m": 48, "n": 32, "k": 64}
 
 
 def case(precision: str, layout: str = "nt", **dims: int) -> Case:
-    return Case("gemm", {**DIMS, **dims}, precision, "cublaslt", layout)
+    return Case(Gemm(**{**DIMS, **dims}, layout=layout), precision, "cublaslt")
 
 
 # --- The headers --------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ RUNNABLE = [
 def test_the_descriptors_say_the_right_product(
     stand_in: StandIn, precision: str, layout: str
 ) -> None:
-    prepared = OPS["gemm"].session(CPU, seed=1).prepare(case(precision, layout))
+    prepared = Session(CPU, seed=1).prepare(case(precision, layout))
     assert len(prepared.candidates) == 1
     gc.collect()  # what a launch points at must be alive by its own doing
     kind = PRECISIONS[precision]
@@ -358,7 +358,7 @@ def test_precisions_ask_for_the_compute_type_they_name() -> None:
 def test_every_preference_is_accepted(stand_in: StandIn) -> None:
     # _preference sets all six; the library refuses an attribute or a size it does not know.
     stand_in.proposals = 3
-    found = OPS["gemm"].session(CPU, 1).prepare(case("bf16")).candidates
+    found = Session(CPU, 1).prepare(case("bf16")).candidates
     assert len({candidate.label for candidate in found}) == len(found) == 2
 
 
@@ -382,7 +382,7 @@ def test_labels_and_tiles_are_read_from_the_algorithm(
         return 0
 
     def found() -> tuple[str, object]:
-        (candidate,) = OPS["gemm"].session(CPU, 1).prepare(case("fp16")).candidates
+        (candidate,) = Session(CPU, 1).prepare(case("fp16")).candidates
         return candidate.label, candidate.tile
 
     library.functions["MatmulAlgoConfigGetAttribute"] = read
@@ -401,11 +401,11 @@ def test_no_proposal_and_a_refusal_are_reasons(
 ) -> None:
     stand_in.proposals, stand_in.status = proposals, status
     with pytest.raises(CannotRun, match=reason):
-        OPS["gemm"].session(CPU, 1).prepare(case("fp16"))
+        Session(CPU, 1).prepare(case("fp16"))
 
 
 def test_a_failed_launch_and_another_current_device_are_named(stand_in: StandIn) -> None:
-    launch = OPS["gemm"].session(CPU, 1).prepare(case("fp16")).candidates[0].call
+    launch = Session(CPU, 1).prepare(case("fp16")).candidates[0].call
     stand_in.status = 13
     with pytest.raises(RuntimeError, match=r"cublasLtMatmul .* CUBLAS_STATUS_EXECUTION_FAILED"):
         launch()
@@ -422,7 +422,7 @@ def test_descriptors_are_destroyed(stand_in: StandIn, library: api.Library) -> N
     for name, real in library.functions.items():
         if name.endswith("Destroy"):
             library.functions[name] = counted(name, real)
-    session = OPS["gemm"].session(CPU, 1)
+    session = Session(CPU, 1)
     prepared = session.prepare(case("bf16"))
     gc.collect()
     assert destroyed == ["MatmulPreferenceDestroy"]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from samples.blas import memory, operand
 
-from kernels import OPS
 from kernels.case import CannotRun, Case, Target
-from kernels.gemm import LAYOUTS, cupy_blas
+from kernels.gemm import LAYOUTS, Gemm, cupy_blas
 from kernels.gemm import cublaslt_api as api
+from kernels.op import Session
 from kernels.precision import PRECISIONS
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
@@ -28,7 +28,7 @@ CUPY = [name for name, kind in PRECISIONS.items() if not kind.is_float8]
 
 
 def case(precision: str, layout: str = "nt", **dims: int) -> Case:
-    return Case("gemm", {**DIMS, **dims}, precision, "cupy", layout)
+    return Case(Gemm(**{**DIMS, **dims}, layout=layout), precision, "cupy")
 
 
 # --- What can run -------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def test_gemm_ex_is_asked_for_the_right_product(
     stand_in: StandIn, precision: str, layout: str
 ) -> None:
-    prepared = OPS["gemm"].session(CPU, seed=1).prepare(case(precision, layout))
+    prepared = Session(CPU, seed=1).prepare(case(precision, layout))
     gc.collect()  # what a launch points at must be alive by its own doing
     (candidate,) = prepared.candidates
     assert prepared.rel_error(candidate) <= PRECISIONS[precision].rel_tolerance
@@ -150,7 +150,7 @@ def test_gemm_ex_is_asked_for_the_right_product(
 def test_a_refusal_is_a_reason(stand_in: StandIn) -> None:
     stand_in.refusal = "CUBLAS_STATUS_NOT_SUPPORTED"
     with pytest.raises(CannotRun, match=r"rejects gemm/.*/int8/cupy: CUBLAS_STATUS_NOT_SUPPORTED"):
-        OPS["gemm"].session(CPU, 1).prepare(case("int8"))
+        Session(CPU, 1).prepare(case("int8"))
 
 
 @pytest.mark.usefixtures("cupy_installed")

@@ -12,30 +12,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import OPS
+from kernels import OPS, checking
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
-from kernels.checking import CHECKSUM_SLACK, poison, random_signs
-from kernels.data import FP64_FACTOR
-from kernels.gemm import LAYOUTS, check
-from kernels.gemm.check import (
-    checksum_error,
-    hidden_error,
-    launch_poisoned,
-    relative_error,
-    total_error,
-)
-from kernels.gemm.operands import OperandPool, Operands
+from kernels.checking import CHECKSUM_SLACK, launch_poisoned, poison, random_signs
+from kernels.data import FP64_FACTOR, OperandPool
+from kernels.gemm import LAYOUTS, Gemm, check
+from kernels.gemm.check import checksum_error, hidden_error, relative_error, total_error
+from kernels.gemm.operands import Operands
+from kernels.op import Session
 from kernels.precision import PRECISIONS, Precision
 
 CPU = Target("cpu", "a CPU", None, 2)
 
 
-def case(m: int, n: int, k: int, precision: str = "fp32", **more: str) -> Case:
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, **{"backend": "cpu", **more})  # type: ignore[arg-type]
+def case(
+    m: int, n: int, k: int, precision: str = "fp32", *,
+    backend: str = "cpu", layout: str = "nt", data: str = "normal",
+) -> Case:  # fmt: skip
+    return Case(Gemm(m, n, k, layout), precision, backend, data)
 
 
 def prepared(what: Case, seed: int = 0) -> Prepared:
-    return OPS["gemm"].session(CPU, seed).prepare(what)
+    return Session(CPU, seed).prepare(what)
 
 
 def float_operands(m: int, n: int, k: int, kind: Precision, data: str = "normal") -> Operands:
@@ -81,11 +79,10 @@ def test_layouts_are_how_the_operands_are_stored() -> None:
 
 
 def test_work_is_counted_as_the_field_counts_it() -> None:
-    op = OPS["gemm"]
-    assert op.flops(case(3, 5, 7)) == 2 * 3 * 5 * 7
-    assert op.min_bytes(case(3, 5, 7, "fp32")) == 4 * (21 + 35 + 15)
-    assert op.min_bytes(case(3, 5, 7, "int8")) == 21 + 35 + 4 * 15
-    assert op.min_bytes(case(3, 5, 7, "fp8-e4m3")) == 21 + 35 + 2 * 15
+    assert case(3, 5, 7).problem.flops == 2 * 3 * 5 * 7
+    assert case(3, 5, 7, "fp32").min_bytes == 4 * (21 + 35 + 15)
+    assert case(3, 5, 7, "int8").min_bytes == 21 + 35 + 4 * 15
+    assert case(3, 5, 7, "fp8-e4m3").min_bytes == 21 + 35 + 2 * 15
 
 
 # ---------------------------------------------------------------- inputs
@@ -236,7 +233,7 @@ sizes = st.integers(1, 40)
 
 def wrong(m: int, n: int, k: int, planted: float, column: bool) -> Operands:
     """Operands whose C is off by `planted` in its last row, or column."""
-    case = Case("gemm", {"m": m, "n": n, "k": k}, "fp64", "cpu")
+    case = Case(Gemm(m, n, k), "fp64", "cpu")
     made = OperandPool(CPU, 0).get(case)
     product = made.a @ made.b
     product[(slice(None), -1) if column else (-1, slice(None))] += planted
@@ -315,7 +312,7 @@ def test_a_result_of_its_own_memory_is_allocated_where_poison_was_left(
 ) -> None:
     operands = wrong(8, 8, 8, 0.0, column=False)
     poisoned: list[int] = []
-    monkeypatch.setattr(check, "poison", lambda tensor: poisoned.append(tensor.data_ptr()))
+    monkeypatch.setattr(checking, "poison", lambda tensor: poisoned.append(tensor.data_ptr()))
     product = operands.a @ operands.b
     candidate = Candidate("torch", lambda: product, allocates=allocates)
     assert torch.equal(launch_poisoned(operands, candidate).c, product)

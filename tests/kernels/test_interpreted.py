@@ -24,8 +24,9 @@ from samples.convolutions import operands
 from torch import Tensor
 
 from kernels.case import Case, Target
-from kernels.conv import OP
+from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape
+from kernels.gemm import Gemm
 from kernels.precision import PRECISIONS
 
 ROOT = Path(__file__).parents[2]
@@ -160,12 +161,12 @@ def margins_hold(tensor: Tensor) -> bool:
 def gemm_error(label: str, precision: str, size: tuple[int, int, int], layout: str) -> float:
     """Of two launches: one leaves its scratch as it found it."""
     from kernels.checking import poison
+    from kernels.data import OperandPool
     from kernels.gemm.check import relative_error
-    from kernels.gemm.operands import OperandPool
     from kernels.gemm.triton.config import Problem, parse
     from kernels.gemm.triton.launch import Launcher
 
-    case = Case("gemm", dict(zip("mnk", size, strict=True)), precision, "triton", layout)
+    case = Case(Gemm(*size, layout), precision, "triton")
     drawn = OperandPool(CPU, seed=0).get(case)
     a, b, c = guarded(drawn.a), guarded(drawn.b), guarded(drawn.c)
     steps = Launcher(Problem.of(case), a, b, c, PROGRAMS).bind(parse(label))
@@ -220,7 +221,7 @@ def nchw_error(which: str, name: str) -> float:
     """As the back end runs it; infinite where an input has changed."""
     from kernels.conv.triton import backend
 
-    case = Case("conv", {**vars(shape_of(name)), "pass": which}, "fp16", "triton", "nchw")
+    case = Case(Conv(shape_of(name), which, "nchw"), "fp16", "triton")
     last = operands(shape_of(name), which, case.precision)
     drawn = replace(last, **{one: getattr(last, one).contiguous() for one in "xwy"})
     (candidate,) = backend.candidates(case, drawn, A100)
@@ -287,8 +288,8 @@ def cases() -> Iterator[tuple[str, Callable[[], float], float]]:
         name = f"64 bits {' '.join(conv)}"
         yield name, partial(long_error, *conv), PRECISIONS[conv[2]].rel_tolerance
     for which, name in product(PASSES, NCHW):
-        case = Case("conv", {**vars(shape_of(name)), "pass": which}, "fp16", "triton", "nchw")
-        yield f"nchw {which} {name}", partial(nchw_error, which, name), OP.tolerance(case)
+        case = Case(Conv(shape_of(name), which, "nchw"), "fp16", "triton")
+        yield f"nchw {which} {name}", partial(nchw_error, which, name), case.tolerance
     for which in COPIED:
         yield f"copies for {which}", partial(wrong_copies, which), 0.0
     for last in (False, True):  # float32 sums of a few dozen bytes

@@ -11,8 +11,10 @@ import torch
 
 from kernels import OPS
 from kernels.case import Case, Target
+from kernels.data import OperandPool
+from kernels.gemm import Gemm
 from kernels.gemm.check import relative_error, total_error
-from kernels.gemm.operands import OperandPool, Operands
+from kernels.gemm.operands import Operands
 from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 
 # CUDA C++ Programming Guide: since when Tensor Cores multiply it (fp64 and fp32 need none).
@@ -100,7 +102,7 @@ FLOATS = list(TOLERANCE_BITS)
 
 def operands(name: str, error: float = 0.0, seed: int = 1) -> Operands:
     """Operands whose C is the product with a random error of this relative size."""
-    case = Case("gemm", {"m": SIZE, "n": SIZE, "k": SIZE}, name, "cpu")
+    case = Case(Gemm(SIZE, SIZE, SIZE), name, "cpu")
     made = OperandPool(CPU, seed).get(case)
     product = made.a.double() @ made.b.double()
     noise = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).double()

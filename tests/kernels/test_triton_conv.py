@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from samples.convolutions import operands
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Candidate, Case, Target  # noqa: E402
+from kernels.conv import Conv  # noqa: E402
 from kernels.conv.operands import INPUTS, without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
 from kernels.conv.triton import backend, copies, wgrad_configs  # noqa: E402
@@ -35,7 +37,7 @@ SHAPES = {
 
 
 def case(shape: ConvShape, which: str, precision: str = "fp16", layout: str = "nhwc") -> Case:
-    return Case("conv", vars(shape) | {"pass": which}, precision, "triton", layout)
+    return Case(Conv(shape, which, layout), precision, "triton")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
@@ -68,13 +70,12 @@ def test_every_shape_has_choices_that_fit_and_read_back(
     ("precision", "changes", "said"),
     [("fp32", {}, "fp16, bf16, tf32"), ("fp16", {"groups": 32}, "no groups"),
      ("bf16", {"groups": 64}, "no groups"),
-     ("fp8-e4m3", {"pass": "wgrad"}, "fprop and dgrad")],
+     ("fp8-e4m3", {"which": "wgrad"}, "fprop and dgrad")],
 )  # fmt: skip
-def test_what_it_cannot_run_it_says(
-    precision: str, changes: dict[str, int | str], said: str
-) -> None:
-    dims = vars(ALIGNED) | {"pass": "fprop"} | changes
-    assert said in (backend.cannot_run(Case("conv", dims, precision, "triton", "nhwc"), H200) or "")
+def test_what_it_cannot_run_it_says(precision: str, changes: dict[str, Any], said: str) -> None:
+    which = changes.pop("which", "fprop")
+    what = case(replace(ALIGNED, **changes), which, precision)
+    assert said in (backend.cannot_run(what, H200) or "")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from kernels import tune
 from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm import Gemm
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gpus import architecture
@@ -36,7 +37,7 @@ RUN = [name for name, kind in PRECISIONS.items() if "triton" in kind.min_capabil
 
 
 def case(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") -> Case:
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, "triton", layout)
+    return Case(Gemm(m, n, k, layout), precision, "triton")
 
 
 def test_labels_read_back() -> None:

@@ -17,14 +17,18 @@ from hypothesis import strategies as st
 
 from kernels import tune
 from kernels.case import Case, Target
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
 from kernels.cost import Kernel, Work, estimated_clocks, product_clocks
+from kernels.gemm import Gemm
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import config as gemm_config
 from kernels.tune import short_list
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target("cuda", "NVIDIA H200", (9, 0), 132)
-CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
+CONV = Conv(ConvShape(1, 8, 4, 4, 8, 3, 3), "fprop")
+CASE = Case(Gemm(1048, 1048, 1048), "fp16", "triton")
 LABEL = cfg.catalogue("fp16")[0].label
 
 
@@ -37,16 +41,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
     tune.save(CASE, TARGET, LABEL, 6)
-    conv = Case("conv", {"n": 1, "pass": "fprop"}, "fp16", "triton", "nhwc")
+    conv = Case(CONV, "fp16", "triton")
     tune.save(conv, TARGET, "conv label", 4)
     tune.forget()
     assert tune.find(CASE, TARGET) == (LABEL, 6)
     assert tune.find(conv, TARGET) == ("conv label", 4)
-    assert tune.find(replace(conv, layout="nchw"), TARGET) == ("conv label", 4)
+    assert tune.find(replace(conv, problem=replace(CONV, layout="nchw")), TARGET) == (
+        "conv label",
+        4,
+    )
     assert tune.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
     others = [
-        replace(CASE, precision_name="bf16"), replace(CASE, layout="nn"),
-        replace(CASE, dims={**CASE.dims, "k": 1056}), replace(conv, dims={"n": 1, "pass": "dgrad"}),
+        replace(CASE, precision_name="bf16"), replace(CASE, problem=Gemm(1048, 1048, 1048, "nn")),
+        replace(CASE, problem=Gemm(1048, 1048, 1056)),
+        replace(conv, problem=replace(CONV, which="dgrad")),
     ]  # fmt: skip
     assert [tune.find(case, TARGET) for case in others] == [None] * len(others)
     changes = ({"name": "NVIDIA H100"}, {"sm_count": 114}, {"without": ("tma/*",)})
@@ -100,7 +108,7 @@ def test_the_entries_beside_a_damaged_one_are_kept(cache: Path, entry: object, c
     file = tune.path(CASE, TARGET)
     assert file is not None
     file.parent.mkdir(parents=True, exist_ok=True)
-    other = replace(CASE, layout="nn")
+    other = replace(CASE, problem=Gemm(1048, 1048, 1048, "nn"))
     file.write_text(json.dumps({tune.key(other, TARGET): [LABEL, count], "bad": entry}))
     tune.save(CASE, TARGET, LABEL, count)
     tune.forget()
@@ -120,9 +128,10 @@ SAVES = """
 import sys
 from kernels import tune
 from kernels.case import Case, Target
+from kernels.gemm import Gemm
 target = Target("cuda", "NVIDIA H200", (9, 0), 132)
 for size in range(int(sys.argv[1]), int(sys.argv[1]) + 40):
-    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", "triton", "nt")
+    case = Case(Gemm(size, size, size), "fp16", "triton")
     tune.save(case, target, "label", size)
 """
 
@@ -133,7 +142,7 @@ def test_two_processes_that_tune_keep_the_winners_of_both(cache: Path) -> None:
     ]
     assert [process.wait(180) for process in processes] == [0, 0]
     sizes = [*range(1, 41), *range(101, 141)]
-    cases = [replace(CASE, dims=dict.fromkeys("mnk", size)) for size in sizes]
+    cases = [replace(CASE, problem=Gemm(size, size, size)) for size in sizes]
     assert [tune.find(case, TARGET) for case in cases] == [("label", size) for size in sizes]
 
 
@@ -242,7 +251,7 @@ def test_pointers_are_not_first_where_they_load_an_element_at_a_time() -> None:
     """Measured there on an H200: 1.7 to 1.8 times as long as the best, for the first three."""
 
     def first(m: int, n: int, k: int, layout: str = "nt") -> str:
-        case = Case("gemm", {"m": m, "n": n, "k": k}, "fp16", "triton", layout)
+        case = Case(Gemm(m, n, k, layout), "fp16", "triton")
         problem = gemm_config.Problem.of(case)
         return gemm_config.choices(problem, HOPPER, SMS)[0].kernel
 
@@ -262,7 +271,7 @@ def test_what_a_quick_tune_would_time_is_about_as_fast_as_the_best_of_many() -> 
     first, listed = list[float](), list[float]()
     for row in map(json.loads, TIMES.read_text().splitlines()):
         size = {d: row[d] for d in "mnk"}
-        problem = gemm_config.Problem.of(Case("gemm", size, "fp16", "triton", row["layout"]))
+        problem = gemm_config.Problem.of(Case(Gemm(**size, layout=row["layout"]), "fp16", "triton"))
         us: dict[str, float] = row["us"]
         ranked = [c for c in gemm_config.choices(problem, HOPPER, SMS) if c.label in us]
         assert len(ranked) == len(us)

@@ -55,7 +55,7 @@ def gradients(first, second, which, shape):
 
 class Several:
     def cannot_run(self, case, target):
-        return "no odd sizes" if case.dim("m") % 2 else None
+        return "no odd sizes" if case.problem.dims["m"] % 2 else None
 
     def candidates(self, case, operands, target):
         a, b, c = operands.a, operands.b, operands.c
@@ -148,7 +148,7 @@ def test_every_pass_of_a_convolution(folder: Path, layout: str) -> None:
         "--pass", "fprop,dgrad,wgrad", "--layout", layout, "--stride", "2", "--padding", "1",
         "--backend", "my_own:gradients,my_own:conv",
     )  # fmt: skip
-    by = {(r.case.backend, r.case.dims["pass"]): r for r in run.results}
+    by = {(r.case.backend, r.case.problem.dims["pass"]): r for r in run.results}
     for which in ("fprop", "dgrad", "wgrad"):
         assert by["my_own:gradients", which].status == "ok", by["my_own:gradients", which].reason
     assert by["my_own:conv", "fprop"].status == "ok"

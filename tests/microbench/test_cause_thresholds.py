@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import OPS
 from kernels.case import Case
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
+from kernels.gemm import Gemm
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.roofline.causes import conversion_share, explain, waves
 from microbench.roofline.limits import Limits, limits_for, tensor_core
@@ -37,7 +39,7 @@ def result(
     throttle: tuple[str, ...] = (), **more: Any,
 ) -> Result:  # fmt: skip
     """A case of 1 ms at this share of PEAK, whatever its size says."""
-    case = Case("gemm", {"m": size, "n": size, "k": size}, precision, "cublas")
+    case = Case(Gemm(size, size, size), precision, "cublas")
     times = Measurement(
         (TIME_S,) * 3, (1, 1, 1), TIME_S, None, "events", "cold", "sustained",
         sm_clock_mhz=clock, throttle=throttle,
@@ -132,7 +134,7 @@ def test_a_padded_twin_decides_from_a_tenth_on() -> None:
         found = result(0.3, size=4095)
         assert found.measurement
         times = replace(found.measurement, median_s=TIME_S / gain)
-        padded = replace(found, case=OPS["gemm"].aligned(found.case), measurement=times)
+        padded = replace(found, case=found.case.aligned, measurement=times)
         assert bound(found, padded) == named
 
 
@@ -181,7 +183,7 @@ def test_only_a_case_above_the_roof_is_said_to_need_fewer_operations() -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300))
 def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n: int) -> None:
-    case = Case("gemm", {"m": m, "n": n, "k": 64}, "fp16", "cublas")
+    case = Case(Gemm(m, n, 64), "fp16", "cublas")
     found = waves(result(case=case, tile=(tile_m, tile_n, 64)), run_of())
     assert found is not None
     tiles = len(range(0, m, tile_m)) * len(range(0, n, tile_n))
@@ -269,11 +271,11 @@ def test_what_fits_into_a_warm_l2_stays_there(size: int, kind: str, l2: str, sta
 
 def test_tensor_cores_are_proved_by_operations_that_were_done() -> None:
     limits = replace(MIDDLE, simt_flop_per_s=0.1 * PEAK)
-    dims = dict(n=8, c=64, h=14, w=14, k=64, r=3, s=3, stride=1, padding=1)
+    conv = Conv(ConvShape(8, 64, 14, 14, 64, 3, 3, padding=1), "fprop")
     for backend, kernels, proved in (
         ("cudnn", (), None), ("cudnn", (WORK,), True), ("triton", (), True),
         ("cudnn", (WINOGRAD,), None),
     ):  # fmt: skip
-        found = result(case=Case("conv", dims, "fp16", backend, "nhwc"), kernels=kernels)
+        found = result(case=Case(conv, "fp16", backend), kernels=kernels)
         assert tensor_core(found, limits) is proved
     assert tensor_core(result(measurement=None), limits) is None

@@ -11,6 +11,7 @@ import pytest
 
 from kernels.case import Case, Target
 from kernels.ceilings import Loaded, Variant
+from kernels.gemm import Gemm
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
@@ -104,7 +105,7 @@ def test_the_fewest_clocks_count_of_those_that_are_right(monkeypatch: pytest.Mon
 
 def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:
     def gemm(size: int, seconds: float, half: float) -> Result:
-        case = Case("gemm", dict.fromkeys("mnk", size), "fp16", "cublas")
+        case = Case(Gemm(size, size, size), "fp16", "cublas")
         ends = (seconds * (1 - half), seconds * (1 + half))
         time = Measurement((seconds,), (1,), seconds, ends, "events", "cold", "sustained")
         return Result(case, "ok", measurement=time, flops=2 * size**3, min_bytes=1)

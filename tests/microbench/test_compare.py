@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernels.case import Case, Target
+from kernels.gemm import Gemm
 from microbench.errors import UserError
 from microbench.results.comparison import (
     ANOTHER_CARD,
@@ -33,7 +34,7 @@ def measurement(seconds: float, half_pct: float | None = 0.4, **more: Any) -> Me
 
 
 def result(size: int, seconds: float = 1e-3, half_pct: float | None = 0.4, **more: Any) -> Result:
-    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", "cublas")
+    case = Case(Gemm(size, size, size), "fp16", "cublas")
     return Result(case, "ok", measurement=measurement(seconds, half_pct, **more))
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from kernels import OPS
 from kernels.case import Case
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
+from kernels.gemm import Gemm
+from kernels.precision import PRECISIONS
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results import read_run
 from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
@@ -47,27 +50,29 @@ def took(
         (seconds,) * 3, (1, 1, 1), seconds, interval, "events", l2, regime,
         sm_clock_mhz=clock, throttle=throttle,
     )  # fmt: skip
-    op = OPS[case.op]
-    return Result(case, "ok", measurement=measurement, flops=op.flops(case),
-                  min_bytes=op.min_bytes(case), **more)  # fmt: skip
+    return Result(case, "ok", measurement=measurement, flops=case.problem.flops,
+                  min_bytes=case.min_bytes, **more)  # fmt: skip
 
 
 def gemm(
-    shape: int | tuple[int, int, int], precision: str = "fp16", backend: str = "cublas", **more: str
+    shape: int | tuple[int, int, int],
+    precision: str = "fp16",
+    backend: str = "cublas",
+    layout: str = "nt",
+    data: str = "normal",
 ) -> Case:
     m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, **more)
+    return Case(Gemm(m, n, k, layout), precision, backend, data)
 
 
 def conv(layout: str = "nhwc", precision: str = "fp16", channels: int = 128) -> Case:
-    dims = {"n": 32, "c": channels, "h": 28, "w": 28, "k": channels, "r": 3, "s": 3, "stride": 1,
-            "padding": 1, "dilation": 1, "groups": 1, "pass": "fprop"}  # fmt: skip
-    return Case("conv", dims, precision, "cudnn", layout)
+    shape = ConvShape(32, channels, 28, 28, channels, 3, 3, padding=1)
+    return Case(Conv(shape, "fprop", layout), precision, "cudnn")
 
 
 def at_rate(case: Case | int, flop_per_s: float, **more: Any) -> Result:
     case = gemm(case) if isinstance(case, int) else case
-    return took(case, OPS[case.op].flops(case) / flop_per_s, **more)
+    return took(case, case.problem.flops / flop_per_s, **more)
 
 
 def annotated(*results: Result, device: dict[str, Any] = H200, ceilings: Any = CEILINGS) -> Result:
@@ -180,7 +185,7 @@ def test_tiles_of_a_convolution_of_ours_are_those_launched_or_not_known() -> Non
     """Once published as 205 tiles, 78 % full: it launched 250 boxes of 16 x 4 x 4 pixels."""
     run = read_run(ROOT / "results/nvidia-h200/shapes-conv.json")
     label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
-    (found,) = (r for r in run.results if r.variant == label and r.case.dim("c") == 301)
+    (found,) = (r for r in run.results if r.variant == label and r.case.problem.dims["c"] == 301)
     unknown = annotate(replace(run, results=(found,))).results[0]
     assert (found.tiles, waves(found, run)) == (None, None)
     assert unknown.bound == "mixed"
@@ -230,7 +235,7 @@ def test_how_many_tiles_an_sm_may_hold(
 def test_which_rows_are_off(
     shape: tuple[int, int, int], precision: str, layout: str, off: tuple[str, int] | None
 ) -> None:
-    assert OPS["gemm"].misaligned(gemm(shape, precision, layout=layout)) == off
+    assert Gemm(*shape, layout).misaligned(PRECISIONS[precision]) == off
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import models
 
+from kernels.conv import Conv
 from kernels.conv.shape import DIMS, PASSES, ConvShape
+from kernels.gemm import Gemm
 from microbench.errors import UserError
 from microbench.network.products import Layer, Skipped
 from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
@@ -26,11 +28,11 @@ def traced(network: str, batch: int = BATCH) -> Traced:
 
 
 def of(found: Traced, op: str, which: str) -> list[Layer]:
-    return [layer for layer in found.layers if (layer.op, layer.which) == (op, which)]
+    return [layer for layer in found.layers if (layer.problem.op, layer.which) == (op, which)]
 
 
 def total(items: list[Layer] | list[Skipped]) -> int:
-    return sum(item.count * item.flops for item in items)
+    return sum(item.count * getattr(item, "problem", item).flops for item in items)
 
 
 def complaint(network: str, batch: int = 2, image: int | None = None) -> str:
@@ -76,7 +78,7 @@ def test_backward_is_twice_the_forward_less_the_gradient_of_the_images(network: 
     [first] = [layer for layer in of(found, "conv", "fprop") if FIRST_LAYER[network] in layer.names]
     assert first.count == 1
     assert wgrad == forward
-    assert dgrad == forward - first.flops
+    assert dgrad == forward - first.problem.flops
     assert found.skipped == ()
 
 
@@ -87,14 +89,12 @@ def test_resnet50_has_its_53_convolutions_and_one_linear_layer() -> None:
     assert len(convs) == 23
     assert sum(layer.count for layer in of(found, "conv", "wgrad")) == 53
     assert sum(layer.count for layer in of(found, "conv", "dgrad")) == 52
-    stem = {"n": 4, "c": 3, "h": 224, "w": 224, "k": 64, "r": 7, "s": 7, "stride": 2, "padding": 3,
-            "dilation": 1, "groups": 1}  # fmt: skip
-    assert found.layers[0] == Layer("conv", stem, None, "fprop", 1, ("conv1",), convs[0].flops)
+    stem = Conv(ConvShape(4, 3, 224, 224, 64, 7, 7, 2, 3), "fprop")
+    assert found.layers[0] == Layer(stem, "fprop", 1, ("conv1",))
     assert [layer.which for layer in found.layers[:2]] == ["fprop", "wgrad"]
-    gemms = [layer for layer in found.layers if layer.op == "gemm"]
-    dims = {"m": BATCH, "n": 1000, "k": 2048}
-    assert gemms[0] == Layer("gemm", dims, "nt", "fprop", 1, ("fc",), 2 * BATCH * 1000 * 2048)
-    assert [(g.which, *(g.dims[d] for d in "mnk"), g.layout) for g in gemms[1:]] == [
+    gemms = [layer for layer in found.layers if layer.problem.op == "gemm"]
+    assert gemms[0] == Layer(Gemm(BATCH, 1000, 2048), "fprop", 1, ("fc",))
+    assert [(g.which, *g.problem.mnk, g.problem.layout) for g in gemms[1:]] == [
         ("dgrad", BATCH, 2048, 1000, "nn"), ("wgrad", 1000, 2048, BATCH, "tn"),
     ]  # fmt: skip
     assert (found.network, found.batch, found.image) == ("resnet50", BATCH, 224)
@@ -102,26 +102,22 @@ def test_resnet50_has_its_53_convolutions_and_one_linear_layer() -> None:
 
 def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
     found = traced("mobilenet_v2")
-    assert len({(*layer.dims.items(), layer.which, layer.layout) for layer in found.layers}) == len(
-        found.layers
-    )
-    seen: list[tuple[object, ...]] = []
+    assert len({(layer.problem, layer.which) for layer in found.layers}) == len(found.layers)
+    seen: list[ConvShape] = []
     for layer in found.layers:
-        if layer.op == "conv":
-            assert tuple(layer.dims) == DIMS
-            assert layer.flops == ConvShape(**{k: int(v) for k, v in layer.dims.items()}).flops
-            shape = tuple(layer.dims.items())
+        if layer.problem.op == "conv":
+            shape = layer.problem.shape
             assert shape not in seen[:-1]  # once left, a shape does not come back
             if not seen or seen[-1] != shape:
                 seen.append(shape)
                 assert layer.which == "fprop"
     for which in ("dgrad", "wgrad"):  # the same modules run every pass
-        forward = {tuple(layer.dims.items()): layer for layer in of(found, "conv", "fprop")}
+        forward = {layer.problem.shape: layer for layer in of(found, "conv", "fprop")}
         for layer in of(found, "conv", which):
-            if layer.dims["c"] != 3:
-                twin = forward[tuple(layer.dims.items())]
+            if layer.problem.dims["c"] != 3:
+                twin = forward[layer.problem.shape]
                 assert (layer.count, set(layer.names)) == (twin.count, set(twin.names))
-    depthwise = [layer for layer in of(found, "conv", "fprop") if layer.dims["groups"] != 1]
+    depthwise = [layer for layer in of(found, "conv", "fprop") if layer.problem.dims["groups"] != 1]
     assert sum(layer.count for layer in depthwise) == 17
     assert depthwise[0].names == ("features.1.conv.0.0",)
 
@@ -129,12 +125,14 @@ def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
 def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
     found = traced("vit_b_16")
     tokens, width = BATCH * 197, 768
-    sizes = [(g.dims["n"], g.dims["k"], g.count) for g in of(found, "gemm", "fprop")]
+    sizes = [
+        (g.problem.dims["n"], g.problem.dims["k"], g.count) for g in of(found, "gemm", "fprop")
+    ]
     assert sizes == [
         (3 * width, width, 12), (width, width, 12), (4 * width, width, 12),
         (width, 4 * width, 12), (1000, width, 1),
     ]  # fmt: skip
-    assert all(g.dims["m"] in (tokens, BATCH) for g in of(found, "gemm", "fprop"))
+    assert all(g.problem.dims["m"] in (tokens, BATCH) for g in of(found, "gemm", "fprop"))
     scores = 12 * BATCH * 197 * 197
     assert [(s.what, s.count, s.flops) for s in found.skipped] == [
         ("scaled_dot_product_attention", 12, 4 * scores * 64),
@@ -148,7 +146,11 @@ def test_auxiliary_heads_train_too_and_padding_by_axis_is_measured() -> None:
     found = traced("inception_v3")
     assert found.image == 299
     assert not found.skipped
-    wide = [layer.dims for layer in of(found, "conv", "wgrad") if layer.dims["padding"] == "0x3"]
+    wide = [
+        layer.problem.dims
+        for layer in of(found, "conv", "wgrad")
+        if layer.problem.dims["padding"] == "0x3"
+    ]
     assert wide
     assert {(dims["r"], dims["s"]) for dims in wide} == {(1, 7)}
     assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
@@ -160,7 +162,7 @@ def test_video_convolutions_are_not_measured() -> None:
     assert stem.what == "3-D convolution, fprop"
     outputs = 64 * CLIP_FRAMES * 56 * 56
     assert stem.flops == 2 * outputs * 3 * 3 * 7 * 7
-    assert {layer.op for layer in found.layers} == {"gemm"}
+    assert {layer.problem.op for layer in found.layers} == {"gemm"}
 
 
 def test_weights_and_images_take_no_memory() -> None:
@@ -169,7 +171,7 @@ def test_weights_and_images_take_no_memory() -> None:
     assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())
     assert isinstance(built.inputs[0], FakeTensor)
     found = trace("resnet18", 10**9)  # 600 TB of images
-    assert found.layers[0].dims["n"] == 10**9
+    assert found.layers[0].problem.dims["n"] == 10**9
 
 
 def test_random_state_and_user_s_weights_are_left_alone(written) -> None:
@@ -208,8 +210,8 @@ def build():
     found = trace(name, 256)
     assert (found.batch, found.image) == (7, None)
     conv = of(found, "conv", "fprop")[0]
-    assert [conv.dims[d] for d in DIMS] == [7, 5, 9, 12, 8, 3, 3, 1, 2, 2, 1]
-    assert [(g.which, g.count) for g in found.layers if g.op == "gemm"] == [
+    assert [conv.problem.dims[d] for d in DIMS] == [7, 5, 9, 12, 8, 3, 3, 1, 2, 2, 1]
+    assert [(g.which, g.count) for g in found.layers if g.problem.op == "gemm"] == [
         ("fprop", 2), ("dgrad", 1), ("wgrad", 2),
     ]  # fmt: skip
     assert "leave out --image 64" in complaint(name, image=64)
@@ -230,11 +232,11 @@ def build():
     found = trace(name, 2, 8)
     up = [layer for layer in found.layers if layer.names == ("1",)]
     assert [layer.which for layer in up] == ["fprop", "dgrad", "wgrad"]
-    assert [up[0].dims[d] for d in DIMS] == [2, 4, 16, 16, 8, 3, 3, 2, 1, 1, 2]
-    assert up[0].flops == 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)
+    assert [up[0].problem.dims[d] for d in DIMS] == [2, 4, 16, 16, 8, 3, 3, 2, 1, 1, 2]
+    assert up[0].problem.flops == 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)
     last = [layer for layer in found.layers if layer.names == ("2",)]
     assert [layer.which for layer in last] == ["fprop", "dgrad", "wgrad"]
-    assert [last[0].dims[d] for d in DIMS] == [2, 4, 33, 18, 4, 3, 3, "2x1", 0, 1, 1]
+    assert [last[0].problem.dims[d] for d in DIMS] == [2, 4, 33, 18, 4, 3, 3, "2x1", 0, 1, 1]
     assert not found.skipped
 
 
@@ -258,7 +260,7 @@ def build():
 """,
     )
     found = trace(name, None, None)
-    dims = {layer.names: [layer.dims[d] for d in DIMS] for layer in found.layers}
+    dims = {layer.names: [layer.problem.dims[d] for d in DIMS] for layer in found.layers}
     assert dims["one",] == [2, 8, 1, 32, 4, 1, 7, 2, "0x6", 2, 1]
     assert dims["wide",] == [2, 1, 8, 32, 4, 1, 3, 1, "0x1", 1, 1]
     assert {s.reason for s in found.skipped} == {"3-D convolutions are not measured yet"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.gemm import torch_blas
+from kernels.gemm import Gemm, torch_blas
 from kernels.gemm.operands import Operands
 from microbench.device.device import describe, open_telemetry
 from microbench.measure import Measurer, with_ratios
@@ -35,8 +35,8 @@ class Spy(CpuClock):
 
 
 def group_of(*precisions: str, size: int = 24, backend: str = "cpu", data: str = "normal") -> Group:
-    dims = {"m": size, "n": size + 8, "k": size + 16}
-    return Group(tuple(Case("gemm", dims, p, backend, data=data) for p in precisions))
+    problem = Gemm(size, size + 8, size + 16)
+    return Group(tuple(Case(problem, p, backend, data) for p in precisions))
 
 
 @pytest.fixture

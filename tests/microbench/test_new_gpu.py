@@ -11,6 +11,7 @@ from samples.kernel_runs import case, measured, run_of, shown
 
 from kernels import OPS, gpus
 from kernels.case import Case, Target
+from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import backend
 from kernels.conv.triton.problem import ImplicitGemm
@@ -65,7 +66,7 @@ def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
 def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     limit = gpus.architecture(gpu.capability).block_shared_bytes
     dims, fp16 = vars(ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1)), PRECISIONS["fp16"]
-    layers = [Case("conv", {**dims, "pass": which}, "fp16", "triton", "nhwc")
+    layers = [Case(Conv(ConvShape(**dims), which), "fp16", "triton")
               for which in ("fprop", "wgrad")]  # fmt: skip
     problem = gemm_config.Problem.of(case(4096, "fp16", "triton"))
     taken = [

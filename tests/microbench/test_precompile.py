@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -18,36 +19,39 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Case, Target
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
 from kernels.conv.triton import backend as conv_backend
+from kernels.gemm import Gemm
 from kernels.gemm.triton import backend as gemm_backend
 from kernels.tune import QUICK
 from microbench.precompile import compile_ahead
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
-ODD = Case("gemm", {"m": 200, "n": 136, "k": 99}, "fp16", "triton", "nt")  # packed, direct
+ODD = Case(Gemm(200, 136, 99), "fp16", "triton")  # packed, direct
 CONV = {"n": 8, "c": 64, "h": 14, "w": 14, "k": 64, "r": 3, "s": 3, "stride": 1, "padding": 1,
         "dilation": 1, "groups": 1}  # fmt: skip
 
 # The measuring process, with real tensors: which kernels it finds compiled.
 PARENT = """
-import json, sys, torch
+import json, pickle, sys, torch
 from triton import knobs
 from triton.runtime.driver import driver
 from kernels import OPS
-from kernels.case import Case, Target
+from kernels.case import Target
+from kernels.op import Session
 from microbench.precompile import StandIn
 
 driver.set_active(StandIn((9, 0)))
 hits = []
 knobs.compilation.listener = lambda src, metadata, metadata_group, times, cache_hit: hits.append(
     [src.name, cache_hit])
-for op, dims, precision, layout, label in json.load(sys.stdin):
-    case = Case(op, dims, precision, "triton", layout)
+for case, label in pickle.load(sys.stdin.buffer):
     target = Target("cuda", "NVIDIA H200", (9, 0), 132)
-    backend = OPS[op].entries["triton"].load()
-    operands = OPS[op].session(Target("cpu", "cpu"), 0).pool.get(case)
+    backend = OPS[case.op].entries["triton"].load()
+    operands = Session(Target("cpu", "cpu"), 0).pool.get(case)
     config = backend.parse(label)
-    if op == "gemm":
+    if case.op == "gemm":
         from kernels.gemm.triton.config import Problem
         steps = backend.Launcher(
             Problem.of(case), operands.a, operands.b, operands.c, 132).bind(config)
@@ -75,11 +79,9 @@ def compile_here(
 
 
 def found_by_parent(asked: list[tuple[Case, str]]) -> list[tuple[str, bool]]:
-    lines = [[c.op, dict(c.dims), c.precision_name, c.layout, label] for c, label in asked]
     run = subprocess.run(
-        [sys.executable, "-c", PARENT], input=json.dumps(lines), text=True, capture_output=True,
-        check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PARENT], input=pickle.dumps(asked), capture_output=True, check=True
+    )
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -87,7 +89,7 @@ def test_the_measuring_process_compiles_only_what_was_not_compiled_before() -> N
     first, second, *_ = gemm_backend.configurations(ODD, H200).tried(QUICK)
     compiled = [(ODD, first.label)]
     for which in ("fprop", "dgrad", "wgrad"):
-        case = Case("conv", {**CONV, "pass": which}, "fp16", "triton", "nhwc")
+        case = Case(Conv(ConvShape(**CONV), which), "fp16", "triton")
         labels = [config.label for config in conv_backend.configurations(case, H200).ranked]
         split = (label for label in labels if re.search(r"/x([2-9]|1\d)", label))
         compiled.append((case, next(split, labels[0])))
@@ -134,6 +136,7 @@ STARTS = """
 import multiprocessing, os, threading, time
 from multiprocessing.forkserver import _forkserver as forkserver
 from kernels.case import Case, Target
+from kernels.gemm import Gemm
 from microbench.precompile import compile_ahead
 
 def watch():
@@ -145,7 +148,7 @@ def watch():
 if __name__ == "__main__":
     threading.Thread(target=watch).start()
     while True:
-        compile_ahead(Case("gemm", {}, "fp16", "triton"), Target("cuda", "x"), ["any"])
+        compile_ahead(Case(Gemm(64, 64, 64), "fp16", "triton"), Target("cuda", "x"), ["any"])
 """
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.case import Case
+from kernels.gemm import Gemm
 from microbench.results import read_run
 from microbench.results.merging import merged, ratio_of_processes
 from microbench.results.types import TURNED_WRONG, Measurement, ProcessTime, Ratio, Result
@@ -235,7 +236,7 @@ def check_prior(prior: VariancePrior, variances: list[Variance]) -> None:
 # ---------------------------------------------------------------- merging
 
 
-FP32 = Case("gemm", dict.fromkeys("mnk", 512), "fp32", "cublas")
+FP32 = Case(Gemm(512, 512, 512), "fp32", "cublas")
 FP16 = replace(FP32, precision_name="fp16")
 TRITON = replace(FP16, backend="triton")
 

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from samples.kernel_runs import SIZES, case, h200_run, measured, run_of, shown, with_speedups
 
+from kernels.gemm import Gemm
 from microbench import fmt
 from microbench.report.console import print_run
 from microbench.report.export import to_csv, to_markdown
@@ -55,7 +56,7 @@ def results(draw: st.DrawFn) -> Result:
         st.sampled_from(["fp32", "tf32", "fp16", "fp8-e4m3-precise", "int8"]) | text_of
     )
     what = case((draw(size), draw(size), draw(size)), precision, draw(text_of))
-    what = draw(st.sampled_from([what, replace(what, dims={"m": 64, "n": 64, "k": 64})]))
+    what = draw(st.sampled_from([what, replace(what, problem=Gemm(64, 64, 64))]))
     measurement = None
     if draw(st.booleans()):
         measurement = Measurement(
@@ -167,7 +168,7 @@ def test_values_are_those_of_the_run() -> None:
         assert row["speedup_fp32"] == "" or float(row["speedup_fp32"]) == pytest.approx(
             ratio.ratio if ratio else 0
         )
-        assert (row["throttle"] == "power cap") == (result.case.dim("m") > 2048)
+        assert (row["throttle"] == "power cap") == (result.case.problem.dims["m"] > 2048)
     assert (skipped["reason"], skipped["median_s"]) == (reason, "")
 
 

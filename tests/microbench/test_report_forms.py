@@ -235,7 +235,7 @@ def test_points_are_the_numbers_of_the_run() -> None:
     (panel,) = lines.panels.values()
     found = {(p["precision"], p["backend"], p["size"]): p["rate"] for p in panel.points}
     expected = {
-        (r.case.precision_name, r.case.backend, r.case.dim("m")): (r.flop_per_s or 0) / 1e12
+        (r.case.precision_name, r.case.backend, r.case.problem.axis): (r.flop_per_s or 0) / 1e12
         for r in run.results
         if r.flop_per_s
     }

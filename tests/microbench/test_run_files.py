@@ -21,9 +21,10 @@ from rich.text import Text
 from samples.judge import places, with_value
 from samples.kernel_runs import case, measured, run_of
 
+from kernels import OPS
 from kernels.case import DATA, Case
 from kernels.error_words import first_line
-from kernels.gemm import LAYOUTS, OP
+from kernels.gemm import LAYOUTS, Gemm
 from kernels.precision import PRECISIONS
 from microbench import results as public
 from microbench.__main__ import main
@@ -111,13 +112,12 @@ some_words = st.lists(words, max_size=3).map(tuple)
 ratios = st.dictionaries(
     words, st.builds(Ratio, numbers, st.none() | st.tuples(numbers, numbers)), max_size=3
 )
+sizes = st.integers(1, 10**6)
 cases = st.builds(
     Case,
-    op=st.just("gemm"),
-    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in OP.dims}),
+    problem=st.builds(Gemm, sizes, sizes, sizes, st.sampled_from(LAYOUTS)),
     precision_name=st.sampled_from(sorted(PRECISIONS)),
-    backend=st.sampled_from(sorted(OP.backends)),
-    layout=st.sampled_from(LAYOUTS),
+    backend=st.sampled_from(sorted(OPS["gemm"].backends)),
     data=st.sampled_from(DATA),
 )
 
@@ -296,7 +296,7 @@ def test_a_result_that_can_be_is_read(fields: Json) -> None:
     written = json.loads(json.dumps(result_to_json(found)))
     kept = fields.keys() - {"case", "unknown"}
     assert {name: written[name] for name in kept} == {name: fields[name] for name in kept}
-    assert (found.case.layout, found.case.data) == ("nt", "normal")
+    assert (found.case.problem.layout, found.case.data) == ("nt", "normal")
 
 
 @pytest.mark.parametrize(

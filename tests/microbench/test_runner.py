@@ -14,6 +14,7 @@ import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
 from kernels.case import Case, Target
+from kernels.gemm import Gemm
 from microbench.conditions import Conditions
 from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator, TooLong
 from microbench.requests import GemmRequest
@@ -431,7 +432,7 @@ CPU = Target("cpu", "a CPU", None, 2)
 
 
 def case(size: int, precision: str = "fp16") -> Case:
-    return Case("gemm", {"m": size, "n": size, "k": size}, precision, "cpu")
+    return Case(Gemm(size, size, size), precision, "cpu")
 
 
 def taught(size: int, seconds: float) -> Estimator:

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import OPS
-from kernels.conv.shape import ConvShape
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
@@ -191,7 +189,7 @@ def test_every_combination_is_planned_once() -> None:
     )  # fmt: skip
     names = [group.name for group in groups]
     assert len(names) == len(set(names)) == 4 * 2 * 2 * 2 * 2 * 2
-    assert {OPS["conv"].size(group.cases[0]) for group in groups} == {"8", "16", "32", "64x256"}
+    assert {group.cases[0].problem.size for group in groups} == {"8", "16", "32", "64x256"}
 
 
 @pytest.mark.parametrize(
@@ -209,14 +207,14 @@ def test_every_combination_is_planned_once() -> None:
 )
 def test_same_padding_keeps_the_image(kernel: str, dilation: str, padding: int | str) -> None:
     (group,) = plan_convs(kernel=kernel, dilation=dilation)
-    shape = ConvShape.of(group.cases[0])
+    shape = group.cases[0].problem.shape
     assert (shape.padding, shape.p, shape.q) == (padding, 28, 28)
 
 
 def test_depthwise_has_a_group_a_channel() -> None:
     for group in plan_convs(channels="8,32", groups="depthwise"):
         case = group.cases[0]
-        assert case.dim("groups") == case.dim("c")
+        assert case.problem.dims["groups"] == case.problem.dims["c"]
 
 
 def test_misaligned_widths_bring_their_padded_twins() -> None:
@@ -225,7 +223,7 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
     assert not twins, "61 and 60 are padded to 64, which is there"
     (alone, twin) = plan_convs(channels="60")
     assert len(alone.cases) == 3
-    assert [(c.precision_name, c.backend, c.dim("c")) for c in twin.cases] == [
+    assert [(c.precision_name, c.backend, c.problem.shape.c) for c in twin.cases] == [
         ("fp16", "cudnn", 64)
     ]
 
@@ -245,9 +243,9 @@ def test_each_line_is_a_problem_in_order_without_repeats(
     file = tmp_path_factory.mktemp("shapes") / "g.csv"
     file.write_text("k, m ,n\n" + "".join(f"{k},{m},{n}\n\n# note\n" for m, n, k in sizes))
     groups = GemmRequest(ASKED, shapes=file).plan("cuda")
-    found = [tuple(group.cases[0].dim(one) for one in "mnk") for group in groups]
+    found = [group.cases[0].problem.mnk for group in groups]
     assert found == list(dict.fromkeys(sizes))
-    assert {group.cases[0].layout for group in groups} == {"nt"}
+    assert {group.cases[0].problem.layout for group in groups} == {"nt"}
 
 
 def test_a_convolution_has_usual_values_where_none_are_given(tmp_path: Path) -> None:
@@ -255,8 +253,12 @@ def test_a_convolution_has_usual_values_where_none_are_given(tmp_path: Path) -> 
     file.write_text("n,c,k,h,w,r,s,pass,padding\n2,3,8,9,9,3,3,wgrad,\n")
     (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
     (case,) = group.cases
-    assert (case.dims["pass"], case.dims["stride"], case.dims["padding"]) == ("wgrad", 1, 0)
-    assert (case.layout, case.precision_name, case.backend) == ("nhwc", "fp16", "triton")
+    assert (
+        case.problem.dims["pass"],
+        case.problem.dims["stride"],
+        case.problem.dims["padding"],
+    ) == ("wgrad", 1, 0)
+    assert (case.problem.layout, case.precision_name, case.backend) == ("nhwc", "fp16", "triton")
 
 
 def test_a_convolution_of_one_row_is_planned_kept_and_read_as_it_is(tmp_path: Path) -> None:
@@ -264,8 +266,8 @@ def test_a_convolution_of_one_row_is_planned_kept_and_read_as_it_is(tmp_path: Pa
     file.write_text("n,c,k,h,w,r,s,padding,stride\n2,8,8,1,64,1,7,0x3,1x2\n")
     (group,) = ConvRequest(ASKED, shapes=file).plan("cuda")
     (case,) = group.cases
-    assert (case.dims["padding"], case.dims["stride"]) == ("0x3", "1x2")
-    shape = ConvShape.of(case)
+    assert (case.problem.dims["padding"], case.problem.dims["stride"]) == ("0x3", "1x2")
+    shape = case.problem.shape
     assert (shape.p, shape.q) == (1, 32)
     run = Run(("conv",), "now", {"name": "a"}, {}, results=(Result(case, "skipped", "no GPU"),))
     (read,) = run_from_json(json.loads(json.dumps(run_to_json(run)))).results

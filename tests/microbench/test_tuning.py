@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from kernels import tune
 from kernels.case import Candidate, Case, Prepared, Target
+from kernels.gemm import Gemm
 from kernels.gemm.triton import backend
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
 from microbench import precompile
@@ -22,7 +23,7 @@ from microbench.timing.timers import Block, Launch
 from microbench.tuning import LIBRARY_STAGES, QUICK_STAGES, Stage, Tuner, ranking
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
-CASE = Case("gemm", {"m": 1048, "n": 1048, "k": 1048}, "fp16", "triton", "nt")
+CASE = Case(Gemm(1048, 1048, 1048), "fp16", "triton")
 
 times = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12)
 
@@ -116,9 +117,7 @@ def prepared(candidates: Sequence[Candidate], wrong: Sequence[str] = ()) -> Prep
     def error(candidate: Candidate) -> float:
         return 1.0 if candidate.label in wrong else 0.0
 
-    return Prepared(
-        candidates, error, lambda: None, lambda one, _: error(one), lambda: 0.0, 1, 1
-    )  # fmt: skip
+    return Prepared(candidates, error, lambda: None, lambda one, _: error(one), lambda: 0.0)
 
 
 def no_announcement(_key: str, _stage: str) -> None:

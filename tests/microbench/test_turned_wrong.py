@@ -14,7 +14,9 @@ from samples import bad_kernels
 from samples.commands import Ran, run_here, warm_children
 
 from kernels.case import Candidate, Case, Target
-from kernels.gemm import torch_blas
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
+from kernels.gemm import Gemm, torch_blas
 from kernels.gemm.operands import Operands
 from kernels.gpus import find_card
 from microbench import measure, worker
@@ -145,7 +147,7 @@ def measured_here(
     measurer = Measurer(
         target, clock or CpuClock(1 << 16, "warm"), open_telemetry(info), "sustained", 0
     )
-    group = Group((Case("gemm", {"m": 24, "n": 32, "k": 40}, "fp32", "cpu"),))
+    group = Group((Case(Gemm(24, 32, 40), "fp32", "cpu"),))
     return measurer.measure(group, BUDGET_S, announce)[0]
 
 
@@ -243,8 +245,8 @@ def test_a_rate_that_the_card_cannot_have_is_a_failure(share: float, possible: b
 
 def test_a_convolution_may_multiply_once_for_a_filters_taps(tmp_path: Path) -> None:
     """As FFTs and Winograd's algorithm nearly do: three times a sheet's rate is no defect."""
-    dims = {"n": 1, "c": 8, "h": 8, "w": 8, "k": 8, "r": 3, "s": 3, "pass": "fprop"}
-    result = Result(Case("conv", dims, "fp32", "cudnn"), "ok", flops=67 * 10**12)
+    problem = Conv(ConvShape(1, 8, 8, 8, 8, 3, 3), "fprop")
+    result = Result(Case(problem, "fp32", "cudnn"), "ok", flops=67 * 10**12)
     h200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
     assert measure.too_fast(result, 1 / 3, h200) is None
     assert measure.too_fast(result, 1 / 12, h200)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kernels import OPS
 from kernels.case import Case
 from microbench.device.device import DeviceInfo
 from microbench.results.types import Ceiling, Measurement, Result, Run
@@ -32,18 +31,18 @@ CEILINGS = (
 
 def result_of(case: Case) -> Result:
     """A case on a device where every planted condition costs what it should."""
-    op = OPS[case.op]
-    flops, moved, name = op.flops(case), op.min_bytes(case), case.backend.partition(":")[2]
+    flops, moved, name = case.problem.flops, case.min_bytes, case.backend.partition(":")[2]
     busy_s, kernels, tile = flops / RATES[case.precision_name], ["main"], None
-    if op.misaligned(case):
+    if case.problem.misaligned(case.precision):
         busy_s *= 3
     if name in ("wide", "tall"):
         tile = (128, 256, 64) if name == "wide" else (256, 128, 64)
-        tiles = math.ceil(case.dim("m") / tile[0]) * math.ceil(case.dim("n") / tile[1])
+        m, n, _ = case.problem.mnk
+        tiles = math.ceil(m / tile[0]) * math.ceil(n / tile[1])
         busy_s /= min(1.0, 1.2 * tiles / (math.ceil(tiles / 132) * 132))
     if name in ("conflicts", "spills", "sleepy", "off_two_bytes"):
         busy_s *= 2
-    if case.layout == "nchw":
+    if case.problem.layout == "nchw":
         busy_s, kernels = 3 * busy_s, ["main", "nchwToNhwcKernel"]
     if case.data == "zeros":
         busy_s /= 1.2
@@ -101,7 +100,7 @@ def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_cou
 def test_a_small_device_gets_the_plants_that_fit_it() -> None:
     room = 1_000_000_000
     fits = {plant.case.key for plant in plants_for(replace(H200, memory_bytes=room))}
-    sizes = {p.case.key: OPS[p.case.op].min_bytes(p.case) for p in plants_for(H200)}
+    sizes = {p.case.key: p.case.min_bytes for p in plants_for(H200)}
     assert fits == {key for key, size in sizes.items() if size <= room / 4} < set(sizes)
 
 

@@ -10,6 +10,7 @@ from statistics import geometric_mean
 import pytest
 
 from kernels.case import Case
+from kernels.gemm import Gemm
 from kernels.tune import HOW, Choice
 from microbench.libraries import beside, libraries_beside_own, sentence, summaries
 from microbench.report.notes import choices
@@ -28,7 +29,7 @@ def result(
         return Ratio(value, (0.999 * value, 1.001 * value))
 
     return Result(
-        Case("gemm", {"m": size, "n": size, "k": size}, precision, backend),
+        Case(Gemm(size, size, size), precision, backend),
         "ok",
         measurement=Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained"),
         flops=2 * size**3,
@@ -133,7 +134,7 @@ def with_interval(size: int, ratio: float, low: float, high: float) -> Result:
 
 
 def lines_of(*rows: Result) -> list[list[float]]:
-    bases = [result(int(row.case.dim("m")), "fp32") for row in rows]
+    bases = [result(int(row.case.problem.dims["m"]), "fp32") for row in rows]
     return [numbers(line) for line in verdict(run_of(*bases, *rows))]
 
 
@@ -151,15 +152,15 @@ def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool
     said = verdict(run_of(*(result(size, "fp32") for size in (100, 200, 300)), *known))
     assert said[0].startswith("fp16 is faster than fp32 from 200 up")
     size, ratio = (300, (12.0, 5.0, 64.0)) if largest else (100, (0.5, 0.1, 2.5))
-    rows = [with_interval(size, *ratio) if r.case.dim("m") == size else r for r in known]
+    rows = [with_interval(size, *ratio) if r.case.problem.dims["m"] == size else r for r in known]
     what, reason, remedy, *more = verdict(
-        run_of(*(result(r.case.dim("m"), "fp32") for r in rows), *rows)
+        run_of(*(result(r.case.problem.dims["m"], "fp32") for r in rows), *rows)
     )
     assert what.startswith("No verdict on fp16 against fp32")
     assert f"±{433 if largest else 400} %" in what
     assert (reason[:6], remedy[:4], more) == ("Likely", "Try:", [])
     far = [with_interval(50, 5.0, 1.0, 25.0), *known]
-    below = verdict(run_of(*(result(r.case.dim("m"), "fp32") for r in far), *far))
+    below = verdict(run_of(*(result(r.case.problem.dims["m"], "fp32") for r in far), *far))
     assert below[0] == said[0]
     assert not any("at 50" in line for line in below)
 
@@ -235,7 +236,7 @@ LABEL = "tma/64x128x128/s4/w4/g8"
 
 
 def gemm(size: int, ratios: Mapping[str, float], backend: str = "triton", **more: object) -> Result:
-    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", backend)
+    case = Case(Gemm(size, size, size), "fp16", backend)
     beside = {name: Ratio(ratio, None) for name, ratio in ratios.items()}
     return replace(Result(case, "ok", vs_backend=beside, variant=LABEL), **more)
 
@@ -253,7 +254,7 @@ def test_the_better_library_is_chosen_size_by_size() -> None:
     (found,) = summaries(run)
     assert [row.library for row in found.rows] == ["cublaslt", "cublas", "cublas"]
     assert found.mean == pytest.approx(geometric_mean([0.9, 0.8, 1.1]))
-    assert found.least.result.case.dim("m") == 2048
+    assert found.least.result.case.problem.dims["m"] == 2048
     assert found.not_measured == "cublaslt was not measured at 1"
     assert beside(gemm(512, {"my:gemm": 2.0})) is None, "no library"
 
@@ -302,6 +303,6 @@ def test_only_what_is_tuned_is_said_to_be_or_not() -> None:
 
 def test_what_else_is_summed_up_apart_is_named() -> None:
     run = run_of_gemms(gemm(512, {"cublas": 1.0}), gemm(256, {"cublas": 3.0}))
-    apart = summaries(run, lambda result: f"k={result.case.dim('k')}")
+    apart = summaries(run, lambda result: f"k={result.case.problem.dims['k']}")
     assert ["k=512" in sentence(found) for found in apart] == [True, False]
     assert [found.mean for found in apart] == pytest.approx([1.0, 3.0])

@@ -12,6 +12,7 @@ import pytest
 from samples.commands import warm_children
 
 from kernels.case import Case, Target
+from kernels.gemm import Gemm
 from microbench.conditions import Conditions, check_without, patterns
 from microbench.errors import UserError
 from microbench.requests import REQUESTS, request_of
@@ -22,8 +23,7 @@ ON_CPU = Conditions(device="cpu", l2="warm", seed=0)
 
 
 def group_of(*precisions: str, size: int = 16) -> Group:
-    dims = {"m": size, "n": size, "k": size}
-    return Group(tuple(Case("gemm", dims, p, "cpu") for p in precisions))
+    return Group(tuple(Case(Gemm(size, size, size), p, "cpu") for p in precisions))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from kernels.case import Case
+from kernels.gemm import Gemm
 from microbench.report import console as report
 from microbench.results.types import Ceiling, Measurement, Ratio, Result, Run, Warning
 
@@ -32,15 +33,15 @@ POWER = Warning(
 
 def case(size: int | tuple[int, int, int], precision: str, backend: str, **more: str) -> Case:
     m, n, k = (size, size, size) if isinstance(size, int) else size
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, **more)
+    return Case(Gemm(m, n, k), precision, backend, **more)
 
 
 def measured(what: Case, tflops: float, *, half_pct: float | None = 0.3) -> Result:
     """A result at this rate, with an interval of ± half_pct."""
-    flops = 2 * what.dim("m") * what.dim("n") * what.dim("k")
+    flops = what.problem.flops
     seconds = flops / (tflops * 1e12)
     half = seconds * (half_pct or 0) / 100
-    size = what.dim("m")
+    size = what.problem.mnk[0]
     small = size <= 512
     peak = PEAKS.get(what.precision_name)
     return Result(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.case import Case
+from kernels.gemm import Gemm
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.run import Runner
 from microbench.sweep import Group
@@ -18,17 +19,15 @@ Trouble = Callable[[Group], None]
 
 
 def group_of(size: int, *precisions: str, backends: Sequence[str] = ("cublas",)) -> Group:
-    dims = {"m": size, "n": size, "k": size}
-    return Group(
-        tuple(Case("gemm", dims, p, b) for p in precisions or ("fp32", "fp16") for b in backends)
-    )
+    problem, named = Gemm(size, size, size), precisions or ("fp32", "fp16")
+    return Group(tuple(Case(problem, p, b) for p in named for b in backends))
 
 
 def result_of(case: Case, seconds: float = 1e-3) -> Result:
     measurement = Measurement(
         (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained"
     )
-    return Result(case, "ok", measurement=measurement, flops=2 * case.dim("m") ** 3, min_bytes=1)
+    return Result(case, "ok", measurement=measurement, flops=case.problem.flops, min_bytes=1)
 
 
 def empty_run() -> Run:

@@ -15,6 +15,8 @@ from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.gemm import Gemm
+from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS
@@ -86,15 +88,15 @@ def said(pairs: Sequence[Pair]) -> str:
 def same_kernel_twice(info: DeviceInfo, tries: int, budget_s: float) -> list[Pair]:
     """Compare `tries` times a kernel with itself: GEMMs of SIZES in PRECISIONS, by the library."""
     timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
-    session = OPS["gemm"].session(info.target(), seed=0)
+    session = Session(info.target(), seed=0)
     backend = OPS["gemm"].library_backend(info.kind)
     shapes = itertools.cycle(itertools.product(SIZES[info.kind], PRECISIONS[info.kind]))
     found: list[Pair] = []
     with open_telemetry(info):
         for size, precision in itertools.islice(shapes, tries):
-            case = Case("gemm", {"m": size, "n": size, "k": size}, precision, backend)
+            case = Case(Gemm(size, size, size), precision, backend)
             launch = session.prepare(case).candidates[0].call
-            heavy = OPS["gemm"].flops(case) >= LARGE_FLOPS  # as the runner decides it
+            heavy = case.problem.flops >= LARGE_FLOPS  # as the runner decides it
             found.append(compare_with_itself(case.key, launch, timer, heavy, budget_s))
     return found
 

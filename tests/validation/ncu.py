@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernels import OPS
 from kernels.case import Case
+from kernels.gemm import Gemm
+from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe
 from microbench.errors import UserError
 from microbench.timing.interleave import Arm, Turns
@@ -77,7 +78,7 @@ def timer_against_ncu(info: DeviceInfo) -> list[dict[str, Any]]:
 def parse(word: str) -> Case:
     """A square GEMM from "fp16:cublas:4096"."""
     precision, backend, size = word.split(":")
-    return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
+    return Case(Gemm(int(size), int(size), int(size)), precision, backend)
 
 
 def within_target(ours_s: float, ncu_s: float) -> bool:
@@ -91,7 +92,7 @@ def within_target(ours_s: float, ncu_s: float) -> bool:
 def our_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
     """Our median seconds of each case, less the overhead: gated events, cold L2, burst."""
     timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
-    session = OPS["gemm"].session(info.target(), seed=0)
+    session = Session(info.target(), seed=0)
     medians: dict[str, float] = {}
     for word in words:
         call = session.prepare(parse(word)).candidates[0].call
@@ -155,7 +156,7 @@ def launch_all(device: str, words: Sequence[str]) -> None:
 
     info = describe(device)
     instruments = Instruments(info.index, 1 << 20, info.sm_count)
-    session = OPS["gemm"].session(info.target(), seed=0)
+    session = Session(info.target(), seed=0)
     cuda: Any = torch.cuda
     runtime = cuda.cudart()
     for word in words:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels import OPS
 from kernels.case import Case
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
+from kernels.gemm import Gemm
 from microbench.command_line import Outputs
 from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe
@@ -58,9 +60,12 @@ class Plant:
         return f"not {' or '.join(self.never)}" if self.never else self.condition
 
 
-def gemm(m: int, n: int, k: int, precision: str, backend: str = "cublas", **more: Any) -> Case:
+def gemm(
+    m: int, n: int, k: int, precision: str, backend: str = "cublas", *,
+    layout: str = "nt", data: str = "normal",
+) -> Case:  # fmt: skip
     """A GEMM C[M, N] = A[M, K] @ B[K, N] in the default layout."""
-    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, **more)
+    return Case(Gemm(m, n, k, layout), precision, backend, data)
 
 
 def conv(
@@ -68,11 +73,8 @@ def conv(
     batch: int = 32, image: int = 28, taps: int = 3,
 ) -> Case:  # fmt: skip
     """A convolution by cuDNN: stride 1, `taps` x `taps`, output as large as its input."""
-    dims: dict[str, int | str] = {
-        "n": batch, "c": c, "h": image, "w": image, "k": k, "r": taps, "s": taps, "stride": 1,
-        "padding": taps // 2, "dilation": 1, "groups": 1, "pass": which,
-    }  # fmt: skip
-    return Case("conv", dims, precision, "cudnn", layout)
+    shape = ConvShape(batch, c, image, image, k, taps, taps, padding=taps // 2)
+    return Case(Conv(shape, which, layout), precision, "cudnn")
 
 
 # ---------------------------------------------------------------- was it planted?
@@ -136,7 +138,7 @@ def plants_for(device: DeviceInfo) -> list[Plant]:
         found = [*_sizes(), *_alignment(), *_layout(), *_power(), *_waves(device.sm_count or 0),
                  *_held_out()]  # fmt: skip
     room = MEMORY_SHARE * (device.memory_bytes or math.inf)
-    return [plant for plant in found if OPS[plant.case.op].min_bytes(plant.case) <= room]
+    return [plant for plant in found if plant.case.min_bytes <= room]
 
 
 def _on_a_cpu() -> list[Plant]:
@@ -179,7 +181,7 @@ def _alignment() -> list[Plant]:
     ]  # fmt: skip
     whole = [gemm(4096, 4096, 4096, p) for p in ("fp16", "bf16", "tf32")]
     never = ("alignment", "launch", "layout", "memory", "waves")
-    planted = [Plant("alignment", case, twin=OPS[case.op].aligned(case)) for case in off]
+    planted = [Plant("alignment", case, twin=case.aligned) for case in off]
     return [*planted, *(Plant("alignment", case, never=never) for case in whole)]
 
 
@@ -190,7 +192,7 @@ def _layout() -> list[Plant]:
         conv(128, 128, "fprop", "bf16", "nchw"), conv(64, 64, "fprop", "tf32", "nchw"),
         conv(64, 64, "dgrad", "fp16", "nchw"), conv(128, 128, "dgrad", "bf16", "nchw"),
     ]  # fmt: skip
-    pairs = [(case, replace(case, layout="nhwc")) for case in cases]
+    pairs = [(case, replace(case, problem=replace(case.problem, layout="nhwc"))) for case in cases]
     planted = [Plant("layout", case, costs(1.1), twin) for case, twin in pairs]
     return [*planted, *(Plant("layout", twin, never=("layout",)) for _, twin in pairs)]
 

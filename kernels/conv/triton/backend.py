@@ -27,15 +27,15 @@ def cannot_run(case: Case, target: Target) -> str | None:
     """Why these kernels cannot run the case, or None."""
     if case.precision_name not in PRECISIONS:
         return f"the Triton convolution supports {', '.join(PRECISIONS)}"
-    if case.dim("groups") > 1:
+    problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
+    if problem.shape.groups > 1:
         return "the Triton convolution has no groups"
     if case.precision.is_float8:
         # wgmma adds up adjacent elements of 8 bits; the gradient of the weights adds up pixels.
-        if case.dims["pass"] in WEIGHT_PASSES:
+        if problem.which in WEIGHT_PASSES:
             return "the Triton convolution in fp8 is for fprop and dgrad"
-        if not has_tma(target.capability or (0, 0)):
+        if not has_tma(capability):
             return "the Triton convolution in fp8 needs a GPU of compute capability 9.0 or above"
-    problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     if slow := data_configs.too_slow(problem, capability, target.sm_count):
         return f"the Triton convolution is left out: {slow}"
     return None
@@ -45,7 +45,7 @@ def candidates(
     case: Case, operands: ConvOperands, target: Target, search: str = NONE
 ) -> Sequence[Candidate]:
     """What a search times, one for NONE. CannotRun where no configuration fits the GPU."""
-    if case.layout == "nchw":
+    if case.problem.layout == "nchw":
         operands, copied = channels_last(operands)
     else:
         copied = None
@@ -82,7 +82,7 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     ValueError for a label that is no configuration; what Triton raises is passed on.
     """
     operands = without_memory(case)
-    if case.layout == "nchw":
+    if case.problem.layout == "nchw":
         operands, _ = channels_last(operands)
     return [step.compile() for step in bind(parse(label), case, operands, target)]
 

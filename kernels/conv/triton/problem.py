@@ -11,6 +11,7 @@ from math import ceil
 from typing import Generic, TypeVar
 
 from kernels.case import Case
+from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.precision import Capability, Precision
 from kernels.triton_util import row_for_tma
@@ -35,8 +36,9 @@ class ImplicitGemm:
 
     @classmethod
     def of(cls, case: Case) -> ImplicitGemm:
-        """The pass of a case. ValueError for no convolution."""
-        return cls(ConvShape.of(case), str(case.dims["pass"]), case.precision)
+        """The pass of a case."""
+        assert isinstance(case.problem, Conv)
+        return cls(case.problem.shape, case.problem.which, case.precision)
 
     @property
     def element_bytes(self) -> int:

@@ -178,13 +178,10 @@ class Problem:
 
     @classmethod
     def of(cls, case: Case) -> Problem:
-        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous. KeyError
-        for a missing dimension, ValueError for an unknown precision.
-        """
-        m, n, k = (case.dim(d) for d in "mnk")
+        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
+        (m, n, k), (a, b) = case.problem.mnk, case.problem.layout
         # A vector has its elements along K one after the other, whatever its layout is called.
-        a_k_major, b_k_major = case.layout[0] == "n" or m == 1, case.layout[1] == "t" or n == 1
-        return cls(m, n, k, case.precision, a_k_major, b_k_major)
+        return cls(m, n, k, case.precision, a == "n" or m == 1, b == "t" or n == 1)
 
     @property
     def pack_a(self) -> bool:

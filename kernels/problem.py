@@ -1,0 +1,92 @@
+"""What is computed, in no precision and by nobody yet: a matrix product or a convolution."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+from kernels.precision import Precision
+
+ALIGNMENT_BYTES = 16  # of a row, or a pixel's channels: what TMA, cp.async, 128-bit loads take
+
+
+class Problem(ABC):
+    """Sizes, and the layout that they are stored in. Frozen dataclasses: `Gemm` and `Conv`."""
+
+    op: ClassVar[str]  # its name in `kernels.OPS`
+    layout: str
+
+    @property
+    def key(self) -> str:
+        """Identity, the same in every run and version."""
+        dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
+        return f"{self.op}/{dims}/{self.layout}"
+
+    @property
+    def axis(self) -> int | None:
+        """The size as one number, the x axis of charts; None where it takes several."""
+        return int(self.size) if self.size.isdecimal() else None
+
+    def tolerance(self, precision: Precision) -> float:
+        """The largest relative error (Frobenius norm, against float64) of a correct result."""
+        return precision.rel_tolerance
+
+    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
+        """Whether the back end may compute more exactly than the precision says."""
+        return False
+
+    def misaligned(self, precision: Precision) -> tuple[str, int] | None:
+        """("K=4095", a row's bytes) where rows do not start on 16 bytes; None where they do."""
+        for name, width in self.rows(precision):
+            size = int(self.dims[name])
+            if size * width % ALIGNMENT_BYTES:
+                return f"{name.upper()}={size}", size * width
+        return None
+
+    @property
+    @abstractmethod
+    def dims(self) -> Mapping[str, int | str]:
+        """The sizes by the names that run files have."""
+
+    @property
+    @abstractmethod
+    def size(self) -> str:
+        """The size in short: "4096", "64x256"."""
+
+    @property
+    @abstractmethod
+    def setting(self) -> Mapping[str, str]:
+        """What else it is, besides its size, by name."""
+
+    @property
+    @abstractmethod
+    def mnk(self) -> tuple[int, int, int]:
+        """(M, N, K) of the GEMM, for a convolution of one group's implicit GEMM."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Useful operations per launch, a multiply-add as two."""
+
+    @abstractmethod
+    def min_bytes(self, precision: Precision) -> int:
+        """Least memory traffic per launch in bytes: inputs read once, output written once."""
+
+    @abstractmethod
+    def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
+        """(dimension, bytes of an element) of what should start on 16 bytes."""
+
+    @abstractmethod
+    def aligned(self, precision: Precision) -> Self:
+        """The same with dimensions padded to whole 16-byte rows."""
+
+    @abstractmethod
+    def probe(self, scale: int = 1) -> Self:
+        """A small problem of the same kind, at most as large as this; it grows with `scale`."""
+
+
+def padded(size: int, element_bytes: int) -> int:
+    """The least size from this on whose rows are whole 16-byte words."""
+    whole = ALIGNMENT_BYTES // min(element_bytes, ALIGNMENT_BYTES)
+    return -(-size // whole) * whole
