@@ -11,6 +11,7 @@ from typing import Any
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import LAYOUTS as CONV_LAYOUTS
 from kernels.gemm import LAYOUTS as GEMM_LAYOUTS
+from kernels.precision import Capability
 from kernels.tune import NONE
 from kernels.user import UserBackend
 
@@ -20,7 +21,7 @@ TUNED = "triton"  # the back end of our kernels, whose configurations are tuned
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One back end of an op: the module that offers `cannot_run` and `candidates`; with `tuned`,
+    """One back end of an op: the module that offers `check` and `candidates`; with `tuned`,
     `configurations` and `compiled` too.
     """
 
@@ -42,28 +43,26 @@ class BackendEntry:
         searched = (search,) if self.tuned else ()
         return tuple(self.load().candidates(case, operands, target, *searched))
 
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target: device, capability, or the module's reason; None
-        if it can. ImportError as `load`.
+    def check(self, case: Case, target: Target) -> None:
+        """CannotRun where the case cannot run on the target: device, capability, or the module's
+        reason. ImportError as `load`.
         """
         if self.kind != target.kind:
             device = "a CUDA GPU" if self.kind == "cuda" else "--device cpu"
-            return f"back end {case.backend} needs {device}"
-        return _below_capability(case, target) or self.load().cannot_run(case, target)
+            raise CannotRun(f"back end {case.backend} needs {device}")
+        if target.kind == "cuda":
+            _check_capability(case, target.capability or (0, 0))
+        self.load().check(case, target)
 
 
-def _below_capability(case: Case, target: Target) -> str | None:
-    if target.kind != "cuda":
-        return None
-    have, need = target.capability or (0, 0), case.precision.min_capability.get(case.backend)
+def _check_capability(case: Case, have: Capability) -> None:
+    name, need = case.precision_name, case.precision.min_capability.get(case.backend)
     if need is None:
-        return f"{case.backend} has no {case.precision_name}"
+        raise CannotRun(f"{case.backend} has no {name}")
     if have < need:
-        return (
-            f"{case.precision_name} needs compute capability {need[0]}.{need[1]}, "
-            f"this GPU has {have[0]}.{have[1]}"
+        raise CannotRun(
+            f"{name} needs compute capability {need[0]}.{need[1]}, this GPU has {have[0]}.{have[1]}"
         )
-    return None
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,11 @@ class Op:
         """The back end that baselines are measured with on a kind of device."""
         return self.library if kind == "cuda" else "cpu"
 
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target, or None. KeyError for an unknown back end."""
-        return self.entry(case.backend).cannot_run(case, target)
+    def check(self, case: Case, target: Target) -> None:
+        """CannotRun, with the reason, where the case cannot run on the target. KeyError for an
+        unknown back end.
+        """
+        self.entry(case.backend).check(case, target)
 
     def labels(self, case: Case, target: Target) -> frozenset[str]:
         """Of all Triton configurations that may run the case; none for another back end, and where
@@ -110,8 +111,7 @@ class Op:
         if case.backend != TUNED:
             return frozenset()
         try:
-            if self.cannot_run(case, target):
-                return frozenset()
+            self.check(case, target)
             ranked = self.entries[TUNED].load().configurations(case, target).ranked
         except (CannotRun, ImportError):
             return frozenset()

@@ -1,7 +1,8 @@
 """What a user brings: an attribute of an importable module, "module:name"; a back end made of it.
 
 A back end is a function of the operands that returns the result (or writes it into `out`), or an
-object with `cannot_run` and `candidates` as the modules of this package have them.
+object with `candidates` as the modules of this package have it, and perhaps `cannot_run`: a reason,
+or None.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernels.case import Candidate, Case, Target
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line, one_line, suggest
 
 OUR_NAMES = ("kernels", "microbench", "e2e")
@@ -125,16 +126,17 @@ class UserBackend:
             return True
         return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
 
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """The object's own reason; a function without an argument `which` cannot run dgrad or
-        wgrad. None if it can run. ValueError as `load`.
+    def check(self, case: Case, target: Target) -> None:
+        """CannotRun with the object's own reason; and where a function without an argument `which`
+        is asked for dgrad or wgrad. ValueError as `load`.
         """
-        reason = getattr(self._found, "cannot_run", None)
-        if reason is not None:
-            return reason(case, target)
-        if case.problem.setting.get("pass", "fprop") == "fprop" or "which" in self._names:
-            return None
-        return f"{self.name} has no argument `which`, so only its forward pass is measured"
+        reason = None
+        if hasattr(self._found, "cannot_run"):
+            reason = self._found.cannot_run(case, target)
+        elif case.problem.setting.get("pass", "fprop") != "fprop" and "which" not in self._names:
+            reason = f"{self.name} has no argument `which`, so only its forward pass is measured"
+        if reason:
+            raise CannotRun(reason)
 
     def candidates(
         self, case: Case, operands: Any, target: Target, *, search: str

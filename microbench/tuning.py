@@ -133,8 +133,7 @@ class Tuner:
 
     def _unknown(self, case: Case) -> bool:
         with suppress(Exception):  # it is prepared, and its error told, in its turn
-            if OPS[case.op].cannot_run(case, self.target):
-                return False
+            OPS[case.op].check(case, self.target)
             return self.search == WIDE or self._configurations(case).known is None
         return False
 

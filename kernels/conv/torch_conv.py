@@ -21,18 +21,18 @@ conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAcce
 CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """Why torch cannot run this, or None."""
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where torch cannot run this."""
     kind = case.precision
     if target.kind == "cpu" and kind.multiply == "tf32":
-        return "tf32 is a Tensor Core mode; a CPU has none"
+        raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if kind.is_float8:
-        return f"torch has no {case.precision_name} convolution; --backend triton has fp8-e4m3"
+        name = case.precision_name
+        raise CannotRun(f"torch has no {name} convolution; --backend triton has fp8-e4m3")
     if kind.storage == "int8":
-        return "torch has no int8 convolution"
+        raise CannotRun("torch has no int8 convolution")
     if kind.accumulate == "float16":
-        return "torch does not offer cuDNN's float16 accumulation"
-    return None
+        raise CannotRun("torch does not offer cuDNN's float16 accumulation")
 
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:

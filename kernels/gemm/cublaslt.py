@@ -32,23 +32,26 @@ INT8_MULTIPLE = 4
 MAX_ALIGNMENT_BYTES = 256  # what the heuristic assumes unless told less
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """Why cuBLASLt cannot multiply this, or None. Its heuristic may still have no algorithm."""
-    return refuse_8bit(case, "cuBLASLt")
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where cuBLASLt cannot multiply this. Its heuristic may still have
+    no algorithm.
+    """
+    check_8bit(case, "cuBLASLt")
 
 
-def refuse_8bit(case: Case, library: str) -> str | None:
-    """Why `library` has no kernel for an 8-bit case of this layout or size; None for others."""
+def check_8bit(case: Case, library: str) -> None:
+    """CannotRun where `library` has no kernel for an 8-bit case of this layout or size."""
     name, kind = case.precision_name, case.precision
     if kind.bytes_per_element != 1:
-        return None
+        return
     if case.problem.layout != "nt":
-        return f"{name} in {library} needs both operands K-major; use --layout nt"
+        raise CannotRun(f"{name} in {library} needs both operands K-major; use --layout nt")
     _, n, k = case.problem.mnk
     multiple = FLOAT8_MULTIPLE if kind.is_float8 else INT8_MULTIPLE
     if n % multiple or k % multiple:
-        return f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"
-    return None
+        raise CannotRun(
+            f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"
+        )
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:

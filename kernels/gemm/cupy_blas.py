@@ -19,20 +19,20 @@ import torch
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line
 from kernels.gemm import cublaslt_api as api
-from kernels.gemm.cublaslt import refuse_8bit, require_current_device
+from kernels.gemm.cublaslt import check_8bit, require_current_device
 from kernels.gemm.operands import Operands
 from kernels.precision import Precision
 
 MATH_MODE = api.CUBLAS_DEFAULT_MATH | api.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """Why gemmEx cannot multiply this, or None."""
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where gemmEx cannot multiply this."""
     if case.precision.is_float8:
-        return f"cublasGemmEx has no {case.precision_name}; use --backend cublaslt"
+        raise CannotRun(f"cublasGemmEx has no {case.precision_name}; use --backend cublaslt")
     if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed: pip install cupy-cuda13x"
-    return refuse_8bit(case, "cublasGemmEx")
+        raise CannotRun("CuPy is not installed: pip install cupy-cuda13x")
+    check_8bit(case, "cublasGemmEx")
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:

@@ -15,24 +15,25 @@ matmul_switches = torch.backends.cuda.matmul
 CPU_TRIAL_SIZE = 64
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """Why torch cannot multiply this, or None."""
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where torch cannot multiply this."""
     kind = case.precision
     if target.kind == "cpu" and kind.multiply == "tf32":
-        return "tf32 is a Tensor Core mode; a CPU has none"
+        raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if target.kind == "cpu" and kind.accumulate == "float16":
-        return "torch has no float16 accumulation on a CPU"
+        raise CannotRun("torch has no float16 accumulation on a CPU")
     if target.kind == "cpu" or kind.bytes_per_element > 1:
-        return None
+        return
     name, (m, n, k) = case.precision_name, case.problem.mnk
     if case.problem.layout != "nt":
-        return f"{name} in cuBLASLt needs both operands K-major; use --layout nt"
+        raise CannotRun(f"{name} in cuBLASLt needs both operands K-major; use --layout nt")
     multiple = 16 if kind.is_float8 else 8
     if n % multiple or k % multiple:
-        return f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"
+        raise CannotRun(
+            f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"
+        )
     if kind.storage == "int8" and m <= 16:
-        return f"int8 in torch needs M above 16, not {m}"
-    return None
+        raise CannotRun(f"int8 in torch needs M above 16, not {m}")
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from samples.measuring import refusal
 
 from kernels import OPS
 from kernels.case import CannotRun, Case
@@ -60,10 +61,8 @@ def session(gpu: DeviceInfo) -> Iterator[Session]:
 
 
 def check(session: Session, gpu: DeviceInfo, case: Case) -> None:
-    reason = OPS["conv"].cannot_run(case, gpu.target())
-    if reason:
-        pytest.skip(reason)
     try:
+        OPS["conv"].check(case, gpu.target())
         prepared = session.prepare(case)
     except CannotRun as cannot:
         pytest.skip(str(cannot))
@@ -105,7 +104,7 @@ def test_triton_is_right_in_nchw(session, gpu, which, precision, name) -> None:
 )  # fmt: skip
 def test_what_a_search_would_try_is_right(session, gpu, precision, which, dims) -> None:
     case = conv(which, "nhwc", precision, "triton", **dims)
-    if reason := OPS["conv"].cannot_run(case, gpu.target()):
+    if reason := refusal(OPS["conv"].check, case, gpu.target()):
         pytest.skip(reason)
     prepared = session.prepare(case, search=WIDE)
     assert len(prepared.candidates) > 1

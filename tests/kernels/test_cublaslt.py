@@ -21,6 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from samples.blas import memory, operand
+from samples.measuring import refusal
 
 from kernels.case import CannotRun, Case, Target
 from kernels.gemm import LAYOUTS, Gemm, cublaslt
@@ -169,8 +170,7 @@ def test_other_strides_are_refused(a: tuple[int, int], c: tuple[int, int]) -> No
     ],
 )
 def test_cannot_run_says_why(precision: str, layout: str, dims: dict[str, int], words: str) -> None:
-    reason = cublaslt.cannot_run(case(precision, layout, **dims), H200)
-    assert reason is not None
+    reason = refusal(cublaslt.check, case(precision, layout, **dims), H200)
     assert precision in reason
     assert words in reason
 
@@ -178,8 +178,8 @@ def test_cannot_run_says_why(precision: str, layout: str, dims: dict[str, int], 
 def test_the_rest_is_left_to_the_heuristic() -> None:
     for precision, kind in PRECISIONS.items():
         for layout in LAYOUTS if kind.bytes_per_element > 1 else ():
-            assert cublaslt.cannot_run(case(precision, layout, m=3, n=5, k=7), H200) is None
-        assert cublaslt.cannot_run(case(precision, m=7), H200) is None
+            cublaslt.check(case(precision, layout, m=3, n=5, k=7), H200)
+        cublaslt.check(case(precision, m=7), H200)
 
 
 def test_split_k_keeps_the_accumulator() -> None:
@@ -329,7 +329,7 @@ RUNNABLE = [
     (precision, layout)
     for precision in PRECISIONS
     for layout in LAYOUTS
-    if cublaslt.cannot_run(case(precision, layout), H200) is None
+    if not refusal(cublaslt.check, case(precision, layout), H200)
 ]
 
 

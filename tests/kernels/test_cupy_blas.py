@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 from samples.blas import memory, operand
+from samples.measuring import refusal
 
 from kernels.case import CannotRun, Case, Target
 from kernels.gemm import LAYOUTS, Gemm, cupy_blas
@@ -43,7 +44,7 @@ def cupy_installed() -> None:
 @pytest.mark.usefixtures("cupy_installed")
 def test_what_cannot_run_has_a_reason() -> None:
     def reason(precision: str, layout: str = "nt", **dims: int) -> str:
-        return cupy_blas.cannot_run(case(precision, layout, **dims), H200) or ""
+        return refusal(cupy_blas.check, case(precision, layout, **dims), H200)
 
     for name, kind in PRECISIONS.items():
         if kind.is_float8:
@@ -57,7 +58,7 @@ def test_what_cannot_run_has_a_reason() -> None:
 
 def test_no_cupy_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install cupy" in (cupy_blas.cannot_run(case("fp16"), H200) or "")
+    assert "pip install cupy" in refusal(cupy_blas.check, case("fp16"), H200)
 
 
 def test_a_cupy_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.measuring import refusal
 
 from kernels import OPS, checking
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
@@ -49,10 +50,10 @@ def float_operands(m: int, n: int, k: int, kind: Precision, data: str = "normal"
 @pytest.mark.parametrize("name", list(PRECISIONS))
 def test_every_precision_and_layout_is_right_or_says_why_not(name: str, layout: str) -> None:
     what = case(48, 80, 96, name, layout=layout)
-    reason = OPS["gemm"].cannot_run(what, CPU)
-    ready: Prepared | None = None
+    reason, ready = "", None
     try:
-        ready = None if reason else prepared(what)
+        OPS["gemm"].check(what, CPU)
+        ready = prepared(what)
     except CannotRun as error:
         reason = str(error)
     if ready:
@@ -213,14 +214,14 @@ def test_an_old_gpu_says_what_is_needed_and_what_it_has(
 ) -> None:
     gpu = Target("cuda", "a GPU", capability, 80)
     for backend in PRECISIONS[precision].min_capability.keys() & OPS["gemm"].backends.keys():
-        reason = OPS["gemm"].cannot_run(case(64, 64, 64, precision, backend=backend), gpu) or ""
+        reason = refusal(OPS["gemm"].check, case(64, 64, 64, precision, backend=backend), gpu)
         assert said in reason
         assert "{}.{}".format(*capability) in reason
 
 
 def test_a_precision_that_a_back_end_has_not_is_named() -> None:
     gpu = Target("cuda", "a GPU", (9, 0), 80)
-    reason = OPS["gemm"].cannot_run(case(64, 64, 64, "fp64", backend="triton"), gpu) or ""
+    reason = refusal(OPS["gemm"].check, case(64, 64, 64, "fp64", backend="triton"), gpu)
     assert {"triton", "fp64"} <= set(re.findall(r"\w+", reason))
 
 

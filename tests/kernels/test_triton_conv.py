@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from samples.convolutions import operands
+from samples.measuring import refusal
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -49,9 +50,9 @@ def test_every_shape_has_choices_that_fit_and_read_back(
     shape, target = SHAPES[name], Target("cuda", "unknown", capability, 132)
     for precision in ("fp16", "tf32"):
         what = case(shape, which, precision)
-        left_out = backend.cannot_run(what, target)
-        assert left_out is None or (which == "dgrad" and "stride 2" in left_out)
-        assert left_out is None or capability != (9, 0), "conv_gluon is fast at stride 2"
+        left_out = refusal(backend.check, what, target)
+        assert not left_out or (which == "dgrad" and "stride 2" in left_out)
+        assert not left_out or capability != (9, 0), "conv_gluon is fast at stride 2"
         found = backend.configurations(what, target).ranked
         assert len(set(found)) == len(found) > 1
         assert [backend.parse(config.label) for config in found] == list(found)
@@ -75,7 +76,7 @@ def test_every_shape_has_choices_that_fit_and_read_back(
 def test_what_it_cannot_run_it_says(precision: str, changes: dict[str, Any], said: str) -> None:
     which = changes.pop("which", "fprop")
     what = case(replace(ALIGNED, **changes), which, precision)
-    assert said in (backend.cannot_run(what, H200) or "")
+    assert said in refusal(backend.check, what, H200)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +88,12 @@ def test_a_strided_gradient_that_would_be_far_below_the_library_is_left_out_with
     kernel: int, stride: int | str, channels: int, passes: set[str]
 ) -> None:
     shape = ConvShape(64, channels, 224, 224, 96, kernel, kernel, stride)
-    reasons = {which: backend.cannot_run(case(shape, which), H200) for which in PASSES}
+    reasons = {which: refusal(backend.check, case(shape, which), H200) for which in PASSES}
     assert {which for which, reason in reasons.items() if reason} == passes
     for reason in filter(None, reasons.values()):
         assert f"at stride {stride}: each pixel is multiplied with all {kernel**2} taps" in reason
     tiny = ConvShape(1, channels, 32, 32, 8, kernel, kernel, stride)
-    assert backend.cannot_run(case(tiny, "dgrad"), H200) is None, "the launch takes as long"
+    backend.check(case(tiny, "dgrad"), H200)  # the launch takes as long
 
 
 @pytest.mark.parametrize(

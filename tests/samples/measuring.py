@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernels.case import Case
+from kernels.case import CannotRun, Case, Target
 from kernels.gemm import Gemm
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.run import Runner
@@ -21,6 +21,15 @@ Trouble = Callable[[Group], None]
 def group_of(size: int, *precisions: str, backends: Sequence[str] = ("cublas",)) -> Group:
     problem, named = Gemm(size, size, size), precisions or ("fp32", "fp16")
     return Group(tuple(Case(problem, p, b) for p in named for b in backends))
+
+
+def refusal(check: Callable[..., None], case: Case, target: Target) -> str:
+    """The reason of a check; empty where the case can run."""
+    try:
+        check(case, target)
+    except CannotRun as error:
+        return str(error)
+    return ""
 
 
 def result_of(case: Case, seconds: float = 1e-3) -> Result:

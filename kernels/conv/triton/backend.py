@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast
 
-from kernels.case import Candidate, Case, Target
+from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.triton import data_configs, wgrad_configs
 from kernels.conv.triton.copies import channels_last
@@ -23,22 +23,23 @@ PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")
 KERNELS = cast("Mapping[str, Kernel[Any]]", {**data_configs.KERNELS, **wgrad_configs.KERNELS})
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """Why these kernels cannot run the case, or None."""
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where these kernels cannot run the case."""
     if case.precision_name not in PRECISIONS:
-        return f"the Triton convolution supports {', '.join(PRECISIONS)}"
+        raise CannotRun(f"the Triton convolution supports {', '.join(PRECISIONS)}")
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     if problem.shape.groups > 1:
-        return "the Triton convolution has no groups"
+        raise CannotRun("the Triton convolution has no groups")
     if case.precision.is_float8:
         # wgmma adds up adjacent elements of 8 bits; the gradient of the weights adds up pixels.
         if problem.which in WEIGHT_PASSES:
-            return "the Triton convolution in fp8 is for fprop and dgrad"
+            raise CannotRun("the Triton convolution in fp8 is for fprop and dgrad")
         if not has_tma(capability):
-            return "the Triton convolution in fp8 needs a GPU of compute capability 9.0 or above"
+            raise CannotRun(
+                "the Triton convolution in fp8 needs a GPU of compute capability 9.0 or above"
+            )
     if slow := data_configs.too_slow(problem, capability, target.sm_count):
-        return f"the Triton convolution is left out: {slow}"
-    return None
+        raise CannotRun(f"the Triton convolution is left out: {slow}")
 
 
 def candidates(

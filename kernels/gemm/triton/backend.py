@@ -15,9 +15,8 @@ from kernels.triton_util import bound, candidate
 from kernels.tune import NONE, Configurations
 
 
-def cannot_run(case: Case, target: Target) -> str | None:
-    """None: these kernels run every size and layout, on what `Precision.min_capability` says."""
-    return None
+def check(case: Case, target: Target) -> None:
+    """Nothing: these kernels run every size and layout, on what `Precision.min_capability` says."""
 
 
 def candidates(
