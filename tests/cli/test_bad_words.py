@@ -127,6 +127,7 @@ AT_ONCE = {
     "conv --groups 4 --channels 8..32,6": "C=6",
     "conv --groups depthwise --channels 8x12": "K=12",
     "payoff --groups 3": "3 groups",
+    "payoff --shapes shapes.csv": "payoff takes no --shapes",
     "layers": "NETWORK",
     "layers ''": "network",
     "layers resnet5O": "resnet50",
@@ -263,7 +264,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         "bad.py": MODULE, "syntax.py": "def build(:\n", "broken.py": "import no_such",
         "train.py": "import no_such",
-        "beside.py": "",
+        "beside.py": "", "shapes.csv": "",
         "broken.json": '{"schema_version": 1, ',
         "other.json": '{"tool": "other"}', "empty.json": "", "binary.json": "\x00\x01",
         "nested.json": "[" * 100_000, "train.json": '{"schema_version": 3, "results": []}',

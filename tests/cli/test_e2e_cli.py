@@ -31,7 +31,6 @@ PAIR = ("--recipe", "fp32,amp-bf16")
 NETWORKS = """
 import torch
 from torch import nn
-from torch.nn import functional
 
 def build(outputs=10):
     return nn.Sequential(
@@ -41,9 +40,6 @@ def build(outputs=10):
 
 def two():
     return build(2)
-
-def squares(output, target):
-    return functional.one_hot(target, output.shape[1]).sub(output.float()).square().mean()
 
 def not_a_number(output, target):
     return output.float().sum() * float("nan")
@@ -422,21 +418,6 @@ def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_pa
 
 
 # ---------------------------------------------------------------- the user's own network
-
-
-def test_an_own_network_with_an_own_loss(folder: Path) -> None:
-    words = ("mine:build", *PAIR, *OWN, "--loss", "mine:squares", "--iterations", "12",
-             "--repeats", "2")  # fmt: skip
-    run, ran = trained(folder, folder / "own.json", *words)
-    for result in run["results"]:
-        assert (result["case"]["network"], result["case"]["input"]) == ("mine:build", "3x8x8")
-        check_steps(result)
-        # (sum of squares of 10 outputs about zero, less one) / 10: no cross-entropy, about 2.3
-        assert [repeat["seed"] for repeat in result["repeats"]] == [1, 2]
-        for repeat in result["repeats"]:
-            assert 0.01 < repeat["first_loss"] < 1
-            assert repeat["accuracy"] is None or 0 <= repeat["accuracy"] <= 1
-    assert "mine:build" in ran.stdout
 
 
 @pytest.mark.parametrize("how", [("--lr", "1e9"), ("--loss", "mine:not_a_number")])

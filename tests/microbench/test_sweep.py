@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.requests import ConvRequest, GemmRequest, PayoffRequest
+from microbench.requests import ConvRequest, GemmRequest
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Result, Run
 from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_precisions, parse_sizes
@@ -308,11 +308,6 @@ def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> Non
     for name in ("no.csv", "b.csv", "pipe.csv"):
         with pytest.raises(UserError, match="cannot read it"):
             GemmRequest(ASKED, shapes=tmp_path / name).plan("cuda")
-
-
-def test_a_map_takes_no_shapes(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="payoff takes no --shapes"):
-        PayoffRequest(ASKED, shapes=tmp_path / "c.csv").plan("cuda")
 
 
 @pytest.mark.parametrize("op", ["gemm", "conv"])
