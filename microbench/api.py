@@ -30,7 +30,7 @@ from microbench.results.types import Ratio
 from microbench.run_output import Done
 from microbench.timing.interleave import HEAVY, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, ratio_interval
-from microbench.timing.timers import Timer, make_timer
+from microbench.timing.timers import make_timer
 
 Words = str | int | Iterable[str | int | tuple[int, ...]]
 Function = Callable[..., object]
@@ -91,18 +91,27 @@ class Run(types.Run):
         write_run(self, Path(path))
 
 
+class _AsTable:
+    """What shows itself as a table, 100 columns wide."""
+
+    def _table(self) -> Table[_Line]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(line.plain for line in screen(self._table(), WIDTH).lines)
+
+    def _repr_html_(self) -> str:
+        return html(self._table())
+
+
 @dataclass(frozen=True)
-class Measurement(types.Measurement):
+class Measurement(_AsTable, types.Measurement):
     """The time of one callable, in seconds a call, and the state of the device meanwhile."""
 
     name: str = ""
 
-    def __str__(self) -> str:
-        """Median and interval in one line."""
-        return _lines(_table([(self, None)]))
-
-    def _repr_html_(self) -> str:
-        return html(_table([(self, None)]))
+    def _table(self) -> Table[_Line]:
+        return _table([(self, None)])
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
@@ -117,7 +126,7 @@ class Measurement(types.Measurement):
 
 
 @dataclass(frozen=True)
-class Variants:
+class Variants(_AsTable):
     """Callables timed interleaved. `speedups`: how many times faster than the first each is."""
 
     measurements: Mapping[str, Measurement]
@@ -126,13 +135,6 @@ class Variants:
     def __getitem__(self, name: str) -> Measurement:
         """The measurement of one callable."""
         return self.measurements[name]
-
-    def __str__(self) -> str:
-        """A table, 100 columns wide."""
-        return _lines(self._table())
-
-    def _repr_html_(self) -> str:
-        return html(self._table())
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
@@ -220,7 +222,11 @@ def compare_arms(
     check_options(asked, Conditions)
     info = _device(device, tensors)
     made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
-    arms = [_arm(name, partial(function, *tensors), made) for name, function in variants.items()]
+    arms: list[Arm] = []
+    for name, function in variants.items():
+        launch = partial(function, *tensors)
+        made.run(launch, 1)
+        arms.append(Arm(name, launch, median(made.block(launch, ESTIMATE_SAMPLES).times_s)))
     with open_telemetry(info) as telemetry:
         turns = Turns(made, regime, budget or BUDGET_S * len(arms), during=telemetry.during)
         try:
@@ -236,7 +242,14 @@ def compare_arms(
         }
     made.forget()
     named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
-    return Variants(named, _speedups(arms, made.overhead_s, made.resolution_s))
+    first, *others = (
+        [[t - made.overhead_s for t in block.times_s] for block in arm.blocks] for arm in arms
+    )
+    speedups = {
+        arm.key: Ratio(*ratio_interval(first, blocks, made.resolution_s))
+        for arm, blocks in zip(arms[1:], others, strict=True)
+    }
+    return Variants(named, speedups)
 
 
 def _device(name: str | None, tensors: tuple[Any, ...]) -> DeviceInfo:
@@ -248,21 +261,6 @@ def _device(name: str | None, tensors: tuple[Any, ...]) -> DeviceInfo:
 
         torch.cuda.set_device(info.index)
     return info
-
-
-def _arm(name: str, launch: Function, timer: Timer) -> Arm:
-    timer.run(launch, 1)
-    return Arm(name, launch, median(timer.block(launch, ESTIMATE_SAMPLES).times_s))
-
-
-def _speedups(arms: list[Arm], overhead_s: float, resolution_s: float) -> dict[str, Ratio]:
-    first, *others = (
-        [[t - overhead_s for t in block.times_s] for block in arm.blocks] for arm in arms
-    )
-    return {
-        arm.key: Ratio(*ratio_interval(first, blocks, resolution_s))
-        for arm, blocks in zip(arms[1:], others, strict=True)
-    }
 
 
 def load(path: str | Path) -> Run:
@@ -302,10 +300,6 @@ def _table(lines: Iterable[_Line]) -> Table[_Line]:
                csv={"samples": lambda line: len(line[0].times_s)}),
     ]  # fmt: skip
     return Table(columns, [Row(line) for line in lines])
-
-
-def _lines(table: Table[_Line]) -> str:
-    return "\n".join(line.plain for line in screen(table, WIDTH).lines)
 
 
 def _pandas() -> Any:

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 import click
 
 from kernels.error_words import first_line
+from microbench import streams
 from microbench.errors import NothingMeasured, UserError
 from microbench.stopping import Stopped, end
-from microbench.streams import clean, fault_of, give_up, is_of_stream, prepare_streams
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
@@ -265,13 +265,13 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
     0 done, 1 where all that was tried failed, 2 for a mistake of the user and where the machine
     refuses what the program needs, 130 where stopped.
     """
-    prepare_streams()
+    streams.prepare_streams()
     try:
         code = _run(app, program, arguments)
         sys.stdout.flush()  # while what fails can still be said
         return code
     except BrokenPipeError:
-        give_up(sys.stdout)  # the reader of a pipe has gone; nothing is left to say
+        streams.give_up(sys.stdout)  # the reader of a pipe has gone; nothing is left to say
         return 1
     except OSError as error:
         return _complain(_refused(error), 2)
@@ -303,9 +303,9 @@ def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
 
 def _refused(error: OSError) -> str:
     """What the machine did not do, in one line."""
-    fault = fault_of(sys.stdout)
-    if fault is not None or is_of_stream(error):
-        give_up(sys.stdout)
+    fault = streams.fault_of(sys.stdout)
+    if fault is not None or streams.is_of_stream(error):
+        streams.give_up(sys.stdout)
         return f"cannot write the output: {(fault or error).strerror}"
     said = error.strerror or first_line(error)
     if error.errno == EMFILE:
@@ -314,11 +314,11 @@ def _refused(error: OSError) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    line = clean(f"error: {text}")
+    line = streams.clean(f"error: {text}")
     if len(line) > MOST_CHARACTERS:
         line = f"{line[: MOST_CHARACTERS - 1]}…"
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        give_up(sys.stderr)
+        streams.give_up(sys.stderr)
     return code

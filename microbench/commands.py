@@ -20,6 +20,7 @@ from microbench.report.page import write_comparisons, write_document
 from microbench.report.screen import make_console
 from microbench.report.table import markdown as in_markdown_table
 from microbench.report.table import records, write_csv
+from microbench.results import runfile
 from microbench.results.comparison import (
     VERDICTS,
     Comparison,
@@ -28,18 +29,6 @@ from microbench.results.comparison import (
     parse_threshold,
 )
 from microbench.results.kinds import document_of
-from microbench.results.runfile import (
-    as_run,
-    check_apart,
-    check_readable,
-    check_writable,
-    claimed,
-    damaged,
-    read_json,
-    read_run,
-    write_run,
-    write_text,
-)
 from microbench.results.values import Json
 from microbench.roofline.explain import annotate
 from microbench.run_output import write_pictures
@@ -58,13 +47,13 @@ def show_run(
 
     UserError for a file that cannot be read or written, or without anything to draw.
     """
-    data, console = read_json(file), make_console()
+    data, console = runfile.read_json(file), make_console()
     document = document_of(data)
-    check_apart({"FILE": file, "--chart": chart, "--html": html})
+    runfile.check_apart({"FILE": file, "--chart": chart, "--html": html})
     if html:
-        check_writable(html, "--html")
+        runfile.check_writable(html, "--html")
     if chart or not document:
-        run = as_run(data, file)
+        run = runfile.as_run(data, file)
         if chart:
             check_chart_path(chart)
         write_pictures(run, chart, html, console)
@@ -85,7 +74,7 @@ def show_run(
         else:
             print_document(data, sheet, console, details=verbose)
     except (ValueError, OverflowError) as error:
-        raise damaged(file, error) from None
+        raise runfile.damaged(file, error) from None
 
 
 def explain_again(file: Path) -> None:
@@ -94,17 +83,17 @@ def explain_again(file: Path) -> None:
     The file keeps its permissions and its links. UserError for a file that is no run, cannot be
     written, or is being measured.
     """
-    check_readable(file)
+    runfile.check_readable(file)
     console = make_console()
-    with claimed(file, "FILE"):
-        run = read_run(file)
+    with runfile.claimed(file, "FILE"):
+        run = runfile.read_run(file)
         if run.others and not run.results:
             why = "Other results are explained when they are measured."
             console.print(f"{file} has no kernel results. {why}", soft_wrap=True)
             return
         explained = annotate(run)
         changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
-        write_run(explained, file)
+        runfile.write_run(explained, file)
         what = f"{changed} of {len(run.results)} explanations changed"
         console.print(f"{file}: {what}", soft_wrap=True)
 
@@ -135,9 +124,9 @@ def compare_with(
     outputs = {"--json": json, "--html": html}
     for option, path in outputs.items():
         if path:
-            check_writable(path, option)
-    check_apart(outputs)
-    first, *others = [read_run(path) for path in paths]
+            runfile.check_writable(path, option)
+    runfile.check_apart(outputs)
+    first, *others = [runfile.read_run(path) for path in paths]
     found: dict[str, Comparison] = {}
     for path, run in zip(paths[1:], others, strict=True):
         try:
@@ -145,7 +134,7 @@ def compare_with(
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
     if json:
-        write_text(dumps(_as_data(found, paths[0].name), allow_nan=False), json)
+        runfile.write_text(dumps(_as_data(found, paths[0].name), allow_nan=False), json)
     if html:
         write_comparisons(found, paths[0].name, html)
     if markdown:

@@ -125,14 +125,10 @@ def per_cent(value: float | None) -> str:
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.1f}%"
 
 
-def signed(value: float) -> str:
-    """A number to a tenth, with its sign: "+1.9", "-0.4"."""
-    return f"{value:+.1f}" if abs(value) < 999.5 else f"{'+' * (value > 0)}{number(value)}"
-
-
 def signed_pct(value: float) -> str:
     """Per cent with a sign: "+1.9 %", "-0.4 %"."""
-    return f"{signed(value)} %"
+    signed = f"{value:+.1f}" if abs(value) < 999.5 else f"{'+' * (value > 0)}{number(value)}"
+    return f"{signed} %"
 
 
 def error(value: float | None) -> str:

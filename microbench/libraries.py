@@ -67,13 +67,15 @@ class Summary:
         return max(self.rows, key=lambda row: row.ratio.ratio)
 
     @property
+    def _lacking(self) -> dict[str, int]:
+        """Each library that is for them, and at how many it was not measured."""
+        names = _libraries(self.rows[0].result)
+        return {name: sum(name in row.absent for row in self.rows) for name in names}
+
+    @property
     def libraries(self) -> list[str]:
         """Those that were measured beside any of them."""
-        return [
-            name
-            for name in _libraries(self.rows[0].result)
-            if any(name not in row.absent for row in self.rows)
-        ]
+        return [name for name, count in self._lacking.items() if count < len(self.rows)]
 
     @property
     def against(self) -> str:
@@ -85,13 +87,9 @@ class Summary:
     def not_measured(self) -> str:
         """ "cublaslt was not measured"; where it was for some, at how many it was not; "" if all
         libraries were."""
-        missing = {
-            name: sum(name in row.absent for row in self.rows)
-            for name in _libraries(self.rows[0].result)
-        }
         return "; ".join(
             f"{name} was not measured" + f" at {count}" * (count < len(self.rows))
-            for name, count in missing.items()
+            for name, count in self._lacking.items()
             if count
         )
 
@@ -153,8 +151,7 @@ def libraries_beside_own(run: Run) -> list[str]:
 
 def _libraries(result: Result) -> tuple[str, ...]:
     """The vendor's libraries for the result's op, on the kind of device that it ran on."""
-    op = OPS[result.case.op]
-    return ("cpu",) if "cpu" in result.vs_backend else op.libraries
+    return ("cpu",) if "cpu" in result.vs_backend else OPS[result.case.op].libraries
 
 
 def sentence(found: Summary) -> str:

@@ -19,6 +19,7 @@ from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from kernels.problem import Problem
 from kernels.user import UserBackend
+from microbench import sweep
 from microbench.command_line import (
     Outputs,
     Schema,
@@ -31,15 +32,7 @@ from microbench.command_line import (
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.shapes import read_shapes
-from microbench.sweep import (
-    Group,
-    parse_axes,
-    parse_names,
-    parse_number,
-    parse_numbers,
-    parse_precisions,
-    parse_sizes,
-)
+from microbench.sweep import Group
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
     from microbench.network.trace import Traced
@@ -93,8 +86,8 @@ class GemmRequest(Request):
         else:
             problems = [
                 Gemm(m, n, k, layout)
-                for m, n, k in parse_sizes(self.sizes)
-                for layout in parse_names(self.layout, OPS["gemm"].layouts, "--layout")
+                for m, n, k in sweep.parse_sizes(self.sizes)
+                for layout in sweep.parse_names(self.layout, OPS["gemm"].layouts, "--layout")
             ]
         return [_group_of(problem, arms, data) for problem in problems]
 
@@ -129,16 +122,16 @@ class ConvRequest(Request):
         if self.shapes:
             problems = read_shapes("conv", self.shapes)
             return [_group_of(problem, arms, asked.data) for problem in problems]
-        dilation = parse_axes(self.dilation, "--dilation")
+        dilation = sweep.parse_axes(self.dilation, "--dilation")
         problems = [
             self._problem(*each, dilation)
             for each in product(
-                parse_names(self.passes, PASSES, "--pass"),
-                parse_names(self.layout, OPS["conv"].layouts, "--layout"),
-                parse_sizes(self.image, "--image", rank=2),
-                parse_numbers(self.batch, "--batch"),
-                parse_sizes(self.kernel, "--kernel", rank=2),
-                parse_sizes(self.channels, "--channels", rank=2),
+                sweep.parse_names(self.passes, PASSES, "--pass"),
+                sweep.parse_names(self.layout, OPS["conv"].layouts, "--layout"),
+                sweep.parse_sizes(self.image, "--image", rank=2),
+                sweep.parse_numbers(self.batch, "--batch"),
+                sweep.parse_sizes(self.kernel, "--kernel", rank=2),
+                sweep.parse_sizes(self.channels, "--channels", rank=2),
             )
         ]
         twins = _padded(problems, asked, kind)
@@ -156,11 +149,11 @@ class ConvRequest(Request):
     ) -> Conv:
         (h, w), (r, s), (c, k) = image, kernel, channels
         by_axis = {
-            "stride": of_axes(*parse_axes(self.stride, "--stride")),
+            "stride": of_axes(*sweep.parse_axes(self.stride, "--stride")),
             "padding": _padding(self.padding, (r, s), dilation),
             "dilation": of_axes(*dilation),
         }
-        groups = c if self.groups == "depthwise" else parse_number(self.groups, GROUPS)
+        groups = c if self.groups == "depthwise" else sweep.parse_number(self.groups, GROUPS)
         try:
             shape = ConvShape(batch, c, h, w, k, r, s, **by_axis, groups=groups)
         except ValueError as error:
@@ -182,7 +175,7 @@ class PayoffRequest(ConvRequest):
 
         if self.shapes:
             raise UserError("payoff takes no --shapes: its map has a row for each width")
-        for name in parse_precisions(self.conditions.vs, "--vs"):
+        for name in sweep.parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
         return [group for group in super().plan(kind) if len(group.cases) > 1]
@@ -244,24 +237,20 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
     baselines ("none" for none). UserError for an unknown precision or back end.
     """
     found = OPS[op]
+    named = found.default_backends(kind)
     if asked.backend is not None:
         named = _backends(op, asked.backend, kind)
-    else:
-        named = list(found.default_backends(kind))
-    baselines = [] if asked.vs == "none" else parse_precisions(asked.vs, "--vs")
+    baselines = [] if asked.vs == "none" else sweep.parse_precisions(asked.vs, "--vs")
     arms = [(p, found.library_backend(kind)) for p in baselines]
-    return list(dict.fromkeys([*arms, *product(parse_precisions(asked.dtype), named)]))
+    return list(dict.fromkeys([*arms, *product(sweep.parse_precisions(asked.dtype), named)]))
 
 
 def _backends(op: str, text: str, kind: str) -> list[str]:
     """The back ends that are named. A user's own, "module:name", brings the libraries beside it."""
     found = OPS[op]
     ours, own = _own_backends(text)
-    known = (
-        parse_names(ours, [*found.backends, "module:function"], "--backend")
-        if ours or not own
-        else []
-    )
+    choices = [*found.backends, "module:function"]
+    known = sweep.parse_names(ours, choices, "--backend") if ours or not own else []
     beside = [found.library_backend(kind), *(found.libraries if kind == "cuda" else ())]
     return list(dict.fromkeys([*(beside if own else ()), *known, *own]))
 
@@ -278,7 +267,7 @@ def _own_backends(text: str) -> tuple[str, list[str]]:
             UserBackend(name).load()
         except ValueError as error:
             raise UserError(f"--backend {name}: {error}") from None
-    return ",".join(name for name in names if name not in own), own
+    return ",".join(name for name in names if OWN not in name), own
 
 
 def _group_of(problem: Problem, arms: Sequence[Arm], data: str) -> Group:
@@ -288,7 +277,7 @@ def _group_of(problem: Problem, arms: Sequence[Arm], data: str) -> Group:
 
 def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
     if text != "same":
-        return of_axes(*parse_axes(text, "--padding", or_same=" or same"))
+        return of_axes(*sweep.parse_axes(text, "--padding", or_same=" or same"))
     if not all(size % 2 for size in kernel):
         raise UserError(
             f"--padding same needs kernels of odd size, not {kernel[0]}x{kernel[1]}; give a number"
@@ -301,7 +290,7 @@ def _padded(problems: Sequence[Conv], asked: Conditions, kind: str) -> list[Grou
     """The padded twins of misaligned widths, measured for comparison."""
     planned, library = set(problems), OPS["conv"].library_backend(kind)
     found: dict[Case, None] = {}
-    for problem, name in product(problems, parse_precisions(asked.dtype)):
+    for problem, name in product(problems, sweep.parse_precisions(asked.dtype)):
         if "cudnn" not in PRECISIONS[name].min_capability:
             continue
         twin = problem.aligned(PRECISIONS[name])
@@ -337,7 +326,8 @@ def plan_layers(
 def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
     """The user's own back ends stand beside the library, each at the op that it is for."""
     ours, own = _own_backends("library" if asked.backend is None else asked.backend)
-    names = parse_names(ours, [*LAYER_BACKENDS, "module:function"], "--backend") if ours else []
+    choices = [*LAYER_BACKENDS, "module:function"]
+    names = sweep.parse_names(ours, choices, "--backend") if ours else []
     if own and "library" not in names:
         names = ["library", *names]
     library = OPS[op].library_backend(kind)

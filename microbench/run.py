@@ -28,7 +28,6 @@ from microbench.roofline.explain import annotate
 from microbench.run_output import (
     Done,
     check_goes_on,
-    check_outputs,
     new_run,
     now,
     run_console,
@@ -65,14 +64,12 @@ def run_request(request: Request) -> Done:
     UserError for a bad option, a device that is missing or fails, too little memory, or a run file
     that cannot be written or resumed; NothingMeasured, with the reasons, for an empty plan.
     """
-    asked = request.conditions
     if not request.plan("cuda"):  # UserError before a device is touched
         network = request.network("cuda")
         found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
         why = "; ".join(found) or "there is no convolution and no matrix multiplication"
         raise NothingMeasured(f"nothing can be measured: {why}")
-    check_outputs(asked.outputs)
-    with run_file(asked.outputs, request.name) as (path, before):
+    with run_file(request.conditions.outputs, request.name) as (path, before):
         return _carried_out(request, path, before)
 
 
@@ -160,26 +157,19 @@ def check_same_task(path: Path | None, before: Run, name: str, network: NetworkU
         raise UserError(
             f"--resume {path} is a run of {before.kind}, not of {name}; start a new run"
         )
-    if network and before.network and _identity(network) != _identity(before.network):
-        was, now = (" ".join(map(str, _identity(n))) for n in (before.network, network))
-        raise UserError(f"--resume {path}: network was {was}, now {now}; start a new run")
-
-
-def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
-    return network.name, network.batch, network.image
+    if network and before.network:
+        was, now = (f"{n.name} {n.batch} {n.image}" for n in (before.network, network))
+        if was != now:
+            raise UserError(f"--resume {path}: network was {was}, now {now}; start a new run")
 
 
 # ---------------------------------------------------------------- group by group
 
 
-def weight(case: Case) -> float:
-    """Usual seconds of sampling of a case: more where it can drive a GPU to its power limit."""
-    return ARM_BUDGET_S["large" if case.problem.flops >= LARGE_FLOPS else "small"]
-
-
 def group_weight(group: Group) -> float:
-    """Usual seconds of sampling of a group: the sum over its cases."""
-    return sum(weight(case) for case in group.cases)
+    """Usual seconds of sampling: more where a case can drive a GPU to its power limit."""
+    large = [case.problem.flops >= LARGE_FLOPS for case in group.cases]
+    return sum(ARM_BUDGET_S["large" if one else "small"] for one in large)
 
 
 def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:
@@ -382,13 +372,9 @@ def few_processes(planned: Sequence[Group], run: Run, number: int) -> list[Group
     for group in planned:
         measured = [run.by_key.get(case.key) for case in group.cases]
         timed = [result for result in measured if result and result.measurement]
-        if any(_processes(result) <= number for result in timed):
+        if any(max(1, len(r.measurement.processes)) <= number for r in timed if r.measurement):
             found.append(Group(tuple(result.case for result in timed)))
     return found
-
-
-def _processes(result: Result) -> int:
-    return max(1, len(result.measurement.processes)) if result.measurement else 0
 
 
 def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:

@@ -21,16 +21,8 @@ from microbench.command_words import given, typed, without_folder
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
+from microbench.results import runfile
 from microbench.results.kinds import kinds
-from microbench.results.runfile import (
-    check_apart,
-    check_readable,
-    check_writable,
-    claimed,
-    claimed_new,
-    read_run,
-    write_run,
-)
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import Json
 from microbench.streams import clean, give_up, is_of_stream, printable
@@ -56,9 +48,9 @@ def check_outputs(outputs: Outputs) -> None:
 
         check_chart_path(outputs.chart, overwrite=outputs.overwrite)
     if outputs.html:
-        check_writable(outputs.html, "--html", overwrite=outputs.overwrite)
+        runfile.check_writable(outputs.html, "--html", overwrite=outputs.overwrite)
     names = ("json", "resume", "chart", "html")
-    check_apart({f"--{name}": getattr(outputs, name) for name in names})
+    runfile.check_apart({f"--{name}": getattr(outputs, name) for name in names})
 
 
 def run_console(outputs: Outputs) -> Console:
@@ -74,15 +66,16 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
 
     It is the one named, or a new one in the user's state folder, or among the temporary files where
     that takes none. A run for standard output has one there too, kept current while it is measured.
-    UserError where it cannot be written, or another command writes it.
+    UserError where an output cannot be written, or another command writes it.
     """
+    check_outputs(outputs)
     if outputs.resume:
-        check_readable(outputs.resume)
-        with claimed(outputs.resume, "--resume"):
-            yield outputs.resume, read_run(outputs.resume)
+        runfile.check_readable(outputs.resume)
+        with runfile.claimed(outputs.resume, "--resume"):
+            yield outputs.resume, runfile.read_run(outputs.resume)
         return
     path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
-    with claimed_new(path, "--json", resumes=True, overwrite=outputs.overwrite):
+    with runfile.claimed_new(path, "--json", resumes=True, overwrite=outputs.overwrite):
         yield path, None
 
 
@@ -171,7 +164,7 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
 def save(run: Run, path: Path) -> None:
     """Write the run file. UserError where the disk refuses."""
     try:
-        write_run(run, path)
+        runfile.write_run(run, path)
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); the results written so far are intact"
@@ -206,8 +199,16 @@ class Done:
         NothingMeasured where no case was measured, or a kernel of the user's failed; UserError
         where a file or the report cannot be written.
         """
+        from microbench.report.console import print_run
+
+        run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         try:
-            self._report()
+            print_run(run, console, details=outputs.verbose)
+            console.print(f"Run file: {self.path}")
+            if outputs.json == STDOUT:
+                sys.stdout.write(self.path.read_text(encoding="utf-8"))
+                sys.stdout.flush()
+            write_pictures(run, outputs.chart, outputs.html, console)
         except OSError as error:
             if not is_of_stream(error):
                 raise
@@ -215,21 +216,10 @@ class Done:
             raise UserError(
                 f"cannot write the report ({error.strerror}); the results are in {self.path}"
             ) from None
-        if self.outputs.quiet:
-            for name, reason in _failed(self.run):
+        if outputs.quiet:
+            for name, reason in _failed(run):
                 print(clean(f"failed: {name}: {reason}"), file=sys.stderr)
-        check_measured(self.run)
-
-    def _report(self) -> None:
-        from microbench.report.console import print_run
-
-        run, outputs, console = self.run, self.outputs, run_console(self.outputs)
-        print_run(run, console, details=outputs.verbose)
-        console.print(f"Run file: {self.path}")
-        if outputs.json == STDOUT:
-            sys.stdout.write(self.path.read_text(encoding="utf-8"))
-            sys.stdout.flush()
-        write_pictures(run, outputs.chart, outputs.html, console)
+        check_measured(run)
 
 
 def write_pictures(run: Run, chart: Path | None, html: Path | None, console: Console) -> None:

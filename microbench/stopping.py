@@ -23,7 +23,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 TRIES = 5  # to remove a folder
 _LIBC = ctypes.CDLL(None)
 
-_temporary: list[tuple[int, str]] = []  # files and folders, with the process that they are of
+_temporary: dict[str, int] = {}  # files and folders, with the process that they are of
 
 
 class Stopped(KeyboardInterrupt):
@@ -80,7 +80,8 @@ def end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    _remove_temporary()
+    for path in [*_temporary]:
+        _remove(path)
     os._exit(code)
 
 
@@ -114,38 +115,32 @@ def scratch_folder() -> Generator[Path]:
 @contextmanager
 def temporary(path: str | Path) -> Generator[None]:
     """Remove a file or folder at the end of the block, as `scratch_folder` does."""
-    entry = os.getpid(), str(path)
-    _temporary.append(entry)
+    _temporary[str(path)] = os.getpid()
     try:
         yield
     finally:
-        if entry[0] == os.getpid():
-            _remove(entry[1])
-        _temporary.remove(entry)
+        _remove(str(path))
 
 
 def remove_at_end(path: str | Path) -> None:
     """Remove a file or folder when this process ends, unless by SIGKILL."""
-    _temporary.append((os.getpid(), str(path)))
-    atexit.register(_remove_temporary)
-
-
-def _remove_temporary() -> None:
-    for pid, path in _temporary:
-        if pid == os.getpid():
-            _remove(path)
+    _temporary[str(path)] = os.getpid()
+    atexit.register(_remove, str(path))
 
 
 def _remove(path: str) -> None:
+    """Remove what is of this process, and not of the one that it was forked from."""
     import shutil
 
-    with suppress(OSError):
-        os.unlink(path)  # a file
-    for _ in range(TRIES):  # a child that ends just now may add to a folder
-        shutil.rmtree(path, ignore_errors=True)
-        if not os.path.lexists(path):
-            break
-        time.sleep(0.02)
+    if _temporary.get(path) == os.getpid():
+        with suppress(OSError):
+            os.unlink(path)  # a file
+        for _ in range(TRIES):  # a child that ends just now may add to a folder
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.lexists(path):
+                break
+            time.sleep(0.02)
+    _temporary.pop(path, None)
 
 
 # ---------------------------------------------------------------- children
@@ -153,11 +148,11 @@ def _remove(path: str) -> None:
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Hold back Ctrl-C meanwhile, from a child process that starts too until `die_with_parent`."""
+    """Hold back SIGNALS meanwhile, from a child process that starts too until `die_with_parent`."""
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # it would let the signal through at its start
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
@@ -173,7 +168,7 @@ def die_with_parent() -> None:
     import multiprocessing
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     control(DIE_WITH_PARENT, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():  # it ended before

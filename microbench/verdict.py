@@ -91,14 +91,9 @@ def asked_for(run: Run) -> list[str]:
 def _against(payoff: Payoff) -> list[str]:
     rows, gains, start = payoff.rows, payoff.gains, payoff.start
     first = _faster(payoff) if start < len(rows) else _not_faster(payoff)
-    also = [
-        f"{result.case.problem.size} ({_factor(ratio)})"
-        for (result, ratio), gain in zip(rows[:start], gains, strict=False)
-        if gain == "faster" and start < len(rows)
-    ]
+    also = _faster_at(payoff, rows[:start]) if start < len(rows) else []
     if also:
-        more = f" and {len(also) - MOST_SIZES} more" if len(also) > MOST_SIZES else ""
-        also = [f"  also faster at {', '.join(also[:MOST_SIZES])}{more}."]
+        also = [f"  also faster at {listed(also, MOST_SIZES)}."]
     prefix = f"{payoff.subject}: " if payoff.subject else ""
     most = 1 if payoff.subject else MOST_REASONS
     below = _why_not_below(payoff.baseline, rows[:start], gains[:start], most)
@@ -108,7 +103,8 @@ def _against(payoff: Payoff) -> list[str]:
 def _faster(payoff: Payoff) -> str:
     rows, start = payoff.rows, payoff.start
     where = f"from {rows[start][0].case.problem.size} up" if start else "at every size measured"
-    first, best = rows[start], max(rows[start:], key=lambda row: _at_least(row[1]))
+    first = rows[start]
+    best = max(rows[start:], key=lambda row: row[1].ci95[0] if row[1].ci95 else 0.0)
     much = f"{_factor(first[1])} at {first[0].case.problem.size}"
     if _factor(best[1]) != _factor(first[1]):
         much += f", {_factor(best[1])} at {best[0].case.problem.size}"
@@ -124,18 +120,18 @@ def _not_faster(payoff: Payoff) -> str:
             f"Unknown whether {name} is faster than {baseline}: only one round was measured "
             f"({_times(best[1])} at {best[0].case.problem.size}). Raise --budget."
         )
-    if "faster" in gains:
-        sizes = ", ".join(
-            f"{result.case.problem.size} ({_factor(ratio)})"
-            for (result, ratio), gain in zip(rows, gains, strict=True)
-            if gain == "faster"
-        )
-        return f"{name} is faster than {baseline} only at some sizes: {sizes}."
+    if also := _faster_at(payoff, rows):
+        return f"{name} is faster than {baseline} only at some sizes: {', '.join(also)}."
     return f"{name} is not faster than {baseline} at any size measured; closest: {at_best}."
 
 
-def _at_least(ratio: Ratio) -> float:
-    return ratio.ci95[0] if ratio.ci95 else 0.0
+def _faster_at(payoff: Payoff, rows: Sequence[Row]) -> list[str]:
+    """The sizes at which these first rows are faster, and how much."""
+    return [
+        f"{result.case.problem.size} ({_factor(ratio)})"
+        for (result, ratio), gain in zip(rows, payoff.gains, strict=False)
+        if gain == "faster"
+    ]
 
 
 def _factor(ratio: Ratio) -> str:
@@ -179,9 +175,8 @@ def _skipped(name: str, results: Sequence[Result]) -> list[str]:
     without = [r for r in results if r.measurement is None and is_library(r.case)]
     if not without:
         return []
-    sizes = ", ".join(r.case.problem.size for r in without[:MOST_SIZES])
-    more = f" and {len(without) - MOST_SIZES} more" if len(without) > MOST_SIZES else ""
-    return [f"  {name} was not measured at {sizes}{more}: {without[0].reason}."]
+    sizes = listed([r.case.problem.size for r in without], MOST_SIZES)
+    return [f"  {name} was not measured at {sizes}: {without[0].reason}."]
 
 
 def _price(name: str, timed: Sequence[Result], run: Run) -> list[str]:

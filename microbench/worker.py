@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -170,7 +171,7 @@ class Worker(Child):
         self, settings: Conditions, hang_s: float | None = None, *, early: bool = False
     ) -> None:
         """`early`: only load what it needs, and leave the device alone until it is to greet."""
-        super().__init__(_measure_after_begin if early else _measure_on_request, settings)
+        super().__init__(partial(_measure_on_request, early=early), settings)
         self._hang_s = HANG_S if hang_s is None else hang_s
         self._early = early
 
@@ -267,23 +268,18 @@ def serve_requests(pipe: Connection, serve: Serve, settings: object) -> bool:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return True  # the parent has gone
     except UserError as error:
-        _tell(pipe, "refused", str(error))
-        return False
+        why = ("refused", str(error))
     except WorkerDied as death:
-        _tell(pipe, "dead", death.reason)
-        return False
+        why = ("dead", death.reason)
     except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
         from microbench.device.device import fault_of_gpu
 
-        _tell(pipe, "dead", one_line(fault_of_gpu() or error))
-        return False
-    return True
-
-
-def _tell(pipe: Connection, kind: str, reason: str) -> None:
-    """Why the child ends; nothing where the parent has ended before it, for a reason of its own."""
-    with suppress(BrokenPipeError, ConnectionResetError):
-        pipe.send((kind, reason))
+        why = ("dead", one_line(fault_of_gpu() or error))
+    else:
+        return True
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, for a reason of its own
+        pipe.send(why)
+    return False
 
 
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
@@ -302,15 +298,15 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
-def _measure_after_begin(pipe: Connection, settings: Conditions) -> None:
-    for name in ("torch", "triton", "cupy", "microbench.measure", "microbench.roofline.ceilings"):
-        import_module(name)
-    load_compiler()
-    pipe.recv()
-    _measure_on_request(pipe, settings)
+EARLY = ("torch", "triton", "cupy", "microbench.measure", "microbench.roofline.ceilings")
 
 
-def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
+def _measure_on_request(pipe: Connection, settings: Conditions, *, early: bool) -> None:
+    if early:
+        for name in EARLY:
+            import_module(name)
+        load_compiler()
+        pipe.recv()
     from microbench.device import device as devices
     from microbench.device.load import others_now
     from microbench.measure import Measurer
