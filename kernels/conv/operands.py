@@ -98,7 +98,12 @@ def names(problem: Conv) -> Sequence[str]:
 
 def stored(problem: Conv, name: str) -> Sequence[int]:
     """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
-    return sizes(name, problem.shape)
+    shape = problem.shape
+    return {
+        "x": (shape.n, shape.c, shape.h, shape.w),
+        "w": (shape.k, shape.c // shape.groups, shape.r, shape.s),
+        "y": (shape.n, shape.k, shape.p, shape.q),
+    }[name]
 
 
 def arranged(problem: Conv, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -109,7 +114,7 @@ def arranged(problem: Conv, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def empty(problem: Conv, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor without values."""
     form = memory_format(problem.layout)
-    return torch.empty(sizes(name, problem.shape), dtype=dtype, device=device, memory_format=form)
+    return torch.empty(stored(problem, name), dtype=dtype, device=device, memory_format=form)
 
 
 def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
@@ -145,15 +150,6 @@ def without_memory(case: Case) -> ConvOperands:
 def memory_format(layout: str) -> torch.memory_format:
     """torch's memory format of a layout: channels_last for "nhwc", contiguous for "nchw"."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format
-
-
-def sizes(name: str, shape: ConvShape) -> Sequence[int]:
-    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
-    return {
-        "x": (shape.n, shape.c, shape.h, shape.w),
-        "w": (shape.k, shape.c // shape.groups, shape.r, shape.s),
-        "y": (shape.n, shape.k, shape.p, shape.q),
-    }[name]
 
 
 def _choose_part(

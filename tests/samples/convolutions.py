@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.conv.operands import OUTPUT, ConvOperands, sizes
+from kernels.conv import OUTPUT, Conv
+from kernels.conv.operands import ConvOperands, stored
 from kernels.conv.shape import ConvShape
 from kernels.precision import Precision
 
@@ -13,7 +14,7 @@ def operands(shape: ConvShape, which: str, kind: Precision) -> ConvOperands:
     """Drawn, the output NaN."""
     torch.manual_seed(0)
     x, w, y = (
-        torch.randn(sizes(name, shape))
+        torch.randn(stored(Conv(shape, which), name))
         .to(kind.torch_dtype("output" if name == OUTPUT[which] else "storage"))
         .contiguous(memory_format=torch.channels_last)
         for name in "xwy"

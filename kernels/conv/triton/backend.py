@@ -63,10 +63,12 @@ def candidates(
 
 def configurations(case: Case, target: Target) -> Configurations[Config]:
     """The configurations that may run a case."""
+    problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
+    rules = wgrad_configs if problem.which in WEIGHT_PASSES else data_configs
     return Configurations(
         case=case,
         target=target,
-        rank=lambda: _ranked(case, target),
+        rank=lambda: rules.ranked(problem, capability, target.sm_count),
         tile=attrgetter("tile"),
         parse=parse,
         valid=lambda config: valid(config, case, target),
@@ -101,13 +103,6 @@ def valid(config: Config, case: Case, target: Target) -> bool:
     kernel, problem = KERNELS[config.kernel], ImplicitGemm.of(case)
     capability = target.capability or (0, 0)
     return problem.which in kernel.passes and kernel.valid(config, problem, capability)
-
-
-def _ranked(case: Case, target: Target) -> Sequence[Config]:
-    """The configurations of the catalogue that can run, in the order of the cost model."""
-    problem = ImplicitGemm.of(case)
-    rules = wgrad_configs if problem.which in WEIGHT_PASSES else data_configs
-    return rules.ranked(problem, target.capability or (0, 0), target.sm_count)
 
 
 def bind(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
