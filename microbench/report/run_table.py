@@ -13,7 +13,7 @@ from microbench.break_even import subject_of
 from microbench.libraries import libraries_beside_own
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
-from microbench.results.types import Ratio, Result, Run
+from microbench.results.types import Ratio, Result, Run, settings_of
 from microbench.roofline.causes import conversion_share
 from microbench.verdict import BASELINES
 
@@ -68,7 +68,7 @@ def _titles(run: Run, results: Sequence[Result], *, long: bool = False) -> list[
     size = fmt.long_size if long else fmt.size
     names = [name for name in ("layout", "data") if name in run.varying]
     return [
-        " ".join([size(one.case), *(fmt.clean(getattr(one.case, name)) for name in names)])
+        " ".join([size(one.case), *(fmt.clean(settings_of(one.case)[name]) for name in names)])
         for one in results
     ]
 
