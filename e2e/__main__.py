@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":  # before anything takes time to load
-    from e2e.prepare import prepare
+    from e2e.start import prepare
 
     prepare()
 

@@ -109,6 +109,7 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
     from e2e.data.loaders.cpus import limit_cpus
     from e2e.training.arm_timer import ArmTimer
     from e2e.training.distributed.ranks import AGREE_S, ALONE_S
+    from e2e.training.host_speed import SmallStepSpeed
     from microbench.device import device as devices
     from microbench.device.load import others_now
 
@@ -134,7 +135,9 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
         meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
         # Read beside timed steps: what the CPU limits compares at one speed.
-        own_speed = _host_speed(timer) if timer.cuda and (not ranks or ranks.leads) else None
+        own_speed = (
+            SmallStepSpeed(timer.device) if timer.cuda and (not ranks or ranks.leads) else None
+        )
         try:
             while True:
                 kind, *rest = pipe.recv()
@@ -155,12 +158,6 @@ def _train(pipe: Any, settings: TrainSettings, info: DeviceInfo, ranks: Ranks | 
             # After a failed graph capture, freeing memory raises errors that say nothing new.
             with suppress(RuntimeError):
                 timer.close()
-
-
-def _host_speed(timer: Any) -> Any:
-    from e2e.training.host_speed import SmallStepSpeed
-
-    return SmallStepSpeed(timer.device)
 
 
 def _make_predictor(task: Any, info: DeviceInfo) -> Any:

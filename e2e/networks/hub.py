@@ -61,10 +61,7 @@ def _hf_network(place: str, input: tuple[int, ...] | None, classes: int | None) 
     shape = _sequence(name, config, input)
     build = partial(build_text, config, name)
     check_input(name, build, shape, torch.int64)
-    facts = replace(
-        facts_of(name, shape), **TOKEN_TRAINING, tokens=config.vocab_size, unit="tok",
-        units_per_sample=shape[0],
-    )  # fmt: skip
+    facts = replace(facts_of(name, shape), **TOKEN_TRAINING, tokens=config.vocab_size)
     loss = next_token_loss if is_causal(config) else class_of_first_token_loss
     return Network(**vars(facts), build=build, loss=loss)
 

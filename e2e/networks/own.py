@@ -43,12 +43,6 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
     else:
         check_classes(name, classes)
         facts = replace(facts, classes=classes)
-    sequence = tokens is not None and len(facts.input) == 1
-    facts = replace(
-        facts,
-        unit="tok" if sequence else "img" if facts.takes_images else "sample",
-        units_per_sample=facts.input[0] if sequence else 1,
-    )
     return Network(
         **vars(facts),
         build=partial(_build, name, function),

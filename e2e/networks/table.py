@@ -6,7 +6,7 @@ To add one, put a row into `CIFAR` or `GPTS`, and what builds it into cifar.py o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,7 @@ class NetworkFacts:
 
     `input` is the shape of one sample, without the batch. `tokens` is the number of ids of an int64
     input, None for a float32 input; `classes` that of the target, None when the output decides.
-
-    `unit` is "img", "tok" or "sample", of which a sample has `units_per_sample`. `batch` and
-    `cpu_batch` are default batch sizes in samples; `lr` suits `batch`.
+    `batch` and `cpu_batch` are default batch sizes in samples; `lr` suits `batch`.
     """
 
     name: str
@@ -34,13 +32,23 @@ class NetworkFacts:
     cpu_batch: int
     tokens: int | None = None
     classes: int | None = None
-    unit: str = "img"
-    units_per_sample: int = 1
 
     @property
     def takes_images(self) -> bool:
         """Whether a sample is an image: [channels, height, width]."""
         return self.tokens is None and len(self.input) == 3
+
+    @property
+    def unit(self) -> str:
+        """What a sample has `units_per_sample` of: "img", "tok" or "sample"."""
+        if self.takes_images:
+            return "img"
+        return "sample" if self.tokens is None or len(self.input) > 1 else "tok"
+
+    @property
+    def units_per_sample(self) -> int:
+        """1, but for a sequence of tokens."""
+        return self.input[0] if self.unit == "tok" else 1
 
 
 # ---------------------------------------------------------------- torchvision's
@@ -100,20 +108,12 @@ SIDES: dict[int, str] = {
     480: "efficientnet_v2_l efficientnet_v2_m", 518: "vit_h_14", 528: "efficientnet_b6",
     600: "efficientnet_b7",
 }  # fmt: skip
-# Those that torchvision has for other tasks.
-NOT_CLASSIFIERS = """
-    deeplabv3_mobilenet_v3_large deeplabv3_resnet101 deeplabv3_resnet50
-    fasterrcnn_mobilenet_v3_large_320_fpn fasterrcnn_mobilenet_v3_large_fpn
-    fasterrcnn_resnet50_fpn fasterrcnn_resnet50_fpn_v2 fcn_resnet101 fcn_resnet50
-    fcos_resnet50_fpn keypointrcnn_resnet50_fpn lraspp_mobilenet_v3_large maskrcnn_resnet50_fpn
-    maskrcnn_resnet50_fpn_v2 mc3_18 mvit_v1_b mvit_v2_s quantized_googlenet
-    quantized_inception_v3 quantized_mobilenet_v2 quantized_mobilenet_v3_large
-    quantized_resnet18 quantized_resnet50 quantized_resnext101_32x8d quantized_resnext101_64x4d
-    quantized_shufflenet_v2_x0_5 quantized_shufflenet_v2_x1_0 quantized_shufflenet_v2_x1_5
-    quantized_shufflenet_v2_x2_0 r2plus1d_18 r3d_18 raft_large raft_small retinanet_resnet50_fpn
-    retinanet_resnet50_fpn_v2 s3d ssd300_vgg16 ssdlite320_mobilenet_v3_large swin3d_b swin3d_s
-    swin3d_t
-"""
+# How the names of torchvision's networks for other tasks begin.
+NOT_CLASSIFIERS = (
+    "deeplabv3_", "fasterrcnn_", "fcn_", "fcos_", "keypointrcnn_", "lraspp_", "maskrcnn_", "mc3_",
+    "mvit_", "quantized_", "r2plus1d_", "r3d_", "raft_", "retinanet_", "s3d", "ssd300_",
+    "ssdlite320_", "swin3d_",
+)  # fmt: skip
 
 
 def trained_as(name: str, batch: int) -> dict[str, Any]:
@@ -151,15 +151,11 @@ def _gpt(
     """A decoder; `tokens` of the rows of its embedding are real ids."""
     return NetworkFacts(
         name=name, input=(context,), tokens=tokens, optimizer="adamw", lr=lr, weight_decay=0.1,
-        batch=batch, cpu_batch=cpu_batch, unit="tok", units_per_sample=context,
+        batch=batch, cpu_batch=cpu_batch,
     )  # fmt: skip
 
 
-def _by_name(*rows: NetworkFacts) -> Mapping[str, NetworkFacts]:
-    return {row.name: row for row in rows}
-
-
-CIFAR = _by_name(
+_CIFAR = (
     # 0.24 M parameters and 13 M multiply-adds an image: for tests, and for trying on a laptop.
     _cifar("cnn-cifar", cpu_batch=128),
     _cifar("resnet18-cifar"),
@@ -169,15 +165,16 @@ CIFAR = _by_name(
     _cifar("wrn-16-4"),
     _cifar("wrn-28-10", cpu_batch=4),
 )
-GPTS = _by_name(
+_GPTS = (
     _gpt("gpt", 50257, 1024, lr=6e-4, batch=16, cpu_batch=1),
     _gpt("gpt-medium", 50257, 1024, lr=3e-4, batch=16, cpu_batch=1),
     _gpt("gpt-xl", 50257, 1024, lr=2e-4, batch=8, cpu_batch=1),
     # For tests and for trying things on a laptop.
     _gpt("gpt-tiny", 256, 64, lr=3e-3, batch=16, cpu_batch=16),
 )
-GROUPS: dict[str, Mapping[str, NetworkFacts]] = {
-    "ImageNet, from torchvision": _by_name(*_torchvision()),
+CIFAR, GPTS = ({row.name: row for row in rows} for rows in (_CIFAR, _GPTS))
+GROUPS: dict[str, dict[str, NetworkFacts]] = {
+    "ImageNet, from torchvision": {row.name: row for row in _torchvision()},
     "CIFAR, 3x32x32": CIFAR,
     "Text, tokens": GPTS,
 }
@@ -229,7 +226,7 @@ def _named(name: str) -> NetworkFacts:
     found = known.get(_spelling(name))
     if found:
         return found
-    if name.lower() in NOT_CLASSIFIERS.split():
+    if name.lower().startswith(NOT_CLASSIFIERS):
         raise UserError(
             f"torchvision's {name} is not a classification network; "
             "to train it, give your own module:function that builds it"
@@ -253,7 +250,7 @@ def _with_input(facts: NetworkFacts, input: tuple[int, ...]) -> NetworkFacts:
             f"{facts.name} takes tokens: --input {written(facts.input)} (at least 2), "
             f"not {written(input)}"
         )
-    return replace(facts, input=input, units_per_sample=input[0])
+    return replace(facts, input=input)
 
 
 def written(shape: tuple[int, ...]) -> str:

@@ -79,7 +79,7 @@ def _small_step(device: torch.device) -> Callable[[], object]:
     network = Network(
         name="small-pace", build=_convolutions, input=(3, 8, 8), tokens=None, classes=WIDTH,
         loss=lambda output, target, smoothing: output.float().square().mean(), accuracy=None,
-        unit="sample", units_per_sample=1, optimizer="sgd", lr=1e-3, weight_decay=0.0,
+        optimizer="sgd", lr=1e-3, weight_decay=0.0,
         batch=BATCH, cpu_batch=BATCH,
     )  # fmt: skip
     case = TrainCase(network.name, RECIPE, BATCH, written(network.input))

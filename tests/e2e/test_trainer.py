@@ -39,7 +39,7 @@ def network_of(build: Callable[[], nn.Module], **changes: Any) -> Network:
         "accuracy": count_right, "weight_decay": DECAY,
     }  # fmt: skip
     return Network(
-        name="own", build=build, unit="sample", optimizer="sgd", lr=LR, batch=8, cpu_batch=8,
+        name="own", build=build, optimizer="sgd", lr=LR, batch=8, cpu_batch=8,
         **made | changes,
     )  # fmt: skip
 

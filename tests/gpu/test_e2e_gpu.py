@@ -64,7 +64,7 @@ def perceptron() -> nn.Module:
 
 MLP = Network(
     name="own", build=perceptron, input=(FEATURES,), tokens=None, classes=CLASSES,
-    loss=classification_loss, accuracy=count_right, unit="sample", units_per_sample=1,
+    loss=classification_loss, accuracy=count_right,
     optimizer="sgd", lr=LR, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ def perceptron() -> nn.Module:
 
 
 NETWORK = Network(
-    name="own", build=perceptron, input=(FEATURES,), classes=CLASSES, unit="sample",
+    name="own", build=perceptron, input=(FEATURES,), classes=CLASSES,
     loss=classification_loss, accuracy=count_right,
     optimizer="sgd", lr=0.05, weight_decay=0.01, batch=8, cpu_batch=8,
 )  # fmt: skip
