@@ -21,14 +21,13 @@ from microbench.command_line import (
     FILE,
     REST,
     Outputs,
-    Program,
     Said,
     Schema,
     click_options,
     options_of,
     run_app,
 )
-from microbench.command_words import Command, Named
+from microbench.command_words import Named, Program
 from microbench.conditions import Conditions
 from microbench.requests import (
     ConvRequest,
@@ -42,14 +41,8 @@ DEVICE = options_of(Conditions)["device"].click()
 FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
 
 
-class Commands(Program):
-    """The commands; each may go on with a run file."""
-
-    command_class = Command
-
-
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 def app() -> None:
     """Measure GEMMs and convolutions by precision, and explain their speed."""

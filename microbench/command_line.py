@@ -141,11 +141,6 @@ def _plain(hint: Any) -> Any:
     return FILE if hint is Path else hint
 
 
-def usual(*schemas: type[Schema]) -> dict[str, Any]:
-    """The defaults of the options, by name."""
-    return {option.name: option.default for option in options_of(*schemas).values()}
-
-
 def check_options(words: Mapping[str, Any], *schemas: type[Schema]) -> None:
     """UserError for the first invalid value; None, an option not given, is not checked."""
     for one in options_of(*schemas).values():
@@ -195,9 +190,9 @@ def check_budget(name: str, seconds: float) -> None:
         raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
 
 
-def check_processes(name: str, number: int | None) -> None:
+def check_processes(name: str, number: int) -> None:
     """UserError for a number of processes that no run can have."""
-    if number is not None and not 1 <= number <= MAX_PROCESSES:
+    if not 1 <= number <= MAX_PROCESSES:
         raise UserError(f"{name} must be from 1 to {MAX_PROCESSES}, not {number}")
 
 
@@ -246,17 +241,6 @@ def click_options(rows: Sequence[Row], *schemas: type[Schema]) -> Callable[..., 
         else:
             found.append(known[row].click() if isinstance(row, str) else row)
     return _each(found)
-
-
-class Program(click.Group):
-    """A group of commands that cannot be started within itself, by naming it as a network."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click has it. RuntimeError within a command of ours; another program may call it."""
-        around = click.get_current_context(silent=True)
-        if around is not None and isinstance(around.find_root().command, Program):
-            raise RuntimeError("a command cannot start the program within itself")
-        return super().main(*args, **kwargs)
 
 
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:

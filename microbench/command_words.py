@@ -106,6 +106,19 @@ class Command(click.Command):
         return taken
 
 
+class Program(click.Group):
+    """A group of commands that cannot be started within itself, by naming it as a network."""
+
+    command_class = Command
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click has it. RuntimeError within a command of ours; another program may call it."""
+        around = click.get_current_context(silent=True)
+        if around is not None and isinstance(around.find_root().command, Program):
+            raise RuntimeError("a command cannot start the program within itself")
+        return super().main(*args, **kwargs)
+
+
 def is_given(ctx: click.Context, name: str) -> bool:
     """Whether an option was typed, was a keyword, or is of the run file to resume."""
     source = ctx.get_parameter_source(name)

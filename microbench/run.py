@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kernels import OPS
 from kernels.case import Case
+from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
 from microbench.device.load import LoadMeter
@@ -25,16 +26,6 @@ from microbench.results.merging import merged, newest
 from microbench.results.types import NetworkUse, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
-from microbench.run_output import (
-    Done,
-    check_goes_on,
-    new_run,
-    now,
-    run_console,
-    run_file,
-    save,
-    say_stopped,
-)
 from microbench.stopping import last_words
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
@@ -58,7 +49,7 @@ CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
 CHECK_FACTOR = 16  # times the tensors' bytes: the most that a small problem's check takes
 
 
-def run_request(request: Request) -> Done:
+def run_request(request: Request) -> run_output.Done:
     """Measure what is asked.
 
     UserError for a bad option, a device that is missing or fails, too little memory, or a run file
@@ -69,16 +60,16 @@ def run_request(request: Request) -> Done:
         found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
         why = "; ".join(found) or "there is no convolution and no matrix multiplication"
         raise NothingMeasured(f"nothing can be measured: {why}")
-    with run_file(request.conditions.outputs, request.name) as (path, before):
+    with run_output.run_file(request.conditions.outputs, request.name) as (path, before):
         return _carried_out(request, path, before)
 
 
-def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
+def _carried_out(request: Request, path: Path, before: Run | None) -> run_output.Done:
     """What is asked, measured into the file at `path`, `before` continued."""
     from microbench.report.live import LiveProgress
 
     asked = request.conditions
-    console = run_console(asked.outputs)
+    console = run_output.run_console(asked.outputs)
     usual = before.settings.get("seed") if before else None
     seed = secrets.randbelow(MAX_SEED) if usual is None else int(usual)
     seed = seed if asked.seed is None else asked.seed
@@ -105,7 +96,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
                 ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
                 try:
-                    with last_words(lambda: say_stopped("microbench", path)):
+                    with last_words(lambda: run_output.say_stopped("microbench", path)):
                         run = runner.measure(schedule, groups)
                 except WorkerDied as death:
                     raise UserError(f"{death.reason}; results so far: {path}") from None
@@ -113,7 +104,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
             console.print(f"{path} is complete: nothing to measure.")
     finally:
         workers.close()
-    return Done(run, path, asked.outputs)
+    return run_output.Done(run, path, asked.outputs)
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -139,9 +130,9 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
     chosen = kept(asked) | {"seed": asked.seed}
     if before is None:
-        return new_run("microbench", greeting, chosen)
+        return run_output.new_run("microbench", greeting, chosen)
     path = asked.outputs.resume
-    check_goes_on(path, before, greeting)
+    run_output.check_goes_on(path, before, greeting)
     for name, value in chosen.items():
         if before.settings.get(name, value) != value:
             raise UserError(
@@ -234,7 +225,7 @@ class Runner:
     progress: LiveProgress
     processes: int = 1  # that measure each case
     load_ahead: Callable[[], None] = lambda: None  # what the next process needs
-    now: Callable[[], str] = now
+    now: Callable[[], str] = run_output.now
     load: LoadMeter = field(default_factory=LoadMeter)
     saving: float = SAVING
     _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -363,7 +354,7 @@ class Runner:
 
     def _save(self) -> None:
         if self.path is not None:
-            save(self.run, self.path)
+            run_output.save(self.run, self.path)
 
 
 def few_processes(planned: Sequence[Group], run: Run, number: int) -> list[Group]:

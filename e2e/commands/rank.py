@@ -20,6 +20,7 @@ from e2e.commands.child_errors import STDERR
 from e2e.training.distributed.place import Place, place_of
 from microbench.errors import UserError
 from microbench.stopping import die_with_parent
+from microbench.streams import clean
 from microbench.worker import serve_requests
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def follow(place: Place, device: str) -> int:
         return 1
     except BaseException as error:
         text = one_line(fault_of_gpu() or error)
-        print(f"rank {place.rank}: {text}", file=sys.stderr, flush=True)
+        print(clean(f"rank {place.rank}: {text}"), file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -26,7 +26,7 @@ from e2e.case_checks import parse_memory
 from e2e.schedule import CONSTANT
 from e2e.training.distributed.place import place_of
 from kernels.files import read_json_file
-from microbench.command_line import Outputs, check_options, filled, options_of, usual
+from microbench.command_line import Outputs, check_options, filled, options_of
 from microbench.errors import UserError
 from microbench.run_output import check_outputs
 from microbench.sweep import parse_names, parse_numbers
@@ -42,7 +42,8 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     given = {name: value for name, value in words.items() if value is not None}
     if given.get("data") in DATA_ALIASES:
         given["data"] = DATA_ALIASES[given["data"]]
-    asked = usual(*SCHEMAS, Outputs) | instead | given
+    usual = {name: option.default for name, option in options_of(*SCHEMAS, Outputs).items()}
+    asked = usual | instead | given
     check_options(asked, *SCHEMAS)
     _check_together(asked)
     outputs = filled(Outputs, asked)

@@ -78,7 +78,7 @@ def test_a_file_that_takes_long_to_write_is_written_at_times_and_at_the_end(
         if asked == groups[-1]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("microbench.run.save", slow)
+    monkeypatch.setattr("microbench.run_output.save", slow)
     groups = [group_of(64 + i) for i in range(20)]
     world.trouble = interrupt
     with pytest.raises(KeyboardInterrupt):
