@@ -9,8 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from samples.commands import ROOT, Ran, environment, on_a_terminal, run_here
+from samples.commands import ROOT, Ran, environment, run_here
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
@@ -19,7 +18,6 @@ from microbench import __version__
 from microbench.results.runfile import read_run
 from microbench.run_output import command_line
 
-GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
 MISTAKES = (
     "gemm --dtype fp7", "train resnet5 --amp", "predict mine:build --recipe fp7",
     "stalls resnet18 --loader none", "loader --backend none",
@@ -27,7 +25,6 @@ MISTAKES = (
 # What needs torch is in their children.
 WITHOUT_TORCH = ("list", "predict cnn-cifar --recipe fp32 --batch 2 --device cpu --quiet")
 TINY = ("--dtype", "fp32", "--vs", "none", "--sizes", "16", "--device", "cpu", "--budget", "0.2")
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|4[0-7])(?:;\d+)*m")
 
 
 def halfway(*words: object, **environment: str) -> Ran:
@@ -89,32 +86,6 @@ def test_a_run_file_keeps_no_path_of_its_command() -> None:
     assert kept("conv", *shapes) == (
         "e2e", "conv", "--layout", "nhwc", "--shapes", "s.csv", "--without", "tma/*",
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------- show
-
-
-def test_show_survives_a_terminal_that_knows_ascii_only() -> None:
-    """A process of its own: the encoding is chosen when Python starts."""
-    plain = subprocess.run(
-        [sys.executable, "-m", "microbench", "show", str(GEMM)], capture_output=True, timeout=60,
-        cwd=ROOT, env=environment(PYTHONIOENCODING="ascii"), check=True,
-    )  # fmt: skip
-    assert plain.stderr == b""
-    assert "TFLOP/s" in plain.stdout.decode("ascii")
-
-
-def test_no_color_is_kept_to_on_a_terminal() -> None:
-    assert COLOUR.search(on_a_terminal(main, "halfway", "show", GEMM))
-    assert not COLOUR.search(on_a_terminal(main, "halfway", "show", GEMM, NO_COLOR="1"))
-
-
-@pytest.mark.parametrize(("kind", "starts"), [("png", b"\x89PNG"), ("svg", b"<"), ("html", b"<")])
-def test_a_chart_is_drawn(kind: str, starts: bytes, tmp_path: Path) -> None:
-    chart = tmp_path / f"chart.{kind}"
-    assert halfway("show", GEMM, "--chart", chart).returncode == 0
-    assert chart.read_bytes().startswith(starts)
-    assert chart.stat().st_size > 1000
 
 
 # ---------------------------------------------------------------- the console command

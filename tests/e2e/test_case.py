@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.case import FULL, SHORT, ArmOptions, TrainCase
-from e2e.case_checks import MAX_SCALE
 from e2e.commands.plan import SMALL_CARD_BYTES, Planned, check_device, notes, plan
 from e2e.commands.requests import parse_shape, request_of
 from e2e.networks import find
@@ -190,28 +188,6 @@ def test_a_run_is_gone_on_with_as_it_searched(tmp_path: Path) -> None:
     assert request_of("resnet50", {"resume": new, "search": FULL}).arms.base.search == FULL
 
 
-# The least or greatest that an option takes, and numbers beyond it.
-BOUNDS: dict[str, tuple[float, list[float]]] = {
-    "label_smoothing": (0.0, [1.0, -0.1, math.nan]),
-    "loss_scale": (MAX_SCALE, [0.0, -1.0, math.nan, math.inf, 2 * MAX_SCALE]),
-    "lr": (1e-9, [0.0, math.inf, math.nan]),
-    "clip": (1e-9, [0.0, -1.0, math.inf, math.nan]),
-    "accumulate": (1, [0]),
-    "workers": (0, [-1]),
-    "warmup": (0, [-1]),
-    "seed": (2**31 - 1, [-1, 2**31]),
-}
-
-
-@pytest.mark.parametrize("option", BOUNDS)
-def test_numbers_beyond_their_bounds_are_refused(option: str) -> None:
-    allowed, refused = BOUNDS[option]
-    assert request_of("cnn-cifar", {option: allowed})
-    for value in refused:
-        with pytest.raises(UserError, match=f"--{option.replace('_', '-')}"):
-            request_of("cnn-cifar", {option: value})
-
-
 def test_sizes_of_memory() -> None:
     for text, size in (
         ("16GB", 16 * 10**9), ("1.5 gb", 15 * 10**8), ("2GiB", 2**31), ("800MB", 8 * 10**8),
@@ -232,20 +208,6 @@ def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
     (tmp_path / "resnet18.pth").touch()
     with pytest.raises(UserError, match="several"):
         found("resnet18")
-
-
-def test_options_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(UserError, match="--no-fused"):
-        cases(graph=True, fused=False)
-    with pytest.raises(UserError, match="--accumulate"):
-        cases(graph=True, accumulate=2)
-    varied = {"recipe": "amp", "layout": "nhwc", "amp": True, "compile": True, "graph": True}
-    for option, value in varied.items():
-        with pytest.raises(UserError, match=f"--{option}"):
-            cases(ladder=True, **{option: value})
-    with pytest.raises(UserError, match="--accumulate") as caught:
-        cases(ladder=True, accumulate=2)
-    assert "--graph" not in str(caught.value), "nobody wrote --graph"
 
 
 # ---------------------------------------------------------------- the ladder
