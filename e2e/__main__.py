@@ -18,7 +18,7 @@ import click
 
 from e2e.case import SCHEMAS
 from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from microbench.command_line import FILE, REST, Outputs, Said, click_options, run_app
 from microbench.command_words import NO_NETWORK, Command, Named, Program
 

@@ -9,21 +9,15 @@ the case's key, of its object in the run file, and a CSV column.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from e2e.case_checks import (
-    check_cpus,
-    check_memory,
-    check_positive,
-    check_scale,
-    check_schedule,
-    check_smoothing,
-)
-from e2e.schedule import CONSTANT
+from e2e.schedule import CONSTANT, parse_schedule
 from microbench.command_line import (
     AS_FIELD,
     Check,
@@ -36,6 +30,7 @@ from microbench.command_line import (
     one_of,
     option,
 )
+from microbench.errors import UserError
 
 OP = "train"
 ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
@@ -46,6 +41,7 @@ FULL, SHORT, OFF = SEARCHES = ("full", "short", "off")
 SEARCH_LABELS = {SHORT: "short search", OFF: "no search"}
 NO_COMPRESSION = "none"
 COMPRESSIONS = (NO_COMPRESSION, "fp16", "bf16")  # of gradients, on their way to other GPUs
+MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
 
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
 # usually loaded by.
@@ -78,6 +74,54 @@ def _loader(case: TrainCase) -> str:
         return ""
     at_hand = case.loader in AT_HAND and case.loader != RESIDENT
     return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
+
+
+# ---------------------------------------------------------------- checks of values
+
+
+def check_smoothing(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise UserError(f"{name} takes a number from 0 to below 1, not {share}")
+
+
+def check_scale(name: str, scale: float) -> None:
+    if not 0 < scale <= MAX_SCALE:
+        raise UserError(f"{name} takes a number above 0, at most {MAX_SCALE:.0f}, not {scale:g}")
+
+
+def check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} takes a number above 0, not {value:g}")
+
+
+def check_schedule(_: str, text: str) -> None:
+    parse_schedule(text)
+
+
+def check_memory(_: str, text: str) -> None:
+    parse_memory(text)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of such as "16GB" or "15.9 GiB". UserError for what is no size above 0."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([MG])(i?)B", text.strip(), re.IGNORECASE)
+    size = 0
+    if found:
+        number, prefix, binary = found.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** (2 if prefix in "mM" else 3))
+    if not size:
+        raise UserError(f"--memory-limit: cannot read {text!r}; write 16GB or 800MB")
+    return size
+
+
+def check_cpus(name: str, cores: int) -> None:
+    from microbench.device.host import usable_cores
+
+    if not 1 <= cores <= usable_cores():
+        raise UserError(f"{name} {cores}: this process may use 1 to {usable_cores()} cores")
+
+
+# ---------------------------------------------------------------- fields
 
 
 def of_case(

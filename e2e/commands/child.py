@@ -19,7 +19,7 @@ from click.globals import push_context
 from e2e.case import TrainSettings
 from e2e.networks.table import NetworkFacts
 from e2e.results.terms import TracedStep
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from kernels.error_words import one_line
 from microbench.command_words import Program
 from microbench.device.device import fault_of_gpu

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from e2e.commands.child import SHARED, follow_requests, train_on_request
 from e2e.commands.child_errors import STDERR
-from e2e.training.distributed.place import Place, place_of
+from e2e.training.distributed import Place, place_of
 from microbench.errors import UserError
 from microbench.stopping import die_with_parent
 from microbench.streams import clean

@@ -21,10 +21,10 @@ from e2e.case import (
     TrainCase,
     TrainRequest,
     TrainSettings,
+    parse_memory,
 )
-from e2e.case_checks import parse_memory
 from e2e.schedule import CONSTANT
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of
 from microbench.errors import UserError

@@ -21,7 +21,7 @@ from e2e.commands.requests import gpus_of
 from e2e.commands.worker import TrainWorker
 from e2e.networks.table import facts_of
 from e2e.results.types import Training
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.types import Run

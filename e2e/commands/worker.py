@@ -19,7 +19,7 @@ from e2e.prediction import Prediction
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
 from e2e.results.types import Repeat, Training
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from microbench.errors import UserError
 from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve, serve_requests
 

@@ -13,12 +13,13 @@ from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
 from e2e.training.distributed.exchange import bytes_of, copies_of, curve_of, exchange_of
 from e2e.training.distributed.together import BEGIN, DONE, TogetherTimer, follow
-from e2e.training.speed_readings import HostSpeed, SpeedByTurn
 from e2e.training.step_timer import (
     HOST_STEPS,
     PHASE_STEPS,
     PROFILE_STEPS,
     Bursts,
+    HostSpeed,
+    SpeedByTurn,
     StepBlock,
     Tally,
     batches_per_s,

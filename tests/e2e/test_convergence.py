@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
+from e2e.commands.from_scratch import BEHIND_SHARE, judged
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import once as training_once
 from e2e.training.arms import Held
-from e2e.training.convergence import BEHIND_SHARE, judged
 from e2e.training.once import CURVE_POINTS, train_once
 from e2e.training.trainer import Trainer
 

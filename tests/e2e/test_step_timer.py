@@ -15,11 +15,11 @@ from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.training.arm_timer import ArmTimer
 from e2e.training.arms import Task
-from e2e.training.speed_readings import SpeedByTurn
 from e2e.training.step_timer import (
     Bursts,
     CpuSteps,
     PhaseClock,
+    SpeedByTurn,
     StepBlock,
     Tally,
     batches_per_s,

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from e2e.recipes import RECIPES
+from e2e.training.distributed import place_of
 from e2e.training.distributed import ranks as limits
-from e2e.training.distributed.place import place_of
 from e2e.training.distributed.ranks import Ranks, RanksLost
 from e2e.training.trainer import Trainer
 from samples.rank_training import CASE, NETWORK, perceptron, weights_of

@@ -19,7 +19,7 @@ from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
-from e2e.training.distributed.place import place_of
+from e2e.training.distributed import place_of
 from e2e.training.distributed.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError

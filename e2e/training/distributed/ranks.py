@@ -17,8 +17,8 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor
 
+from e2e.training.distributed import Place
 from e2e.training.distributed.beats import missed, watch
-from e2e.training.distributed.place import Place
 from kernels.error_words import one_line
 from microbench import fmt
 from microbench.errors import UserError
