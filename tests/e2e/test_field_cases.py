@@ -5,6 +5,7 @@ Traces are played by hand, so every time in them is known. Scripts run on the CP
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples.commands import ROOT, run_here
 from samples.field_traces import A100, BF16, FLOAT, H200, MS, SQUARE, V100, WORK, Tape, recorded
 from samples.field_traces import second_recording as second
 from samples.random_traces import traces
+from samples.recording import STEPS, User
 from samples.traces import BACKWARD, US, Made
 
+from e2e.__main__ import main
 from e2e.profile.diagnosis import diagnose
 
 LOADER, LAUNCH, SYNC, BETWEEN = "loader wait", "CPU launch", "synchronisation", "between kernels"
@@ -417,6 +421,38 @@ def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path)
     assert any("2 GPUs worked" in line for line in run.missing)
 
 
+def waits_for_data(tape: Tape) -> None:
+    """70 ms for the data, then 8 ms of launches, and 2 ms of work."""
+    with tape.inside("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+        tape.now += 70 * MS
+    for _ in range(400):
+        tape.work("aten::relu", 2 * US)
+    tape.product(2 * MS)
+    tape.read()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
+    resident: bool, tmp_path: Path
+) -> None:
+    """F16, F17: with one batch again and again, data loading is gone from both kinds of blocks."""
+
+    def tried(name: str, as_is: float, changed: float, resident: bool) -> dict[str, Any]:
+        blocks = {"as_is_s": as_is, "changed_s": changed}
+        times = {name: [[s * by] * 3 for by in (1, 1.01, 0.99) * 2] for name, s in blocks.items()}
+        return {"name": name, "change": f"change of {name}", "resident": resident, **times}
+
+    step_s = (0.0109, 0.0029) if resident else (0.0804, 0.0724)
+    some = [tried("launch", *step_s, resident), tried("loader", 0.0804, 0.0104, False)]
+    (tmp_path / "run.proofs.json").write_text(json.dumps({"steps": 9, "tried": some}))
+    run = diagnosed(recorded(waits_for_data), tmp_path, "run.json.gz")
+    assert (ms(run)[LOADER], ms(run)[LAUNCH]) == approx((70, 8), rel=0.1)
+    assert about(run.findings[0], DATA)
+    assert any(about(finding, "launch") for finding in run.findings[1:])
+    screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz").stdout
+    assert ("after that" in screen) == resident
+
+
 def step_ends(made: Made) -> list[int]:
     return [e["ts"] + e["dur"] for e in made.events if str(e["name"]).startswith("ProfilerStep")]
 
@@ -446,3 +482,89 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
     run = diagnosed(made, folder, "both.json")
     assert run.steps == 2
     assert sum(term.ns for term in run.terms if not term.idle) == approx(busy, abs=4)
+
+
+START = """
+import queue, subprocess, sys, threading, time, torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def loss(batch=torch.ones(32, 64)):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+"""
+IN_BACKWARD = """
+def update(p):
+    own[p].step(); own[p].zero_grad()
+own = {p: torch.optim.Adam([p]) for p in model.parameters()}
+for p in own: p.register_post_accumulate_grad_hook(update)
+for _ in range(40): model(torch.ones(8, 64)).square().mean().backward()
+print("the end")
+"""
+WORKERS = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index): time.sleep(0.08); return torch.ones(8, 64)
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2):
+    loss(batch); optimizer.step()
+"""
+THREAD = """
+def produce():
+    while True: time.sleep(0.02); ready.put(torch.ones(8, 64))
+ready = queue.Queue(2)
+threading.Thread(target=produce, daemon=True).start()
+for _ in range(60):
+    batch = ready.get()
+    loss(batch); optimizer.step()
+"""
+LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
+CLOSURE = """
+batch = torch.ones(4096, 64)
+for _ in range(30): optimizer.step(lambda: loss(batch))
+"""
+IN_A_CHILD = """
+for _ in range(20 * len(sys.argv[1:])): loss(); optimizer.step()
+if not sys.argv[1:]: subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+INFERENCE = """
+import torch
+model = torch.nn.Linear(64, 256)
+with torch.inference_mode():
+    for _ in range(60): model(torch.ones(4096, 64))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "code", "said", "cause", "least", "step_ms"),
+    [
+        (IN_BACKWARD, ("--whole",), 0, ["the end"], "", {}, 0),
+        # two workers give a batch each 40 ms
+        (WORKERS, ("--after", "4", "--bare", "8"), 0, [], DATA, {LOADER: 0.5}, 30),
+        (THREAD, (), 0, [f"train.py:{LINE}"], f"{OWN}|data", {}, 10),
+        (CLOSURE, (), 0, [], "", {PRODUCTS: 0.3}, 0),
+        (INFERENCE, (), 0, ["call of the model"], "", {PRODUCTS: 0.01}, 0),
+        (IN_A_CHILD, (), 1, ["optimizer", "w.step()", "torchrun", "-m"], "", {}, 0),
+    ],
+    ids=["F1", "F2", "F3", "F9", "F10 inference", "F10 child"],
+)
+def test_a_script_on_the_cpu_is_diagnosed(
+    script: str, words: tuple[str, ...], code: int, said: list[str], cause: str,
+    least: dict[str, float], step_ms: float, tmp_path: Path, quick_python: str,
+) -> None:  # fmt: skip
+    """Or it is said what to do. No training is ended by it."""
+    (tmp_path / "train.py").write_text(START * (script != INFERENCE) + script)
+    words = ("-m", "e2e", "diagnose", *STEPS, *words, "--json", "found.json", "train.py")
+    done = User(tmp_path, quick_python).run(*words, code=code, PYTHONPATH=str(ROOT))
+    assert "Traceback" not in done.stderr, done.stderr
+    text = "" if code else (tmp_path / "found.json").read_text()
+    for word in said:
+        assert word in done.stdout + done.stderr + text
+    for run in json.loads(text)["runs"] if text else []:
+        share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
+        assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
+        assert run["window_ns"] / run["steps"] >= step_ms * MS
+        assert has(cause, run["bottleneck"])
+        assert all(share[term] > part for term, part in least.items())
+        assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
+        for first in run["findings"][:1]:
+            assert run["bottleneck"] in first["title"]
