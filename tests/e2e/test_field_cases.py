@@ -405,6 +405,24 @@ def test_a_cause_has_the_remedy_that_fits_it_and_no_other(name: str, see: Any) -
     assert precision != "tf32" or not any(has("ieee", each.title) for each in run.findings)
 
 
+def waits_and_updates(tape: Tape) -> None:
+    """The CPU waits for 5 ms of work, then updates 100 tensors one by one while the GPU idles."""
+    with tape.inside("halfway::body"):
+        tape.product(5 * MS)
+    tape.read()
+    with tape.inside("Optimizer.step#SGD.step"):
+        for _ in range(100):
+            tape.work("aten::add_", 2 * US, 50 * US)
+
+
+def test_launches_of_an_optimizer_are_no_wait_s_too(see: Any) -> None:
+    """Both would be done by then if the CPU had not waited; the closer cause has them."""
+    run = see(waits_and_updates)
+    optimizer = next(one for one in run.findings if one.cause == OPTIMIZER)
+    assert optimizer.ms == approx(5, rel=0.05)
+    assert sum(one.ms for one in run.findings if one.cause in WAITS) <= run.step_ms - 5
+
+
 def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path) -> None:
     """Each has a product of 2 ms, one of them 1 ms later: 4 ms of work in 3."""
 
