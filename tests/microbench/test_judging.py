@@ -110,34 +110,30 @@ def verdict(a: Timed, b: Timed, threshold_pct: float | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("base_s", "factor", "found"),
+    ("processes", "base_s", "factor", "pct", "found"),
     [
-        (1e-3, 1.08, "slower"), (1e-3, 1.029, "same"), (1e-3, 1 / 1.08, "faster"),
-        (1e-3, 1 / 1.029, "same"), (1e-3, 1.031, "cannot tell"), (1e-3, 1.05, "cannot tell"),
-        (3e-6, 1.08, "cannot tell"), (3e-6, 1.12, "slower"), (3e-6, 1.029, "same"),
+        *((1, 1e-3, *rest) for rest in (
+            (1.08, None, "slower"), (1.029, None, "same"), (1 / 1.08, None, "faster"),
+            (1 / 1.029, None, "same"), (1.031, None, "cannot tell"), (1.05, None, "cannot tell"),
+            (1.02, 2.1, "same"), (1.02, 1.9, "cannot tell"),
+        )),
+        (1, 3e-6, 1.08, None, "cannot tell"), (1, 3e-6, 1.12, None, "slower"),
+        (1, 3e-6, 1.029, None, "same"),
+        *((3, base_s, *rest) for base_s in (1e-5, 1e-3) for rest in (
+            (1.0099, None, "same"), (1.0101, None, "slower"), (1 / 1.0101, None, "faster"),
+            (1 / 1.0099, None, "same"),
+        )),
+        (3, 1e-3, 1.02, 1.9, "slower"), (3, 1e-3, 1.02, 2.1, "same"),
     ],
 )  # fmt: skip
-def test_one_process_each(base_s: float, factor: float, found: str) -> None:
-    assert verdict(exactly(base_s), exactly(base_s * factor)) == found
-
-
-@pytest.mark.parametrize("base_s", [1e-5, 1e-3])
-@pytest.mark.parametrize(
-    ("factor", "found"),
-    [(1.0099, "same"), (1.0101, "slower"), (1 / 1.0101, "faster"), (1 / 1.0099, "same")],
-)
-def test_several_processes_each(base_s: float, factor: float, found: str) -> None:
-    assert verdict(exactly(base_s, 3), exactly(base_s * factor, 4)) == found
-    with_one = verdict(exactly(base_s, 3), exactly(base_s * factor))
-    assert with_one == "same", "one process alone knows no better than 3 %"
-
-
-@pytest.mark.parametrize(
-    ("processes", "pct", "found"),
-    [(3, 1.9, "slower"), (3, 2.1, "same"), (1, 2.1, "same"), (1, 1.9, "cannot tell")],
-)
-def test_a_threshold_of_the_users(processes: int, pct: float, found: str) -> None:
-    assert verdict(exactly(1e-3, processes), exactly(1.02e-3, processes), pct) == found
+def test_a_verdict_changes_at_the_noise_or_at_the_users_threshold(
+    processes: int, base_s: float, factor: float, pct: float | None, found: str
+) -> None:
+    a, b = exactly(base_s, processes), exactly(base_s * factor, processes + (processes > 1))
+    assert verdict(a, b, pct) == found
+    if processes > 1 and not pct:
+        with_one = verdict(a, exactly(base_s * factor))
+        assert with_one == "same", "one process alone knows no better than 3 %"
 
 
 def test_intervals_of_single_processes_add_like_independent_errors() -> None:
@@ -237,15 +233,9 @@ def test_a_step_that_the_cpu_limits_is_judged_at_one_cpu_speed(
     a = once(1e-3, cpu_bound=True, host_pace=pace_a)
     b = once(b_s, cpu_bound=True, host_pace=pace_b)
     noise = noise_of("train", a, b)
-    assert noise.pct == CPU_BOUND_PCT
+    assert noise.pct == noise_of("train", once(1e-3), b).pct == CPU_BOUND_PCT, "one is enough"
     found = judge(a, b, noise)
     assert (found.verdict, found.reason) == (verdict, reason)
-
-
-def test_one_side_limited_by_the_cpu_is_enough() -> None:
-    a, b = once(1e-3), once(1.2e-3, cpu_bound=True)
-    assert noise_of("train", a, b).pct == CPU_BOUND_PCT
-    assert judge(a, b, noise_of("train", a, b)).verdict == "cannot tell"
 
 
 @pytest.mark.parametrize("half_pct", [20, 95])

@@ -56,15 +56,21 @@ def numbers(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", plain)]
 
 
-def test_faster_everywhere_names_the_first_size_and_the_best() -> None:
-    assert said(2, 3, 5, 4) == [[2, 100, 5, 300]]
-    assert said(2, 2, 2) == [[2, 100]], "the first is as good as any"
-
-
-def test_below_the_break_even_the_last_three_sizes_are_named() -> None:
-    first, *below = said(0.5, 0.25, 0.2, 0.4, 0.8, 2, 3)
-    assert first == [600, 2, 600, 3, 700]
-    assert below == [[300, 5], [400, 2.5], [500, 1.25]]
+@pytest.mark.parametrize(
+    ("gains", "lines"),
+    [
+        ((2, 3, 5, 4), [[2, 100, 5, 300]]),  # everywhere: the first size and the best
+        ((2, 2, 2), [[2, 100]]),  # of which the first is as good as any
+        ((0.5, 0.25, 0.2, 0.4, 0.8, 2, 3),  # below the break-even the last three
+         [[600, 2, 600, 3, 700], [300, 5], [400, 2.5], [500, 1.25]]),
+        ((0.5, 0.8, 0.25, 0.2, 0.1), [[1.25, 200], [300, 4], [400, 5], [500, 10]]),  # the closest
+        ((2, 0.5, 4, 0.25), [[100, 2, 300, 4], [200, 2], [400, 4]]),  # at some sizes
+    ],
+)  # fmt: skip
+def test_the_sizes_and_ratios_that_decide_are_named(
+    gains: tuple[float, ...], lines: list[list[float]]
+) -> None:
+    assert said(*gains) == lines
 
 
 def test_sizes_that_are_faster_below_it_are_named_up_to_six() -> None:
@@ -75,18 +81,6 @@ def test_sizes_that_are_faster_below_it_are_named_up_to_six() -> None:
         named = [number for size in SIZES[: min(count, 6)] for number in (size, 1.5)]
         assert also == [*named, *more]
         assert below == [100 * (count + 1), 2]
-
-
-def test_nowhere_faster_names_the_closest() -> None:
-    closest, *below = said(0.5, 0.8, 0.25, 0.2, 0.1)
-    assert closest == [1.25, 200]
-    assert below == [[300, 4], [400, 5], [500, 10]]
-
-
-def test_faster_at_some_sizes_names_them() -> None:
-    some, *below = said(2, 0.5, 4, 0.25)
-    assert some == [100, 2, 300, 4]
-    assert below == [[200, 2], [400, 4]]
 
 
 @pytest.mark.parametrize(("count", "more"), [(1, []), (6, []), (8, [2])])
@@ -129,8 +123,9 @@ def test_the_price_is_of_the_largest_size_that_both_have() -> None:
     assert not re.search(r"e-\d", "\n".join(without))
 
 
-def with_interval(size: int, ratio: float, low: float, high: float) -> Result:
-    return replace(result(size), speedup={"fp32": Ratio(ratio, (low, high))})
+def with_interval(size: int, ratio: float, *ends: float) -> Result:
+    interval = (ends[0], ends[1]) if ends else None
+    return replace(result(size), speedup={"fp32": Ratio(ratio, interval)})
 
 
 def lines_of(*rows: Result) -> list[list[float]]:
@@ -138,10 +133,25 @@ def lines_of(*rows: Result) -> list[list[float]]:
     return [numbers(line) for line in verdict(run_of(*bases, *rows))]
 
 
-def test_the_best_is_the_one_that_is_surely_faster() -> None:
-    rows = (with_interval(100, 2, 1.9, 2.1), with_interval(200, 3, 2.9, 3.1),
-            with_interval(300, 3.1, 2.4, 4))  # fmt: skip
-    assert lines_of(*rows) == [[2, 100, 3, 200]]
+@pytest.mark.parametrize(
+    ("ratios", "lines"),
+    [
+        # The best is the one that is surely faster.
+        ([(2, 1.9, 2.1), (3, 2.9, 3.1), (3.1, 2.4, 4)], [[2, 100, 3, 200]]),
+        # A difference as small as noise is shown with its interval.
+        ([(1.25, 1.01, 1.5)], [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]),
+        ([(0.5, 0.4, 0.6)], [[2, 100], [100, 2]]),
+        # One round at the largest size leaves it open, and at another size it claims nothing.
+        ([(0.5, 0.4, 0.6), (4.0,)], [[4, 200]]),
+        ([(0.8,), (0.5, 0.4, 0.6)], [[1.25, 100]]),
+    ],
+)
+def test_intervals_decide_what_is_said(
+    ratios: list[tuple[float, ...]], lines: list[list[float]]
+) -> None:
+    rows = [with_interval(size, *ratio) for size, ratio in zip(SIZES, ratios, strict=False)]
+    found = lines_of(*rows)
+    assert found[: len(lines)] == lines
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -172,21 +182,6 @@ def test_without_a_baseline_it_is_the_highest_rate() -> None:
     assert re.fullmatch(r"fp16: at most \S+ [GT]FLOP/s, at 200 nt by cublas\.", first)
 
 
-def test_a_difference_as_small_as_noise_is_shown_with_its_interval() -> None:
-    close = with_interval(100, 1.25, 1.01, 1.5)
-    assert lines_of(close) == [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]
-    slow = with_interval(100, 0.5, 0.4, 0.6)
-    assert lines_of(slow) == [[2, 100], [100, 2]]
-
-
-def test_one_round_at_the_largest_size_leaves_it_open() -> None:
-    once = replace(result(200), speedup={"fp32": Ratio(4.0, None)})
-    assert lines_of(with_interval(100, 0.5, 0.4, 0.6), once)[0] == [4, 200]
-    first = replace(result(100), speedup={"fp32": Ratio(0.8, None)})
-    known = lines_of(first, with_interval(200, 0.5, 0.4, 0.6))
-    assert known[0] == [1.25, 100]
-
-
 @pytest.mark.parametrize("near", [(1.03, 0.98, 1.08), (1.001, 0.98, 1.02), (0.9999, 0.99, 1.01)])
 def test_an_interval_that_holds_one_is_no_difference(near: tuple[float, float, float]) -> None:
     rows = with_interval(100, *near), result(200, gain=2.0)
@@ -197,7 +192,7 @@ def test_an_interval_that_holds_one_is_no_difference(near: tuple[float, float, f
 
 
 def test_without_an_interval_nothing_is_claimed() -> None:
-    once = [replace(result(size), speedup={"fp32": Ratio(12.0, None)}) for size in (100, 200)]
+    once = [with_interval(size, 12.0) for size in (100, 200)]
     first = verdict(run_of(*(result(size, "fp32") for size in (100, 200)), *once))[0]
     assert first.startswith("Unknown")
     assert "--budget" in first
@@ -230,7 +225,6 @@ def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
 # ---------------------------------------------------------------- libraries
 
 
-DEVICE = {"name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132}
 LISTED, NEAR = 1024, 1100
 LABEL = "tma/64x128x128/s4/w4/g8"
 
@@ -241,12 +235,8 @@ def gemm(size: int, ratios: Mapping[str, float], backend: str = "triton", **more
     return replace(Result(case, "ok", vs_backend=beside, variant=LABEL), **more)
 
 
-def run_of_gemms(*results: Result, command: tuple[str, ...] = ("gemm",)) -> Run:
-    return Run(command, "2026-11-24T00:00:00+00:00", DEVICE, {}, results=results)
-
-
 def test_the_better_library_is_chosen_size_by_size() -> None:
-    run = run_of_gemms(
+    run = run_of(
         gemm(LISTED, {"cublas": 1.3, "cublaslt": 0.9}, tuned=True),
         gemm(2048, {"cublas": 0.8, "cublaslt": 1.4}, tuned=True),
         gemm(512, {"cublas": 1.1}, tuned=True),
@@ -261,7 +251,7 @@ def test_the_better_library_is_chosen_size_by_size() -> None:
 
 def test_tuned_sizes_and_others_are_two_lines() -> None:
     both = {"cublas": 1.0, "cublaslt": 1.0}
-    run = run_of_gemms(
+    run = run_of(
         gemm(NEAR, {"cublas": 0.5, "cublaslt": 0.6}, tuned=False),
         gemm(LISTED, both, tuned=True),
         gemm(1200, {"cublas": 0.55, "cublaslt": 0.7}, tuned=False),
@@ -279,30 +269,26 @@ def test_tuned_sizes_and_others_are_two_lines() -> None:
     assert len(rivals_table(run).items) == 3
 
 
-def test_of_a_file_without_the_field_it_is_not_known() -> None:
-    (found,) = summaries(run_of_gemms(gemm(LISTED, {"cublas": 1.0})))
-    assert "not known whether tuned" in found.count()
+def test_only_what_is_tuned_is_said_to_be_or_not() -> None:
+    for backend, words in (("my:gemm", "1 size"), ("triton", "not known whether tuned")):
+        (found,) = summaries(run_of(gemm(512, {"cublas": 1.0}, backend)))
+        assert found.count().endswith(words)
+    for sizes, verb in (((NEAR,), "was"), ((NEAR, 1200), "were")):
+        own = [gemm(size, {"cublas": 1.0}, tuned=False) for size in sizes]
+        (found,) = summaries(run_of(*own))
+        assert verb in found.count().split()
 
 
 @pytest.mark.parametrize("choice", [*(Choice(how) for how in HOW), Choice("quick-tuned", 6)])
 def test_how_a_configuration_was_chosen_is_said(choice: Choice) -> None:
-    said = choices(run_of_gemms(gemm(NEAR, {}, choice=choice), gemm(LISTED, {}, choice=choice)))
+    said = choices(run_of(gemm(NEAR, {}, choice=choice), gemm(LISTED, {}, choice=choice)))
     assert choice.how in said
     assert f"{NEAR}, {LISTED}" in said
     assert ("6 candidates" in said) == (choice.candidates == 6)
 
 
-def test_only_what_is_tuned_is_said_to_be_or_not() -> None:
-    (found,) = summaries(run_of_gemms(gemm(512, {"cublas": 1.0}, "my:gemm")))
-    assert found.count() == "1 size"
-    for sizes, verb in (((NEAR,), "was"), ((NEAR, 1200), "were")):
-        own = [gemm(size, {"cublas": 1.0}, tuned=False) for size in sizes]
-        (found,) = summaries(run_of_gemms(*own))
-        assert verb in found.count().split()
-
-
 def test_what_else_is_summed_up_apart_is_named() -> None:
-    run = run_of_gemms(gemm(512, {"cublas": 1.0}), gemm(256, {"cublas": 3.0}))
+    run = run_of(gemm(512, {"cublas": 1.0}), gemm(256, {"cublas": 3.0}))
     apart = summaries(run, lambda result: f"k={result.case.problem.dims['k']}")
     assert ["k=512" in sentence(found) for found in apart] == [True, False]
     assert [found.mean for found in apart] == pytest.approx([1.0, 3.0])
