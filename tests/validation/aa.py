@@ -6,10 +6,8 @@ differently (`Turns.pace`).
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,14 +16,13 @@ from kernels.case import Case
 from kernels.gemm import Gemm
 from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe, open_telemetry
-from microbench.errors import UserError
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Interval
 from microbench.timing import LARGE_FLOPS, SUSTAINED
 from microbench.timing.interleave import HEAVY, Arm, Turns
 from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval
 from microbench.timing.timers import Timer, make_timer
-from tests.validation.evidence import measured_on, new_file, write
+from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
 
 SIZES = {"cuda": (256, 512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256)}
 PRECISIONS = {"cuda": ("fp16", "tf32", "bf16"), "cpu": ("fp32",)}
@@ -50,39 +47,25 @@ class Pair:
     turns_s: tuple[float, ...]
 
 
+@says_mistakes
 def main(arguments: list[str] | None = None) -> int:
-    """Compare, print the shares and write every comparison. 2 for a device that is missing."""
-    parser = argparse.ArgumentParser(prog="python -m tests.validation.aa", description=__doc__)
-    parser.add_argument("file", type=new_file, help="the file to write")
+    """Compare, print the share and write every comparison."""
+    parser = parser_of("aa", __doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of each")
     given = parser.parse_args(arguments)
-    try:
-        info = describe(given.device)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    info = describe(given.device)
     pairs = same_kernel_twice(info, given.tries, given.budget)
-    for name, of in (("All", pairs), ("Light", [p for p in pairs if not p.heavy]),
-                     ("Heavy", [p for p in pairs if p.heavy])):  # fmt: skip
-        if of:
-            print(f"{name}: {said(of)}")
-    options = ["--tries", str(given.tries), "--budget", f"{given.budget:g}"]
     holding = sum(pair.holds_1 for pair in pairs)
+    low, high = share_interval(holding, len(pairs))
+    wrong = "" if low <= CONFIDENCE <= high else ", not 95 %"
+    share = f"{100 * holding / len(pairs):.1f} % ({100 * low:.1f} to {100 * high:.1f} %{wrong})"
+    print(f"{holding} of {len(pairs)} contain 1, {share}")
+    words = ["tests.validation.aa", "--tries", str(given.tries), "--budget", f"{given.budget:g}"]
     figures = {"tries": len(pairs), "holding_1": holding, "rows": [asdict(pair) for pair in pairs]}
-    words = ["tests.validation.aa", *options]
     write(given.file, "aa", words, {**measured_on(info), **figures})
     return 0
-
-
-def said(pairs: Sequence[Pair]) -> str:
-    """How many intervals hold 1, with the interval of that share."""
-    held = sum(pair.holds_1 for pair in pairs)
-    low, high = share_interval(held, len(pairs))
-    wrong = "" if low <= CONFIDENCE <= high else ", not 95 %"
-    share = f"{100 * held / len(pairs):.1f} % ({100 * low:.1f} to {100 * high:.1f} %{wrong})"
-    return f"{held} of {len(pairs)} contain 1, {share}"
 
 
 def same_kernel_twice(info: DeviceInfo, tries: int, budget_s: float) -> list[Pair]:

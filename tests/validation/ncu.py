@@ -6,7 +6,6 @@ being precision:backend:size, it is the program that Nsight Compute profiles.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import shutil
@@ -25,7 +24,7 @@ from microbench.errors import UserError
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import make_timer
-from tests.validation.evidence import measured_on, new_file, write
+from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 ARMS = (("fp16", "cublas"), ("fp16", "triton"), ("fp32", "cublas"), ("tf32", "cublas"))
@@ -37,42 +36,30 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
          "nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}  # fmt: skip
 
 
+@says_mistakes
 def main(arguments: list[str] | None = None) -> int:
-    """Time all cases with both, print and write them. 2 without a GPU or ncu."""
-    parser = argparse.ArgumentParser(prog="python -m tests.validation.ncu", description=__doc__)
-    parser.add_argument("file", type=new_file, help="the file to write")
+    """Time ARMS at SIZES with both, and write the seconds. 2 without a GPU or ncu."""
+    parser = parser_of("ncu", __doc__)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
-    try:
-        info = describe(given.device)
-        rows = timer_against_ncu(info)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    for row in rows:
-        off = "" if row["within_target"] else "  off"
-        print(f"{row['case']}: {1e6 * row['ours_s']:.2f} us, ncu {1e6 * row['ncu_s']:.2f}{off}")
-    within = sum(row["within_target"] for row in rows)
-    print(f"{within} of {len(rows)} within {LONG_TARGET_PCT:g} % from {1e6 * LONG_S:.0f} us up, "
-          f"within {1e6 * SHORT_TARGET_S:g} us below.")  # fmt: skip
-    facts = {**measured_on(info), "rows": rows, "within_target": within}
-    write(given.file, "timer", ["tests.validation.ncu"], facts)
-    return 0
-
-
-def timer_against_ncu(info: DeviceInfo) -> list[dict[str, Any]]:
-    """ARMS at SIZES, in seconds by both. UserError without a GPU or ncu."""
+    info = describe(given.device)
     if info.kind != "cuda":
         raise UserError("this needs a CUDA GPU: Nsight Compute profiles nothing else")
     if shutil.which("ncu") is None:
         raise UserError("this needs ncu (Nsight Compute) on the PATH")
     words = [f"{p}:{backend}:{size}" for p, backend in ARMS for size in SIZES]
     ours, theirs = our_medians(info, words), ncu_medians(info, words)
-    return [
+    rows = [
         {"case": parse(word).key, "ours_s": ours[word], "ncu_s": theirs[word],
          "within_target": within_target(ours[word], theirs[word])}
         for word in words
     ]  # fmt: skip
+    within = sum(row["within_target"] for row in rows)
+    print(f"{within} of {len(rows)} within {LONG_TARGET_PCT:g} % from {1e6 * LONG_S:.0f} us up, "
+          f"within {1e6 * SHORT_TARGET_S:g} us below.")  # fmt: skip
+    facts = {**measured_on(info), "rows": rows, "within_target": within}
+    write(given.file, "timer", ["tests.validation.ncu"], facts)
+    return 0
 
 
 def parse(word: str) -> Case:
@@ -128,17 +115,12 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
 
 def read_durations(text: str) -> list[list[float]]:
     """Seconds of each kernel from ncu's CSV, a list for each marker kernel."""
-    rows = list(csv.reader(io.StringIO(text[text.find('"ID"') :])))
-    header = rows[0]
-    name, unit, value = (header.index(h) for h in ("Kernel Name", "Metric Unit", "Metric Value"))
     found: list[list[float]] = []
-    for row in rows[1:]:
-        if len(row) != len(header):
-            continue
-        if row[name] == MARKER:
+    for row in csv.DictReader(io.StringIO(text[text.find('"ID"') :])):
+        if row["Kernel Name"] == MARKER:
             found.append([])
-        else:
-            found[-1].append(float(row[value].replace(",", "")) * UNITS[row[unit]])
+        elif value := row["Metric Value"]:  # not a line of ncu's own
+            found[-1].append(float(value.replace(",", "")) * UNITS[row["Metric Unit"]])
     return found
 
 

@@ -7,7 +7,6 @@ out: kernels with a defect that the diagnosis does not know, never used to choos
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,13 +20,12 @@ from kernels.gemm import Gemm
 from microbench.command_line import Outputs
 from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe
-from microbench.errors import UserError
 from microbench.requests import Request
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits, limits_for
 from microbench.run import group_weight, run_request
 from microbench.sweep import Group
-from tests.validation.evidence import measured_on, new_file, write
+from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
 
 # Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
 # has few plants, and other processes that disturb them.
@@ -133,45 +131,34 @@ def has_tile(tile: tuple[int, int]) -> Present:
 def plants_for(device: DeviceInfo) -> list[Plant]:
     """The plants whose tensors fit this device."""
     if device.kind == "cpu":
-        found = _on_a_cpu()
+        found = [
+            Plant("launch", gemm(1024, 1024, 1024, "fp32", "cpu"), never=("launch", "memory")),
+            *(Plant("launch", gemm(n, n, n, "fp32", "cpu"), tiny) for n in (4, 8, 16, 24)),
+            *(Plant("memory", gemm(1, n, 4096, "fp32", "cpu"), thin) for n in (4096, 8192)),
+        ]
     else:
-        found = [*_sizes(), *_alignment(), *_layout(), *_power(), *_waves(device.sm_count or 0),
-                 *_held_out()]  # fmt: skip
+        found = [*_on_a_gpu(), *_waves(device.sm_count or 0), *_held_out()]
     room = MEMORY_SHARE * (device.memory_bytes or math.inf)
     return [plant for plant in found if plant.case.min_bytes <= room]
 
 
-def _on_a_cpu() -> list[Plant]:
-    large = gemm(1024, 1024, 1024, "fp32", "cpu")  # a billion multiply-adds
-    return [
-        Plant("launch", large, never=("launch", "memory")),
-        *(Plant("launch", gemm(n, n, n, "fp32", "cpu"), tiny) for n in (4, 8, 16, 24)),
-        *(Plant("memory", gemm(1, n, 4096, "fp32", "cpu"), thin) for n in (4096, 8192)),
-    ]
-
-
-def _sizes() -> list[Plant]:
-    """So little work that a launch takes longer; so much to move that it takes longest."""
-    launch = [
+def _on_a_gpu() -> list[Plant]:
+    """Those that are the same on every GPU."""
+    launch = [  # so little work that a launch takes longer
         gemm(16, 16, 16, "fp16"), gemm(64, 64, 64, "bf16"), gemm(128, 128, 128, "fp16"),
         gemm(64, 64, 64, "tf32"), gemm(128, 128, 128, "tf32"),
         gemm(128, 128, 128, "fp16", "triton"), gemm(64, 64, 64, "tf32", "triton"),
         conv(16, 16, "fprop", "fp16", batch=1, image=8),
         conv(16, 16, "fprop", "bf16", batch=1, image=8),
     ]  # fmt: skip
-    memory = [
+    memory = [  # so much to move that it takes longest
         gemm(16, 16384, 8192, "fp16"), gemm(32, 16384, 8192, "bf16"), gemm(16, 16384, 8192, "tf32"),
         conv(64, 256, "fprop", "fp16", batch=256, taps=1),
         conv(256, 64, "fprop", "bf16", batch=256, taps=1),
         conv(64, 64, "fprop", "fp16", batch=256, taps=1),
         conv(64, 64, "fprop", "tf32", batch=256, taps=1),
     ]  # fmt: skip
-    few = [Plant("launch", case, tiny) for case in launch]
-    return [*few, *(Plant("memory", case, thin) for case in memory)]
-
-
-def _alignment() -> list[Plant]:
-    """Rows that are no whole 16-byte words; in the controls they are, and arithmetic dominates."""
+    # Rows that are no whole 16-byte words; in the controls they are, and arithmetic dominates.
     off = [
         *(gemm(4096, 4096, 4095, p) for p in ("fp16", "bf16", "tf32")),
         gemm(1024, 1024, 1025, "fp16"), gemm(2049, 2049, 2049, "bf16"),
@@ -180,31 +167,28 @@ def _alignment() -> list[Plant]:
         conv(61, 61, "fprop", "tf32", batch=64),
     ]  # fmt: skip
     whole = [gemm(4096, 4096, 4096, p) for p in ("fp16", "bf16", "tf32")]
-    never = ("alignment", "launch", "layout", "memory", "waves")
-    planted = [Plant("alignment", case, twin=case.aligned) for case in off]
-    return [*planted, *(Plant("alignment", case, never=never) for case in whole)]
-
-
-def _layout() -> list[Plant]:
-    """A layout that must be converted; in nhwc, the control, only that differs."""
-    cases = [
+    other = ("alignment", "launch", "layout", "memory", "waves")
+    converted = [  # a layout that must be; in nhwc, the control, only that differs
         conv(64, 64, "fprop", "fp16", "nchw"), conv(128, 128, "fprop", "fp16", "nchw"),
         conv(128, 128, "fprop", "bf16", "nchw"), conv(64, 64, "fprop", "tf32", "nchw"),
         conv(64, 64, "dgrad", "fp16", "nchw"), conv(128, 128, "dgrad", "bf16", "nchw"),
     ]  # fmt: skip
-    pairs = [(case, replace(case, problem=replace(case.problem, layout="nhwc"))) for case in cases]
-    planted = [Plant("layout", case, costs(1.1), twin) for case, twin in pairs]
-    return [*planted, *(Plant("layout", twin, never=("layout",)) for _, twin in pairs)]
-
-
-def _power() -> list[Plant]:
-    """The power cap is reported; on zeros, which switch fewer transistors, it is faster."""
-    hot = [
+    nhwc = [replace(case, problem=replace(case.problem, layout="nhwc")) for case in converted]
+    hot = [  # the power cap is reported; on zeros, which switch fewer transistors, it is faster
         gemm(8192, 8192, 8192, "fp16"), gemm(8192, 8192, 8192, "bf16"),
         gemm(4096, 4096, 4096, "fp16"), gemm(4096, 4096, 4096, "tf32"),
         conv(512, 512, "fprop", "fp16"),
     ]  # fmt: skip
-    return [Plant("power", case, capped, replace(case, data="zeros")) for case in hot]
+    return [
+        *(Plant("launch", case, tiny) for case in launch),
+        *(Plant("memory", case, thin) for case in memory),
+        *(Plant("alignment", case, twin=case.aligned) for case in off),
+        *(Plant("alignment", case, never=other) for case in whole),
+        *(Plant("layout", case, costs(1.1), twin)
+          for case, twin in zip(converted, nhwc, strict=True)),
+        *(Plant("layout", case, never=("layout",)) for case in nhwc),
+        *(Plant("power", case, capped, replace(case, data="zeros")) for case in hot),
+    ]  # fmt: skip
 
 
 # A tile that leaves no room for a second on an SM, and how many tiles, in full waves: so few that
@@ -337,35 +321,26 @@ def judged(plants: Sequence[Plant], run: Run) -> dict[str, Any]:
             "rows": rows}  # fmt: skip
 
 
+@says_mistakes
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, judge, print. 1 where under TARGET_PCT per cent are right, 2 for a mistake."""
-    parser = argparse.ArgumentParser(prog="python -m tests.validation.plants", description=__doc__)
-    parser.add_argument("file", type=new_file, help="the file to write")
+    """Measure, judge, print. 1 where under TARGET_PCT per cent are right."""
+    parser = parser_of("plants", __doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, help="seconds of sampling in all")
     given = parser.parse_args(arguments)
-    try:
-        info = describe(given.device)
-        plants = plants_for(info)
-        groups = groups_of(plants)
-        usual_s = BUDGET_SHARE[info.kind] * sum(map(group_weight, groups))
-        conditions = Conditions(
-            device=given.device, no_tune=True, budget=given.budget or usual_s, processes=1,
-            outputs=Outputs(),
-        )  # fmt: skip
-        run = run_request(Planted(conditions, groups)).run
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    info = describe(given.device)
+    plants = plants_for(info)
+    groups = groups_of(plants)
+    usual_s = BUDGET_SHARE[info.kind] * sum(map(group_weight, groups))
+    conditions = Conditions(
+        device=given.device, no_tune=True, budget=given.budget or usual_s, processes=1,
+        outputs=Outputs(),
+    )  # fmt: skip
+    run = run_request(Planted(conditions, groups)).run
     found = judged(plants, run)
-    for row in found["rows"]:
-        if row["verdict"] != RIGHT:
-            print(f"{row['verdict']}: {row['case']}: expected {row['expected']}, named "
-                  f"{row['named'] or 'nothing'} ({row['why']})")  # fmt: skip
     held = [r["verdict"] for r in found["rows"] if r["held_out"]]
-    counted = len(held) - held.count(NOT_APPLICABLE)
-    print(f"{found['right']} of {found['counted']} recognised, target {TARGET_PCT:g} %; "
-          f"held out: {held.count(RIGHT)} of {counted}.")  # fmt: skip
+    print(f"{found['right']} of {found['counted']} recognised, target {TARGET_PCT:g} %; held out: "
+          f"{held.count(RIGHT)} of {len(held) - held.count(NOT_APPLICABLE)}.")  # fmt: skip
     facts = {"started_at": run.started_at, **measured_on(info), "settings": run.settings, **found}
     write(given.file, "selftest", ["tests.validation.plants"], facts)
     return 0 if found["passed"] else 1

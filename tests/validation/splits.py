@@ -8,7 +8,6 @@ Splits are drawn at random and share processes, so that their pairs are not inde
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -25,7 +24,7 @@ from microbench.results.judging import judge, learn, noise_of
 from microbench.results.types import Result, Run
 from microbench.results.values import Entry, ProcessTime, Timed
 from microbench.timing.processes import mean_interval, variance_between
-from tests.validation.evidence import new_file, write
+from tests.validation.evidence import parser_of, says_mistakes, write
 
 SEED = 20261124  # the same files always give the same splits
 SPLITS, PROCESSES = 100, 3
@@ -38,26 +37,22 @@ VERDICTS = ("faster", "slower", "same", "cannot tell")
 Row = dict[str, Any]
 
 
+@says_mistakes
 def main(arguments: list[str] | None = None) -> int:
     """Split, judge, print and write. 2 for runs that are none, or not alike."""
-    parser = argparse.ArgumentParser(prog="python -m tests.validation.splits", description=__doc__)
-    parser.add_argument("file", type=new_file, help="the file to write")
+    parser = parser_of("splits", __doc__)
     parser.add_argument("check", choices=("compare", "power"))
     parser.add_argument("runs", type=Path, nargs="+", help="of twice as many processes")
     parser.add_argument("--tries", type=int, default=SPLITS)
     parser.add_argument("--processes", type=int, default=PROCESSES, help="of each half")
     given = parser.parse_args(arguments)
     check = {"compare": false_verdicts, "power": power}[given.check]
-    try:
-        runs = [read_run(path) for path in given.runs]
-        for path, run in zip(given.runs, runs, strict=True):
-            for name in ("device", "software", "method_version"):
-                if getattr(run, name) != getattr(runs[0], name):
-                    raise UserError(f"{path} is of another {name} than {given.runs[0]}")
-        rows = check(runs, given.processes, given.tries)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    runs = [read_run(path) for path in given.runs]
+    for path, run in zip(given.runs, runs, strict=True):
+        for name in ("device", "software", "method_version"):
+            if getattr(run, name) != getattr(runs[0], name):
+                raise UserError(f"{path} is of another {name} than {given.runs[0]}")
+    rows = check(runs, given.processes, given.tries)
     names = ("pairs", "faster", "slower", "same", "cannot_tell")
     counts = {name: sum(row[name] for row in rows) for name in names}
     print(", ".join(f"{count:,} {name}" for name, count in counts.items()))
