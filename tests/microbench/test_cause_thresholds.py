@@ -107,6 +107,11 @@ CAPPED = ("power cap",)
         (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # four such may
         (result(size=1536, tile=(127, 256, 64)), {}, "waves"),  # 78 tiles
         (result(size=512, tile=(128, 64, 64)), {}, "waves"),  # too few to share any
+        (result(kernels=(TRANSPOSE, WORK), kernels_s=(0.21, 0.79)), {}, "layout"),
+        (result(kernels=(TRANSPOSE, WORK), kernels_s=(0.19, 0.81)), {}, "mixed"),
+        # Only a case above the roof is said to need fewer operations.
+        (result(1.04, kernels=(WINOGRAD,), clock=1500.0, throttle=CAPPED), {}, "mixed"),
+        (result(1.06, kernels=(WINOGRAD,), clock=1500.0, throttle=CAPPED), {}, "compute"),
     ],
 )  # fmt: skip
 def test_a_cause_applies_on_one_side_only(
@@ -168,19 +173,6 @@ def test_the_share_of_conversions_is_of_all_kernels(
     assert conversion_share(result()) == 0
 
 
-@pytest.mark.parametrize(("share", "named"), [(0.21, "layout"), (0.19, "mixed")])
-def test_conversions_are_the_cause_from_a_fifth_on(share: float, named: str) -> None:
-    found = result(kernels=(TRANSPOSE, WORK), kernels_s=(share, 1 - share))
-    assert bound(found) == named
-
-
-def test_only_a_case_above_the_roof_is_said_to_need_fewer_operations() -> None:
-    for share, seen in ((1.04, False), (1.06, True)):
-        found = result(share, kernels=(WINOGRAD,), kernels_s=(TIME_S,), clock=1500.0,
-                       throttle=CAPPED)  # fmt: skip
-        assert (bound(found) == "compute") == seen
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300))
 def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n: int) -> None:
     case = Case(Gemm(m, n, 64), "fp16", "cublas")
@@ -222,19 +214,13 @@ def test_peaks_are_those_of_the_case() -> None:
     assert limits.compute_s == pytest.approx(found.flops / (4096 * 132 * 1500e6))
     assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
     assert limits.floor_s == 4e-6
+    # Without Tensor Cores it is the rate of the twin.
+    for precision, factor in (("tf32", 1), ("int8", 4), ("fp32", 1), ("fp16", None)):
+        limits = limits_for(result(precision=precision), run_of(ceilings=BASE))
+        assert limits.simt_flop_per_s == (factor * 67e12 if factor else None)
 
 
-@pytest.mark.parametrize(
-    ("precision", "factor"), [("tf32", 1), ("int8", 4), ("fp32", 1), ("fp16", None)]
-)
-def test_the_rate_without_tensor_cores_is_that_of_the_twin(
-    precision: str, factor: int | None
-) -> None:
-    limits = limits_for(result(precision=precision), run_of(ceilings=BASE))
-    assert limits.simt_flop_per_s == (factor * 67e12 if factor else None)
-
-
-def test_tensor_cores_are_proved_above_that_rate_only() -> None:
+def test_tensor_cores_are_proved_above_that_rate_by_operations_that_were_done() -> None:
     for share, proved in ((0.49, None), (0.51, True)):
         limits = replace(MIDDLE, simt_flop_per_s=0.5 * PEAK)
         assert tensor_core(result(share), limits) is proved
@@ -244,6 +230,15 @@ def test_tensor_cores_are_proved_above_that_rate_only() -> None:
     assert found.flop_per_s
     at_the_rate = replace(MIDDLE, simt_flop_per_s=found.flop_per_s)
     assert tensor_core(found, at_the_rate) is None
+    limits = replace(MIDDLE, simt_flop_per_s=0.1 * PEAK)
+    conv = Conv(ConvShape(8, 64, 14, 14, 64, 3, 3, padding=1), "fprop")
+    for backend, kernels, proved in (
+        ("cudnn", (), None), ("cudnn", (WORK,), True), ("triton", (), True),
+        ("cudnn", (WINOGRAD,), None),
+    ):  # fmt: skip
+        found = result(case=Case(conv, "fp16", backend), kernels=kernels)
+        assert tensor_core(found, limits) is proved
+    assert tensor_core(result(measurement=None), limits) is None
 
 
 @pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
@@ -267,15 +262,3 @@ def test_what_fits_into_a_warm_l2_stays_there(size: int, kind: str, l2: str, sta
     assert (limits.in_l2, limits.memory_s is None) == (stays, stays)
     unknown = limits_for(replace(found, min_bytes=1), run_of(ceilings=BASE[:2], kind=kind))
     assert not unknown.in_l2
-
-
-def test_tensor_cores_are_proved_by_operations_that_were_done() -> None:
-    limits = replace(MIDDLE, simt_flop_per_s=0.1 * PEAK)
-    conv = Conv(ConvShape(8, 64, 14, 14, 64, 3, 3, padding=1), "fprop")
-    for backend, kernels, proved in (
-        ("cudnn", (), None), ("cudnn", (WORK,), True), ("triton", (), True),
-        ("cudnn", (WINOGRAD,), None),
-    ):  # fmt: skip
-        found = result(case=Case(conv, "fp16", backend), kernels=kernels)
-        assert tensor_core(found, limits) is proved
-    assert tensor_core(result(measurement=None), limits) is None

@@ -6,9 +6,9 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
@@ -20,12 +20,12 @@ from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator, TooLong
 from microbench.requests import GemmRequest
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result, Run
-from microbench.run import InOrder, Runner, default_budget_s, few_processes, group_weight, missing
+from microbench.run import InOrder, default_budget_s, few_processes, group_weight, missing
 from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
 from microbench.timing.interleave import HEAVY
-from microbench.worker import OnStage, WorkerDied
+from microbench.worker import WorkerDied
 
 
 @pytest.fixture
@@ -106,28 +106,20 @@ def test_a_death_fails_the_blamed_case_only(world: World, deadly: set[str]) -> N
     assert len(world.sessions) == 1 + len(deadly)
 
 
-def test_a_death_while_ceilings_are_taken_does_not_end_the_run(world: World) -> None:
+def test_a_death_while_ceilings_are_taken_does_not_end_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One precision's faulting kernel costs its own cases, wherever it is launched first."""
-    deaths = iter([True])
+    deaths, calibrate = iter([True]), FakeSession.calibrate
 
-    class Mortal(FakeSession):
-        def calibrate(
-            self,
-            precisions: Sequence[str],
-            large: Sequence[str],
-            on_stage: OnStage,
-        ) -> list[Ceiling]:
-            if next(deaths, False):
-                raise WorkerDied("gemm/m=64,n=64,k=64/nt/normal/fp16/cublas", "illegal access")
-            return super().calibrate(precisions, large, on_stage)
+    def mortal(*words: Any) -> list[Ceiling]:
+        if next(deaths, False):
+            raise WorkerDied("gemm/m=64,n=64,k=64/nt/normal/fp16/cublas", "illegal access")
+        return calibrate(*words)
 
-    def start() -> FakeSession:
-        world.sessions.append(Mortal(world.trouble))
-        return world.sessions[-1]
-
+    monkeypatch.setattr(FakeSession, "calibrate", mortal)
     group = group_of(64)
-    runner = Runner(world.run, "cuda", world.path, start, world.progress)
-    run = runner.measure(InOrder([group], 10.0))
+    run = world.runner().measure(InOrder([group], 10.0))
     assert run.result(group.cases[0].key) is not None
     assert run.results[0].status == "ok"
 
@@ -192,13 +184,7 @@ def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
     assert names >= {("fp32", "cublas"), ("tf32", "cublas"), ("fp16", "triton")}
 
 
-def test_skipped_is_an_answer_that_stays(world: World) -> None:
-    group = group_of(64)
-    run = empty_run().with_results([Result(case, "skipped", reason="no") for case in group.cases])
-    assert missing([group], run) == missing([group], run, retry_skipped=True) == []
-
-
-def test_a_larger_budget_retries_what_was_skipped_for_want_of_time_alone() -> None:
+def test_skipped_is_an_answer_but_for_want_of_time_that_a_larger_budget_gives() -> None:
     group = group_of(64)
     hopeless, late = group.cases[0], group.cases[1:]
     found = [Result(case, "skipped", reason=f"too long ({MORE})") for case in late]
@@ -295,32 +281,23 @@ def test_each_case_is_measured_in_as_many_fresh_processes(world: World) -> None:
         assert result.measurement.times_s == (1e-3,) * 3 + (2e-3,) * 3 + (4e-3,) * 3
     assert read_run(world.path) == run
     assert run.finished_at == "the end"
-
-
-def test_the_processes_share_the_seconds(world: World) -> None:
-    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    # They share the seconds.
     shares = [[share for _, share in session.asked] for session in world.sessions]
-    assert shares[0] == pytest.approx(shares[1])
-    assert shares[0] == pytest.approx(shares[2])
+    assert shares == [pytest.approx(shares[0])] * 3
     assert math.fsum(map(math.fsum, shares)) == pytest.approx(30.0)
     assert [left for _, _, left in world.progress.lines[2:4]] == pytest.approx([shares[1][1], 0.0])
 
 
-def test_one_of_several_processes_takes_fewer_rounds_than_one_alone(world: World) -> None:
-    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
-    assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
+def test_several_processes_take_fewer_rounds_each_and_load_ahead(world: World) -> None:
     alone = World(world.path)
-    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
+    for some, processes in ((world, 3), (alone, 1)):
+        some.runner(processes).measure(InOrder(GROUPS, 30.0), GROUPS)
+        world.path.unlink()
+    assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
     assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
-
-
-def test_the_next_process_loads_ahead_and_the_progress_begins_again(world: World) -> None:
     names = [group.name for group in GROUPS]
-    world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
     assert world.progress.passes == [(2, 3, names), (3, 3, names)]
     assert world.loaded_ahead == 4  # after each group, as long as a process follows
-    alone = World(world.path)
-    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
     assert (alone.progress.passes, alone.loaded_ahead) == ([], 0)
 
 
@@ -341,7 +318,11 @@ def test_a_case_that_kills_a_later_process_keeps_what_it_had(world: World) -> No
     deaths = iter([True])
 
     def die_once(asked: Group) -> None:
-        if len(world.sessions) > 1 and bad in keys_of(asked) and next(deaths, False):
+        if (
+            len(world.sessions) > 1
+            and bad in [case.key for case in asked.cases]
+            and next(deaths, False)
+        ):
             raise WorkerDied(bad, "illegal memory access")
 
     world.trouble = die_once
@@ -359,7 +340,11 @@ def test_a_resumed_run_gives_no_process_a_number_twice(world: World) -> None:
     deaths = iter([True])
 
     def die_once(asked: Group) -> None:
-        if len(world.sessions) == 2 and first in keys_of(asked) and next(deaths, False):
+        if (
+            len(world.sessions) == 2
+            and first in [case.key for case in asked.cases]
+            and next(deaths, False)
+        ):
             raise WorkerDied(first, "illegal memory access")
 
     world.trouble = die_once
@@ -414,15 +399,9 @@ def test_an_interrupted_run_is_resumed_with_the_missing_processes(world: World) 
     assert few_processes(GROUPS, run, 2) == []
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_run_of_one_process_lacks_the_others(number: int) -> None:
+def test_a_run_of_one_process_lacks_the_others() -> None:
     run = empty_run().with_results([result_of(case) for case in GROUPS[0].cases])
-    assert few_processes(GROUPS, run, 0) == []
-    assert few_processes(GROUPS, run, number) == [GROUPS[0]]
-
-
-def keys_of(group: Group) -> list[str]:
-    return [case.key for case in group.cases]
+    assert [few_processes(GROUPS, run, n) for n in (0, 1, 2)] == [[], GROUPS[:1], GROUPS[:1]]
 
 
 # ---------------------------------------------------------------- estimate
@@ -460,29 +439,21 @@ def test_time_grows_with_the_work_from_the_largest_case_seen() -> None:
     assert estimator.expected_s(case(512)) == pytest.approx(10.0)
 
 
-def test_what_fits_is_admitted() -> None:
-    taught(256, 0.1).admit(case(512), CPU, LAUNCHES_NEEDED * 0.8 + 0.01, 0.0)
-
-
 def test_what_does_not_fit_is_refused_with_the_estimate_and_a_remedy() -> None:
-    said = refusal(taught(1024, 7.0), 2048, 10.0)
-    assert "56.0 s" in said
-    assert "10.0 s" in said
-    assert "--budget" in said
-
-
-def test_what_others_take_is_not_there_to_be_had() -> None:
     estimator = taught(256, 0.1)
+    estimator.admit(case(512), CPU, LAUNCHES_NEEDED * 0.8 + 0.01, 0.0)
     estimator.admit(case(256), CPU, 1.0, 0.0)
-    assert "left" in refusal(estimator, 256, 1.0, spoken_for_s=0.15)
-
-
-def test_times_are_in_units_a_person_reads() -> None:
+    assert "left" in refusal(estimator, 256, 1.0, spoken_for_s=0.15), "others take it"
+    said = refusal(taught(1024, 7.0), 2048, 10.0)
+    assert all(words in said for words in ("56.0 s", "10.0 s", "--budget"))
     assert re.search(r"\d+ ms a launch", refusal(taught(256, 0.05), 256, 0.1))
     assert re.search(r"\d+ min a launch", refusal(taught(256, 1.0), 4096, 10.0))
 
 
 def test_a_kind_never_seen_is_probed_at_a_small_size_for_real() -> None:
+    estimator = Estimator()
+    with pytest.raises(TooLong):  # without its matrices of 12 TB
+        estimator.admit(case(10**6, "fp32"), CPU, 1.0, 0.0)
     estimator = Estimator()
     estimator.admit(case(256, "fp32"), CPU, 60.0, 0.0)
     assert 0 < estimator.expected_s(case(256, "fp32")) < 60.0
@@ -490,22 +461,18 @@ def test_a_kind_never_seen_is_probed_at_a_small_size_for_real() -> None:
         estimator.admit(case(10**6, "fp32"), CPU, 5.0, 0.0)
 
 
-def test_an_enormous_case_is_refused_without_its_matrices_being_made() -> None:
-    with pytest.raises(TooLong):
-        Estimator().admit(case(10**6, "fp32"), CPU, 1.0, 0.0)  # 12 TB
-
-
-def test_a_short_launch_is_not_scaled_to_a_large_case() -> None:
+@pytest.mark.parametrize(
+    ("seen", "seconds", "size", "budget_s", "most_s"),
+    [
+        (16, 0.001, 1024, 60.0, 60.0),  # 4 min, were it all work
+        (64, 0.02, 256, 2.0, 2.0 / LAUNCHES_NEEDED),  # waited on a busy CPU: it takes a few ms
+    ],
+)
+def test_what_a_small_launch_waited_is_not_scaled_to_a_larger_case(
+    seen: int, seconds: float, size: int, budget_s: float, most_s: float
+) -> None:
     """Overhead does not grow with the work: the probe grows before a case is refused."""
     estimator = Estimator()
-    estimator.learn(case(16, "fp32"), 2 * 16**3, 0.001)  # 4 min for 1,024, were it all work
-    estimator.admit(case(1024, "fp32"), CPU, 60.0, 0.0)
-    assert estimator.expected_s(case(1024, "fp32")) < 60.0
-
-
-def test_a_small_case_is_not_refused_for_what_a_smaller_one_waited() -> None:
-    """256 where 64 took 20 ms on a busy CPU: as work that would be 1.3 s, and it takes a few ms."""
-    estimator = taught(64, 0.02)
-    estimator.learn(case(64, "fp32"), 2 * 64**3, 0.02)
-    estimator.admit(case(256, "fp32"), CPU, 2.0, 0.0)
-    assert estimator.expected_s(case(256, "fp32")) < 2.0 / LAUNCHES_NEEDED
+    estimator.learn(case(seen, "fp32"), 2 * seen**3, seconds)
+    estimator.admit(case(size, "fp32"), CPU, budget_s, 0.0)
+    assert estimator.expected_s(case(size, "fp32")) < most_s
