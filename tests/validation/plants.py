@@ -169,11 +169,13 @@ def _on_a_gpu() -> list[Plant]:
     whole = [gemm(4096, 4096, 4096, p) for p in ("fp16", "bf16", "tf32")]
     other = ("alignment", "launch", "layout", "memory", "waves")
     converted = [  # a layout that must be; in nhwc, the control, only that differs
-        conv(64, 64, "fprop", "fp16", "nchw"), conv(128, 128, "fprop", "fp16", "nchw"),
-        conv(128, 128, "fprop", "bf16", "nchw"), conv(64, 64, "fprop", "tf32", "nchw"),
-        conv(64, 64, "dgrad", "fp16", "nchw"), conv(128, 128, "dgrad", "bf16", "nchw"),
+        (64, "fprop", "fp16"), (128, "fprop", "fp16"), (128, "fprop", "bf16"),
+        (64, "fprop", "tf32"), (64, "dgrad", "fp16"), (128, "dgrad", "bf16"),
     ]  # fmt: skip
-    nhwc = [replace(case, problem=replace(case.problem, layout="nhwc")) for case in converted]
+    nchw, nhwc = (
+        [conv(c, c, which, precision, layout) for c, which, precision in converted]
+        for layout in ("nchw", "nhwc")
+    )
     hot = [  # the power cap is reported; on zeros, which switch fewer transistors, it is faster
         gemm(8192, 8192, 8192, "fp16"), gemm(8192, 8192, 8192, "bf16"),
         gemm(4096, 4096, 4096, "fp16"), gemm(4096, 4096, 4096, "tf32"),
@@ -185,7 +187,7 @@ def _on_a_gpu() -> list[Plant]:
         *(Plant("alignment", case, twin=case.aligned) for case in off),
         *(Plant("alignment", case, never=other) for case in whole),
         *(Plant("layout", case, costs(1.1), twin)
-          for case, twin in zip(converted, nhwc, strict=True)),
+          for case, twin in zip(nchw, nhwc, strict=True)),
         *(Plant("layout", case, never=("layout",)) for case in nhwc),
         *(Plant("power", case, capped, replace(case, data="zeros")) for case in hot),
     ]  # fmt: skip
