@@ -86,19 +86,16 @@ def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
     assert not found or widest(shown(run, width)) <= width
 
 
-def test_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
-    *bases, last = group(4096)
-    near = replace(last, speedup={"fp32": Ratio(1.01, (0.98, 1.03)), "tf32": Ratio(0.5, None)})
-    line = next(line for line in shown(run_of([*bases, near])).splitlines() if "~1 ±0.03" in line)
-    assert "0.50 ±?" in line
-
-
-def test_the_unit_of_rates_suits_the_device() -> None:
+def test_units_suit_the_device_and_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
     for result, unit in (
         (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s"),
         (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s"),
     ):
         assert re.findall(r"\b[TG](?:FL)?OP/s", shown(run_of([result])))[0] == unit
+    *bases, last = group(4096)
+    near = replace(last, speedup={"fp32": Ratio(1.01, (0.98, 1.03)), "tf32": Ratio(0.5, None)})
+    line = next(line for line in shown(run_of([*bases, near])).splitlines() if "~1 ±0.03" in line)
+    assert "0.50 ±?" in line
 
 
 def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
@@ -138,10 +135,6 @@ def test_numbers_in_words() -> None:
 # ---------------------------------------------------------------- Markdown and CSV
 
 
-def rows(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
-
-
 def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> None:
     header = to_csv(run_of([])).splitlines()[0].split(",")
     assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
@@ -159,7 +152,8 @@ def test_values_are_those_of_the_run() -> None:
     run = h200_run()
     reason = 'no, "really"\nno'
     lost = Result(case(64, "int8", "triton"), "skipped", reason)
-    *table, skipped = rows(to_csv(replace(run, results=(*run.results, lost))))
+    text = to_csv(replace(run, results=(*run.results, lost)))
+    *table, skipped = csv.DictReader(io.StringIO(text))
     for row, result in zip(table, run.results, strict=True):
         assert result.median_s
         assert float(row["median_s"]) == pytest.approx(result.median_s)
@@ -257,15 +251,8 @@ def table(*rows: Row[Cells]) -> Table[Cells]:
     return found
 
 
-def lines_of(found: Table[Cells], width: int = 100) -> list[str]:
-    return [line.plain for line in screen(found, width).lines]
-
-
-ROWS = (Row[Cells](("first", "1.5", "20", "")), Row[Cells](("no. 2", "12", "3", "")))
-
-
 def test_columns_are_aligned_under_their_titles_and_empty_ones_left_out() -> None:
-    assert lines_of(table(*ROWS)) == [
+    assert [line.plain for line in screen(table(*ROWS), 100).lines] == [
         "                per",
         "name   time  second",
         "───────────────────",
@@ -273,6 +260,9 @@ def test_columns_are_aligned_under_their_titles_and_empty_ones_left_out() -> Non
         "first   1.5      20",
         "no. 2    12       3",
     ]
+
+
+ROWS = (Row[Cells](("first", "1.5", "20", "")), Row[Cells](("no. 2", "12", "3", "")))
 
 
 @pytest.mark.parametrize(
@@ -294,24 +284,12 @@ def test_a_sentence_takes_the_place_of_the_other_columns() -> None:
     assert markdown(table(*ROWS, failed)).splitlines()[-1] == f"| third | {failed.sentence} |  |"
 
 
-def test_markdown_has_one_line_titles_and_escapes_bars() -> None:
+def test_markdown_escapes_bars_and_names_in_csv_keep_their_places() -> None:
     assert markdown(table(Row(("a|b", "1", "2", "")))) == (
         "| name | time | per second |\n| --- | ---: | ---: |\n| a\\|b | 1 | 2 |\n"
     )
-
-
-def test_names_in_csv_keep_their_places_and_new_ones_follow() -> None:
     found = table(*ROWS)
     found.csv_order = ("value_2", "value_0")
     assert write_csv([records(found), (["more"], [{"more": 0.1 + 0.2}])]) == (
         "value_2,value_0,value_1,value_3,more\n20,first,1.5,,\n3,no. 2,12,,\n,,,,0.3\n"
     )
-
-
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=30)
-
-
-@given(st.lists(st.tuples(texts, texts, texts, texts, texts), max_size=6), st.integers(1, 90))
-def test_nothing_is_ever_wider_than_the_screen(rows: list[Cells], width: int) -> None:
-    found = table(*(Row(cells[:4], cells[4]) for cells in rows))
-    assert all(cell_len(line) <= width for line in lines_of(found, width))
