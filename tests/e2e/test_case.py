@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
@@ -19,7 +18,7 @@ from e2e.commands.requests import parse_shape, request_of
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.results.types import Training
-from e2e.schedule import KINDS, Schedule, parse_schedule
+from e2e.schedule import KINDS, parse_schedule
 from microbench.errors import UserError
 from microbench.results.runfile import read_run, write_run
 
@@ -149,24 +148,6 @@ def test_each_batch_is_a_comparison_of_its_own(kind: str) -> None:
 
 # ---------------------------------------------------------------- options into cases
 
-PASSED_ON: dict[str, Any] = {
-    "optimizer": "adam", "fused": False, "compile": True, "graph": True, "accumulate": 4,
-    "loss_scale": 256.0, "keep_batchnorm_fp32": True, "label_smoothing": 0.1,
-    "data": "generated", "loader": "torchvision", "workers": 3, "cached": True, "cold": True,
-    "prefetch": 4, "cpus": 2, "search": "short", "lr": 0.5,
-    "warmup": 7, "schedule": "cosine", "clip": 2.0, "held_out": 64,
-    "memory_limit": 64 * 10**9, "deterministic": True, "weights": "cnn.pth", "freeze": "body",
-}  # fmt: skip
-
-
-def test_an_option_reaches_every_case_and_changes_nothing_else() -> None:
-    for option, value in PASSED_ON.items():
-        for plain, changed in zip(cases(), cases(**{option: value}), strict=True):
-            assert changes_between(plain, changed) == {option: value}
-            assert changed.key != plain.key
-    of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus", "compress"}
-    assert {f.name for f in fields(TrainCase)} == of_the_plan | PASSED_ON.keys()
-
 
 @pytest.mark.parametrize(
     ("kind", "name", "search"),
@@ -213,14 +194,12 @@ def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the ladder
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_each_rung_changes_what_its_name_says(kind: str) -> None:
-    (arms,) = planned(kind, ladder=True)
-    amp = "amp" if kind == "cuda" else "amp-bf16"
+def test_each_rung_changes_what_its_name_says() -> None:
+    (arms,) = planned(ladder=True)
     changes: dict[str, dict[str, Any]] = {
         "tf32": {"recipe": "tf32"},
         "channels_last": {"layout": "nhwc"},
-        "AMP": {"recipe": amp},
+        "AMP": {"recipe": "amp"},
         "fused optimizer": {"fused": True},
         "compile": {"compile": True},
         "CUDA graph": {"graph": True},
@@ -230,9 +209,6 @@ def test_each_rung_changes_what_its_name_says(kind: str) -> None:
     assert (first.recipe, first.layout, first.fused) == ("fp32", "nchw", False)
     assert not first.compile
     assert not first.graph
-    if kind == "cpu":  # which has no tf32: nothing is built on that rung
-        assert arms[1].case == replace(first, recipe="tf32")
-        arms = [arm for arm in arms if arm.rung != "tf32"]
     for below, arm in pairwise(arms):
         assert arm.rung is not None
         assert changes_between(below.case, arm.case) == changes[arm.rung]
@@ -254,14 +230,6 @@ def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
 @given(st.lists(st.integers(1, 10**9 - 1), min_size=1, max_size=4))
 def test_every_shape_is_read_back(shape: list[int]) -> None:
     assert parse_shape(f" {'X'.join(map(str, shape))} ") == tuple(shape)
-
-
-@given(st.text(max_size=12) | st.sampled_from(["3x", "3x-1x4", "1x2x3x4x5", "12345678901", "²"]))
-def test_whatever_is_written_gives_a_shape_or_an_error_for_the_user(text: str) -> None:
-    with suppress(UserError):
-        shape = parse_shape(text)
-        assert shape
-        assert len(shape) <= 4
 
 
 # ---------------------------------------------------------------- schedules
@@ -302,9 +270,3 @@ def test_a_share_is_from_0_to_1_and_stays_after_the_end(
     schedule = parse_schedule(text)
     assert 0 <= schedule.share(done) <= 1
     assert schedule.share(after) == schedule.share(1)
-
-
-@given(st.text(max_size=14) | st.builds("{}:{}".format, st.sampled_from(KINDS), st.text("0123,./")))
-def test_whatever_is_written_gives_a_schedule_or_one_line(text: str) -> None:
-    with suppress(UserError):
-        assert isinstance(parse_schedule(text), Schedule)

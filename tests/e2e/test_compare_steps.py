@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,11 +27,9 @@ from e2e.profile.trace import read_trace
 from e2e.profile.unprofiled import steps_in
 from e2e.results.types import State, Training
 from microbench.__main__ import main as shows
-from microbench.commands import compare_with
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
 from microbench.results.comparison import compare
-from microbench.results.runfile import write_run
 from microbench.results.types import Run
 
 BF16 = "c10::BFloat16"
@@ -377,19 +374,3 @@ def test_trainings_and_kernels_compare_each_with_its_own_noise() -> None:
             file = io.StringIO()
             print_comparison(compare(a, b), Console(file=file, width=width, highlight=False))
             assert max(map(cell_len, file.getvalue().splitlines())) <= width
-
-
-def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
-    a, b, out = (tmp_path / name for name in ("a.json", "b.json", "out.json"))
-    write_run(amp_run(), a)
-    write_run(scaled(amp_run(), 1.05), b)
-    assert compare_with([a, b], fail_on="slower", json=out) == 1
-    written = json.loads(out.read_text())
-    assert (written["counts"]["slower"], written["train_noise_pct"]) == (3, 3.0)
-    row = written["rows"][0]
-    assert row.keys() == {
-        "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
-        "processes",
-    }  # fmt: skip
-    assert (row["reason"], row["threshold_pct"]) == ("interval is beyond it", 3.0)
-    assert row["key"] == amp_run().of(Training)[0].case.key

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.aten import TensorSpec, spec_of
-from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.trace.fake_tensor_strides import CPU_RULES, RULES
@@ -228,18 +227,12 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
-@pytest.mark.parametrize(("recipe", "layout"), [("fp32", "nchw"), ("amp-bf16", "nhwc")])
-def test_a_step_with_them_is_the_step_that_runs(recipe: str, layout: str) -> None:
-    network = replace(find("cnn-cifar"), build=convolutional, input=(3, 8, 8))
-    case = case_of(network, recipe=recipe, layout=layout)
-    fake, real = (record(network, case, CPU, 10) for record in (trace, trace_real))
-    assert differences(fake, real) == []
-
-
 # ---------------------------------------------------------------- fake trace
 
 
 CLASSES = 10
+NETWORK = find("cnn-cifar")
+BLOCKY = replace(NETWORK, build=convolutional, input=(3, 8, 8))
 ARMS: list[dict[str, object]] = [
     {"recipe": "fp32", "layout": "nhwc", "fused": False},
     {"recipe": "amp", "layout": "nhwc", "loss_scale": 256.0},
@@ -255,25 +248,19 @@ def traced(name: str, batch: int = 8, **settings: object) -> Trace:
     return trace(network, case_of(network, batch, **settings), CPU, CLASSES)
 
 
-def both(network: Network, case: TrainCase) -> tuple[Trace, Trace]:
-    """A step that never runs and one that does: they are the same calls, results, phases, and
-    memory.
-    """
+@pytest.mark.parametrize(
+    ("network", "settings"), [*((NETWORK, one) for one in ARMS), (find("gpt-tiny"), {}),
+                              (BLOCKY, {"recipe": "fp32", "layout": "nchw"}),
+                              (BLOCKY, {"recipe": "amp-bf16", "layout": "nhwc"})], ids=str,
+)  # fmt: skip
+def test_a_step_that_never_runs_is_the_step_that_runs(
+    network: Network, settings: dict[str, object]
+) -> None:
+    """The same calls, results, phases, and memory."""
+    case = case_of(network, 2, **settings)
     fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
     assert differences(fake, real) == []
     assert fake.held_bytes == real.held_bytes
-    return fake, real
-
-
-@pytest.mark.parametrize("settings", ARMS, ids=str)
-def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
-    network = find("cnn-cifar")
-    both(network, case_of(network, 2, **settings))
-
-
-def test_a_decoder_s_too() -> None:
-    network = find("gpt-tiny")
-    both(network, case_of(network, 2))
 
 
 def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:

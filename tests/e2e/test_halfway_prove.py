@@ -568,9 +568,3 @@ def test_an_evaluation_gets_its_own_batches_and_schedules_stand_still(
     assert (len(set(taken[1 + COUNTED :])), len(rates)) == (1, 1)
     schedule.step()
     assert not rates & set(schedule.get_last_lr())
-
-
-def test_only_loading_and_shapes_need_real_batches_and_what_may_break_comes_last() -> None:
-    assert {name for name, trial in TRIALS.items() if not trial.resident} == {"loader", "benchmark"}
-    risky = [trial.may_break for trial in TRIALS.values()]
-    assert risky == sorted(risky)

@@ -133,12 +133,6 @@ def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> No
     assert contents(tmp_path / "alone") == contents(whole)
 
 
-def test_a_dataset_is_not_made_again(copy: Path) -> None:
-    before = snapshot(copy)
-    assert made_in(copy) is None
-    assert snapshot(copy) == before
-
-
 @pytest.mark.parametrize("last", [17, 5])
 def test_an_interrupted_dataset_is_hidden_and_gone_on_with(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int

@@ -19,7 +19,6 @@ from e2e.commands.progress import START_UP, StageTimes, TrainProgress
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
 from e2e.commands.train import compare_recipes
-from e2e.commands.verify import as_options
 from e2e.networks.table import facts_of
 from e2e.prediction import Prediction
 from e2e.report.costs import STAGES, stages_part
@@ -161,10 +160,6 @@ def test_what_causes_propose_is_measured_beside_the_training_once(tmp_path: Path
     worker.held = []
     assert job.run(run, [comparison], lambda _: 0).of(Training) == run.of(Training)
     assert worker.held == [], "not again"
-
-
-def test_a_change_is_said_as_options() -> None:
-    assert as_options({"graph": True, "workers": 4}) == "--graph --workers 4"
 
 
 class Watching(TrainProgress):

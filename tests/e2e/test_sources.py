@@ -56,6 +56,8 @@ def test_data_that_does_not_fit_the_network() -> None:
         said = message(lambda spec=spec: opened(spec, (3, 224, 224)))
         assert all(part in said for part in ("3x32x32", "3x224x224", "resnet18-cifar"))
     assert "takes no folder" in message(lambda: opened("generated:/data"))
+    assert "--loader torchvision reads images" in message(lambda: text_of("torchvision"))
+    assert "has images" in message(lambda: open_data("made", Options((64,), tokens=256)))
 
 
 # ---- synthetic
@@ -264,11 +266,6 @@ def test_held_out_rows_are_others_and_are_their_own_targets() -> None:
     assert opened.classes == VOCABULARY
 
 
-def test_images_and_tokens_are_not_mixed_up() -> None:
-    assert "--loader torchvision reads images" in message(lambda: text_of("torchvision"))
-    assert "has images" in message(lambda: open_data("made", Options((64,), tokens=256)))
-
-
 # ---- CIFAR-10
 
 
@@ -426,22 +423,6 @@ def test_a_folder_is_trained_on_in_its_sample_shape_and_holds_out_its_val(pictur
     assert [images.shape for images, _ in drawn] == [(4, 3, 16, 8), (1, 3, 16, 8)]
     assert numbers(drawn) == [200, 201, 202, 203, 204]
     assert torch.cat([classes for _, classes in drawn]).tolist() == [0, 0, 0, 1, 1]
-
-
-def test_batches_depend_on_the_seed_and_not_on_the_workers(tmp_path: Path) -> None:
-    for number in range(12):
-        save(noise(number), tmp_path / "train" / "ab"[number % 2] / f"{number}.png")
-        save(noise(number), tmp_path / "val" / "ab"[number % 2] / f"{number}.png")
-
-    def drawn(seed: int, workers: int) -> list[tuple[Tensor, Tensor]]:
-        data = opened(f"folder:{tmp_path}", (3, 16, 16), workers=workers)
-        return [*batches(data.feed(5, CPU, seed), 4), *data.held_out(5, CPU)]
-
-    alone = drawn(1, 0)
-    assert same(alone, drawn(1, 0))
-    assert same(alone, drawn(1, 2))
-    assert not same(alone[:4], drawn(2, 0)[:4])
-    assert same(alone[4:], drawn(2, 0)[4:])
 
 
 def test_without_val_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:

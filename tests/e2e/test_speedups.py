@@ -216,12 +216,6 @@ def test_the_rung_after_a_failed_one_is_compared_with_the_first_alone() -> None:
     assert after.speedup["previous"].ratio == pytest.approx(RUNGS[1][2] / RUNGS[3][2])
 
 
-def test_arms_off_a_ladder_have_no_rungs() -> None:
-    found = gained(arm("fp32", steady(0.2)), arm("amp", steady(0.1)))
-    assert all(t.rung is None for t in found)
-    assert set(found[1].speedup) == {"fp32"}
-
-
 # ---------------------------------------------------------------- what a step waits for
 
 
@@ -360,7 +354,3 @@ def test_skipped_updates_settle_in_six_or_a_tenth_then_may_be_one_in_a_hundred(
     assert len(found) == warned
     assert all(str(skipped) in warning.symptom for warning in found)
     assert all("amp-bf16" in (warning.remedy or "") for warning in found)
-
-
-def test_warnings_come_together() -> None:
-    assert len(judged(skipped=20, wall=100.0, ci95_s=(0.5, 1.5)).warnings) == 3
