@@ -94,4 +94,4 @@ def test_a_process_that_dies_costs_the_times_of_that_process_alone(
     assert training.status == "ok"
     assert training.steps is not None
     assert len(training.steps.processes) < 2
-    assert len(set((tmp_path / "starts").read_text().split())) > 2
+    assert len(set((tmp_path / "starts").read_text().split())) > 1

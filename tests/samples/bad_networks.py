@@ -1,6 +1,7 @@
 """Networks that do what a user's may do, on any device: raise, crash, hang or take all memory.
 
-Each is fine for its first CALLS forward passes of a process, so that it can be built and tried.
+`samples.bad_networks:FAULTWHEN`, such as crashes_at_once: without WHEN each is fine for its first
+CALLS forward passes of a process, so that it can be built and tried.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +25,9 @@ Built = tuple[nn.Module, Tensor]
 
 
 class Bad(nn.Module):
-    """A linear classifier of 8 numbers that calls `then` in each forward pass after CALLS."""
+    """A linear classifier of 8 numbers that calls `then` in each forward pass after `calls`."""
 
-    def __init__(self, then: Callable[[Tensor], object], calls: int = CALLS) -> None:
+    def __init__(self, then: Callable[[Tensor], object], calls: int) -> None:
         super().__init__()
         self.linear = nn.Linear(8, CLASSES)
         self._then, self._left = then, calls
@@ -37,79 +40,47 @@ class Bad(nn.Module):
         return self.linear(samples)
 
 
-def _built(then: Callable[[Tensor], object], calls: int = CALLS) -> Built:
+def _built(then: Callable[[Tensor], object], calls: int) -> Built:
     return Bad(then, calls), torch.randn(2, 8)
 
 
-def _raise(_: Tensor) -> None:
-    raise ValueError("the third layer takes 7 channels")
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _crash(_: Tensor) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+FAULTS: dict[str, Callable[[Tensor], object]] = {
+    "raises": lambda _: _raise(ValueError("the third layer takes 7 channels")),
+    "crashes": _crash,
+    "leaves": lambda _: os._exit(7),
+    "sleeps": lambda _: time.sleep(3600),
+    "has_no_memory": lambda _: _raise(MemoryError()),
+}
+WHEN = {"": CALLS, "_at_once": 0, "_in_training": LATE}
+
+
+def __getattr__(name: str) -> Callable[[], Built]:
+    for fault, function in FAULTS.items():
+        for when, calls in WHEN.items():
+            if name == f"{fault}{when}":
+                return partial(_built, function, calls)
+    raise AttributeError(name)
 
 
 def good() -> Built:
     """Nothing is wrong with it."""
-    return _built(lambda _: None)
-
-
-def raises() -> Built:
-    """Its forward raises later."""
-    return _built(_raise)
-
-
-def raises_at_once() -> Built:
-    """Its forward raises in the first pass."""
-    return _built(_raise, 0)
-
-
-def crashes() -> Built:
-    """A segmentation fault."""
-    return _built(lambda _: os.kill(os.getpid(), signal.SIGSEGV))
-
-
-def crashes_at_once() -> Built:
-    """A segmentation fault in the first pass."""
-    return _built(lambda _: os.kill(os.getpid(), signal.SIGSEGV), 0)
-
-
-def crashes_in_training() -> Built:
-    """A segmentation fault long after it was timed."""
-    return _built(lambda _: os.kill(os.getpid(), signal.SIGSEGV), LATE)
-
-
-def raises_in_training() -> Built:
-    """Its forward raises long after it was timed."""
-    return _built(_raise, LATE)
+    return _built(lambda _: None, CALLS)
 
 
 def crashes_in_another() -> Built:
-    """A segmentation fault, but not in the process that is tried, nor the first that measures."""
+    """A segmentation fault, but not in the first process, in which it is tried and measured."""
     with Path(os.environ[STARTS]).open("a") as file:
         file.write(f"{os.getpid()} ")
     pids = set(Path(os.environ[STARTS]).read_text().split())
-    return crashes() if len(pids) > 2 else good()
-
-
-def leaves() -> Built:
-    """The process ends."""
-    return _built(lambda _: os._exit(7))
-
-
-def sleeps() -> Built:
-    """It never returns."""
-    return _built(lambda _: time.sleep(3600))
-
-
-def sleeps_at_once() -> Built:
-    """It never returns, from the first pass on."""
-    return _built(lambda _: time.sleep(3600), 0)
-
-
-def _no_memory(_: Tensor) -> None:
-    raise MemoryError
-
-
-def has_no_memory() -> Built:
-    """An allocation fails."""
-    return _built(_no_memory)
+    return _built(_crash, CALLS) if len(pids) > 1 else good()
 
 
 def bad_loss(output: Tensor, target: Tensor) -> Tensor:
