@@ -127,13 +127,13 @@ def test_another_shape_or_type_is_refused(returned: torch.Tensor) -> None:
 # ---------------------------------------------------------------- what an exception says, in a line
 
 
-@pytest.mark.parametrize("text", ["", "\n", "  \n \n"])
-def test_an_error_without_words_is_named_by_its_type(text: str) -> None:
-    assert first_line(NotImplementedError(text)) == "NotImplementedError"
-    assert one_line(NotImplementedError(text)) == "NotImplementedError"
-
-
-def test_of_more_lines_the_first_is_said() -> None:
-    error = ValueError("\nwrong size\nat line 3")
-    assert first_line(error) == "wrong size"
-    assert one_line(error) == "ValueError: wrong size"
+@pytest.mark.parametrize(
+    ("error", "first", "whole"),
+    [
+        *((NotImplementedError(text), "NotImplementedError", "NotImplementedError")
+          for text in ("", "\n", "  \n \n")),
+        (ValueError("\nwrong size\nat line 3"), "wrong size", "ValueError: wrong size"),
+    ],
+)  # fmt: skip
+def test_an_error_is_its_first_line_or_its_type(error: Exception, first: str, whole: str) -> None:
+    assert (first_line(error), one_line(error)) == (first, whole)

@@ -210,13 +210,12 @@ MAPS = """\
 """
 
 
-def test_the_library_that_is_loaded_is_found() -> None:
+def test_the_library_that_is_loaded_is_found_and_none_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = api.mapped_path(MAPS, "libcublasLt.so")
     assert found == "/opt/a b/nvidia/cu13/lib/libcublasLt.so.13"
     assert api.mapped_path(MAPS, "libcublasXt.so") is None
-
-
-def test_no_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(api, "_library_paths", lambda: [str(tmp_path / "none.so")])
     with pytest.raises(CannotRun, match=r"libcublasLt cannot be loaded: .*none\.so"):
         api.load.__wrapped__()
@@ -360,12 +359,6 @@ def test_every_preference_is_accepted(stand_in: StandIn) -> None:
     stand_in.proposals = 3
     found = Session(CPU, 1).prepare(case("bf16")).candidates
     assert len({candidate.label for candidate in found}) == len(found) == 2
-
-
-def test_wrong_attribute_size_is_refused(library: api.Library) -> None:
-    description = api.Descriptor(library, "MatmulDesc", api.CUBLAS_COMPUTE_32F, api.CUDA_R_32F)
-    with pytest.raises(api.CublasLtError, match="CUBLAS_STATUS_INVALID_VALUE"):
-        description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int32(1))
 
 
 def test_labels_and_tiles_are_read_from_the_algorithm(

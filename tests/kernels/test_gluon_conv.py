@@ -206,9 +206,6 @@ def test_a_triton_without_gluon_gets_the_other_kernels(
     for layer in (AWKWARD["stem"], BETWEEN["96"]):
         assert found(layer)
         assert GLUON not in found(layer)
-
-
-@pytest.mark.usefixtures("asked_anew")
-def test_under_the_interpreter_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    gluon_missing.cache_clear()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "interpreter" in (gluon_missing() or "")
