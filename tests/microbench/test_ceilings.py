@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
+from samples.measuring import PlantedTimer
 
 from kernels.case import Case, Target
 from kernels.ceilings import Loaded, Variant
@@ -20,32 +20,10 @@ from microbench.results.types import Ceiling, Measurement, Result
 from microbench.roofline import ceilings
 from microbench.roofline.ceilings import instruction_ceilings, large_ceilings
 from microbench.roofline.rates import MEASURED, Rates, known_rates, rates_of, read_rates
-from microbench.timing.timers import Block, Launch
 
 ROOT = Path(__file__).parents[2]
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 FLOPS = 10**9
-
-
-@dataclass
-class FakeTimer:
-    """Every launch says what it takes and at which clock."""
-
-    name: str = "events"
-    l2: str = "cold"
-    resolution_s: float = 1e-9
-    flush_s: float = 0.0
-    overhead_s: float = 0.0
-
-    def block(self, launch: Launch, samples: int) -> Block:
-        seconds, clock = cast("tuple[float, float | None]", launch())
-        return Block((seconds,) * samples, clock)
-
-    def run(self, launch: Launch, times: int) -> None:
-        """Nothing warms up."""
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
 
 def measured(
@@ -68,7 +46,7 @@ def measured(
     monkeypatch.setattr(ceilings, "load", load)
     monkeypatch.setattr(ceilings, "find_spec", lambda name: name)
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
-    return instruction_ceilings(target, FakeTimer(), names, lambda *_: None)
+    return instruction_ceilings(target, PlantedTimer(), names, lambda *_: None)
 
 
 def test_a_run_measures_the_instruction_of_each_of_its_precisions(
@@ -100,7 +78,7 @@ def test_the_fewest_clocks_count_of_those_that_are_right(monkeypatch: pytest.Mon
         patch.setattr("torch.cuda.synchronize", dead)
         patch.setattr(ceilings, "load", dead)
         with pytest.raises(RuntimeError):
-            instruction_ceilings(H200, FakeTimer(), ("fp16",), lambda *_: None)
+            instruction_ceilings(H200, PlantedTimer(), ("fp16",), lambda *_: None)
 
 
 def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:

@@ -73,16 +73,19 @@ def on_gpu(**state: Any) -> dict[str, Any]:
     return {"gpu": replace(GPU, **state)}
 
 
-def test_a_clean_gpu_is_all_ok(judge: Judge) -> None:
-    findings = judge()
-    assert {finding.level for finding in findings} == {"ok"}
-    assert not any(finding.remedy for finding in findings)
-    assert len({finding.name for finding in findings}) == len(findings)
-
-
-def test_a_clean_cpu_brings_nothing_above_a_note(judge: Judge) -> None:
-    levels = {finding.name: finding.level for finding in judge(info=CPU)}
-    assert {name: level for name, level in levels.items() if level != "ok"} == {"device": "note"}
+@pytest.mark.parametrize(
+    ("planted", "notes"),
+    [({}, {}), ({"info": CPU}, {"device": "note"}), ({"gpu": GpuState()}, {"sensors": "note"})],
+    ids=["a clean GPU", "a clean CPU", "a GPU that answers nothing"],
+)
+def test_a_clean_machine_brings_nothing_above_a_note(
+    judge: Judge, planted: dict[str, Any], notes: dict[str, str]
+) -> None:
+    findings = judge(**planted)
+    levels = {finding.name: finding.level for finding in findings}
+    assert len(levels) == len(findings)
+    assert {name: level for name, level in levels.items() if level != "ok"} == notes
+    assert notes or not any(finding.remedy for finding in findings)
 
 
 PLANTED: list[tuple[str, str, dict[str, Any], str]] = [
@@ -157,11 +160,6 @@ def test_every_variable_that_is_watched_is_judged_and_planted() -> None:
 )
 def test_harmless_variants_bring_nothing(judge: Judge, planted: dict[str, Any]) -> None:
     assert {finding.level for finding in judge(**planted) if finding.name != "device"} == {"ok"}
-
-
-def test_a_gpu_that_answers_nothing_warns_of_nothing(judge: Judge) -> None:
-    notes = {finding.name: finding.level for finding in judge(gpu=GpuState())}
-    assert {name: level for name, level in notes.items() if level != "ok"} == {"sensors": "note"}
 
 
 def test_this_computer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from samples.coverage import Simulation, share
 from microbench.timing.interleave import INTERIM_LOOKS
 from microbench.timing.stats import (
     CORRELATION,
-    MAX_INTERVAL_PCT,
     excludes_one,
     half_width_pct,
     median,
@@ -182,22 +181,15 @@ def test_a_share_of_all_or_nothing_ends_at_1_or_0() -> None:
 # ---------------------------------------------------------------- at the ends
 
 
-def test_what_has_no_interval() -> None:
+def test_what_has_no_interval_and_what_cannot_be_computed() -> None:
     for nothing in ([], [[1.0, 1.1, 1.2]], [[0.0], [1.0]], [[-1.0], [2.0], [2.0]]):
         assert median_interval(nothing) is None
     assert ratio_interval([[2.0]], [[1.0]]) == (pytest.approx(2.0), None)
-
-
-def test_what_cannot_be_computed_is_an_error() -> None:
     with pytest.raises(ValueError, match="no samples"):
         median([])
     for counts in ((3, 2), (2, 3), (0, 1), (1, 0), (0, 0)):
         with pytest.raises(ValueError, match="pair up"):
             ratio_interval([[1.0]] * counts[0], [[1.0]] * counts[1])
-
-
-def test_sampling_stops_at_half_a_per_cent() -> None:
-    assert MAX_INTERVAL_PCT == 0.5
 
 
 @pytest.mark.parametrize(
@@ -217,28 +209,24 @@ TRIES = 600
 SLACK = 1.0  # of a simulated share: one standard error of TRIES
 
 
-@pytest.mark.parametrize("rounds", [3, 7, 28, 56])
-@pytest.mark.parametrize("rho", [0.0, CORRELATION])
-def test_a_medians_interval_at_the_correlations_that_are_measured(rounds: int, rho: float) -> None:
-    found = share(TRIES, Simulation(rounds).median, rounds, rho)
-    assert LOW - SLACK <= found <= HIGH + SLACK
-
-
-@pytest.mark.parametrize("percent", [0.5, 1.2])
-def test_a_medians_interval_under_the_stopping_rule(percent: float) -> None:
-    found = share(TRIES, Simulation(INTERIM_LOOKS[0]).stopping, percent, 0.0)
-    assert LOW - SLACK <= found <= HIGH + SLACK
-
-
-@pytest.mark.parametrize(("rounds", "rho"), [(3, 0.0), (14, 0.3), (3, 0.6), (7, 0.6)])
-def test_the_same_kernel_twice_whatever_the_clocks_correlation(rounds: int, rho: float) -> None:
-    found = share(TRIES, Simulation(rounds).same, rounds, rho)
-    assert LOW - SLACK <= found <= HIGH + SLACK
-
-
-@pytest.mark.parametrize("period", [2.0, 3.0])
-def test_the_same_kernel_twice_on_a_clock_that_swings(period: float) -> None:
-    found = share(1000, Simulation(3).swinging, period)
+@pytest.mark.parametrize(
+    ("rounds", "what", "how"),
+    [
+        # At the correlations that are measured, and under the rule that stops.
+        *((rounds, "median", (rounds, rho))
+          for rounds in (3, 7, 28, 56) for rho in (0.0, CORRELATION)),
+        *((INTERIM_LOOKS[0], "stopping", (percent, 0.0)) for percent in (0.5, 1.2)),
+        # The same kernel twice, whatever the clock's correlation, and on one that swings.
+        *((rounds, "same", (rounds, rho))
+          for rounds, rho in ((3, 0.0), (14, 0.3), (3, 0.6), (7, 0.6))),
+        *((3, "swinging", (period,)) for period in (2.0, 3.0)),
+    ],
+)  # fmt: skip
+def test_an_interval_holds_the_truth_as_often_as_it_says(
+    rounds: int, what: str, how: tuple[float, ...]
+) -> None:
+    tries = 1000 if what == "swinging" else TRIES
+    found = share(tries, getattr(Simulation(rounds), what), *how)
     assert LOW - SLACK <= found <= HIGH + SLACK
 
 

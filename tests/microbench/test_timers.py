@@ -163,19 +163,18 @@ def test_what_a_cold_sample_has_beyond_the_launch_is_measured_on_its_card(
     assert time_s - timer.overhead_s == pytest.approx(9e-6, abs=3e-9)
 
 
-@pytest.mark.parametrize("seen", [None, []])
+@pytest.mark.parametrize(
+    ("card", "seen", "empty_s", "times"),
+    [
+        ("NVIDIA Test", None, EMPTY_KERNEL_S, 1), ("NVIDIA Test", [], EMPTY_KERNEL_S, 1),
+        ("NVIDIA H200", [9e-6], 1.41e-6, 0),  # which Nsight Compute has measured
+    ],
+)  # fmt: skip
 def test_where_no_profiler_sees_a_kernel_the_h200s_duration_stands_for_it(
-    seen: list[float] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    profiler_sees(monkeypatch, seen)
-    FakeCard().install(monkeypatch)
-    assert empty_kernel_s(0) == EMPTY_KERNEL_S
-
-
-def test_the_card_that_nsight_compute_has_measured_is_not_profiled(
+    card: str, seen: list[float] | None, empty_s: float, times: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = profiler_sees(monkeypatch, [9e-6])
-    FakeCard().install(monkeypatch, "NVIDIA H200")
-    assert empty_kernel_s(0) == 1.41e-6
-    assert not asked
+) -> None:  # fmt: skip
+    asked = profiler_sees(monkeypatch, seen)
+    FakeCard().install(monkeypatch, card)
+    assert empty_kernel_s(0) == empty_s
+    assert len(asked) == times

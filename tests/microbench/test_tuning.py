@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.measuring import PlantedTimer
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -82,13 +83,11 @@ def test_a_single_lucky_sample_does_not_win() -> None:
 # ------------------------------------------------------------ the whole choice
 
 
-class Planted:
-    """A timer that reads what is planted for a launch; one without a time fails when it runs."""
-
-    name, l2 = "planted", "cold"
-    resolution_s = flush_s = overhead_s = 0.0
+class Planted(PlantedTimer):
+    """Reads what is planted for a launch; one without a time fails when it runs."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
+        super().__init__()
         self.seconds = seconds
         self.timed: list[str] = []
 
@@ -99,9 +98,6 @@ class Planted:
 
     def run(self, launch: Launch, times: int) -> None:
         launch()
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
 
 def candidate(label: str, *, works: bool = True) -> Candidate:
