@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.measuring import timed
 
 from kernels.case import Case
 from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
-from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.results.types import Ceiling, Result, Run
 from microbench.roofline.causes import conversion_share, explain, waves
 from microbench.roofline.limits import Limits, limits_for, tensor_core
 
@@ -40,12 +41,8 @@ def result(
 ) -> Result:  # fmt: skip
     """A case of 1 ms at this share of PEAK, whatever its size says."""
     case = Case(Gemm(size, size, size), precision, "cublas")
-    times = Measurement(
-        (TIME_S,) * 3, (1, 1, 1), TIME_S, None, "events", "cold", "sustained",
-        sm_clock_mhz=clock, throttle=throttle,
-    )  # fmt: skip
-    made = Result(case, "ok", measurement=times, flops=round(share * PEAK * TIME_S),
-                  min_bytes=10**6)  # fmt: skip
+    made = Result(case, "ok", measurement=timed(TIME_S, sm_clock_mhz=clock, throttle=throttle),
+                  flops=round(share * PEAK * TIME_S), min_bytes=10**6)  # fmt: skip
     return replace(made, **more)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples.measuring import PlantedTimer
+from samples.measuring import PlantedTimer, timed
 
 from kernels.case import Case, Target
 from kernels.ceilings import Loaded, Variant
@@ -16,7 +16,7 @@ from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.results import read_run
-from microbench.results.types import Ceiling, Measurement, Result
+from microbench.results.types import Ceiling, Result
 from microbench.roofline import ceilings
 from microbench.roofline.ceilings import instruction_ceilings, large_ceilings
 from microbench.roofline.rates import MEASURED, Rates, known_rates, rates_of, read_rates
@@ -84,8 +84,7 @@ def test_the_fewest_clocks_count_of_those_that_are_right(monkeypatch: pytest.Mon
 def test_the_fastest_large_gemm_of_a_time_that_is_known_is_the_peak() -> None:
     def gemm(size: int, seconds: float, half: float) -> Result:
         case = Case(Gemm(size, size, size), "fp16", "cublas")
-        ends = (seconds * (1 - half), seconds * (1 + half))
-        time = Measurement((seconds,), (1,), seconds, ends, "events", "cold", "sustained")
+        time = timed(seconds, 100 * half)
         return Result(case, "ok", measurement=time, flops=2 * size**3, min_bytes=1)
 
     known, ruined, small = gemm(4096, 2e-4, 0.1), gemm(4096, 1e-4, 0.5), gemm(2048, 1e-6, 0.1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from samples.measuring import timed
 
 from kernels.case import Case, Target
 from kernels.gemm import Gemm
@@ -19,23 +20,14 @@ from microbench.results.comparison import (
     method_changed,
     parse_threshold,
 )
-from microbench.results.types import METHOD_VERSION, Measurement, ProcessTime, Result, Run
+from microbench.results.types import METHOD_VERSION, ProcessTime, Result, Run
 from microbench.run_output import check_goes_on
 from microbench.worker import Greeting
 
 
-def measurement(seconds: float, half_pct: float | None = 0.4, **more: Any) -> Measurement:
-    half = seconds * (half_pct or 0) / 100
-    return Measurement(
-        (seconds,) * 3, (1, 1, 1), seconds,
-        None if half_pct is None else (seconds - half, seconds + half),
-        **{"timer": "events", "l2": "cold", "regime": "sustained", **more},
-    )  # fmt: skip
-
-
 def result(size: int, seconds: float = 1e-3, half_pct: float | None = 0.4, **more: Any) -> Result:
     case = Case(Gemm(size, size, size), "fp16", "cublas")
-    return Result(case, "ok", measurement=measurement(seconds, half_pct, **more))
+    return Result(case, "ok", measurement=timed(seconds, half_pct, **more))
 
 
 def run_of(*results: Result, **more: Any) -> Run:
@@ -50,7 +42,7 @@ def verdicts(a: Run, b: Run) -> list[str]:
 def scaled(run: Run, factor: float) -> Run:
     def longer(r: Result) -> Result:
         assert r.measurement
-        return replace(r, measurement=measurement(r.measurement.median_s * factor))
+        return replace(r, measurement=timed(r.measurement.median_s * factor, 0.4))
 
     return replace(run, results=tuple(longer(r) for r in run.results))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.measuring import timed
 
 from kernels.case import Case
 from kernels.conv import Conv
@@ -15,7 +16,7 @@ from kernels.gemm import Gemm
 from kernels.precision import PRECISIONS
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results import read_run
-from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
+from microbench.results.types import Ceiling, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
 from microbench.roofline.waves import most_per_sm, waves
 
@@ -44,12 +45,9 @@ def took(
     case: Case, seconds: float, *, clock: float | None = 1980.0, throttle: tuple[str, ...] = (),
     half_pct: float | None = 0.3, regime: str = "sustained", l2: str = "cold", **more: Any,
 ) -> Result:  # fmt: skip
-    half = seconds * (half_pct or 0) / 100
-    interval = None if half_pct is None else (seconds - half, seconds + half)
-    measurement = Measurement(
-        (seconds,) * 3, (1, 1, 1), seconds, interval, "events", l2, regime,
-        sm_clock_mhz=clock, throttle=throttle,
-    )  # fmt: skip
+    measurement = timed(
+        seconds, half_pct, l2=l2, regime=regime, sm_clock_mhz=clock, throttle=throttle
+    )
     return Result(case, "ok", measurement=measurement, flops=case.problem.flops,
                   min_bytes=case.min_bytes, **more)  # fmt: skip
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples.measuring import result_of
 
 from kernels.case import Case
 from microbench.break_even import RUINED, gain
@@ -26,7 +27,7 @@ from microbench.report.payoff_map import map_tables, map_verdict
 from microbench.report.table import screen
 from microbench.requests import ConvRequest, PayoffRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
-from microbench.results.types import Measurement, NetworkUse, Ratio, Result, Run
+from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group
 
 SOURCE = """
@@ -59,10 +60,8 @@ def run_of(
     results = []
     for group in groups:
         for case in group.cases:
-            seconds = 1e-6 * times[case.precision_name]
-            measurement = Measurement((seconds,), (1,), seconds, None, "events", "cold", "x")
-            flops = case.problem.flops
-            result = Result(case, "ok", measurement=measurement, flops=flops, bound="launch")
+            result = result_of(case, 1e-6 * times[case.precision_name])
+            result = replace(result, bound="launch")
             if case.backend == "triton":
                 result = replace(result, vs_backend={"cudnn": Ratio(2.0, (1.9, 2.1))})
             if case.precision_name == "fp16":
@@ -159,10 +158,9 @@ def cells() -> list[Group]:
     return [group for group in groups if len(group.cases) > 1]
 
 
-def result_of(case: Case, gains: Mapping[str, float]) -> Result:
+def result_with(case: Case, gains: Mapping[str, float]) -> Result:
     """A made-up result: fp16 is `gains[baseline]` times faster, known to 1 %."""
-    measurement = Measurement((1e-5,), (1,), 1e-5, (1e-5, 1e-5), "events", "cold", "sustained")
-    result = Result(case, "ok", measurement=measurement, flops=case.problem.flops)
+    result = result_of(case, 1e-5)
     if case.precision_name != "fp16":
         return result
     ratios = {name: Ratio(r, (0.99 * r, 1.01 * r)) for name, r in gains.items()}
@@ -174,7 +172,7 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
     for case in (case for group in cells() for case in group.cases):
         starts = 64 if case.problem.dims["h"] == 7 else 256
         gains = {"fp32": 2.0, "tf32": 1.2 if case.problem.dims["c"] >= starts else 0.9}
-        results.append(result_of(case, gains))
+        results.append(result_with(case, gains))
     run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "payoff", results=tuple(results))
     first, second = map_verdict(run)
     assert first == "fp16 is faster than fp32 from 8 channels up for 4 of 4 image and batch sizes."
@@ -193,7 +191,7 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
 
 
 def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing() -> None:
-    row, known = result_of(cells()[0].cases[0], {}), Ratio(4.0, (3.9, 4.1))
+    row, known = result_of(cells()[0].cases[0]), Ratio(4.0, (3.9, 4.1))
     assert gain(row, Ratio(1.5, (1.4, 1.6))) == gain(row, known) == "faster"
     assert gain(row, Ratio(1.1, (0.9, 1.3))) == "same"
     assert gain(row, Ratio(0.88, (0.755, 0.991))) == "same", "not by 2 %"

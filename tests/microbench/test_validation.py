@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples.measuring import timed
 
 from kernels.case import Case
 from microbench.device.device import DeviceInfo
-from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.results.types import Ceiling, Result, Run
 from microbench.roofline.explain import annotate
 from tests.validation import aa, plants, splits
 from tests.validation.plants import Plant, groups_of, judged, plants_for
@@ -48,10 +49,8 @@ def result_of(case: Case) -> Result:
         busy_s /= 1.2
     seconds = FLOOR_S + max(busy_s, moved / BYTE_PER_S)
     hot = flops > 5e10 and case.data != "zeros"
-    measurement = Measurement(
-        (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained",
-        sm_clock_mhz=1300.0 if hot else 1900.0, throttle=("power cap",) if hot else (),
-    )  # fmt: skip
+    clock_mhz, throttle = (1300.0, ("power cap",)) if hot else (1900.0, ())
+    measurement = timed(seconds, 0.0, sm_clock_mhz=clock_mhz, throttle=throttle)
     return Result(
         case, "ok", measurement=measurement, flops=flops, min_bytes=moved, tile=tile,
         variant=tile and f"tma/{tile[0]}x{tile[1]}x64/s4/w8/g8", kernels=tuple(kernels),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import geometric_mean
 
 import pytest
+from samples.measuring import timed
 
 from kernels.case import Case
 from kernels.gemm import Gemm
@@ -15,7 +16,7 @@ from kernels.tune import HOW, Choice
 from microbench.libraries import beside, libraries_beside_own, sentence, summaries
 from microbench.report.notes import choices
 from microbench.report.summary_table import rivals_table
-from microbench.results.types import Measurement, Ratio, Result, Run
+from microbench.results.types import Ratio, Result, Run
 from microbench.verdict import asked_for, verdict
 
 SIZES = tuple(100 * i for i in range(1, 10))
@@ -31,7 +32,7 @@ def result(
     return Result(
         Case(Gemm(size, size, size), precision, backend),
         "ok",
-        measurement=Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained"),
+        measurement=timed(seconds),
         flops=2 * size**3,
         speedup={} if gain is None else {"fp32": ratio(gain)},
         vs_backend={} if beside is None else {"cublas": ratio(beside)},

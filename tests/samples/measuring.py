@@ -55,11 +55,17 @@ def refusal(check: Callable[..., None], case: Case, target: Target) -> str:
     return ""
 
 
+def timed(seconds: float, half_pct: float | None = None, **more: Any) -> Measurement:
+    """Three blocks that took as long, with an interval of ± half_pct if it is given."""
+    half = seconds * (half_pct or 0) / 100
+    interval = None if half_pct is None else (seconds - half, seconds + half)
+    conditions = {"timer": "events", "l2": "cold", "regime": "sustained"} | more
+    return Measurement((seconds,) * 3, (1, 1, 1), seconds, interval, **conditions)
+
+
 def result_of(case: Case, seconds: float = 1e-3) -> Result:
-    measurement = Measurement(
-        (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained"
-    )
-    return Result(case, "ok", measurement=measurement, flops=case.problem.flops, min_bytes=1)
+    flops = case.problem.flops
+    return Result(case, "ok", measurement=timed(seconds, 0.0), flops=flops, min_bytes=1)
 
 
 def empty_run() -> Run:
