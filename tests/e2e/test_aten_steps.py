@@ -39,33 +39,14 @@ ATEN = torch.ops.aten
 # ------------------------------------------------------------ networks
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.heads, self.dropout = heads, dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, length, width = x.shape
-        parts = self.mix(x).view(n, length, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
-        return self.out(y.transpose(1, 2).reshape(n, length, width))
-
-
-class Transformer(nn.Module):
-    def __init__(self, words: int = 50, width: int = 16, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(12, width)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, 2, dropout)
-        self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.head = nn.Linear(width, words)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
-        x = x + self.attention(self.first(x))
-        return self.head(x + self.shrink(F.gelu(self.grow(self.second(x))))).flatten(0, 1)
+def transformer(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(
+        nn.Embedding(50, 16),
+        nn.TransformerEncoderLayer(
+            16, 2, 64, dropout, activation="gelu", batch_first=True, norm_first=True
+        ),
+        nn.Linear(16, 50), nn.Flatten(0, 1),
+    )  # fmt: skip
 
 
 def convolutional(last: bool = False) -> nn.Module:
@@ -116,10 +97,10 @@ STEPS: dict[str, Callable[[], Step]] = {
     ),
     "cnn-smooth": lambda: step_of(convolutional(), IMAGES, 5, Adam, smoothing=0.1, foreach=True),
     "transformer-bf16": lambda: step_of(
-        Transformer(), torch.randint(0, 50, (3, 12)), 50, AdamW, True, fused=True
+        transformer(), torch.randint(0, 50, (3, 12)), 50, AdamW, True, fused=True
     ),
     "transformer-dropout": lambda: step_of(
-        Transformer(dropout=0.1), torch.randint(0, 50, (3, 12)), 50, Adam, foreach=True
+        transformer(0.1), torch.randint(0, 50, (3, 12)), 50, Adam, foreach=True
     ),
     "lstm": lambda: step_of(recurrent(), torch.randn(3, 7, 6), 5, SGD, lr=0.1, foreach=True),
 }

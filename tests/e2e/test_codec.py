@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from samples.any_training import trainings
 from samples.judge import places, with_value
 from samples.kernel_runs import h200_run
-from samples.training_runs import shown
+from samples.training_runs import run_of, shown
 
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
@@ -30,7 +30,6 @@ from microbench.report.export import to_csv, to_markdown
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.runfile import as_run, read_run, write_run
-from microbench.results.types import Run
 
 ROOT = Path(__file__).parents[2]
 # A training with every field, as a reader of run files finds it.
@@ -49,11 +48,6 @@ loadings = st.builds(
     status=st.just("ok"), reason=st.none() | st.text(),
     blocks=st.lists(blocks, min_size=1, max_size=5).map(tuple), first_s=st.none() | seconds,
 )  # fmt: skip
-
-
-def run_of(*found: Training | Loading) -> Run:
-    return Run(("python", "-m", "e2e"), "2026-01-01T00:00:00+00:00",
-               {"name": "a GPU", "kind": "cuda"}, {"torch": "2.11"}, others=found)  # fmt: skip
 
 
 def as_file(document: Any) -> Any:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from select import select
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,18 +104,11 @@ time.sleep(60)
 """
 
 
-class OfOneProcess:
-    """As much of a feed as is asked for its worker."""
-
-    def __init__(self, pid: int) -> None:
-        self.pids = (pid,)
-
-
 def test_a_refill_lasts_until_the_workers_rest() -> None:
     with Popen([sys.executable, "-c", WORKS_THEN_RESTS], stdout=PIPE) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"works\n"
-        TimedFeed(OfOneProcess(worker.pid), lambda: None).refill()  # type: ignore[arg-type]
+        TimedFeed(SimpleNamespace(pids=(worker.pid,)), lambda: None).refill()  # type: ignore[arg-type]
         said, _, _ = select([worker.stdout], [], [], 0)
         worker.kill()
     assert said, "it rests"

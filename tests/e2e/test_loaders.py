@@ -244,10 +244,12 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
-    data = open_data("synthetic", Options((8,), classes=5, tokens=50, loader="pinned"))
-    ((tokens, targets),) = drawn(data.feed(4, CPU, 1), 1)
-    assert targets is tokens
-    assert tokens.dtype == torch.int64
+    for loader in FIXED:
+        data = open_data("synthetic", Options((64,), classes=5, tokens=50, loader=loader))
+        ((tokens, targets),) = drawn(data.feed(32, CPU, 1), 1)
+        assert targets is tokens
+        assert (tokens.shape, tokens.dtype) == ((32, 64), torch.int64)
+        assert set(tokens.unique().tolist()) == set(range(50))
     data = open_data("synthetic", Options((7,), classes=5, loader="pinned"))
     ((features, classes),) = drawn(data.feed(4, CPU, 1), 1)
     assert (features.shape, features.dtype, classes.shape) == ((4, 7), torch.float32, (4,))

@@ -136,6 +136,7 @@ def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
 @pytest.mark.parametrize(
     ("network", "settings", "named"),
     [
+        (NETWORK, {"batch": 10**6}, "of the device's 1.0"),
         (NETWORK, {"compile": True}, "compiled"), (NETWORK, {"graph": True}, "captured"),
         (NETWORK, {"recipe": "tf32"}, "Tensor"),
         (network_of(Undecided, False), {}, "cannot be traced: DynamicOutputShape"),
@@ -144,19 +145,12 @@ def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
 def test_what_is_not_predicted_has_a_reason(
     network: Network, settings: Mapping[str, object], named: str, store: Store
 ) -> None:
-    found = Predictor(network, CPU, CLASSES, store).predict(
-        case_of(network, 4, **settings), quietly
-    )
+    case = case_of(network, **{"batch": 4, **settings})
+    found = Predictor(network, CPU, CLASSES, store, memory_bytes=10**9).predict(case, quietly)
     assert found.predicted is None
     assert named in (found.reason or "")
     assert "\n" not in (found.reason or "")
     assert not found.broke
-
-
-def test_a_step_that_cannot_fit_is_refused_before_it_is_timed(store: Store) -> None:
-    asked = Predictor(NETWORK, CPU, CLASSES, store, memory_bytes=10**9)
-    found = asked.predict(case_of(NETWORK, 10**6), quietly)
-    assert "of the device's 1.0" in (found.reason or "")
 
 
 def test_what_goes_wrong_is_a_reason_and_no_end(store: Store) -> None:
@@ -197,11 +191,8 @@ def test_kernels_belong_to_the_mark_before_them() -> None:
     assert {owner: [[k.name for k in row] for row in rows] for owner, rows in found.items()} == {
         1: [["a", "b"]], 2: [["c"]],
     }  # fmt: skip
-
-
-def test_a_profile_that_begins_late_loses_the_first_marks() -> None:
-    found = kernels_of(seen("a", "empty", "c", "empty", "d"), [1, 2, 1])
-    assert {owner: len(rows) for owner, rows in found.items()} == {2: 1, 1: 1}
+    late = kernels_of(seen("a", "empty", "c", "empty", "d"), [1, 2, 1])  # without the first mark
+    assert {owner: len(rows) for owner, rows in late.items()} == {2: 1, 1: 1}
     assert kernels_of(seen("empty", "a", "empty"), [1]) == {}, "marks of somebody else"
 
 

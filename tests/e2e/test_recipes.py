@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from samples.feeding import Batches, Census, convolutions
-from torch import Tensor, nn
+from samples.feeding import Batches, Census, convolutions, noise, small_cnn, trainer_of
+from torch import nn
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.networks import find
-from e2e.networks.network import Network
 from e2e.recipes import (
     RECIPES,
     Recipe,
     adapted,
     cannot_run,
-    recipe_of,
 )
 from e2e.training.arms import Arms, Task
 from e2e.training.float8 import ROWWISE, TENSORWISE, Float8Linear, convert
 from e2e.training.switches import switch_process
-from e2e.training.trainer import Trainer
 from kernels.case import Target
 
 CPU = torch.device("cpu")
@@ -46,26 +41,8 @@ STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = 
 }
 FLOAT8 = {"fp8", "fp8-rowwise"}
 NEEDS = {"tf32": (8, 0), "amp-bf16": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp8-rowwise": (9, 0)}
+SMALL = small_cnn()
 PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
-
-
-@cache
-def small() -> Network:
-    """As cnn-cifar is trained, but smaller and on smaller images, to save time."""
-    return replace(find("cnn-cifar"), name="small", build=convolutions, input=(3, 8, 8))
-
-
-def images(batch: int = 4) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(batch, 3, 8, 8, generator=generator), torch.arange(batch) % 10
-
-
-def trainer_of(
-    recipe: Recipe, network: Network | None = None, optimizer: str = "sgd", **case: Any
-) -> Trainer:
-    network = network or small()
-    made = TrainCase(network.name, recipe.name, 4, "3x8x8", optimizer=optimizer, **case)
-    return Trainer(network, made, recipe, CPU, seed=1)
 
 
 # ---------------------------------------------------------------- names and words
@@ -98,7 +75,7 @@ def test_what_a_device_cannot_run(name: str) -> None:
 
 
 def test_arms_that_take_turns_set_the_switch_of_tf32_each_time() -> None:
-    fp32, tf32 = trainer_of(RECIPES["fp32"]), trainer_of(RECIPES["tf32"])
+    fp32, tf32 = trainer_of(SMALL, "fp32"), trainer_of(SMALL, "tf32")
     for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
         arm.switch()
         assert torch.backends.cudnn.allow_tf32 is on
@@ -137,10 +114,10 @@ def _stored(module: nn.Module) -> tuple[set[torch.dtype], set[torch.dtype]]:
 @pytest.mark.parametrize("name", STORAGE)
 def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
     weights, batchnorm, updated, _ = STORAGE[name]
-    trainer = trainer_of(RECIPES[name], optimizer=optimizer)
+    trainer = trainer_of(SMALL, name, optimizer=optimizer)
     for _ in range(2):
         assert _stored(trainer.module) == ({weights}, {batchnorm})
-        trainer.step(Batches(images()))
+        trainer.step(Batches(*noise(SMALL)))
     parameters = trainer.optimizer.torch_optimizer.param_groups[0]["params"]
     assert len(parameters) == len(list(trainer.module.parameters()))
     assert {p.dtype for p in parameters} == {updated}
@@ -156,30 +133,22 @@ def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "amp", "O2"])
 def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
-    trainer = trainer_of(adapted(name, keep_batchnorm_fp32=True))
-    loss = trainer.step(Batches(images()))
+    trainer = trainer_of(SMALL, adapted(name, keep_batchnorm_fp32=True))
+    loss = trainer.step(Batches(*noise(SMALL)))
     assert _stored(trainer.module) == ({STORAGE[name][0]}, {F32})
     assert torch.isfinite(loss)
 
 
-class OddNorm(nn.Module):
-    """Batch-norm with a weight that float16 cannot hold, as pretrained ones have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 10)
-        nn.init.constant_(self.norm.weight, 0.3)
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(pictures)).mean((2, 3)))
-
-
 @pytest.mark.parametrize("recipe", [RECIPES["O2"], adapted("O3", keep_batchnorm_fp32=True)])
 def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
-    trainer = trainer_of(recipe, replace(small(), build=OddNorm))
-    weight = trainer.module.get_parameter("norm.weight")
+    """Of weights that float16 cannot hold, as pretrained ones have."""
+
+    def build() -> nn.Module:
+        net = convolutions()
+        nn.init.constant_(net.get_parameter("1.weight"), 0.3)
+        return net
+
+    weight = trainer_of(replace(SMALL, build=build), recipe).module.get_parameter("1.weight")
     assert torch.equal(weight, torch.full((8,), 0.3))
 
 
@@ -189,9 +158,9 @@ def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
 @pytest.mark.parametrize("name", STORAGE)
 def test_products_run_in_the_recipes_type_and_the_loss_in_float32(name: str) -> None:
     _, batchnorm, _, products = STORAGE[name]
-    trainer = trainer_of(RECIPES[name])
+    trainer = trainer_of(SMALL, name)
     with Census() as census:
-        loss = trainer.step(Batches(images()))
+        loss = trainer.step(Batches(*noise(SMALL)))
     assert set(PRODUCTS) <= census.seen.keys()
     assert census.of(*PRODUCTS) == {products}
     norms = [op for op in census.seen if "batch_norm" in op]
@@ -200,15 +169,14 @@ def test_products_run_in_the_recipes_type_and_the_loss_in_float32(name: str) -> 
     assert loss.dtype == F32
     assert census.of("_log_softmax") == {F32}
     with Census() as census:
-        trainer.evaluate(iter([images()]))
+        trainer.evaluate(iter(noise(SMALL, 1)))
     assert census.of("convolution", "addmm", "mm") == {products}, "evaluation too"
 
 
 @pytest.mark.parametrize("name", ["amp-bf16", "bf16", "O2"])
 def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(name: str) -> None:
     network = find("gpt-tiny")
-    case = TrainCase(network.name, name, 2, "64", layout="", optimizer="adamw")
-    trainer = Trainer(network, case, RECIPES[name], CPU, seed=1)
+    trainer = trainer_of(network, name, optimizer="adamw")
     tokens = torch.arange(128).reshape(2, 64)
     with Census() as census:
         loss = trainer.step(Batches((tokens, tokens)))
@@ -219,8 +187,8 @@ def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(na
 @pytest.mark.parametrize("name", STORAGE)
 def test_every_recipe_starts_from_the_same_random_weights(name: str) -> None:
     torch.manual_seed(1)
-    fresh = list(small().build().parameters())
-    trainer = trainer_of(RECIPES[name])
+    fresh = list(SMALL.build().parameters())
+    trainer = trainer_of(SMALL, name)
     for weight, start in zip(trainer.module.parameters(), fresh, strict=True):
         assert torch.equal(weight, start.to(weight.dtype))
 
@@ -273,11 +241,8 @@ def test_only_linear_layers_of_fitting_sizes_are_converted() -> None:
 
 def losses(recipe: str) -> list[float]:
     """Of a small GPT that learns one batch by heart."""
-    case = TrainCase(
-        "gpt-tiny", recipe, 2, "64", "nchw", "adamw", fused=False, lr=1e-3, accumulate=2
-    )
-    network = find("gpt-tiny", input=(64,))
-    trainer = Trainer(network, case, recipe_of(case), CPU, seed=3)
+    network, options = find("gpt-tiny", input=(64,)), {"fused": False, "lr": 1e-3, "accumulate": 2}
+    trainer = trainer_of(network, recipe, seed=3, optimizer="adamw", **options)
     torch.manual_seed(4)
     tokens = torch.randint(0, 100, (2, 65))
     feed = Batches((tokens[:, :-1], tokens[:, 1:]))
@@ -296,7 +261,7 @@ def test_a_gpt_learns_as_with_bfloat16() -> None:
 def test_a_network_without_a_layer_for_it_is_skipped() -> None:
     data = open_data("synthetic", Options((3, 8, 8), classes=10))
     cases = [TrainCase("small", name, 2, "3x8x8") for name in ("amp-bf16", "fp8", "fp8-rowwise")]
-    arms = Arms(Task(small(), data, 1), Target("cpu", "a processor"))
+    arms = Arms(Task(SMALL, data, 1), Target("cpu", "a processor"))
     found = arms.set_up(cases, lambda key, stage: None)
     assert [training.status for training in found] == ["ok", "skipped", "skipped"]
     assert all("linear layers" in (training.reason or "") for training in found[1:])

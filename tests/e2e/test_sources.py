@@ -81,14 +81,6 @@ def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
     assert not any(torch.equal(kept, images) for kept, _ in held_out)
 
 
-def test_synthetic_tokens_are_their_own_target() -> None:
-    data = opened("synthetic", (64,), tokens=50)
-    ((tokens, target),) = batches(data.feed(32, CPU, 1), 1)
-    assert target is tokens
-    assert (tokens.shape, tokens.dtype) == ((32, 64), torch.int64)
-    assert set(tokens.unique().tolist()) == set(range(50))
-
-
 # ---- data that lives on the device
 
 

@@ -61,11 +61,8 @@ def test_a_step_that_lost_the_device_for_a_while_does_not_move_how_long_kernels_
         for at, length in ((0, 3), (4, 4))
     ]
     assert busy_in(kernels(spans), 5) == (7.0, 2)
-
-
-def test_steps_of_unlike_kernels_are_busy_as_long_as_in_the_mean() -> None:
-    assert busy_in(kernels([(0, 3), (4, 4), (10, 3)]), 2) == (5.0, 1)
-    assert busy_in([], 5) == (0.0, 0)
+    unlike = kernels([(0, 3), (4, 4), (10, 3)])
+    assert (busy_in(unlike, 2), busy_in([], 5)) == ((5.0, 1), (0.0, 0)), "in the mean"
 
 
 def test_waiting_for_another_rank_s_gradients_is_no_work() -> None:

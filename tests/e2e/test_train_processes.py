@@ -116,21 +116,6 @@ def test_processes_that_cannot_be_are_refused(part: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- comparing
 
 
-def slower(trainings: Sequence[Training], by: float) -> list[Training]:
-    """Every process of every training takes `by` times as long."""
-    found: list[Training] = []
-    for one in trainings:
-        assert one.steps
-        parts = tuple(replace(p, median_s=by * p.median_s) for p in one.steps.processes)
-        ends = one.steps.ci95_s
-        steps = replace(
-            one.steps, median_s=by * one.steps.median_s, processes=parts,
-            ci95_s=ends and (by * ends[0], by * ends[1]),
-        )  # fmt: skip
-        found.append(replace(one, steps=steps))
-    return found
-
-
 def verdicts(a: Sequence[Training], b: Sequence[Training]) -> list[str]:
     return [row.verdict for row in compare(run_of(*a), run_of(*b)).rows]
 

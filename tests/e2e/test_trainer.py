@@ -7,20 +7,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from samples.feeding import Batch, Batches, convolutions
+from samples.feeding import Batch, Batches, noise, small_cnn, trainer_of
 from torch import Tensor, nn
 
-from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
-from e2e.recipes import RECIPES, Recipe, adapted
+from e2e.recipes import RECIPES, adapted
 from e2e.schedule import parse_schedule
 from e2e.training.optimizer import MOMENTUM
 from e2e.training.trainer import Trainer
@@ -49,29 +48,8 @@ def perceptron() -> nn.Module:
 
 
 MLP = network_of(perceptron)
-
-
-def samples(
-    count: int = 4, batch: int = 8, shape: tuple[int, ...] = (FEATURES,), classes: int = CLASSES
-) -> list[Batch]:
-    """Batches of noise with classes."""
-    generator = torch.Generator().manual_seed(11)
-    return [
-        (
-            torch.randn(batch, *shape, generator=generator),
-            torch.randint(classes, (batch,), generator=generator),
-        )
-        for _ in range(count)
-    ]
-
-
-def pictures(count: int = 3, batch: int = 6) -> list[Batch]:
-    return samples(count, batch, (3, 8, 8), 10)
-
-
-def small_cnn() -> Network:
-    """Convolutions and batch-norm, small enough to train on a busy CPU."""
-    return network_of(convolutions, input=(3, 8, 8), classes=10)
+samples = partial(noise, MLP)
+pictures = partial(noise, small_cnn(), batch=6)
 
 
 @cache
@@ -83,19 +61,6 @@ def tokens(count: int = 3, batch: int = 2) -> list[Batch]:
     generator = torch.Generator().manual_seed(6)
     drawn = [torch.randint(256, (batch, 16), generator=generator) for _ in range(count)]
     return [(batch, batch) for batch in drawn]
-
-
-def trainer_of(
-    network: Network = MLP,
-    recipe: str | Recipe = "fp32",
-    *,
-    seed: int = 1,
-    **case: Any,
-) -> Trainer:
-    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
-    case = {"layout": "", **case}
-    plan = TrainCase(network.name, made.name, 8, "any", **case)
-    return Trainer(network, plan, made, CPU, seed=seed)
 
 
 def trained(trainer: Trainer, batches: list[Batch], steps: int) -> list[float]:
@@ -166,7 +131,7 @@ RULES: dict[str, Callable[..., None]] = {
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_steps_are_those_of_the_textbook_in_float64(optimizer: str, fused: bool) -> None:
-    trainer = trainer_of(optimizer=optimizer, fused=fused)
+    trainer = trainer_of(MLP, optimizer=optimizer, fused=fused)
     reference = copy.deepcopy(trainer.module).double()
     weights, memory = list(reference.parameters()), {}
     batches = samples()
@@ -184,7 +149,7 @@ def test_steps_are_those_of_the_textbook_in_float64(optimizer: str, fused: bool)
 
 def test_the_loss_is_that_before_the_update_with_labels_smoothed() -> None:
     for smoothing in (0.0, 0.1, 0.5):
-        trainer = trainer_of(label_smoothing=smoothing)
+        trainer = trainer_of(MLP, label_smoothing=smoothing)
         inputs, targets = samples()[0]
         logs = trainer.module(inputs).double().log_softmax(1)
         sharp = -logs[torch.arange(len(targets)), targets].mean()
@@ -199,8 +164,8 @@ def test_the_loss_is_that_before_the_update_with_labels_smoothed() -> None:
 def test_two_half_batches_make_the_step_of_the_whole_one(recipe: str, optimizer: str) -> None:
     whole = samples(3, batch=16)
     halves = [(x[i : i + 8], y[i : i + 8]) for x, y in whole for i in (0, 8)]
-    one = trainer_of(recipe=recipe, optimizer=optimizer)
-    two = trainer_of(recipe=recipe, optimizer=optimizer, accumulate=2)
+    one = trainer_of(MLP, recipe=recipe, optimizer=optimizer)
+    two = trainer_of(MLP, recipe=recipe, optimizer=optimizer, accumulate=2)
     rtol, atol = (1e-5, 1e-5) if recipe == "fp32" else (2e-2, 5e-3)
     if optimizer != "sgd":
         atol *= 10
@@ -250,7 +215,7 @@ HALVES = [(torch.full((8, FEATURES), 0.5), torch.zeros(8, dtype=torch.int64))]
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("fused", [True, False])
 def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, fused: bool) -> None:
-    trainer = trainer_of(recipe="O2", optimizer=optimizer, fused=fused)
+    trainer = trainer_of(MLP, recipe="O2", optimizer=optimizer, fused=fused)
     start = [w.detach().float() for w in trainer.module.parameters()]
     reference, memory = [w.double() for w in start], {}
     feed = Batches(*samples())
@@ -302,8 +267,8 @@ def test_a_broken_batch_is_skipped_and_leaves_no_trace(
 ) -> None:
     batches = samples(4)
     with poisoned_memory():
-        clean = trainer_of(recipe=recipe, optimizer=optimizer, fused=fused)
-        broken = trainer_of(recipe=recipe, optimizer=optimizer, fused=fused)
+        clean = trainer_of(MLP, recipe=recipe, optimizer=optimizer, fused=fused)
+        broken = trainer_of(MLP, recipe=recipe, optimizer=optimizer, fused=fused)
         scale = broken.optimizer.scaler.get_scale()
         trained(clean, batches, 4)
         feed = Batches(*planted(batches, place))
@@ -324,7 +289,7 @@ def test_a_broken_batch_is_skipped_and_leaves_no_trace(
 def test_a_step_of_several_batches_or_of_clipped_gradients_is_skipped_once(
     option: dict[str, Any], fused: bool
 ) -> None:
-    trainer = trainer_of(recipe="amp", fused=fused, **option)
+    trainer = trainer_of(MLP, recipe="amp", fused=fused, **option)
     start = weights_of(trainer)
     trained(trainer, planted(samples(3), 0), 1)
     assert trainer.skipped_steps == 1
@@ -389,7 +354,7 @@ def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
     recipe: str, scale: float | None, fused: bool
 ) -> None:
     made, feed = adapted(recipe, loss_scale=scale), samples(1)
-    plain, whole = (trainer_of(recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
+    plain, whole = (trainer_of(MLP, recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
     for trainer in (plain, whole):
         trained(trainer, feed, 1)
         assert not trainer.skipped_steps
@@ -398,7 +363,7 @@ def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
     rounding = 2e-3 if recipe == "fp16" else 1e-5
     for share in (0.5, 1e-3):
         most = share * before.norm().item()
-        bounded = trainer_of(recipe=made, clip=most, fused=fused)
+        bounded = trainer_of(MLP, recipe=made, clip=most, fused=fused)
         trained(bounded, feed, 1)
         after = gradients_of(bounded)
         assert after.norm().item() <= most * (1 + rounding)
@@ -408,7 +373,7 @@ def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
 def test_a_gradient_that_overflows_float16_squared_is_clipped_and_not_lost() -> None:
     inputs, targets = samples(1)[0]
     large = [(300 * inputs, targets)]
-    trainer = trainer_of(recipe="fp16", clip=1.0)
+    trainer = trainer_of(MLP, recipe="fp16", clip=1.0)
     trained(trainer, large, 1)
     norm = gradients_of(trainer).norm().item()
     assert 0 < norm == pytest.approx(1.0, rel=2e-2)
@@ -494,7 +459,7 @@ def test_a_restart_repeats_the_first_run_bit_for_bit(
 @pytest.mark.parametrize(("optimizer", "fused"), [("sgd", True), ("adam", False), ("adamw", True)])
 @pytest.mark.parametrize("recipe", DYNAMIC)
 def test_a_restart_mends_what_broken_batches_did(recipe: str, optimizer: str, fused: bool) -> None:
-    trainer = trainer_of(recipe=recipe, optimizer=optimizer, fused=fused)
+    trainer = trainer_of(MLP, recipe=recipe, optimizer=optimizer, fused=fused)
     losses = trained(trainer, samples(), 4)
     scale = trainer.optimizer.scaler.get_scale()
     trained(trainer, planted(samples(2), 1), 6)
@@ -542,7 +507,7 @@ def test_evaluation_counts_every_sample_once_with_the_statistics_of_training() -
 
 
 def test_a_loss_that_is_not_finite_is_none_and_a_network_may_have_no_accuracy() -> None:
-    trainer = trainer_of()
+    trainer = trainer_of(MLP)
     inputs, targets = samples()[0]
     loss, share = trainer.evaluate(iter([(inputs * float("nan"), targets)]))
     assert loss is None
@@ -558,7 +523,7 @@ def test_a_loss_that_is_not_finite_is_none_and_a_network_may_have_no_accuracy() 
 
 def test_a_step_tells_its_phases_in_order() -> None:
     told: list[str] = []
-    trainer_of(accumulate=2).step(Batches(*samples()), told.append)
+    trainer_of(MLP, accumulate=2).step(Batches(*samples()), told.append)
     batch = ["data", "copy", "forward", "backward"]
     assert told == [*batch, *batch, "optimizer"]
 
@@ -583,7 +548,7 @@ def test_every_compiled_arm_has_a_graph_of_its_own() -> None:
     counters = torch._dynamo.utils.counters
     counters.clear()
     arms = [(name, size) for size in (8, 16) for name in ("fp32", "tf32", "amp", "bf16", "O2")]
-    trainers = [trainer_of(recipe=name, compile=True) for name, _ in arms]
+    trainers = [trainer_of(MLP, recipe=name, compile=True) for name, _ in arms]
     for steps in (2, 1):  # nothing is compiled twice
         for trainer, (_, size) in zip(trainers, arms, strict=True):
             trainer.switch()
@@ -593,7 +558,7 @@ def test_every_compiled_arm_has_a_graph_of_its_own() -> None:
 
 @pytest.mark.usefixtures("_no_code_generation")
 def test_a_compiled_arm_learns_the_same() -> None:
-    compiled, plain = (trainer_of(recipe="amp", compile=how) for how in (True, False))
+    compiled, plain = (trainer_of(MLP, recipe="amp", compile=how) for how in (True, False))
     for _ in range(2):
         found = [trained(arm, samples(), 3) for arm in (compiled, plain)]
         assert found[0] == pytest.approx(found[1], rel=1e-5)

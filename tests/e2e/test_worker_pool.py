@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,9 @@ def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
     feed.close()
 
 
-class Large(Dataset[bytes]):
-    """Fills the pipe from a worker, which waits then until somebody reads it."""
-
-    def __getitem__(self, index: int) -> bytes:
-        return bytes(1 << 20)
-
-
 def loading(pids: Any) -> None:
     """In a process of its own: have workers, and wait to be killed."""
-    workers = counted(Large())
+    workers = counted(lambda _: bytes(1 << 20))  # it fills the pipe, until somebody reads it
     next(workers)
     pids.put(workers.pids)
     time.sleep(600)
@@ -80,21 +74,24 @@ def test_workers_end_with_a_run_that_is_killed() -> None:
             os.kill(worker, signal.SIGKILL)
 
 
-def counted(dataset: Dataset[Any], batch_bytes: int = 8) -> Workers[list[Any]]:
+class Each(Dataset[Any]):
+    """What a function makes of each number."""
+
+    def __init__(self, make: Callable[[int], object]) -> None:
+        self.make = make
+
+    def __getitem__(self, number: int) -> object:
+        return self.make(number)
+
+
+def counted(make: Callable[[int], object], batch_bytes: int = 8) -> Workers[list[Any]]:
     batches = ([number] for number in itertools.count())
     wanted = Wanted((1, 1), 1, 1, CPU, workers=1, prefetch=1)
-    return Workers(dataset, batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
-
-
-class Unsendable(Dataset[Any]):
-    """Its second item cannot be pickled, as one that finds no room cannot be sent."""
-
-    def __getitem__(self, index: int) -> Any:
-        return (lambda: index) if index else index
+    return Workers(Each(make), batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
 
 
 def test_a_batch_that_cannot_be_sent_ends_the_run_instead_of_hanging() -> None:
-    workers = counted(Unsendable())
+    workers = counted(lambda number: (lambda: number) if number else number)  # no pickle
     assert next(workers) == [0]
     assert "could not hand over a batch" in message(lambda: next(workers))
     assert workers.pids == ()
@@ -111,20 +108,12 @@ class Ended:
             os.abort()
 
 
-class Collecting(Dataset[int]):
-    """Each item collects the garbage of its process."""
-
-    def __getitem__(self, number: int) -> int:
-        gc.collect()
-        return number
-
-
 def test_workers_leave_the_garbage_of_the_training_alone() -> None:
     gc.disable()
     try:
         Ended()
-        workers = counted(Collecting())
-        assert [next(workers), next(workers)] == [[0], [1]]
+        workers = counted(lambda _: gc.collect() >= 0)  # the garbage of its process
+        assert [next(workers), next(workers)] == [[True]] * 2
         workers.close()
         assert gc.get_freeze_count() == 0
     finally:
@@ -166,7 +155,7 @@ def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Pat
     feed.close()
     free = cpus.free_shared_memory()
     assert free is not None
-    workers = counted(Collecting(), batch_bytes=free // 4)
+    workers = counted(abs, batch_bytes=free // 4)
     assert next(workers) == [0]
     workers.close()
 

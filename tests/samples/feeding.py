@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from e2e.case import TrainCase
+from e2e.networks import find
+from e2e.networks.network import Network
+from e2e.recipes import RECIPES, Recipe
+from e2e.training.trainer import Trainer
 
 Batch = tuple[Tensor, Tensor]
 
@@ -19,6 +26,32 @@ def convolutions() -> nn.Module:
         nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
+
+
+def small_cnn() -> Network:
+    """As cnn-cifar is trained, but smaller and on smaller images, to save time."""
+    return replace(find("cnn-cifar"), name="small", build=convolutions, input=(3, 8, 8))
+
+
+def trainer_of(
+    network: Network, recipe: str | Recipe = "fp32", *, seed: int = 1, **case: Any
+) -> Trainer:
+    """On the CPU."""
+    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    plan = TrainCase(network.name, made.name, 8, "any", **{"layout": "", **case})
+    return Trainer(network, plan, made, torch.device("cpu"), seed=seed)
+
+
+def noise(network: Network, count: int = 4, batch: int = 8) -> list[Batch]:
+    """Batches of random numbers with classes."""
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            torch.randn(batch, *network.input, generator=generator),
+            torch.randint(network.classes or 1, (batch,), generator=generator),
+        )
+        for _ in range(count)
+    ]
 
 
 class Batches:
