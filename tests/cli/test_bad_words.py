@@ -18,6 +18,7 @@ from e2e.halfway import main
 from microbench.device.host import usable_cores
 
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"
+TRAINED = GEMM.with_name("train-resnet50.json")
 MODULE = """
 import torch
 from torch import nn
@@ -157,6 +158,7 @@ AT_ONCE = {
     "show binary.json": "binary.json",
     "compare /nowhere.json /nowhere.json": "/nowhere.json",
     f"compare {GEMM}": "compare",
+    f"compare {GEMM} {TRAINED}": "no case in common",
     f"compare {GEMM} {GEMM} --threshold x": "--threshold",
     f"compare {GEMM} {GEMM} --fail-on x": "--fail-on",
     "train": "NETWORK",

@@ -15,7 +15,6 @@ import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
 from e2e.halfway import SECTIONS, app, main
 from microbench import __version__
-from microbench.results.runfile import read_run
 from microbench.run_output import command_line
 
 MISTAKES = (
@@ -50,26 +49,6 @@ def test_a_run_for_standard_output_has_it_alone() -> None:
         assert 0 < low <= found[name]["median_s"] <= high
         assert found[name]["bound"]
         assert found[name]["rel_error"] is not None
-
-
-def test_resuming_keeps_the_seed_and_takes_no_other(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    assert halfway("gemm", *TINY, "--seed", "3", "--json", file).returncode == 0
-    other = halfway("gemm", *TINY, "--seed", "4", "--resume", file)
-    assert other.returncode == 2
-    assert "was measured with --seed 3" in other.stderr
-    more = halfway("gemm", *TINY[:4], "--sizes", "16,24", *TINY[6:], "--resume", file)
-    assert more.returncode == 0, more.stderr
-    assert json.loads(file.read_text())["settings"]["seed"] == 3
-
-
-def test_quiet_keeps_the_run_in_the_state_folder(tmp_path: Path) -> None:
-    words = (["gemm", *TINY], ["train", "cnn-cifar", "--batch", "2", "--recipe", "fp32", *TINY[6:]])
-    for command in words:
-        ran = halfway(*command, "--quiet", XDG_STATE_HOME=str(tmp_path / command[0]))
-        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
-        (file,) = [path for path in (tmp_path / command[0]).rglob("*") if path.is_file()]
-        assert read_run(file).finished_at
 
 
 def test_a_run_file_keeps_no_path_of_its_command() -> None:

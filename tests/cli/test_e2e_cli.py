@@ -171,8 +171,6 @@ def test_the_numbers_of_a_comparison_agree(shop: Shop) -> None:
         same = [{**result["case"], "recipe": None} for result in results]
         assert same == [same[0]] * 3, "the arms differ in their recipe only"
         assert (same[0]["image_size"], same[0]["data"], same[0]["workers"]) == (32, "synthetic", 0)
-    for recipe in ("fp32", "tf32", "amp-bf16"):
-        assert re.search(rf"^\W*{recipe}\s.*\w", kept.report, re.MULTILINE)
     assert "amp means amp-bf16" in kept.ran.stdout
     for phase in ("data", "copy", "forward", "backward", "optimizer"):
         assert phase in shown(kept.file, "--verbose")
@@ -464,8 +462,7 @@ def test_list_names_networks_explain_recipes_and_the_network_may_stand_first() -
 
 def test_predict_says_how_long_operations_take_and_that_a_cpu_s_are_rough(shop: Shop) -> None:
     kept = shop.kept("predict")
-    for said in ("Predicted GPU time of a step", "prediction took", "On a CPU this is rough"):
-        assert said in " ".join(kept.report.split())
+    assert "On a CPU this is rough" in " ".join(kept.report.split())
     arms = by_recipe(kept.document)
     assert {name: arm["status"] for name, arm in arms.items()} == {
         "fp32": "predicted", "tf32": "skipped", "amp-bf16": "predicted",

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import difflib
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -25,21 +24,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import click
-
+import e2e.__main__
+import microbench.__main__
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
+from kernels import OPS
+from kernels.case import CannotRun, Case, Target
+from kernels.conv.triton import backend as conv
+from kernels.gemm.triton import backend as gemm
+from microbench.errors import UserError
+from microbench.report.drawing import chart_of
+from microbench.results.runfile import read_run
+from microbench.results.types import Run
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT)]
 RESULTS = ROOT / "results"
 SCREENS = Path(__file__).parent / "screens"
 LONGEST = 7_500  # characters: of a longer text there is a hash
 FORMS = ("", "--verbose", "--markdown", "--csv")
 HASHED = ("--markdown", "--csv", "--chart")
-PROGRAMS = ("microbench", "e2e")
+PROGRAMS = {"microbench": microbench.__main__, "e2e": e2e.__main__}
 H200 = ("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)  # the rules choose
 
@@ -77,10 +82,9 @@ def name_of(path: Path) -> str:
 
 def printed(program: str, *words: str) -> str:
     """What a command prints, and how it ends. Paths of this checkout are left out."""
-    main = importlib.import_module(f"{program}.__main__").main
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = main(list(words))
+        code = PROGRAMS[program].main(list(words))
     text = f"{out.getvalue()}{errors.getvalue()}exit {code}\n"
     return text.replace(f"{ROOT}/", "")
 
@@ -95,45 +99,32 @@ def screens(path: Path) -> Iterator[Item]:
 
 def chart(path: Path) -> str:
     """The Vega-Lite specification of a run's chart, or why there is none."""
-    from microbench.errors import UserError
-    from microbench.report import drawing
-
     try:
-        return json.dumps(drawing.chart_of(read(path)).to_dict(), indent=1, sort_keys=True)
+        return json.dumps(chart_of(read_run(path)).to_dict(), indent=1, sort_keys=True)
     except UserError as error:
         return f"error: {error}".replace(f"{ROOT}/", "")
 
 
-def read(path: Path) -> Any:
-    """The run in a file."""
-    from microbench.results.runfile import read_run
-
-    return read_run(path)
-
-
-def readable() -> list[tuple[Path, Any]]:
+def readable() -> list[tuple[Path, Run]]:
     """The run files with their runs."""
-    from microbench.errors import UserError
-
-    found: list[tuple[Path, Any]] = []
+    found: list[tuple[Path, Run]] = []
     for path in run_files():
         with contextlib.suppress(UserError):
-            found.append((path, read(path)))
+            found.append((path, read_run(path)))
     return found
 
 
 def helps() -> Iterator[Item]:
     """Every --help."""
-    for program in PROGRAMS:
-        app: click.Group = importlib.import_module(f"{program}.__main__").app
+    for program, module in PROGRAMS.items():
         yield f"help/{program}", printed(program, "--help")
-        for command in sorted(app.commands):
+        for command in sorted(module.app.commands):
             yield f"help/{program} {command}", printed(program, command, "--help")
 
 
-def everything_of(run: Any) -> list[Any]:
-    """All that a run measured, of whatever kind."""
-    return [*run.results, *run.of(Training), *run.of(Loading)]
+def keys_of(run: Run) -> list[str]:
+    """The identity of each case that a run measured, of whatever kind."""
+    return [r.case.key for r in (*run.results, *run.of(Training), *run.of(Loading))]
 
 
 def compared(a: Path, b: Path) -> Item:
@@ -142,28 +133,16 @@ def compared(a: Path, b: Path) -> Item:
     return f"compare/{name_of(a)} {name_of(b)}", text
 
 
-def some_comparisons() -> Iterator[Item]:
-    """Of GEMMs, of a kernel that was changed, of trainings, of loaders."""
-    files = paths(COMPARED)
-    return map(compared, files[::2], files[1::2])
-
-
 def comparisons() -> Iterator[Item]:
     """`compare` of every pair of run files with a case in common."""
-    cases = [(path, {r.case.key for r in everything_of(run)}) for path, run in readable()]
+    cases = [(path, set(keys_of(run))) for path, run in readable()]
     for i, (a, in_a) in enumerate(cases):
         yield from (compared(a, b) for b, in_b in cases[i + 1 :] if in_a & in_b)
 
 
-def case_keys() -> Iterator[Item]:
-    """The identity of each case of each run file."""
-    for path, run in readable():
-        yield f"keys/{name_of(path)}", keys_of(run)
-
-
-def keys_of(run: Any) -> str:
-    """The identity of each case."""
-    return "".join(f"{r.case.key}\n" for r in everything_of(run))
+def keys(path: Path, run: Run) -> Item:
+    """The identity of each case of a run file, each in a line."""
+    return f"keys/{name_of(path)}", "".join(f"{key}\n" for key in keys_of(run))
 
 
 def page(path: Path) -> Item:
@@ -194,13 +173,8 @@ def labels(every: int = 1) -> Iterator[Item]:
             yield f"labels/{name_of(path)}", "".join(lines)
 
 
-def choices(case: Any) -> list[str]:
+def choices(case: Case) -> list[str]:
     """The configuration for a case, on each of two GPUs that can run it."""
-    from kernels import OPS
-    from kernels.case import CannotRun, Target
-    from kernels.conv.triton import backend as conv
-    from kernels.gemm.triton import backend as gemm
-
     own = gemm if case.op == "gemm" else conv
     found: list[str] = []
     for kind, name, capability, sms in (H200, A100):
@@ -216,34 +190,26 @@ def choices(case: Any) -> list[str]:
     return found
 
 
-def shown() -> Iterator[Item]:
-    """Every run file, as `show` prints it."""
-    for path in run_files():
-        yield from screens(path)
-
-
 GROUPS: dict[str, Callable[[], Iterator[Item]]] = {
-    "show": shown,
+    "show": lambda: (item for path in run_files() for item in screens(path)),
     "help": helps,
     "compare": comparisons,
-    "keys": case_keys,
+    "keys": lambda: (keys(path, run) for path, run in readable()),
     "labels": labels,
 }
 
 
 def of_file(path: Path) -> Iterator[Item]:
     """What is kept of a chosen file."""
-    from microbench.errors import UserError
-
     yield from screens(path)
     with contextlib.suppress(UserError):
-        yield f"keys/{name_of(path)}", keys_of(read(path))
+        yield keys(path, read_run(path))
 
 
 SHEETS: dict[str, Callable[[], Iterable[Item]]] = {
     **{name_of(path): partial(of_file, path) for path in paths(CHOSEN)},
     "help": helps,
-    "compare": some_comparisons,
+    "compare": lambda: map(compared, paths(COMPARED)[::2], paths(COMPARED)[1::2]),
     "labels": lambda: labels(every=20),
     "pages": lambda: map(page, paths(PAGES)),
 }
