@@ -54,15 +54,12 @@ def test_the_one_slow_gpu_is_named_and_no_other(
     assert f"GPU {one} slow" in sheet_of(judged(rows, 5.0)).first[0]
 
 
-def test_what_the_figures_do_not_bear_out_is_no_finding() -> None:
+def test_what_the_figures_do_not_bear_out_is_no_finding_and_what_is_lost_is_a_failure() -> None:
     assert found_in(gpu_row(0, 1e-3, 0.1), gpu_row(1, 1.1e-3, 0.1)) == {}, "wide intervals"
     assert found_in(gpu_row(0), replace(gpu_row(1, 3e-3), name="NVIDIA A100")) == {}
     assert found_in(*map(gpu_row, range(5)), gpu_row(5, 1e-2, 0.5)) == {5: "unclear"}
     copies = [Reading(i, "NVIDIA H200", COPY, 1e9, 2.5e-4 * (1 + (i == 2))) for i in range(3)]
     assert found_in(*map(gpu_row, range(3)), *copies) == {2: SLOW}, "its memory"
-
-
-def test_wrong_results_and_lost_gpus_are_failures() -> None:
     wrong = Reading(0, "NVIDIA H200", CASE, 1.0, status="failed", reason="wrong")
     assert found_in(wrong, Reading(1, status="failed", reason="lost")) == {0: FAILED, 1: FAILED}
 

@@ -200,17 +200,6 @@ def test_exchanging_the_runs_exchanges_the_verdict(
     assert judge(b, a, GEMM).verdict == OPPOSITE[judge(a, b, GEMM).verdict]
 
 
-def test_the_ratio_is_of_the_means_over_processes() -> None:
-    a, b = several([2e-5, 8e-5]), several([1e-5, 1e-5])
-    ratio, interval = ratio_between(a, b, KNOWN)
-    assert ratio == pytest.approx(4.0)
-    assert interval is not None
-    assert interval[0] < 4 < interval[1]
-    wider = ratio_between(a, b, Learnt(VariancePrior(0.5, 30.0))).interval
-    assert wider is not None
-    assert wider[0] < interval[0] < interval[1] < wider[1]
-
-
 # ---------------------------------------------------------------- the CPU limits
 
 

@@ -101,22 +101,6 @@ def test_the_measuring_process_compiles_only_what_was_not_compiled_before() -> N
     assert not any(hit for _, hit in found_by_parent([(ODD, second.label)]))
 
 
-def test_what_does_not_compile_is_told_and_the_others_go_on() -> None:
-    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
-    done: list[int] = []
-    # 48 is no power of two; the second is no label.
-    failed = compile_here(ODD, ["pointer/48x64x64/s2/w4/g8", "no/label", good], done.append)
-    assert set(failed) == {"pointer/48x64x64/s2/w4/g8", "no/label"}
-    assert all(failed.values())
-    assert done == [1, 2, 3]
-
-
-def test_a_compiling_process_that_is_slow_costs_nothing_but_its_work() -> None:
-    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
-    assert compile_ahead(ODD, H200, [good], patience_s=0.0) == {}
-    assert set(compile_here(ODD, ["no/label"])) == {"no/label"}
-
-
 class Ends(str):
     """A label that ends the process that reads it, as a compiler's own defect would."""
 
@@ -124,11 +108,22 @@ class Ends(str):
         return os._exit, (7,)
 
 
-def test_a_configuration_that_ends_its_process_fails_alone() -> None:
+def test_what_does_not_compile_or_ends_its_process_is_told_and_the_others_go_on() -> None:
     good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
-    failed = compile_here(ODD, [Ends("ends"), good, "no/label"])
-    assert set(failed) == {"ends", "no/label"}
+    done: list[int] = []
+    # 48 is no power of two; the second is no label.
+    wrong = ["pointer/48x64x64/s2/w4/g8", "no/label", Ends("ends")]
+    failed = compile_here(ODD, [*wrong, good], done.append)
+    assert set(failed) == set(wrong)
+    assert all(failed.values())
     assert failed["ends"] == "the compiler ended its process"
+    assert done == [1, 2, 3, 4]
+
+
+def test_a_compiling_process_that_is_slow_costs_nothing_but_its_work() -> None:
+    good = gemm_backend.configurations(ODD, H200).tried(QUICK)[0].label
+    assert compile_ahead(ODD, H200, [good], patience_s=0.0) == {}
+    assert set(compile_here(ODD, ["no/label"])) == {"no/label"}
 
 
 # The first process that compiles is seen, and this one is killed.

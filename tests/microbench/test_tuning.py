@@ -116,14 +116,6 @@ def prepared(candidates: Sequence[Candidate], wrong: Sequence[str] = ()) -> Prep
     return Prepared(candidates, error, lambda: None, lambda one, _: error(one), lambda: 0.0)
 
 
-def no_announcement(_key: str, _stage: str) -> None:
-    return
-
-
-def passed_on(_error: Exception) -> None:
-    """No error is of a dead device."""
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -134,7 +126,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tuner_of(seconds: dict[str, float], search: str = QUICK) -> tuple[Tuner, Planted]:
     timer = Planted(seconds)
-    return Tuner(H200, timer, search, passed_on), timer
+    return Tuner(H200, timer, search, lambda _: None), timer
 
 
 def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
@@ -147,7 +139,7 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     tuner, timer = tuner_of(seconds)
     no_config = "tma/64x64x64/s4/w4"  # no label: it fails in the process that compiles
     candidates = [candidate(label, works=label != breaks) for label in [*labels, no_config]]
-    found, choice = tuner.choose(CASE, prepared(candidates, [wrong]), no_announcement)
+    found, choice = tuner.choose(CASE, prepared(candidates, [wrong]), lambda *_: None)
     assert found.label == fast
     assert choice == Choice(QUICK_TUNED, len(labels) - 1)
     assert breaks not in timer.timed
@@ -161,11 +153,11 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     # What is not known to the process that compiles is tried here; all that fail are an error.
     library = [candidate("a"), candidate("b")]
     timer.seconds |= {"a": 2e-5, "b": 1e-5}
-    assert tuner.choose(other, prepared(library), no_announcement)[0].label == "b"
+    assert tuner.choose(other, prepared(library), lambda *_: None)[0].label == "b"
     third = replace(CASE, precision_name="tf32")
     broken = [candidate(label, works=False) for label in ("c", "d")]
     with pytest.raises(RuntimeError, match="out of resource"):
-        tuner.choose(third, prepared(broken), no_announcement)
+        tuner.choose(third, prepared(broken), lambda *_: None)
     assert tune.find(third, H200) is None
 
 
@@ -178,7 +170,7 @@ def test_a_wide_search_times_more_into_the_same_cache(
     tuner, _ = tuner_of(seconds, WIDE)
     monkeypatch.setattr(precompile, "compile_ahead", lambda *_: {})
     candidates = [candidate(label) for label in labels]
-    found, choice = tuner.choose(CASE, prepared(candidates), no_announcement)
+    found, choice = tuner.choose(CASE, prepared(candidates), lambda *_: None)
     assert (found.label, choice) == (labels[-1], Choice(TUNED, SEARCHED))
     known = backend.configurations(CASE, H200)
     assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
@@ -191,10 +183,10 @@ def test_a_library_s_candidates_are_all_timed_and_none_is_kept(cache: Path) -> N
     library = replace(CASE, backend="cublaslt")
     for search in (NONE, QUICK, WIDE):
         tuner, timer = tuner_of(seconds, search)
-        found, choice = tuner.choose(library, prepared(candidates, ["wrong"]), no_announcement)
+        found, choice = tuner.choose(library, prepared(candidates, ["wrong"]), lambda *_: None)
         assert (found.label, choice) == ("e", None)
         timer.timed.clear()
-        found, _ = tuner.choose(library, prepared(candidates), no_announcement, "b")
+        found, _ = tuner.choose(library, prepared(candidates), lambda *_: None, "b")
         assert found.label == "b"  # which another process has chosen
         assert not timer.timed
     assert tune.find(library, H200) is None

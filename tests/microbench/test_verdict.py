@@ -44,13 +44,6 @@ def run_of(*results: Result) -> Run:
     return Run(("x",), "now", {"name": "x", "kind": "cuda"}, {}, results=results)
 
 
-def said(*gains: float) -> list[list[float]]:
-    """The numbers of each line of the verdict on fp16 with these speed-ups."""
-    rows = [result(size, gain=gain) for size, gain in zip(SIZES, gains, strict=False)]
-    bases = [result(size, "fp32") for size in SIZES[: len(gains)]]
-    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
-
-
 def numbers(line: str) -> list[float]:
     """But for those in names of precisions."""
     plain = re.sub(r"[a-z]+\d+|95 %", "", line)
@@ -71,13 +64,15 @@ def numbers(line: str) -> list[float]:
 def test_the_sizes_and_ratios_that_decide_are_named(
     gains: tuple[float, ...], lines: list[list[float]]
 ) -> None:
-    assert said(*gains) == lines
+    rows = [result(size, gain=gain) for size, gain in zip(SIZES, gains, strict=False)]
+    assert lines_of(*rows) == lines
 
 
 def test_sizes_that_are_faster_below_it_are_named_up_to_six() -> None:
     for count, more in ((5, []), (6, []), (7, [1])):
         gains = [1.5] * count + [0.5, 2]
-        first, also, below = said(*gains)
+        rows = [result(size, gain=gain) for size, gain in zip(SIZES, gains, strict=False)]
+        first, also, below = lines_of(*rows)
         assert first == [100 * (count + 2), 2, 100 * (count + 2)]
         named = [number for size in SIZES[: min(count, 6)] for number in (size, 1.5)]
         assert also == [*named, *more]

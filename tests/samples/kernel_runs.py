@@ -11,7 +11,8 @@ from rich.console import Console
 from kernels.case import Case
 from kernels.gemm import Gemm
 from microbench.report import console as report
-from microbench.results.types import Ceiling, Measurement, Ratio, Result, Run, Warning
+from microbench.results.types import Ceiling, Ratio, Result, Run, Warning
+from samples.measuring import timed
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 # TFLOP/s of one H200 (ANCHORS of the project's notes); the Triton row is of TorchInductor's best.
@@ -40,21 +41,15 @@ def measured(what: Case, tflops: float, *, half_pct: float | None = 0.3) -> Resu
     """A result at this rate, with an interval of ± half_pct."""
     flops = what.problem.flops
     seconds = flops / (tflops * 1e12)
-    half = seconds * (half_pct or 0) / 100
     size = what.problem.mnk[0]
     small = size <= 512
     peak = PEAKS.get(what.precision_name)
     return Result(
         what,
         "ok",
-        measurement=Measurement(
-            times_s=(seconds, seconds - half, seconds + half),
-            blocks=(1, 1, 1),
-            median_s=seconds,
-            ci95_s=None if half_pct is None else (seconds - half, seconds + half),
-            timer="events",
-            l2="cold",
-            regime="sustained",
+        measurement=timed(
+            seconds,
+            half_pct,
             sm_clock_mhz=1410.0 if size > 2048 else 1980.0,
             power_w=698.0 if size > 2048 else 310.0,
             throttle=("power cap",) if size > 2048 else (),

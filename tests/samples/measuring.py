@@ -59,7 +59,7 @@ def timed(seconds: float, half_pct: float | None = None, **more: Any) -> Measure
     """Three blocks that took as long, with an interval of ± half_pct if it is given."""
     half = seconds * (half_pct or 0) / 100
     interval = None if half_pct is None else (seconds - half, seconds + half)
-    conditions = {"timer": "events", "l2": "cold", "regime": "sustained"} | more
+    conditions: dict[str, Any] = {"timer": "events", "l2": "cold", "regime": "sustained"} | more
     return Measurement((seconds,) * 3, (1, 1, 1), seconds, interval, **conditions)
 
 
