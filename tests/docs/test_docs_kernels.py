@@ -292,8 +292,6 @@ def test_convolutions_by_width() -> None:
     for name, layout, title in (
         ("conv-powers", "nhwc", "every power of two, batch 32, NHWC"),
         ("conv-powers", "nchw", "every power of two, batch 32, NCHW"),
-        ("conv-groups", "nhwc", "32 groups, batch 64, NHWC"),
-        ("conv-depthwise", "nhwc", "depthwise, batch 64, NHWC"),
     ):
         found = [row for row in ours(name) if row.result.case.problem.layout == layout]
         means = [mean(r for r in found if r.result.case.problem.dims["pass"] == p) for p in PASSES]
@@ -311,8 +309,6 @@ def test_convolutions_by_width() -> None:
         and row.result.case.problem.dims["c"] >= 64
     ]
     says(RESULTS, "Powers of two from 64 up", min(powers), max(powers))
-    depthwise = [row.ratio.ratio for row in ours("conv-depthwise")]
-    says(RESULTS, "Depthwise: ours reach", min(depthwise), max(depthwise))
 
 
 def test_fp8_convolutions() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples.commands import Ran, run_here, warm_children
+from samples.commands import Ran, environment, run_here, warm_children
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
@@ -113,7 +113,7 @@ def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: 
     assert by["my_own:several"].reason == "no odd sizes"
 
 
-def test_a_gate_says_what_failed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_says_what_failed(folder: Path) -> None:
     """With --quiet one line a failed case, with --verbose the traceback; what is there is replaced
     with --overwrite only; and without a GPU a Triton kernel says how it runs."""
     words = ("gemm", "--sizes", "48", "--vs", "none", "--dtype", "fp32", "--device", "cpu",
@@ -134,9 +134,12 @@ def test_a_gate_says_what_failed(folder: Path, capfd: pytest.CaptureFixture[str]
     failed, error = ran.stderr.splitlines()
     assert failed.startswith("failed: fp32 48 my_own:broken: ValueError: first line (my_own.py:")
     assert error == "error: my_own:broken failed in 1 of 2 cases"
-    ran = run_here(main, "microbench", *words, *backend, "--verbose", "--overwrite", cwd=folder)
-    assert ran.returncode == 1  # of a child that has this test's streams: no fork of an older one
-    assert "Traceback" in capfd.readouterr().err  # of the child
+    told = map(str, (*words, *backend, "--verbose", "--overwrite"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "microbench", *told], cwd=folder, env=environment(),
+        capture_output=True, text=True, check=False, timeout=180,
+    )  # fmt: skip
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, True)
     assert "TRITON_INTERPRET=1" in run("--backend", "my_own:driver", "--overwrite").stdout
     assert "error: nothing was measured: " in run("--backend", "triton", "--overwrite").stderr
 
