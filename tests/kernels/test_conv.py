@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples.convolutions import by_torch
 
 from kernels.case import Candidate, Case, Target
 from kernels.conv import Conv
@@ -53,19 +54,9 @@ def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> N
     assert 0 <= error < case.precision.rel_tolerance
     assert prepared.total_error() < case.precision.rel_tolerance
     operands = session.pool.get(case)
-    shape = operands.shape
-    x, w, y = (getattr(operands, name).double() for name in "xwy")
-    inputs = {"x": x, "w": w, "y": y}
-    del inputs[OUTPUT[which]]
-    ours = reference(which, inputs, shape)
-    how = (shape.strides, shape.paddings, shape.dilations, shape.groups)
-    if which == "fprop":
-        theirs = torch.nn.functional.conv2d(x, w, None, *how)
-    elif which == "dgrad":
-        theirs = torch.nn.grad.conv2d_input(x.shape, w, y, *how)
-    else:
-        theirs = torch.nn.grad.conv2d_weight(x, w.shape, y, *how)
-    torch.testing.assert_close(ours, theirs)
+    inputs = {name: getattr(operands, name).double() for name in "xwy" if name != OUTPUT[which]}
+    ours = reference(which, inputs, operands.shape)
+    torch.testing.assert_close(ours, by_torch(operands))
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])

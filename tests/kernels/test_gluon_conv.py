@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from samples.convolutions import operands
+from samples.convolutions import by_torch, operands
 from samples.gluon_conv import carry_out
 
 torch = pytest.importorskip("torch")
@@ -59,7 +59,7 @@ def valid(config: Config, problem: ImplicitGemm) -> bool:
 
 
 def carried_out(config: Config, shape: ConvShape, which: str, precision: str) -> tuple[Any, Any]:
-    """(what the launches leave, what autograd says), both float64, of integers: exact."""
+    """(what the launches leave, what torch says), both float64, of integers: exact."""
     from kernels.conv.triton import gluon_launch
 
     kind = PRECISIONS[precision]
@@ -69,12 +69,7 @@ def carried_out(config: Config, shape: ConvShape, which: str, precision: str) ->
         if tensor is not drawn.output:
             tensor.copy_(torch.randint(-2, 3, tensor.shape))
     carry_out(gluon_launch.bind(config, drawn, kind, SMS))
-    x = (drawn.x if which == "fprop" else torch.zeros_like(drawn.x)).double().requires_grad_()
-    how = {"stride": shape.strides, "padding": shape.paddings, "dilation": shape.dilations}
-    y = torch.nn.functional.conv2d(x, drawn.w.double(), None, **how)
-    if which == "fprop":
-        return drawn.output.double(), y.detach()
-    return drawn.output.double(), torch.autograd.grad(y, x, drawn.y.double())[0]
+    return drawn.output.double(), by_torch(drawn)
 
 
 EXAMPLES = (  # shape, configuration, pass, precision

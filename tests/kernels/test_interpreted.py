@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.convolutions import operands
+from samples.convolutions import by_torch, operands
 from torch import Tensor
 
 from kernels.case import Case, Target
@@ -193,16 +193,7 @@ def conv_error(label: str, which: str, precision: str, name: str) -> float:
 
 
 def away(drawn: Any) -> float:
-    from torch.nn.grad import conv2d_input, conv2d_weight
-
-    shape, x, w, y = drawn.shape, drawn.x.double(), drawn.w.double(), drawn.y.double()
-    how = {"stride": shape.strides, "padding": shape.paddings, "dilation": shape.dilations}
-    if drawn.which == "fprop":
-        expected = torch.nn.functional.conv2d(x, w, None, **how)
-    elif drawn.which == "dgrad":
-        expected = conv2d_input(x.shape, w, y, **how)
-    else:
-        expected = conv2d_weight(x, w.shape, y, **how)
+    expected = by_torch(drawn)
     return float((drawn.output.double() - expected).norm() / expected.norm())
 
 

@@ -21,7 +21,6 @@ from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.cost import Kernel, Work, estimated_clocks, product_clocks
 from kernels.gemm import Gemm
-from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import config as gemm_config
 from kernels.tune import short_list
 
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 TARGET = Target("cuda", "NVIDIA H200", (9, 0), 132)
 CONV = Conv(ConvShape(1, 8, 4, 4, 8, 3, 3), "fprop")
 CASE = Case(Gemm(1048, 1048, 1048), "fp16", "triton")
-LABEL = cfg.catalogue("fp16")[0].label
+LABEL = gemm_config.catalogue("fp16")[0].label
 
 
 @pytest.fixture
