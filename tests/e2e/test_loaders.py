@@ -344,12 +344,6 @@ def picture(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Imag
     return noise(height * width, (width, height)).convert(mode)
 
 
-def turned(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[Base.Orientation] = orientation
-    return encoded(picture(), exif=exif)
-
-
 def written(folder: Path, **contents: bytes) -> list[Picture]:
     """Files in the order of their names here, each of a class of its own."""
     pictures = []
@@ -417,7 +411,9 @@ def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
 
 
 def test_boxes_are_in_the_upright_image_and_by_pillow_too(tmp_path: Path) -> None:
-    content = turned(8)
+    exif = Image.Exif()
+    exif[Base.Orientation] = 8
+    content = encoded(picture(), exif=exif)
     images = Encoded(written(tmp_path, turned=content))
     item, sample = images[0, 3].item, images.by_pillow((0, 3))
     assert item is not None

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.aten import Pool, TensorSpec, describe, kind_of, materialise
 from e2e.networks import find
-from e2e.networks.network import Network
 from e2e.prediction.padding import Padding, padding
 from e2e.prediction.trace.fake_trace import trace
 from e2e.prediction.trace.recorder import TracedOp
@@ -41,16 +40,12 @@ class Odd(nn.Module):
         return self.head(self.up(x).mean((2, 3)))
 
 
-def odd_network() -> Network:
-    return replace(
-        find("cnn-cifar"), name="odd", build=partial(Odd), input=(3, 16, 16), classes=CLASSES
-    )
-
-
 @cache
 def products(recipe: str = "amp-bf16", layout: str = "nhwc") -> list[TracedOp]:
     """Of one step."""
-    network = odd_network()
+    network = replace(
+        find("cnn-cifar"), name="odd", build=partial(Odd), input=(3, 16, 16), classes=CLASSES
+    )
     case = case_of(network, 4, recipe=recipe, layout=layout)
     ops = trace(network, case, CPU, CLASSES).ops
     return [op for op in ops if kind_of(op.call) == "product"]

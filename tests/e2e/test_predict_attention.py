@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from samples.launching import specs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from e2e.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
 from e2e.aten.call import named_arguments
@@ -64,19 +64,13 @@ def recorded(backend: str, dtype: torch.dtype) -> tuple[TracedOp, TracedOp]:
     return ops[0], ops[1]
 
 
-def fake(spec: TensorSpec) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype, device=spec.device)
-
-
 def passed(value: Any) -> Any:
     """An argument as torch takes it."""
     if isinstance(value, TensorSpec):
-        return fake(value)
+        return torch.empty_strided(
+            value.shape, value.stride, dtype=value.torch_dtype, device=value.device
+        )
     return [passed(item) for item in value] if isinstance(value, tuple) else value
-
-
-def specs(returned: Any) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(leaf) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor))
 
 
 @each_backend

@@ -120,45 +120,33 @@ def in_short(run: Run) -> list[str]:
 def said() -> Iterator[tuple[str, Run]]:
     """Runs that differ in what is said of them in short."""
     broken, cpu, tokens, ladder = broken_run(), cpu_run(), tokens_run(), ladder_run()
-    yield (
-        "the one that does not converge is slower",
-        changed(broken, 3, speedup={"fp32": ratio_of(0.5)}),
-    )
-    yield (
-        "the baseline does not converge",
-        changed(broken, 1, converged=False, convergence="loss rose"),
-    )
-    yield "convergence is not known", changed(broken, 3, converged=None, convergence="too short")
-    yield (
-        "one batch does not converge",
-        changed(sweep_run(), 14, converged=False, convergence="the loss is not finite"),
-    )
+    two_gains = {"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}
+    lost: dict[str, Any] = {"converged": False}
+    for what, run, place, new in (
+        ("the one that does not converge is slower", broken, 3,
+         {"speedup": {"fp32": ratio_of(0.5)}}),
+        ("the baseline does not converge", broken, 1, lost | {"convergence": "loss rose"}),
+        ("convergence is not known", broken, 3, {"converged": None, "convergence": "too short"}),
+        ("one batch does not converge", sweep_run(), 14,
+         lost | {"convergence": "the loss is not finite"}),
+        ("a wide interval", cpu, 1, {"speedup": {"fp32": Ratio(1.5, (0.54, 4.09))}}),
+        ("no interval", cpu, 1, {"speedup": {"fp32": Ratio(1.4, None)}}),
+        ("one of two gains", amp_run(), 2, {"speedup": two_gains}),
+        ("a slower rung", ladder, 5,
+         {"speedup": {"previous": ratio_of(0.8), "first": ratio_of(5.0)}}),
+        ("a rung that does not converge", ladder, 6, lost | {"convergence": "loss is not finite"}),
+    ):  # fmt: skip
+        yield what, changed(run, place, **new)
     o0_alone = replace(broken, others=tuple(t for t in broken.of(Training)
                                             if t.case.recipe != "fp32"))  # fmt: skip
     yield "O0 stands for fp32", changed(o0_alone, 0, speedup={})
-    yield "a wide interval", changed(cpu, 1, speedup={"fp32": Ratio(1.5, (0.54, 4.09))})
-    yield "no interval", changed(cpu, 1, speedup={"fp32": Ratio(1.4, None)})
-    yield (
-        "one of two gains",
-        changed(amp_run(), 2, speedup={"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}),
-    )
     yield "nothing to compare", run_of(arm("fp32", 812.0))
-    yield (
-        "a slower rung",
-        changed(ladder, 5, speedup={"previous": ratio_of(0.8), "first": ratio_of(5.0)}),
-    )
-    yield (
-        "a rung that does not converge",
-        changed(ladder, 6, converged=False, convergence="loss is not finite"),
-    )
     waiting = tokens.of(Training)[2]
     assert waiting.steps
     for options in ({"compile": True}, {"graph": True}):
         yield f"waits, with {options}", changed(tokens, 2, case=replace(waiting.case, **options))
-    yield (
-        "waits, with no known share",
-        changed(tokens, 2, steps=replace(waiting.steps, busy_s=None)),
-    )
+    unknown = replace(waiting.steps, busy_s=None)
+    yield "waits, with no known share", changed(tokens, 2, steps=unknown)
     data = changed(tokens, 2, limit="data", phases=(Phase("data", None, 0.0204),))
     yield "waits for data", data
     yield "waits for a loader", run_of(
@@ -174,10 +162,8 @@ def said() -> Iterator[tuple[str, Run]]:
             wall_s=step_s, wall_steps=1,
         )  # fmt: skip
         case = replace(waiting.case, data="folder", loader="gpu-decode", graph=graph)
-        yield (
-            f"slowed by its loader: host {host}, wait {wait}, graph {graph}",
-            changed(tokens, 2, case=case, steps=steps, limit="data"),
-        )
+        what = f"slowed by its loader: host {host}, wait {wait}, graph {graph}"
+        yield what, changed(tokens, 2, case=case, steps=steps, limit="data")
     rough = predicted_only("fp32", gpu_s=None, interval_s=None, launches=0, host_s=None)
     cpu_load = {"device": {"name": "a CPU", "kind": "cpu"}, "settings": {LOAD: {SHARE: 1}}}
     yield "predicted on a busy CPU", run_of(rough, **cpu_load)
@@ -200,19 +186,12 @@ def odd() -> Iterator[tuple[str, Run]]:
     """Runs whose tables have something that others lack."""
     amp, tokens = amp_run(), tokens_run().of(Training)
     yield "nothing", run_of()
-    yield (
-        "unfinished, with float32 searched briefly",
-        replace(
-            run_of(*(replace(t, case=replace(t.case, search="short")) for t in amp.of(Training))),
-            finished_at=None,
-        ),
-    )
+    brief = (replace(t, case=replace(t.case, search="short")) for t in amp.of(Training))
+    yield "unfinished, with float32 searched briefly", run_of(*brief, finished_at=None)
     options = ({"layout": "nchw"}, {"compile": True, "loss_scale": 256.0})
     yield "options that differ", run_of(*(arm("amp", 4_000, case=one) for one in options))
-    yield (
-        "a long reason",
-        changed(out_of_memory_run(), 0, reason="the module's forward failed: " + "x " * 60),
-    )
+    reason = "the module's forward failed: " + "x " * 60
+    yield "a long reason", changed(out_of_memory_run(), 0, reason=reason)
     yield "skipped", run_of(*(replace(t, status="skipped", reason="not here", steps=None)
                               for t in tokens))  # fmt: skip
     yield "fed, and waiting", run_of(
@@ -223,21 +202,11 @@ def odd() -> Iterator[tuple[str, Run]]:
         amp, 2, converged=True,
         repeats=tuple(Repeat(seed, 50, 4.0, 6.9, 6.1, None, None) for seed in (1, 2)),
     )  # fmt: skip
-    ops = tuple(f"custom.op{i}" for i in range(40))
-    yield (
-        "measured and predicted",
-        run_of(
-            *ledger_run().of(Training),
-            predicted_only("amp", uncovered=ops),
-        ),
-    )
-    yield (
-        "a fix that is its own name, and one without numbers",
-        run_of(
-            with_fixes(("pad", None, None)),
-            arm("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),)),
-        ),
-    )
+    predicted = predicted_only("amp", uncovered=tuple(f"custom.op{i}" for i in range(40)))
+    yield "measured and predicted", run_of(*ledger_run().of(Training), predicted)
+    named = arm("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),))
+    both = run_of(with_fixes(("pad", None, None)), named)
+    yield "a fix that is its own name, and one without numbers", both
 
 
 def test_reports_are_as_committed() -> None:
