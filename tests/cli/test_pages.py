@@ -50,25 +50,6 @@ def test_a_spreadsheet_computes_no_text_and_numbers_stay_numbers(value: Any, cel
     assert csv_text(value).replace("\t", "").replace("\r", "") == cell
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["show", "a\x1b]0;owned\x07\nb.json"],
-        ["show", "x\udcff\u202e.json"],
-        ["gemm", "--sizes", "\x9b31m" + "9" * 5000],
-        ["gemm", "--\x1b[31m"],
-        ["\x1b[2J"],
-    ],
-)
-def test_an_error_is_one_clean_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    line = capfd.readouterr().err
-    assert line.startswith("error: ")
-    assert line.endswith("\n")
-    assert line[:-1].isprintable()
-    assert len(line) <= 2001
-
-
 def test_names_of_files_are_printed_clean(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

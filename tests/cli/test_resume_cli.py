@@ -79,9 +79,6 @@ def test_the_network_is_taken_too(tmp_path: Path) -> None:
     assert training("train", "--resume", file) == training("train", *words, "--resume", file)
     other = training("train", "vgg16", "--resume", file, "--fused")
     assert (other["network"], other["fused"], other["batch"]) == ("vgg16", True, "8")
-    nameless = run_file(tmp_path / "nameless.json", "predict", batch="8")
-    with pytest.raises(click.UsageError, match="names no NETWORK; give it too"):
-        training("predict", "--resume", nameless)
 
 
 def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> None:
@@ -132,13 +129,6 @@ def test_a_damaged_option_is_refused(tmp_path: Path) -> None:
     file = run_file(tmp_path / "run.json", "gemm", budget="much")
     with pytest.raises(click.UsageError, match="'much' is not a valid float"):
         kernels("gemm", "--resume", file)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "\x00", "[" * 100_000])
-def test_a_file_that_is_no_run_is_left_to_the_command(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(text)
-    assert kernels("gemm", "--resume", file) == kernels("gemm") | {"resume": file}
 
 
 # ---------------------------------------------------------------- schema

@@ -90,15 +90,14 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [f"microbench show {PUBLISHED}", f"microbench show {PUBLISHED} --csv", "e2e train --help",
      f"microbench compare {PUBLISHED} {PUBLISHED}", "e2e.halfway completion bash"],
 )  # fmt: skip
-def test_a_full_output_is_one_line(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(("where", "said"), [("> /dev/full", FULL), (">&-", "output")])
+def test_a_full_or_closed_output_is_one_line(
+    tmp_path: Path, words: str, where: str, said: str
+) -> None:
     """Buffered or not."""
     unbuffered = "1" if "--help" in words else ""
-    ran = started(f"$PY -m {words} > /dev/full", tmp_path, env={"PYTHONUNBUFFERED": unbuffered})
-    check_one_line(ran, FULL)
-
-
-def test_a_closed_output_is_one_line(tmp_path: Path) -> None:
-    check_one_line(started(f"$PY -m microbench show {PUBLISHED} >&-", tmp_path), "output")
+    ran = started(f"$PY -m {words} {where}", tmp_path, env={"PYTHONUNBUFFERED": unbuffered})
+    check_one_line(ran, said)
 
 
 def test_a_reader_that_leaves_ends_the_program_silently(tmp_path: Path) -> None:

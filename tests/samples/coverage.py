@@ -117,13 +117,6 @@ def same_twice(turns: Floats, rounds: int, chance: random.Random) -> bool:
     return not excludes_one(interval)
 
 
-def wave(rng: np.random.Generator, count: int, period: float) -> Floats:
-    """A clock that swings with a period of so many turns, with noise of a quarter of that."""
-    phase = 2 * math.pi * rng.random()
-    swing = np.cos(2 * math.pi * np.arange(count) / period + phase)
-    return 0.02 * swing + 0.005 * rng.standard_normal(count)
-
-
 @dataclass
 class Simulation:
     """Single tries; each is whether an interval holds the truth, or 1."""
@@ -148,9 +141,14 @@ class Simulation:
         return same_twice(turns, rounds, self.chance)
 
     def swinging(self, period: float, order: int | None = None) -> bool:
-        """The same in 7 rounds with a clock that swings; `order` seeds every comparison's order."""
+        """The same in 7 rounds with a clock that swings; `order` seeds every comparison's order.
+
+        It swings with a period of so many turns, with noise of a quarter of that.
+        """
         chance = self.chance if order is None else random.Random(order)
-        return same_twice(wave(self.rng, 14, period), 7, chance)
+        phase = 2 * math.pi * self.rng.random()
+        swing = np.cos(2 * math.pi * np.arange(14) / period + phase)
+        return same_twice(0.02 * swing + 0.005 * self.rng.standard_normal(14), 7, chance)
 
 
 def share(tries: int, one: Callable[..., bool], *given: float) -> float:

@@ -67,6 +67,11 @@ def measured(what: Case, tflops: float, *, half_pct: float | None = 0.3) -> Resu
     )
 
 
+def ratio_of(value: float, half_pct: float | None = 0.4) -> Ratio:
+    half = value * (half_pct or 0) / 100
+    return Ratio(value, None if half_pct is None else (value - half, value + half))
+
+
 def with_speedups(results: Sequence[Result], half_pct: float | None = 0.6) -> list[Result]:
     """The results of one size, each with its ratio to the fp32 and tf32 of cublas."""
     base = {
@@ -79,10 +84,7 @@ def with_speedups(results: Sequence[Result], half_pct: float | None = 0.6) -> li
         found: dict[str, Ratio] = {}
         for name, seconds in base.items():
             if result.median_s and name != result.case.precision_name:
-                ratio = seconds / result.median_s
-                half = ratio * (half_pct or 0) / 100
-                interval = None if half_pct is None else (ratio - half, ratio + half)
-                found[name] = Ratio(ratio, interval)
+                found[name] = ratio_of(seconds / result.median_s, half_pct)
         out.append(replace(result, speedup=found))
     return out
 

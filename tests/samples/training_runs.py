@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from rich.console import Console
 
 from e2e.case import TrainCase
 from e2e.results.types import (
@@ -22,8 +19,9 @@ from e2e.results.types import (
     StepTimes,
     Training,
 )
-from microbench.report.console import print_run
-from microbench.results.types import TIME_DECIMALS, Ratio, Run, Warning
+from microbench.results.types import TIME_DECIMALS, Run, Warning
+from samples.kernel_runs import ratio_of as ratio_of
+from samples.kernel_runs import shown as shown
 
 GB = 10**9
 # img/s, peak GB, W of ResNet-50 at batch 256, channels_last.
@@ -99,11 +97,6 @@ def compared(trainings: Sequence[Training], half_pct: float | None = 0.4) -> lis
         })
         for t in trainings
     ]  # fmt: skip
-
-
-def ratio_of(value: float, half_pct: float | None = 0.4) -> Ratio:
-    half = value * (half_pct or 0) / 100
-    return Ratio(value, None if half_pct is None else (value - half, value + half))
 
 
 def run_of(*trainings: Training, **changes: Any) -> Run:
@@ -380,10 +373,3 @@ RUNS = {
     "ledger": ledger_run, "host": host_run, "predicted": predicted_run,
     "causes": causes_run, "verified": lambda: causes_run(measured=True),
 }  # fmt: skip
-
-
-def shown(run: Run, width: int = 100, *, details: bool = False) -> str:
-    """The screen as a file would get it."""
-    file = io.StringIO()
-    print_run(run, Console(file=file, width=width, highlight=False), details=details)
-    return file.getvalue()
