@@ -78,8 +78,6 @@ def test_what_means_nothing_is_one_line() -> None:
             e2e.train("cnn-cifar", **options)
         assert "\n" not in str(caught.value)
 
-
-def test_an_unknown_option_names_near_ones() -> None:
     with pytest.raises(TypeError, match="did you mean recipe"):
         e2e.train("cnn-cifar", recipes="amp")
     with pytest.raises(TypeError, match="no option 'epochs'"):

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
 from samples.processes import wait_for
+from samples.training_runs import arm
 
-from e2e.case import TrainCase
 from e2e.data.loaders.worker_pool import Shuffled
 from e2e.report.ranks import exchange_columns
 from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange
-from e2e.results.types import StepTimes, Training
+from e2e.results.types import Training
 from e2e.training.distributed.exchange import exchange_of
 from microbench.results.runfile import read_run
 
@@ -226,10 +226,8 @@ def test_a_rank_that_is_slower_than_the_others_is_named(slow: int, by: float) ->
 
 
 def timed(gpus: int, batch: int, step_s: float) -> Training:
-    case = TrainCase("own", "fp32", batch, "3x8x8", gpus=gpus)
-    half = 0.01 * step_s
-    steps = StepTimes((step_s,), (step_s,), (1,), step_s, (step_s - half, step_s + half), step_s, 1)
-    return Training(case, "ok", step_units=batch * gpus, steps=steps)
+    units, case = batch * gpus, {"batch": batch, "gpus": gpus}
+    return arm("fp32", units / step_s, units=units, half_pct=1.0, case=case)
 
 
 @given(st.integers(2, 64), st.floats(0.2, 1.0))
@@ -254,13 +252,8 @@ def test_efficiency_of_weak_and_strong_scaling(gpus: int, efficiency: float) -> 
 def test_batches_that_double_are_compared_as_the_run_was_asked(
     numbers: tuple[int, ...], batches: set[int], strong: bool
 ) -> None:
-    found = scaled(
-        [
-            timed(gpus, batch // gpus if strong else batch, 1.0)
-            for gpus in numbers
-            for batch in sorted(batches)
-        ]
-    )
+    cases = [(n, batch // n if strong else batch) for n in numbers for batch in sorted(batches)]
+    found = scaled([timed(*case, 1.0) for case in cases])
     assert [row.kind for row in found] == [STRONG if strong else WEAK] * len(found)
     assert len(found) == (len(numbers) - 1) * len(batches)
 

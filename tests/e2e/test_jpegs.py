@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from samples.fetching import message
+from samples.judge import Files, files_in
 
 from e2e.data.sources import jpegs
 from e2e.data.sources.jpegs import MANIFEST, Plan, cached, make, size_of
@@ -37,14 +38,9 @@ def alter(folder: Path, **fields: object) -> None:
     (folder / MANIFEST).write_text(json.dumps({**content, **fields}))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def snapshot(folder: Path) -> tuple[dict[str, bytes], list[int]]:
+def snapshot(folder: Path) -> tuple[Files, list[int]]:
     """What is in a folder, and when each file was written."""
-    return contents(folder), sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
+    return files_in(folder), sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +126,7 @@ def test_the_folders_and_tar_files_are_what_training_opens(whole: Path) -> None:
 
 def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> None:
     made_in(tmp_path / "alone")
-    assert contents(tmp_path / "alone") == contents(whole)
+    assert files_in(tmp_path / "alone") == files_in(whole)
 
 
 @pytest.mark.parametrize("last", [17, 5])
@@ -155,7 +151,7 @@ def test_an_interrupted_dataset_is_hidden_and_gone_on_with(
     reports = made_in(folder)
     assert reports is not None
     assert reports[0] == made
-    assert contents(folder) == contents(whole)
+    assert files_in(folder) == files_in(whole)
 
 
 def test_one_interrupted_while_it_moved_up_is_completed(copy: Path, whole: Path) -> None:
@@ -164,14 +160,14 @@ def test_one_interrupted_while_it_moved_up_is_completed(copy: Path, whole: Path)
     for name in ("val", MANIFEST):
         (copy / name).rename(work / name)
     assert made_in(copy) == [20]
-    assert contents(copy) == contents(whole)
+    assert files_in(copy) == files_in(whole)
 
 
 @pytest.mark.parametrize("name", [PLAN.path(3), "train-000001.tar"])
 def test_what_was_deleted_is_made_again(copy: Path, whole: Path, name: str) -> None:
     (copy / name).unlink()
     assert made_in(copy) is not None
-    assert contents(copy) == contents(whole)
+    assert files_in(copy) == files_in(whole)
 
 
 def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
