@@ -44,6 +44,7 @@ def test_a_run_for_standard_output_has_it_alone() -> None:
     statuses = {name: result["status"] for name, result in found.items()}
     assert statuses == {"fp32": "ok", "tf32": "skipped", "fp16": "ok"}
     assert "CPU" in found["tf32"]["reason"]
+    assert found["tf32"]["flops"] == 2 * 16**3, "what was skipped has its work in the file too"
     for name in ("fp32", "fp16"):
         low, high = found[name]["ci95_s"]
         assert 0 < low <= found[name]["median_s"] <= high

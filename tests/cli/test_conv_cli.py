@@ -21,55 +21,17 @@ from microbench.results.runfile import read_run
 
 Doc = dict[str, Any]
 PASSES = ("fprop", "dgrad", "wgrad")
-BOTH = set(itertools.product(PASSES, ("nhwc", "nchw")))
 DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
-BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 CPU = ("--device", "cpu", "--quiet")
 
 
-def out_size(size: int, kernel: int, case: Doc) -> int:
-    reach = case["dilation"] * (kernel - 1) + 1
-    return (size + 2 * case["padding"] - reach) // case["stride"] + 1
-
-
-def hand_flops(case: Doc) -> int:
-    p, q = out_size(case["h"], case["r"], case), out_size(case["w"], case["s"], case)
-    products = case["n"] * case["k"] * p * q * (case["c"] // case["groups"]) * case["r"] * case["s"]
-    return 2 * products
-
-
-def touched(size: int, kernel: int, case: Doc) -> int:
-    """How many rows (or columns) of the input any output looks at."""
-    starts = range(out_size(size, kernel, case))
-    return len(
-        {p * case["stride"] - case["padding"] + i * case["dilation"]
-         for p in starts for i in range(kernel)} & set(range(size))
-    )  # fmt: skip
-
-
-def hand_bytes(case: Doc, element: int) -> tuple[int, int]:
-    """Least and most that each operand moved once can come to."""
-    p, q = out_size(case["h"], case["r"], case), out_size(case["w"], case["s"], case)
-    x = case["n"] * case["c"] * case["h"] * case["w"]
-    seen = case["n"] * case["c"] * touched(case["h"], case["r"], case)
-    seen *= touched(case["w"], case["s"], case)
-    w = case["k"] * case["c"] // case["groups"] * case["r"] * case["s"]
-    y = case["n"] * case["k"] * p * q
-    least = x if case["pass"] == "dgrad" else seen  # dgrad writes the rest of x too: zeros
-    return element * (least + w + y), element * (x + w + y)
-
-
-def check_arithmetic(results: list[Doc]) -> None:
-    for result in results:
-        case = result["case"]
-        assert result["flops"] == hand_flops(case), case
-        low, high = hand_bytes(case, BYTES[result["precision"]])
-        assert low <= result["min_bytes"] <= high, case
-        if result["status"] == "ok":
-            rate = result["flops"] / result["median_s"]
-            assert result["tflops"] == pytest.approx(rate / 1e12, rel=1e-6)
-            bandwidth = result["min_bytes"] / result["median_s"]
-            assert result["gb_per_s"] == pytest.approx(bandwidth / 1e9, rel=1e-6)
+def check_rates(results: list[Doc]) -> None:
+    """Rates are work over time."""
+    for result in (result for result in results if result["status"] == "ok"):
+        rate = result["flops"] / result["median_s"]
+        assert result["tflops"] == pytest.approx(rate / 1e12, rel=1e-6)
+        bandwidth = result["min_bytes"] / result["median_s"]
+        assert result["gb_per_s"] == pytest.approx(bandwidth / 1e9, rel=1e-6)
 
 
 def check_right(results: list[Doc]) -> None:
@@ -82,14 +44,6 @@ def check_right(results: list[Doc]) -> None:
         assert 0 < result["rel_error"] < {"fp32": 2e-6, "bf16": 8e-3}[result["precision"]]
         low, high = result["ci95_s"] or (result["median_s"],) * 2
         assert 0 < low <= result["median_s"] <= high
-
-
-def measured(words: str, file: Path, code: int = 0) -> Doc:
-    """The run file of a command; nothing was measured where it ends with 1."""
-    ran = run_here(main, "microbench", *words.split(), *CPU, "--json", file)
-    assert (ran.returncode, ran.stderr.count("\n")) == (code, code)
-    run: Doc = json.loads(file.read_text())
-    return run
 
 
 def shown(run: Doc, tmp_path: Path, *words: str) -> str:
@@ -106,7 +60,7 @@ def shown(run: Doc, tmp_path: Path, *words: str) -> str:
 def test_what_ran_is_right_and_compared(shop: Shop) -> None:
     run = shop.kept("conv").document
     assert run["settings"]["seed"] == 3
-    check_arithmetic(run["results"])
+    check_rates(run["results"])
     check_right(run["results"])
     asked = Counter((r["case"]["c"], r["case"]["k"], r["case"]["pass"], r["precision"])
                     for r in run["results"])  # fmt: skip
@@ -127,31 +81,12 @@ def test_what_ran_is_right_and_compared(shop: Shop) -> None:
             assert back["ratio"] * against["ratio"] == pytest.approx(1)
 
 
-SHAPES = [
-    "--channels 8x12,16 --image 5,7x9 --batch 3 --kernel 1,3 --stride 2",
-    "--channels 1..3:+1,64x256 --image 6,56x6 --kernel 3x2 --padding 2 --dilation 2 --stride 3",
-    "--channels 4,8x16 --image 7 --groups depthwise --stride 100 --kernel 5",
-]
-
-
-@pytest.mark.parametrize("words", SHAPES)
-def test_flops_and_bytes_are_what_a_hand_count_gives(words: str, tmp_path: Path) -> None:
-    """tf32, which a CPU skips: nothing runs, and the counts are in the file all the same."""
-    words = f"conv --pass fprop,dgrad,wgrad --dtype tf32 --vs none {words}"
-    results = measured(words, tmp_path / "run.json", 1)["results"]
-    assert {r["status"] for r in results} == {"skipped"}
-    assert {(r["case"]["pass"], r["case"]["layout"]) for r in results} == BOTH
-    check_arithmetic(results)
-    if "depthwise" in words:
-        assert all(r["case"]["groups"] == r["case"]["c"] for r in results)
-
-
 # ---------------------------------------------------------------- payoff
 
 
 def test_a_map_has_every_cell(shop: Shop, tmp_path: Path) -> None:
     run = shop.kept("payoff").document
-    check_arithmetic(run["results"])
+    check_rates(run["results"])
     check_right(run["results"])
     cells = {(r["case"]["h"], r["case"]["n"], r["case"]["c"]) for r in run["results"]}
     assert cells == set(itertools.product((4, 6), (1, 2), (8, 16, 32)))
@@ -190,7 +125,7 @@ def test_layers_lists_exactly_the_network_s_convolutions_and_products(layered: K
     products = [tuple(r["case"][name] for name in "mnk") for r in results if r["op"] == "gemm"]
     assert Counter(products) == Counter(set.union(*PRODUCTS))
     check_right(results)
-    check_arithmetic(convs)
+    check_rates(convs)
     assert {(r["case"]["n"], r["case"]["h"]) for r in convs} == {(2, 16)}
     progress = [line for line in layered.ran.stdout.splitlines() if line.startswith("[")]
     assert len({re.sub(r"\[\d+/\d+\] |:.*", "", line) for line in progress}) == 17

@@ -306,20 +306,23 @@ def test_a_folder_of_another_user_is_not_used(
 # ---------------------------------------------------------------- few files, little memory
 
 
-@pytest.mark.parametrize(("handles", "said"), [(10, "Too many open files"), (16, "ulimit -n")])
-def test_images_with_few_open_files_are_one_line(tmp_path: Path, handles: int, said: str) -> None:
-    words = "e2e make-data made --images 40 --classes 2 --workers 3 --quiet"
-    check_one_line(started(f"ulimit -n {handles}; $PY -m {words}", tmp_path), said)
-    assert all(path.name.startswith(".part-") for path in (tmp_path / "made").glob("*"))
-
-
 TRAIN = ("cnn-cifar --data folder:pictures --workers 2 --recipe fp32 --batch 4 --iterations 1 "
          "--budget 1 --device cpu --quiet --json run.json")  # fmt: skip
 
 
-def test_a_loader_with_few_open_files_ends(tmp_path: Path) -> None:
+MAKE = "make-data made --images 40 --classes 2 --workers 3 --quiet"
+
+
+@pytest.mark.parametrize(
+    ("handles", "words", "said"),
+    [(10, MAKE, "Too many open files"), (16, MAKE, "ulimit -n"), (24, TRAIN, "ulimit -n")],
+)
+def test_images_with_few_open_files_are_one_line(
+    tmp_path: Path, handles: int, words: str, said: str
+) -> None:
     flat_folder(tmp_path / "pictures")
-    check_one_line(started(f"ulimit -n 24; $PY -m e2e {TRAIN}", tmp_path), "ulimit -n")
+    check_one_line(started(f"ulimit -n {handles}; $PY -m e2e {words}", tmp_path), said)
+    assert all(path.name.startswith(".part-") for path in (tmp_path / "made").glob("*"))
 
 
 @pytest.mark.parametrize(
