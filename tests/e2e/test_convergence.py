@@ -11,18 +11,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.feeding import trainer_of
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.commands.from_scratch import BEHIND_SHARE, judged
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
-from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import once as training_once
 from e2e.training.arms import Held
 from e2e.training.once import CURVE_POINTS, train_once
-from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16
@@ -121,11 +120,9 @@ def telling(*losses: float) -> Plain:
     return Plain(draw, train_samples=None)
 
 
-def held_by(recipe: str | Recipe, network: Network = MLP, **case: Any) -> Held:
-    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
-    plan = TrainCase(network.name, made.name, BATCH, str(FEATURES), layout="", **case)
-    trainer = Trainer(network, plan, made, CPU, seed=1)
-    return Held(Training(plan, "ok"), trainer, Plain().feed(BATCH, CPU, 1))
+def held_by(recipe: str, network: Network = MLP, **case: Any) -> Held:
+    trainer = trainer_of(network, recipe, batch=BATCH, **case)
+    return Held(Training(trainer.case, "ok"), trainer, Plain().feed(BATCH, CPU, 1))
 
 
 def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:

@@ -38,7 +38,7 @@ def trainer_of(
 ) -> Trainer:
     """On the CPU."""
     made = RECIPES[recipe] if isinstance(recipe, str) else recipe
-    plan = TrainCase(network.name, made.name, 8, "any", **{"layout": "", **case})
+    plan = TrainCase(network.name, made.name, **{"batch": 8, "input": "any", "layout": "", **case})
     return Trainer(network, plan, made, torch.device("cpu"), seed=seed)
 
 
