@@ -40,11 +40,8 @@ def verdicts(a: Run, b: Run) -> list[str]:
 
 
 def scaled(run: Run, factor: float) -> Run:
-    def longer(r: Result) -> Result:
-        assert r.measurement
-        return replace(r, measurement=timed(r.measurement.median_s * factor, 0.4))
-
-    return replace(run, results=tuple(longer(r) for r in run.results))
+    return run_of(*(replace(r, measurement=timed((r.median_s or 0) * factor, 0.4))
+                    for r in run.results))  # fmt: skip
 
 
 SOME = run_of(*[result(2**i, 10.0 ** (i - 9), sm_clock_mhz=1700.0) for i in range(5, 9)])

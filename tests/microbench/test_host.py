@@ -33,19 +33,11 @@ def plant(tmp_path):
     return write
 
 
-def test_nothing_to_read_gives_none(tmp_path):
-    readers = (
-        host.memory_bytes,
-        host.available_memory_bytes,
-        host.cpu_quota_cores,
-        host.cpu_governor,
-        host.last_level_cache_bytes,
-    )
+def test_nothing_to_read_gives_none_and_a_cpu_has_some_name(tmp_path, plant):
+    readers = (host.memory_bytes, host.available_memory_bytes, host.cpu_quota_cores,
+               host.cpu_governor, host.last_level_cache_bytes)  # fmt: skip
     assert [read(tmp_path) for read in readers] == [None] * len(readers)
     assert host.cpu_name(tmp_path)
-
-
-def test_cpu_name(plant):
     root = plant({"proc/cpuinfo": "model name\t: Fast CPU @ 3 GHz\nflags\t: fpu hypervisor sse\n"})
     assert host.cpu_name(root) == "Fast CPU @ 3 GHz"
 
