@@ -1,20 +1,20 @@
 """Back ends that do what a defective kernel does, each in its own way and on any device.
 
 `--backend samples.bad_kernels:NAME`. Those that turn bad are right in their first LAUNCHES launches
-of a process: when they are checked, and for a while longer.
+of a process: when they are checked, and for a while longer. NAME may be one of FAULTS, at once.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+from samples.bad_networks import FAULTS
 
 LAUNCHES = 12
 STARTS = "BAD_KERNELS_STARTS"  # a file that counts the processes in which `wrong_in_another` ran
@@ -139,22 +139,11 @@ def keeps_l2(a: Tensor, b: Tensor, out: Tensor) -> None:
 # ---------------------------------------------------------------- those that take the process along
 
 
-def leaves(a: Tensor, b: Tensor, out: Tensor) -> NoReturn:
-    """The process ends."""
-    os._exit(7)
+def __getattr__(name: str) -> Callable[[Tensor, Tensor, Tensor], None]:
+    if name not in FAULTS:
+        raise AttributeError(name)
 
+    def run(a: Tensor, b: Tensor, out: Tensor) -> None:
+        FAULTS[name](a)
 
-def crashes(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """A segmentation fault."""
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def sleeps(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """It never returns."""
-    while True:
-        time.sleep(3600)
-
-
-def has_no_memory(a: Tensor, b: Tensor, out: Tensor) -> NoReturn:
-    """An allocation fails."""
-    raise MemoryError
+    return run
