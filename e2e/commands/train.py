@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from e2e.case import TrainRequest
+from e2e.case import TrainCase, TrainRequest
 from e2e.commands.child import DataFacts
 from e2e.commands.plan import Comparison, Work, check_device, notes, plan
-from e2e.commands.predictions import predict_steps
 from e2e.commands.progress import OPENING, StageTimes, TrainProgress
 from e2e.commands.requests import gpus_of
 from e2e.commands.worker import TrainWorker
 from e2e.networks.table import facts_of
-from e2e.results.types import Training
+from e2e.prediction import Prediction
+from e2e.results.baselines import baselines
+from e2e.results.types import PREDICTED, Training
 from e2e.training.distributed import place_of
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
@@ -222,3 +223,48 @@ def _with_rates_in_cases(run: Run) -> Run:
     changes = {name: value for name, value in rates.items() if value}
     found = [replace(one, case=replace(one.case, **changes)) for one in run.of(Training)]
     return replace(run.with_all(Training, found), settings={**run.settings, "training": known})
+
+
+# ---------------------------------------------------------------- predict
+
+
+def predict_steps(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
+    """The run with the cases of these comparisons predicted, but for those that it has already."""
+    job.progress.expect(len(comparisons))
+    for comparison in comparisons:
+        known = [run.find(Training, case.key) for case in comparison.cases]
+        if all(one is not None and one.status != "failed" for one in known):
+            continue
+        job.progress.about(comparison.cases)
+        found = {case: _predicted(job, case) for case in comparison.cases}
+        trainings = _trainings(job, found)
+        measured = {t.case.key for t in run.of(Training) if t.steps is not None}
+        run = job.saved(run, *(t for t in trainings if t.case.key not in measured))
+        job.progress.timed(trainings)
+    return run
+
+
+def _predicted(job: Job, case: TrainCase) -> Prediction:
+    """A case's step; where predicting kills the process, the reason."""
+    try:
+        return job.worker.predict(case, job.progress.stage)
+    except WorkerDied as death:
+        job.worker.restart()
+        return Prediction(reason=death.reason, broke=True)
+
+
+def _trainings(job: Job, predictions: Mapping[TrainCase, Prediction]) -> list[Training]:
+    """A training for each prediction of a comparison, with its speed-ups."""
+    known = {case: one.predicted for case, one in predictions.items() if one.predicted}
+    network = job.work.network
+    found: list[Training] = []
+    for case, one in predictions.items():
+        predicted = one.predicted
+        if predicted:
+            others = baselines(case, list(known)).items()
+            ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
+            predicted = replace(predicted, speedup=ratios)
+        status = PREDICTED if predicted else "failed" if one.broke else "skipped"
+        units = network.units_per_sample * case.batch * case.accumulate
+        found.append(Training(case, status, one.reason, network.unit, units, predicted=predicted))
+    return found

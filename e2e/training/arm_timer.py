@@ -12,7 +12,7 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
 from e2e.training.distributed.exchange import bytes_of, copies_of, curve_of, exchange_of
-from e2e.training.distributed.together import BEGIN, DONE, TogetherTimer, follow
+from e2e.training.distributed.ranks import Ranks
 from e2e.training.step_timer import (
     HOST_STEPS,
     PHASE_STEPS,
@@ -37,7 +37,7 @@ from microbench.results.values import Warning
 from microbench.timing import FEWEST_ROUNDS
 from microbench.timing.interleave import INTERIM_LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.timing.stats import median, median_interval
-from microbench.timing.timers import Timer
+from microbench.timing.timers import Launch, Timer
 
 # Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
@@ -49,6 +49,7 @@ LOOK_S = 1.0  # for each closer look at steps, where they are long
 FEWEST_LOOKED_AT = 3  # of them, on a GPU
 CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
+BEGIN, RUN, BLOCK, DONE = "begin", "run", "block", "done"  # what rank 0 tells the others
 
 
 class ArmTimer(Arms):
@@ -335,3 +336,53 @@ def _unseen(training: Training, error: Exception) -> Warning:
 
 def _rounded(times: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(t, TIME_DECIMALS) for t in times)
+
+
+# ---------------------------------------------------------------- over several ranks
+
+
+class TogetherTimer:
+    """A `Timer` whose blocks and runs are of all ranks. A block is that of the slowest one.
+
+    Where a rank fails RanksLost is raised on all, or UserError if that was the reason.
+    """
+
+    overhead_s = 0.0
+
+    def __init__(self, timer: Timer, ranks: Ranks) -> None:
+        self._timer, self._ranks = timer, ranks
+        self.name, self.l2 = timer.name, timer.l2
+        self.resolution_s, self.flush_s = timer.resolution_s, timer.flush_s
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """Time `samples` steps on every rank; see `StepBlock`."""
+        if self._ranks.leads:
+            self._ranks.tell((BLOCK, samples))
+        with self._ranks.part(exchanges=True):
+            own = self._timer.block(launch, samples)
+        assert isinstance(own, StepBlock)
+        blocks = self._ranks.gather(own)
+        medians = [median(block.times_s) for block in blocks]
+        return replace(blocks[medians.index(max(medians))], ranks_s=tuple(medians))
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Run steps untimed on every rank."""
+        if self._ranks.leads:
+            self._ranks.tell((RUN, times))
+        with self._ranks.part(exchanges=True):
+            self._timer.run(launch, times)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def follow(
+    ranks: Ranks,
+    begin: Callable[[str, int], None],
+    run: Callable[[int], None],
+    block: Callable[[int], None],
+) -> None:
+    """Do what rank 0 says, on another rank, until its turns are over. RanksLost, UserError."""
+    does = {BEGIN: begin, RUN: run, BLOCK: block}
+    while (message := ranks.hear())[0] != DONE:
+        does[message[0]](*message[1:])

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from e2e.commands.predictions import predict_steps
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job
-from e2e.commands.train import run_requests
+from e2e.commands.train import predict_steps, run_requests
 from e2e.report.predictions import error_pct
 from e2e.results.types import Training
 from microbench.results.runfile import read_run
