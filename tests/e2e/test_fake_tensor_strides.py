@@ -17,7 +17,7 @@ from e2e.aten import TensorSpec, spec_of
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.trace.fake_tensor_strides import CPU_RULES, RULES
-from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
+from e2e.prediction.trace.fake_trace import CannotTrace, trace, trace_real
 from e2e.prediction.trace.recorder import Recorder
 
 ATEN = torch.ops.aten
@@ -243,11 +243,6 @@ ARMS: list[dict[str, object]] = [
 ]
 
 
-def traced(name: str, batch: int = 8, **settings: object) -> Trace:
-    network = find(name)
-    return trace(network, case_of(network, batch, **settings), CPU, CLASSES)
-
-
 @pytest.mark.parametrize(
     ("network", "settings"), [*((NETWORK, one) for one in ARMS), (find("gpt-tiny"), {}),
                               (BLOCKY, {"recipe": "fp32", "layout": "nchw"}),
@@ -264,7 +259,7 @@ def test_a_step_that_never_runs_is_the_step_that_runs(
 
 
 def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
-    ops = traced("cnn-cifar").ops
+    ops = trace(NETWORK, case_of(NETWORK), CPU, CLASSES).ops
     phases = list(dict.fromkeys(op.phase for op in ops))
     assert phases == [
         p for p in ("data", "copy", "forward", "backward", "optimizer") if p in phases
@@ -276,7 +271,8 @@ def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
 
 
 def test_a_batch_beyond_any_memory_is_traced() -> None:
-    assert traced("cnn-cifar", 10_000_000).peak_bytes() > 1e12
+    case = case_of(NETWORK, 10_000_000)
+    assert trace(NETWORK, case, CPU, CLASSES).peak_bytes() > 1e12
 
 
 def test_recurrent_layers_of_a_gpu_are_not_traced() -> None:
