@@ -87,8 +87,7 @@ def chart(run: Run) -> Any:
 
     UserError when nothing can be drawn, or when Altair is not installed.
     """
-    from e2e.report.plot_loading import loading_chart
-    from e2e.report.plots import training_chart
+    from e2e.report.plots import loading_chart, training_chart
 
     if joints(run) or (run.of(Loading) and not run.of(Training)):
         return loading_chart(run)
