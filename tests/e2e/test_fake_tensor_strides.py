@@ -246,7 +246,7 @@ ARMS: list[dict[str, object]] = [
 @pytest.mark.parametrize(
     ("network", "settings"), [*((NETWORK, one) for one in ARMS), (find("gpt-tiny"), {}),
                               (BLOCKY, {"recipe": "fp32", "layout": "nchw"}),
-                              (BLOCKY, {"recipe": "amp-bf16", "layout": "nhwc"})], ids=str,
+                              (BLOCKY, {"recipe": "amp-bf16", "layout": "nhwc"})],
 )  # fmt: skip
 def test_a_step_that_never_runs_is_the_step_that_runs(
     network: Network, settings: dict[str, object]
