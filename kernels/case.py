@@ -112,7 +112,7 @@ class Prepared:
     was not written, ValueError where the launch returned a tensor of another shape or dtype.
     `renew()` queues new contents of an input, in place: what a launch left before is wrong then.
     `rel_error_again(candidate, sample)` is the error of what one timed sample leaves in an output
-    that nobody prepared; `sample(launch)` takes it. LeftBehind where the result is right, but was
+    that was not prepared; `sample(launch)` takes it. LeftBehind where the result is right, but was
     not yet when its time ended.
     `total_error()` compares the last output with a reference of the inputs before they were rounded
     to their storage.

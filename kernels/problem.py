@@ -1,4 +1,4 @@
-"""What is computed, in no precision and by nobody yet: a matrix product or a convolution."""
+"""What is computed, without precision and back end: a matrix product or a convolution."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ raise `UserError`. Results print themselves, also in notebooks.
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -91,11 +92,11 @@ class Run(types.Run):
         write_run(self, Path(path))
 
 
-class _AsTable:
+class _AsTable(ABC):
     """What shows itself as a table, 100 columns wide."""
 
-    def _table(self) -> Table[_Line]:
-        raise NotImplementedError
+    @abstractmethod
+    def _table(self) -> Table[_Line]: ...
 
     def __str__(self) -> str:
         return "\n".join(line.plain for line in screen(self._table(), WIDTH).lines)
@@ -138,8 +139,7 @@ class Variants(_AsTable):
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
-        _, rows = records(self._table())
-        return _pandas().DataFrame(rows)
+        return _pandas().DataFrame(records(self._table())[1])
 
     def chart(self) -> Any:
         """An Altair chart of all samples, a row a callable."""

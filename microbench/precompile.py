@@ -47,13 +47,13 @@ def compile_ahead(
     case: Case,
     target: Target,
     labels: Sequence[str],
-    told: Callable[[int], None] = lambda _done: None,
+    on_done: Callable[[int], None] = lambda _done: None,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, str]:
     """Compile the configurations of a case side by side. Those that failed, with the reason.
 
-    `told` is called with the number done whenever one is. Where no process can start, or it takes
-    longer than `patience_s`, what is not compiled yet is left to the caller.
+    `on_done` is called with the number done after each one. Where no process can start, or it
+    takes longer than `patience_s`, what is not compiled yet is left to the caller.
     """
     failed: dict[str, str] = {}
     waiting, end_s = list(reversed(labels)), time.monotonic() + patience_s
@@ -76,7 +76,7 @@ def compile_ahead(
                 label, _ = under_way.pop(answers)
                 if reason := _reason(answers):
                     failed[label] = reason
-                told(len(labels) - len(waiting) - len(under_way))
+                on_done(len(labels) - len(waiting) - len(under_way))
     except OSError:
         pass
     finally:

@@ -318,7 +318,7 @@ def empty_kernel_s(device_index: int) -> float:
             for _ in range(PROFILED_LAUNCHES):
                 instruments.launch_empty()
             torch.cuda.synchronize()
-    except RuntimeError:  # a driver that lets nobody profile
+    except RuntimeError:  # a driver that does not allow profiling
         return EMPTY_KERNEL_S
     events: Any = profiler.events() or ()
     seen_s: list[float] = [
