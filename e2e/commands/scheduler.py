@@ -228,6 +228,6 @@ def with_what_was(before: Training | None, training: Training) -> Training:
     return replace(
         training,
         repeats=before.repeats,
-        predicted=predicted and predicted.beside(training.measured_s),
+        predicted=predicted and predicted.beside(training.step_s),
         causes=training.causes or before.causes,
     )

@@ -256,5 +256,5 @@ def _with_predictions(job: Job, run: Run, predictions: dict[TrainCase, Predicted
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.find(Training, case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
-        run = run.with_other(replace(training, predicted=predicted.beside(training.measured_s)))
+        run = run.with_other(replace(training, predicted=predicted.beside(training.step_s)))
     return job.saved(run)

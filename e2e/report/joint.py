@@ -317,12 +317,12 @@ def _parts(joint: Joint, most: int) -> list[str]:
         busy = joint.busy.get((name, most))
         if pinned is None or synthetic is None or pinned is synthetic:
             continue
-        if not (pinned.measured_s and synthetic.measured_s):
+        if not (pinned.step_s and synthetic.step_s):
             continue
-        copy = 100 * (pinned.measured_s / synthetic.measured_s - 1)
+        copy = 100 * (pinned.step_s / synthetic.step_s - 1)
         text = f"{fmt.clean(name)}: copying and normalising a batch adds {copy:+.1f} % to a step"
-        if busy and busy.measured_s:
-            slower = 100 * (busy.measured_s / pinned.measured_s - 1)
+        if busy and busy.step_s:
+            slower = 100 * (busy.step_s / pinned.step_s - 1)
             text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
         said.append(text)
     rates = {(one.case.loader, one.case.cold): one.per_s for one in joint.others if one.per_s}

@@ -45,7 +45,7 @@ def error_pct(arm: Training) -> float | None:
     if predicted.of_operations:
         return off_pct(predicted.gpu_s, steps.busy_s)
     if predicted.error_pct is None or arm.case.fed:  # older files have that of the median step
-        return off_pct(predicted.step_s, arm.measured_s)
+        return off_pct(predicted.step_s, arm.step_s)
     return predicted.error_pct
 
 
@@ -101,7 +101,7 @@ def _measured(arm: Training) -> str:
     """The GPU's time, or the step."""
     if of_operations(arm):
         return fmt.milliseconds(arm.steps.busy_s) if arm.steps else ""
-    return fmt.milliseconds(arm.measured_s)
+    return fmt.milliseconds(arm.step_s)
 
 
 def _ratio(name: str) -> Callable[[Training], str]:

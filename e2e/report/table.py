@@ -91,8 +91,8 @@ def speed_columns(view: View) -> list[Column[Training]]:
                        lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
         }),
-        Column("ms/step", lambda arm: fmt.milliseconds(arm.headline_s), right=True, drop=16,
-               csv=raw("", "step_s")),
+        Column("ms/step", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
+               csv=raw("steps", step_s="median_s")),
         *_ratio_columns(view),
         Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
                csv=raw("", "memory_peak_bytes")),
@@ -216,7 +216,7 @@ def busy_pct(arm: Training) -> float | None:
     steps = arm.steps
     if steps is None or steps.busy_s is None:
         return None
-    return 100 * min(1.0, steps.busy_s / steps.median_s)
+    return 100 * min(1.0, steps.busy_s / (arm.step_s or steps.median_s))
 
 
 def of_card_pct(arm: Training) -> float | None:
@@ -254,21 +254,22 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
     ]  # fmt: skip
     lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
     skipped = [f"{ran.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
-    gaps = [wall_gap(arm) for arm in timed if arm.wall_gap is not None and not arm.by_wall]
-    by_wall = ["trainings that a loader feeds"] if any(arm.case.fed for arm in timed) else []
-    by_wall += [
-        f"{ran.full_label(arm)} (median step: {fmt.throughput(arm.median_per_s or 0.0)})"
-        for arm in timed
+    unfed = [arm for arm in timed if not arm.case.fed and arm.wall_gap is not None]
+    gaps = [gap for arm in unfed if (gap := wall_gap(arm)) <= MAX_WALL_GAP]
+    apart = [
+        f"{ran.full_label(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
+        for arm in unfed
         if wall_gap(arm) > MAX_WALL_GAP
     ]
+    near = [f"{'else ' * bool(apart)}within {100 * max(gaps):.1f} % of these"] if gaps else []
     lines = [
         "; ".join(text for text, said in signs if said),
         "; ".join(title + text for title, text, there in titles
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         SHORT_NOTE * any(_is_short(ran, name) for name in ran.compared),
-        f"wall-clock throughput: within {100 * max(gaps):.1f} % of these" if gaps else "",
-        f"by the wall clock: {fmt.listed(by_wall, 4)}" * bool(by_wall),
+        "a step is the mean by the wall clock" * any(arm.case.fed for arm in timed),
+        f"wall-clock throughput: {', '.join([*apart[:4], *near])}" * bool(apart or near),
         processes(timed),
         f"steps skipped by the loss scaler: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),

@@ -272,9 +272,9 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
 def _only_slowed(arm: Training) -> bool:
     """Whether less than half of what a loader makes the step longer is waiting for it."""
     waited_pct, unfed_s = _waited_pct(arm), arm.steps.unfed_s if arm.steps else None
-    if arm.limit != "data" or waited_pct is None or not unfed_s or not arm.headline_s:
+    if arm.limit != "data" or waited_pct is None or not unfed_s or not arm.step_s:
         return False
-    return waited_pct < 100 * (arm.headline_s / unfed_s - 1) / 2
+    return waited_pct < 100 * (arm.step_s / unfed_s - 1) / 2
 
 
 def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
@@ -291,9 +291,9 @@ def _waited_pct(arm: Training) -> float | None:
     if arm.limit == "host":
         busy = busy_pct(arm)
         return None if busy is None else 100 - busy
-    if arm.data_wait_s is None or not arm.headline_s:
+    if arm.data_wait_s is None or not arm.step_s:
         return None
-    return 100 * min(1.0, arm.data_wait_s / arm.headline_s)
+    return 100 * min(1.0, arm.data_wait_s / arm.step_s)
 
 
 def _remedy(arm: Training) -> str:

@@ -65,7 +65,7 @@ def to_json(training: Training) -> Json:
         "case": {**asdict(training.case), "image_size": _image_size(training.case)},
         **{name: getattr(training, name) for name in PLAIN},
         **{n: value for n in LATER if (value := getattr(training, n)) is not None},
-        "step_s": training.step_s,
+        "step_s": steps.median_s if steps else None,
         **measured,
         **processes_json(steps.processes if steps else ()),
         "images_per_s": _finite(training.per_s),

@@ -51,7 +51,7 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
     Causes are those of low precision, or of all where none has that.
     """
     known = {t.case: t for t in trainings if is_recorded(t)}
-    timed = {t.case for t in trainings if t.measured_s}
+    timed = {t.case for t in trainings if t.step_s}
     low = {case for case in timed if case.recipe not in FULL_PRECISION} or timed
     found: list[Training] = []
     for training in trainings:
@@ -70,12 +70,12 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
 
 def is_recorded(training: Training) -> bool:
     """Whether a ledger can be made of its own steps."""
-    return training.traced is not None and training.measured_s is not None
+    return training.traced is not None and training.step_s is not None
 
 
 def terms_ms(training: Training) -> dict[str, float]:
     """Milliseconds of a recorded training's measured step by term; with RESIDUAL they add up."""
-    traced, step_s = training.traced, training.measured_s
+    traced, step_s = training.traced, training.step_s
     assert traced is not None
     assert step_s is not None
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
@@ -98,8 +98,8 @@ def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
     The first line is the base step, the last one the other step. The lines between are changes
     (negative: time saved) and add up to the difference. Both trainings were recorded.
     """
-    assert base.measured_s
-    assert other.measured_s
+    assert base.step_s
+    assert other.step_s
     first, last = terms_ms(base), terms_ms(other)
     changes: list[LedgerLine] = []
     for term in dict.fromkeys((*ORDER, *first, *last)):
@@ -118,9 +118,9 @@ def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
         changes.append(LedgerLine(term, after_ms - before_ms, source, detail))
     changes.sort(key=lambda line: line.term == RESIDUAL)
     return (
-        LedgerLine(f"{base.case.recipe} step", 1e3 * base.measured_s, "measured"),
+        LedgerLine(f"{base.case.recipe} step", 1e3 * base.step_s, "measured"),
         *changes,
-        LedgerLine(f"{other.case.recipe} step", 1e3 * other.measured_s, "measured"),
+        LedgerLine(f"{other.case.recipe} step", 1e3 * other.step_s, "measured"),
     )
 
 
@@ -131,13 +131,13 @@ def bound(base: Training) -> float | None:
     nothing else.
     """
     assert base.traced
-    assert base.measured_s
+    assert base.step_s
     parts = (p for p in base.traced.parts if (p.within or p.term) in PRODUCT_TERMS)
     product_s = sum(part.ns for part in parts) / base.traced.steps / 1e9
-    rest_s = base.measured_s - product_s
-    if product_s <= 0 or rest_s <= NOTHING * base.measured_s:
+    rest_s = base.step_s - product_s
+    if product_s <= 0 or rest_s <= NOTHING * base.step_s:
         return None
-    return base.measured_s / rest_s
+    return base.step_s / rest_s
 
 
 def _top_layers(base: Training, other: Training, term: str) -> str:
@@ -166,7 +166,7 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
     """What the trace of its steps says against them, of a fed one its wait for the loader, and
     layers that its `base` runs faster; the costliest first.
     """
-    traced, steps, step_s = training.traced, training.steps, training.measured_s
+    traced, steps, step_s = training.traced, training.steps, training.step_s
     assert steps is not None
     assert step_s is not None
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s

@@ -29,7 +29,7 @@ from microbench.results.values import (
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 BORDER = "border"  # a predicted one only: GPU or CPU launch, too close to call
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
-MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, the wall clock is the result
+MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, both are named
 
 Setting = str | int | float | bool | None  # a field of a case
 
@@ -38,20 +38,17 @@ Setting = str | int | float | bool | None  # a field of a case
 class StepTimes(Sampled):
     """Timed steps of one arm, interleaved with the others; all times are seconds per step.
 
-    `times_s` are from one step's end to the next one's, on a GPU by its own clock: waits for the
-    host are included. Of a case that is `fed` each is the mean of a block, because batches come in
-    bursts. `wall_times_s` are by the host's clock from launch to launch; the last one of each block
-    includes the wait for the device. `blocks` is how many of `times_s` each round has. `wall_s` is
-    by the host's clock over the same `wall_steps` steps: the first step of a block on a GPU, which
-    fills its queue, is in neither (up to method 1 it was in `wall_s`).
+    `times_s` are from one step's end to the next one's, on a GPU by its own clock, of a case that
+    is `fed` means of blocks, as batches come in bursts. `wall_times_s` are by the host's clock from
+    launch to launch. `blocks` is how many of `times_s` each round has. `wall_s` is by the host's
+    clock over the same `wall_steps` steps, without the first of each block on a GPU (up to method 1
+    with it).
 
-    `busy_s` is the time in which at least one kernel ran (by the profiler), over several GPUs
-    without what the exchange waits for the profiler alone; `host_s` is what the host
-    needs to launch a step on an idle GPU, `launches` the step's kernels and copies. Of cases that
-    are `fed`: `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
-    `loaded_per_s` the images per second of a loader whose batches were discarded meanwhile.
-    `host_pace` is the host's slowdown in between, a ratio (see `e2e.training.host_speed`), on a
-    GPU (in older files where steps were predicted).
+    `busy_s` is the time in which a kernel ran, by the profiler; `host_s` what the host needs to
+    launch a step on an idle GPU, `launches` its kernels and copies. Of cases that are `fed`:
+    `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
+    `loaded_per_s` the samples per second of a loader whose batches were discarded meanwhile.
+    `host_pace` is the host's slowdown in between, a ratio (`e2e.training.host_speed`).
 
     Of several `processes` the blocks stand one after another, `median_s` is the geometric mean of
     their medians, `ci95_s` the interval of that mean; the rest are sums or means over processes.
@@ -123,13 +120,12 @@ class Evaluation:
 class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
-    `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth;
-    `loss` and `accuracy` (0 to 1) are of held-out data. `curve` is the training loss: means over
-    `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files.
-    `last_loss` is of the last step, `mean_loss` over all steps; None in older files.
-    `evaluations` are those after each epoch, where epochs were asked for. `zero_gradients` and
+    `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth,
+    `last_loss` of the last step, `mean_loss` over all; `loss` and `accuracy` (0 to 1) are of
+    held-out data. `curve` is the training loss: means over stretches of the steps, as equal as can
+    be. `evaluations` are those after each epoch, where epochs were asked for. `zero_gradients` and
     `infinite_gradients` are shares (0 to 1) of those counted; infinite means not finite. NaN and
-    infinity are written as None.
+    infinity are written as None, and older files lack some.
     """
 
     seed: Count
@@ -159,21 +155,17 @@ class Repeat:
 class Predicted:
     """A step as predicted without running it; times in seconds.
 
-    It follows from the step's operations or, of a case that is fed, from its recipe and its loader
-    measured alone. `limit` is one of LIMITS or BORDER, None on a CPU; `gpu_s` and `host_s` are what
-    GPU and CPU launch need without each other; `speedup` is as in `Training`, of predicted steps;
-    `memory_bytes` is the peak. `uncovered` names what could not be replayed: its
-    time is missing; `from_step` what was timed in a real step instead: its time is included.
-    `error_pct` is predicted over measured step less 1, in per cent (negative: too short); None if
-    not measured. `took_s` is how long predicting took by stage: "tracing", "operations" (those not
-    known before), "real steps", "host". `paced_s` is the step at the host speed during the measured
-    step, if known; its error is not the host speed's. `terms_ms` are the operations' milliseconds
-    alone by term of the ledger; {} where they are unknown. `exchange_s` is the part of the step
-    that the exchange of gradients adds over several GPUs; None for one GPU.
-
-    Predictions with `launches`, the kernels of a step (0 on a CPU), are the sum of its operations:
+    With `launches`, the kernels of a step (0 on a CPU), it is the sum of the step's operations:
     `step_s` is the GPU's time, there is no `limit`, and `host_s` is about what the CPU needs to
-    launch them.
+    launch them. Without, it is a fed step from its recipe and its loader measured alone, or of an
+    older file: `limit` is one of LIMITS or BORDER, `gpu_s` and `host_s` are what GPU and CPU launch
+    need alone, `paced_s` is the step at the host speed during the measured one.
+
+    `speedup` is as in `Training`, of predicted steps; `memory_bytes` is the peak. The time of what
+    is `uncovered` is missing, `from_step` was timed in a real step. `error_pct` is predicted over
+    measured step less 1, in per cent. `took_s` is how long predicting took by stage. `terms_ms` are
+    the operations' milliseconds by term of the ledger. `exchange_s` is what the exchange of
+    gradients adds; None for one GPU.
     """
 
     step_s: Positive
@@ -244,28 +236,24 @@ class Training:
     """The result of one case.
 
     `unit` is what throughput counts ("img", "tok", "sample"), `step_units` how many a step has.
-    `setup_s` is seconds of building, compiling and autotuning, in no other number; `compile_s` the
-    part before the end of the first step. `chance` is the accuracy of guessing (0 to 1).
-    `fits_batch` is a batch that ran when the case's did not fit the memory. `speedup` is by what it
-    is compared with: "fp32", "tf32", or (a ladder) "previous" and "first".
+    `setup_s` is building, compiling and autotuning, in no other number; `compile_s` the part before
+    the end of the first step, `first_step_s` all until then. `chance` is the accuracy of guessing
+    (0 to 1). `fits_batch` is a batch that ran when the case's did not fit the memory. `speedup` is
+    by what it is compared with: "fp32", "tf32", or (a ladder) "previous" and "first".
 
     `ledger` leads from the step of the recipe `ledger_base` to this one's, in ms: first and last
-    line are those whole steps, the lines between are changes (negative: time saved), and first +
-    sum(between) == last. `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and
-    convolutions took no time. `causes` say what would make the step faster, and why it is no
-    faster.
+    line are those whole steps, the lines between are changes (negative: time saved) that add up.
+    `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and convolutions took no time.
+    `causes` say what would make the step faster, and why it is no faster.
 
-    Three readings of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated,
-    `memory_reserved_bytes` the most that torch kept for itself, both by this case; by NVML the
-    process uses `memory_process_bytes` with all its cases and its CUDA context. `model_bytes` are
-    parameters and buffers, `checkpoint_bytes` a file of them with the optimizer's state.
-    `first_step_s` is from the beginning of the set-up to the end of the first step.
-    `float8_layers` of its `linear_layers` multiply in FP8; None for other recipes.
+    Of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated,
+    `memory_reserved_bytes` the most that torch kept for itself; the process uses
+    `memory_process_bytes` by NVML with all its cases. `model_bytes` are parameters and buffers,
+    `checkpoint_bytes` a file of them with the optimizer's state. `float8_layers` of its
+    `linear_layers` multiply in FP8; None for other recipes.
 
-    `exchange` is what the exchange of gradients costs, of a case over several GPUs.
-
-    `traced` are some of its steps in the profiler, None where none were recorded. A status
-    of PREDICTED has `predicted` and no `steps`.
+    `exchange` is what the exchange of gradients costs over several GPUs. `traced` are some of its
+    steps in the profiler. A status of PREDICTED has `predicted` and no `steps`.
     """
 
     case: TrainCase
@@ -308,14 +296,13 @@ class Training:
 
     @property
     def timed(self) -> Timed | None:
-        """Its median step in seconds, by the wall clock if it is fed; None if not timed."""
-        steps = self.steps
-        if steps is None or self.headline_s is None:
+        """Its step for `compare`; None if not timed."""
+        steps, step_s = self.steps, self.step_s
+        if steps is None or step_s is None:
             return None
-        by = self.headline_s / steps.median_s if self.case.fed else 1.0
-        ends = steps.ci95_s
+        by, ends = step_s / steps.median_s, steps.ci95_s
         return Timed(
-            by * steps.median_s, ends and (by * ends[0], by * ends[1]), self.state.sm_clock_mhz,
+            step_s, ends and (by * ends[0], by * ends[1]), self.state.sm_clock_mhz,
             self.limit == "host", steps.host_pace,
             tuple(replace(one, median_s=by * one.median_s) for one in steps.processes),
         )  # fmt: skip
@@ -336,8 +323,12 @@ class Training:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds per step; None if not timed."""
-        return self.steps.median_s if self.steps else None
+        """Seconds per step, of which all figures are: the median, where a loader feeds it the wall
+        clock. None if not timed.
+        """
+        if self.steps is None:
+            return None
+        return (self.wall_step_s if self.case.fed else None) or self.steps.median_s
 
     @property
     def ruined_pct(self) -> float:
@@ -346,21 +337,9 @@ class Training:
         return Ratio(steps.median_s, steps.ci95_s).ruined_pct if steps else 0.0
 
     @property
-    def measured_s(self) -> float | None:
-        """Seconds per step that predictions and other runs are held against, as in `timed`."""
-        return self.timed.median_s if self.timed else None
-
-    @property
     def per_s(self) -> float | None:
-        """Throughput in `unit` per second, over `headline_s`; None if not timed."""
-        return self.step_units / self.headline_s if self.headline_s else None
-
-    @property
-    def headline_s(self) -> float | None:
-        """Seconds per step that throughput is of: by wall clock if `by_wall`, else the median."""
-        if self.steps is None:
-            return None
-        return self.wall_step_s if self.by_wall else self.steps.median_s
+        """Throughput in `unit` per second; None if not timed."""
+        return self.step_units / self.step_s if self.step_s else None
 
     @property
     def wall_step_s(self) -> float | None:
@@ -370,25 +349,10 @@ class Training:
         return step_s if 0 < step_s < math.inf else None
 
     @property
-    def by_wall(self) -> bool:
-        """Whether throughput is by the wall clock.
-
-        It is for a training that a loader feeds, and where it differs from the median step's by
-        more than MAX_WALL_GAP.
-        """
-        gap = self.wall_gap
-        return gap is not None and (self.case.fed or abs(gap) > MAX_WALL_GAP)
-
-    @property
     def wall_gap(self) -> float | None:
         """Throughput by the wall clock over that of the median step, less 1; None if not known."""
         wall_s = self.wall_step_s
         return self.steps.median_s / wall_s - 1 if self.steps and wall_s else None
-
-    @property
-    def median_per_s(self) -> float | None:
-        """Throughput in `unit` per second at the median step; None if not timed."""
-        return self.step_units / self.steps.median_s if self.steps else None
 
     @property
     def predicted_per_s(self) -> float | None:
@@ -419,9 +383,9 @@ class Training:
     @property
     def loader_wait_s(self) -> float:
         """Seconds by which a measured step was longer than on a preloaded batch; at least 0."""
-        if self.steps is None or self.steps.unfed_s is None or self.measured_s is None:
+        if self.steps is None or self.steps.unfed_s is None or self.step_s is None:
             return 0.0
-        return max(0.0, self.measured_s - self.steps.unfed_s)
+        return max(0.0, self.step_s - self.steps.unfed_s)
 
     @property
     def accuracy(self) -> tuple[float, float] | None:

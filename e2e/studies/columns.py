@@ -113,7 +113,7 @@ def _losses(training: Training) -> str | None:
 
 COLUMNS: dict[str, Column] = {
     "per_s": Column("img/s", lambda t: t.per_s),
-    "step_ms": Column("ms/step", lambda t: t.measured_s and 1e3 * t.measured_s),
+    "step_ms": Column("ms/step", lambda t: t.step_s and 1e3 * t.step_s),
     "speedup": Column("speedup", lambda t: (gain := gain_of(t)) and gain.ratio),
     "limit": Column("bottleneck", lambda t: t.limit, text=BOTTLENECKS.__getitem__),
     "why": Column("why", lambda t: t.why, text=str),

@@ -265,7 +265,7 @@ class ArmTimer(Arms):
         held.trainer.switch()
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
-        fit = int(LOOK_S / (training.headline_s or training.steps.median_s))
+        fit = int(LOOK_S / (training.step_s or training.steps.median_s))
         fit = self.ranks.same(fit) if self.ranks else fit
         count = max(CPU_PHASE_STEPS, min(count, fit))
         phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)

@@ -106,7 +106,7 @@ def _ratio(slow: Training, fast: Training) -> Ratio:
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
     """The bottleneck of a step, with the number behind it; None where it is not known."""
-    steps, step_s = training.steps, training.headline_s
+    steps, step_s = training.steps, training.step_s
     assert steps
     assert step_s
     if steps.unfed_s is not None and step_s > steps.unfed_s * (1 + FED_SHARE):

@@ -121,7 +121,7 @@ def check_steps(result: Doc) -> None:
     median_per_s = result["step_units"] / result["step_s"]
     wall_per_s = result["step_units"] * result["wall_steps"] / result["wall_s"]
     far = abs(wall_per_s / median_per_s - 1) > 0.03
-    shown_per_s = wall_per_s if far or fed else median_per_s
+    shown_per_s = wall_per_s if fed else median_per_s
     assert result["images_per_s"] == pytest.approx(shown_per_s, rel=1e-6)
     if far:
         assert any("wall" in json.dumps(w) for w in result["warnings"]), result["warnings"]

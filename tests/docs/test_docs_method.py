@@ -272,8 +272,8 @@ def test_older_versions() -> None:
     """Errors of whole steps, by what was predicted as the bottleneck or measured as it."""
     off_pct: dict[str, list[float]] = {"sure": [], "cpu": []}
     for found in held_out():
-        if found.predicted and found.measured_s:
-            error_pct = 100 * abs(found.predicted.step_s / found.measured_s - 1)
+        if found.predicted and found.step_s:
+            error_pct = 100 * abs(found.predicted.step_s / found.step_s - 1)
             off_pct["sure"] += [error_pct] * (found.predicted.limit == "gpu")
             off_pct["cpu"] += [error_pct] * (found.limit == "host")
     sure, cpu = off_pct.values()

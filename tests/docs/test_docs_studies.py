@@ -141,7 +141,7 @@ def test_steps_in_fp8() -> None:
 def test_the_step_in_fp8_before_scales_were_kept() -> None:
     found = trainings("train-fp8")
     shows(FP8, [
-        [t.case.recipe, f"{t.per_s:,.0f}", f"{1e3 * (t.measured_s or 0):.1f}",
+        [t.case.recipe, f"{t.per_s:,.0f}", f"{1e3 * (t.step_s or 0):.1f}",
          f"{(t.memory_peak_bytes or 0) / 1e9:.2f}", f"{t.loss[0]:.2f}" if t.loss else "-"]
         for t in found
     ])  # fmt: skip

@@ -321,8 +321,8 @@ def test_the_cause_of_a_gap_follows_from_its_side_and_by_the_bottleneck() -> Non
 
 def test_a_few_slow_steps_show_in_the_wall_time_alone() -> None:
     (found,) = gained(arm("amp", [[0.1] * 9 + [1.0] for _ in range(7)]))
-    assert found.median_per_s == pytest.approx(BATCH / 0.1)
-    assert found.per_s == found.wall_per_s == pytest.approx(BATCH / 0.19)
+    assert found.per_s == pytest.approx(BATCH / 0.1)
+    assert found.wall_per_s == pytest.approx(BATCH / 0.19)
     assert len(found.warnings) == 1
 
 
