@@ -7,6 +7,7 @@ O0 to O3 are the optimization levels of NVIDIA's apex
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from microbench.errors import UserError
@@ -108,52 +109,41 @@ def parse_recipes(text: str) -> list[str]:
     return list(dict.fromkeys(lower[name.lower()] for name in names))
 
 
-def adapted(
-    name: str, *, loss_scale: float | None = None, keep_batchnorm_fp32: bool = False
-) -> Recipe:
-    """The recipe of this name with a user's changes, where they apply. KeyError for an unknown
-    name.
+def recipe_of(case: TrainCase) -> Recipe:
+    """The recipe that a case is trained under, with the user's changes where they apply.
 
-    `loss_scale` is static; it replaces the recipe's own where gradients are float16.
+    A static loss scale replaces the recipe's own where gradients are float16. KeyError for an
+    unknown recipe.
     """
-    recipe = RECIPES[name]
-    if loss_scale is not None and recipe.half:
-        recipe = replace(recipe, scale=float(loss_scale))
-    if keep_batchnorm_fp32:
+    recipe = RECIPES[case.recipe]
+    if case.loss_scale is not None and recipe.half:
+        recipe = replace(recipe, scale=float(case.loss_scale))
+    if case.keep_batchnorm_fp32:
         recipe = replace(recipe, batchnorm="fp32")
     return recipe
-
-
-def recipe_of(case: TrainCase) -> Recipe:
-    """The recipe that a case is trained under, with the user's changes."""
-    return adapted(
-        case.recipe, loss_scale=case.loss_scale, keep_batchnorm_fp32=case.keep_batchnorm_fp32
-    )
 
 
 def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) -> str | None:
     """Why a device cannot train under this recipe, or None.
 
     `kind` is "cuda" or "cpu"; `capability` is the compute capability (major, minor). TF32 and
-    bfloat16 need 8.0, FP8 8.9, or 9.0 where each row has a scale.
+    bfloat16 need 8.0, FP8 8.9, or 9.0 where each row has a scale, and torchao.
     """
+    if recipe.float8 and find_spec("torchao") is None:
+        return "FP8 needs torchao, which is not installed; pip install 'halfway[fp8]'"
     if kind == "cpu":
-        if recipe.tf32:
-            return "tf32 is a Tensor Core mode; a CPU has none"
+        return "tf32 is a Tensor Core mode; a CPU has none" if recipe.tf32 else None
+    what, least = "", (0, 0)
+    if recipe.float8:
+        what, least = "FP8", FLOAT8_NEEDS[recipe.float8]
+    elif recipe.tf32:
+        what, least = "tf32", (8, 0)
+    elif "bf16" in (recipe.weights, recipe.autocast):
+        what, least = "bf16", (8, 0)
+    if capability is None or capability >= least:
         return None
-    if recipe.tf32 and capability and capability < (8, 0):
-        return _needs("tf32", (8, 0), capability)
-    least = FLOAT8_NEEDS.get(recipe.float8 or "")
-    if least and capability and capability < least:
-        return _needs("FP8", least, capability)
-    if "bf16" in (recipe.weights, recipe.autocast) and capability and capability < (8, 0):
-        return _needs("bf16", (8, 0), capability)
-    return None
-
-
-def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
-    words = ["{}.{}".format(*version) for version in (needed, has)]
-    return f"{what} needs compute capability {words[0]}, this GPU has {words[1]}"
+    needs, has = ("{}.{}".format(*version) for version in (least, capability))
+    return f"{what} needs compute capability {needs}, this GPU has {has}"
 
 
 def algorithms_timed(recipe: Recipe, search: str | None) -> int | None:

@@ -422,7 +422,8 @@ def _term(by: Op) -> str:
     return by.phase if by.phase == terms.RECOMPUTATION else term_of_operators(by.ops)
 
 
-FLOAT8_PRODUCT = "Float8Product"  # of e2e/training/float8.py; its backward begins with it too
+# torchao's autograd function of a linear layer; its backward begins with the name too.
+FLOAT8_PRODUCT = "matmul_with_hp_or_float8_args"
 
 
 def term_of_operators(ops: Sequence[Span]) -> str:

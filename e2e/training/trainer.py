@@ -27,7 +27,7 @@ from e2e.networks.weights import freeze_body
 from e2e.recipes import Recipe
 from e2e.training.distributed.exchange import spread
 from e2e.training.distributed.ranks import Ranks
-from e2e.training.float8 import cast_once, convert
+from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 from e2e.training.switches import DTYPES, be_deterministic, switch_process
 from kernels.conv.operands import memory_format
@@ -78,7 +78,7 @@ class Trainer:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
             if recipe.float8:
-                self.float8_layers = convert(module, recipe.float8)
+                module, self.float8_layers = convert(module, recipe.float8, case.batch)
         self.module = self._called = module
         if case.freeze:
             freeze_body(module)
@@ -116,27 +116,21 @@ class Trainer:
     def _launch(self, feed: Feed, mark: Mark, exchange: bool = True) -> Tensor:
         self.optimizer.clear()
         total: Tensor | None = None
-        with self._same_weights():
-            for left in reversed(range(self.case.accumulate)):
-                fetched = feed.fetch()
-                mark("data")
-                inputs, targets = feed.place(fetched)
-                mark("copy")
-                with self._exchanging(exchange and not left):
-                    loss = self._loss(inputs, targets) / self.case.accumulate
-                    mark("forward")
-                    self.optimizer.backward(loss)
-                    mark("backward")
-                total = loss.detach() if total is None else total + loss.detach()
+        for left in reversed(range(self.case.accumulate)):
+            fetched = feed.fetch()
+            mark("data")
+            inputs, targets = feed.place(fetched)
+            mark("copy")
+            with self._exchanging(exchange and not left):
+                loss = self._loss(inputs, targets) / self.case.accumulate
+                mark("forward")
+                self.optimizer.backward(loss)
+                mark("backward")
+            total = loss.detach() if total is None else total + loss.detach()
         self.optimizer.apply()
         mark("optimizer")
         assert total is not None
         return total
-
-    def _same_weights(self) -> AbstractContextManager[object]:
-        """Around batches of one step, which layers in FP8 may cast their weights once for."""
-        several = self.float8_layers and self.case.accumulate > 1
-        return cast_once(self.module) if several else nullcontext()
 
     def _exchanging(self, exchange: bool) -> AbstractContextManager[object]:
         """Where gradients of several ranks are added up, unless not: of a step's last batch."""

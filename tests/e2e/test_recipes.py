@@ -12,14 +12,9 @@ from torch import nn
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.networks import find
-from e2e.recipes import (
-    RECIPES,
-    Recipe,
-    adapted,
-    cannot_run,
-)
+from e2e.recipes import RECIPES, Recipe, cannot_run, recipe_of
 from e2e.training.arms import Arms, Task
-from e2e.training.float8 import ROWWISE, TENSORWISE, Float8Linear, convert
+from e2e.training.float8 import convert
 from e2e.training.switches import switch_process
 from kernels.case import Target
 
@@ -52,7 +47,9 @@ def test_a_static_scale_is_for_float16_gradients_alone_and_changes_no_recipe() -
     before = dict(RECIPES)
     assert STORAGE.keys() == RECIPES.keys() - FLOAT8
     for name in RECIPES:
-        recipe = adapted(name, loss_scale=256, keep_batchnorm_fp32=True)
+        recipe = recipe_of(
+            TrainCase("small", name, 2, "3x8x8", loss_scale=256, keep_batchnorm_fp32=True)
+        )
         float16 = name in ("amp", "fp16", "O1", "O2", "O3")
         assert recipe.scale == (256.0 if float16 else RECIPES[name].scale)
         assert recipe.half == float16
@@ -133,13 +130,13 @@ def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "amp", "O2"])
 def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
-    trainer = trainer_of(SMALL, adapted(name, keep_batchnorm_fp32=True))
+    trainer = trainer_of(SMALL, replace(RECIPES[name], batchnorm="fp32"))
     loss = trainer.step(Batches(*noise(SMALL)))
     assert _stored(trainer.module) == ({STORAGE[name][0]}, {F32})
     assert torch.isfinite(loss)
 
 
-@pytest.mark.parametrize("recipe", [RECIPES["O2"], adapted("O3", keep_batchnorm_fp32=True)])
+@pytest.mark.parametrize("recipe", [RECIPES["O2"], replace(RECIPES["O3"], batchnorm="fp32")])
 def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
     """Of weights that float16 cannot hold, as pretrained ones have."""
 
@@ -196,11 +193,14 @@ def test_every_recipe_starts_from_the_same_random_weights(name: str) -> None:
 # ---------------------------------------------------------------- FP8
 
 
-def off(found: torch.Tensor, right: torch.Tensor) -> float:
-    return ((found.double() - right).norm() / right.norm()).item()
+def test_without_torchao_fp8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.recipes.find_spec", lambda name: None)
+    refused = {name: cannot_run(RECIPES[name], "cuda", HOPPER) for name in RECIPES}
+    assert {name for name, reason in refused.items() if reason} == FLOAT8
+    assert all("pip install 'halfway[fp8]'" in (refused[name] or "") for name in FLOAT8)
 
 
-@pytest.mark.parametrize("scaling", [TENSORWISE, ROWWISE])
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("rows", [(2, 16), (7,)], ids=["batch", "odd"])
 def test_a_layer_and_its_gradients_are_those_of_float64(
     scaling: str, rows: tuple[int, ...]
@@ -209,23 +209,30 @@ def test_a_layer_and_its_gradients_are_those_of_float64(
     layer, exact = nn.Linear(64, 48), nn.Linear(64, 48)
     exact.load_state_dict(layer.state_dict())
     exact.double()
-    assert convert(layer, scaling) == (1, 1)
+    layer, counts = convert(layer, scaling, batch=rows[0])
+    assert counts == (1, 1)
     inputs = torch.randn(*rows, 64, requires_grad=True)
     same = inputs.detach().double().requires_grad_()
     gradient = torch.randn(*rows, 48)
-    output, right = layer(inputs), exact(same)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(inputs)
+    right = exact(same)
     output.backward(gradient.to(output.dtype))
     right.backward(gradient.double())
     assert output.dtype == torch.bfloat16
-    pairs = [(output, right), (inputs.grad, same.grad), (layer.weight.grad, exact.weight.grad),
-             (layer.bias.grad, exact.bias.grad)]  # fmt: skip
+    weight, bias = (layer.get_parameter(name).grad for name in ("weight", "bias"))
+    pairs = [(output, right), (inputs.grad, same.grad), (weight, exact.weight.grad),
+             (bias, exact.bias.grad)]  # fmt: skip
     for found, wanted in pairs:
         assert found is not None
         assert wanted is not None
         assert found.shape == wanted.shape
         assert off(found, wanted) < 0.1
-    # It really is FP8 that multiplies, where the rows can be summed over.
-    assert (off(output, right) > 0.01) is (rows != (7,))
+    assert off(output, right) > 0.01, "it really is FP8 that multiplies"
+
+
+def off(found: torch.Tensor, right: torch.Tensor) -> float:
+    return ((found.double() - right).norm() / right.norm()).item()
 
 
 def test_only_linear_layers_of_fitting_sizes_are_converted() -> None:
@@ -233,10 +240,13 @@ def test_only_linear_layers_of_fitting_sizes_are_converted() -> None:
         "fits": nn.Linear(32, 64), "odd": nn.Linear(32, 50), "narrow": nn.Linear(24, 32),
         "attention": nn.MultiheadAttention(32, 2), "conv": nn.Conv2d(16, 16, 3),
     })  # fmt: skip
-    before = list(network.state_dict())
-    assert convert(network, TENSORWISE) == (1, 4)
-    assert [name for name, m in network.items() if isinstance(m, Float8Linear)] == ["fits"]
-    assert list(network.state_dict()) == before
+    before, kinds = list(network.state_dict()), {name: type(m) for name, m in network.items()}
+    converted, counts = convert(network, "tensorwise", batch=16)
+    assert counts == (1, 4)
+    assert [name for name in kinds if type(converted.get_submodule(name)) is not kinds[name]] == [
+        "fits"
+    ]
+    assert list(converted.state_dict()) == before
 
 
 def losses(recipe: str) -> list[float]:

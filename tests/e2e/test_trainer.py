@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
-from e2e.recipes import RECIPES, adapted
+from e2e.recipes import RECIPES
 from e2e.schedule import parse_schedule
 from e2e.training.optimizer import MOMENTUM
 from e2e.training.trainer import Trainer
@@ -240,7 +240,9 @@ def test_a_scale_saves_gradients_that_float16_cannot_hold(
     scale: float | str, learns: bool, fused: bool
 ) -> None:
     network = replace(LEVER, loss=_faint)
-    recipe = RECIPES["O2"] if scale == "dynamic" else adapted("O2", loss_scale=float(scale))
+    recipe = RECIPES["O2"]
+    if scale != "dynamic":
+        recipe = replace(recipe, scale=float(scale))
     trainer = trainer_of(network, recipe, lr=1e5, fused=fused)
     trained(trainer, HALVES, 1)
     end = trainer.optimizer.masters[0].item()
@@ -353,7 +355,9 @@ def gradients_of(trainer: Trainer) -> Tensor:
 def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
     recipe: str, scale: float | None, fused: bool
 ) -> None:
-    made, feed = adapted(recipe, loss_scale=scale), samples(1)
+    made, feed = RECIPES[recipe], samples(1)
+    if scale is not None:
+        made = replace(made, scale=scale)
     plain, whole = (trainer_of(MLP, recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
     for trainer in (plain, whole):
         trained(trainer, feed, 1)
