@@ -186,7 +186,8 @@ class TrainCase:
     is BODY where all but the last layer stay as they are.
 
     Of several `gpus` each has a process, and `batch` samples of each step; gradients go from one
-    to the others as they are, or in 16 bits (`compress`, one of COMPRESSIONS).
+    to the others as they are, or in 16 bits (`compress`, one of COMPRESSIONS). An `evaluation` is
+    the forward pass alone, as inference runs it: no loss, no gradients, no optimizer.
 
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
@@ -294,6 +295,9 @@ class TrainCase:
             f"{case.compress} gradients"
         ),
     )  # fmt: skip
+    evaluation: bool = setting(
+        False, later=True, label=lambda case: "forward alone" if case.evaluation else ""
+    )
 
     @property
     def op(self) -> str:
