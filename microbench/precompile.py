@@ -26,6 +26,7 @@ from microbench.stopping import die_with_parent
 
 PATIENCE_S = 60.0  # for all configurations of one case; the first waits until torch is loaded
 MOST_PROCESSES = 16
+NICE = 5  # so that the process that measures comes first
 LOADED = ("triton.compiler", "triton.backends.nvidia.compiler", "triton.backends.nvidia.driver",
           "triton.experimental.gluon.nvidia.hopper")  # fmt: skip
 
@@ -61,7 +62,7 @@ def compile_ahead(
     try:
         start()
         while waiting or under_way:
-            while waiting and len(under_way) < min(MOST_PROCESSES, os.cpu_count() or 1):
+            while waiting and len(under_way) < min(MOST_PROCESSES, len(os.sched_getaffinity(0))):
                 label = waiting.pop()
                 answers, theirs = _context.Pipe(duplex=False)
                 job = theirs, dict(os.environ), case, target, label
@@ -101,6 +102,7 @@ def _answer(
     answers: Connection, environment: dict[str, str], case: Case, target: Target, label: str
 ) -> None:
     die_with_parent()
+    os.nice(NICE)
     os.environ.update(environment)  # which may name another cache than when the first one began
     silent = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

@@ -56,6 +56,7 @@ class Request(ABC):
 
     name: ClassVar[str]  # the command's
     most_s: ClassVar[float] = math.inf  # of sampling, when the user sets no --budget
+    traces: ClassVar[bool] = False  # a network, so that its plan takes seconds
 
     conditions: Conditions
 
@@ -187,6 +188,7 @@ class LayersRequest(Request):
 
     name = "layers"
     most_s = LAYERS_MOST_S
+    traces = True
 
     network_name: str
     batch: int = choice(32, "Batch size", check=at_least(1))

@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.op import TUNED
+from kernels.tune import NONE
 from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
+from microbench.device.host import has_driver
 from microbench.device.load import LoadMeter
 from microbench.errors import NothingMeasured, UserError
 from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
 ARM_BUDGET_S = {"large": 0.8, "small": 0.25}
 CPU_BUDGET_S = 25.0
+# A problem with less than this share of a network's step needs fewer rounds: where its interval is
+# ±10 %, that of the step gets a thousandth of it.
+MINOR_SHARE = 0.01
+FLOP_PER_BYTE = 200.0  # that cards have, about, in half precision
 SAVING = 0.05  # the share of the time, at most, that writing the growing run file takes
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
@@ -55,27 +63,37 @@ def run_request(request: Request) -> run_output.Done:
     UserError for a bad option, a device that is missing or fails, too little memory, or a run file
     that cannot be written or resumed; NothingMeasured, with the reasons, for an empty plan.
     """
-    if not request.plan("cuda"):  # UserError before a device is touched
-        network = request.network("cuda")
-        found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
-        why = "; ".join(found) or "there is no convolution and no matrix multiplication"
-        raise NothingMeasured(f"nothing can be measured: {why}")
+    if not request.traces:
+        _check_plan(request)  # UserError before a process starts
     with run_output.run_file(request.conditions.outputs, request.name) as (path, before):
         return _carried_out(request, path, before)
 
 
+def _check_plan(request: Request) -> None:
+    """UserError for an option of the plan, NothingMeasured for an empty one."""
+    if not request.plan("cuda"):
+        network = request.network("cuda")
+        found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
+        why = "; ".join(found) or "there is no convolution and no matrix multiplication"
+        raise NothingMeasured(f"nothing can be measured: {why}")
+
+
 def _carried_out(request: Request, path: Path, before: Run | None) -> run_output.Done:
     """What is asked, measured into the file at `path`, `before` continued."""
-    from microbench.report.live import LiveProgress
-
     asked = request.conditions
-    console = run_output.run_console(asked.outputs)
     usual = before.settings.get("seed") if before else None
     seed = secrets.randbelow(MAX_SEED) if usual is None else int(usual)
     seed = seed if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
-    workers = Workers(settings)
+    workers = Workers(settings, compiles=_compiles(request))
     try:
+        if request.traces:
+            workers.load_ahead()
+            _check_plan(request)
+        workers.start()
+        from microbench.report.live import LiveProgress  # while the process loads
+
+        console = run_output.run_console(asked.outputs)
         greeting = workers.greet()
         groups = request.plan(greeting.target.kind)
         _check_memory(groups, greeting)
@@ -89,7 +107,8 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
         processes = asked.processes or 1
         if todo or few_processes(groups, run, processes - 1):
             budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
-            schedule = InOrder(todo, budget_s, kind)
+            minor = minor_groups(groups, network) if asked.budget is None else ()
+            schedule = InOrder(todo, budget_s, kind, processes, minor)
             quiet = asked.outputs.quiet
             with LiveProgress(console, todo, quiet=quiet) as progress:
                 # A CPU that measures is left alone.
@@ -105,6 +124,19 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
     finally:
         workers.close()
     return run_output.Done(run, path, asked.outputs)
+
+
+def _compiles(request: Request) -> bool:
+    """Whether our Triton kernels are to be timed on a GPU, as far as is known without touching it.
+
+    A network is not traced for it: there they are asked for by name.
+    """
+    asked = request.conditions
+    if asked.search == NONE or asked.device == "cpu" or not has_driver():
+        return False
+    if request.traces:
+        return TUNED in (asked.backend or "")
+    return any(case.backend == TUNED for group in request.plan("cuda") for case in group.cases)
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -169,15 +201,48 @@ def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.in
     return min(wanted_s, most_s)
 
 
-class InOrder:
-    """One group after another; each gets its share, by weight, of the seconds that are left."""
+def minor_groups(groups: Sequence[Group], network: NetworkUse | None) -> list[str]:
+    """Names of the problems that take less than MINOR_SHARE of a network's step, about.
 
-    def __init__(self, groups: Sequence[Group], budget_s: float, kind: str = "cpu") -> None:
+    By what the arithmetic and the bytes of their uses take on a card of usual balance: a share in
+    one precision is much like that in another.
+    """
+    uses: Counter[str] = Counter()
+    for use in network.layers if network else ():
+        uses[use.group] += use.count
+    work = {
+        group.name: uses[group.name] * (case.problem.flops + FLOP_PER_BYTE * case.min_bytes)
+        for group in groups
+        for case in group.cases[-1:]
+    }
+    return [name for name, share in work.items() if 0 < share < MINOR_SHARE * sum(work.values())]
+
+
+class InOrder:
+    """One group after another; each gets its share, by weight, of the seconds that are left.
+
+    `processes` measure each case; the groups named in `minor` need fewer rounds.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        budget_s: float,
+        kind: str = "cpu",
+        processes: int = 1,
+        minor: Collection[str] = (),
+    ) -> None:
         self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
         self._kind = kind
+        self._processes, self._minor = processes, set(minor)
         self._groups = list(groups)
         self._left_s = budget_s
         self._known = Estimator()
+
+    def fewest(self, group: Group) -> int:
+        """Rounds that a process takes of a group however long they take."""
+        few = self._processes > 1 or group.name in self._minor
+        return FEWEST_OF_SEVERAL if few else FEWEST_ROUNDS
 
     def next(self) -> tuple[Group, float] | None:
         """The next group and its seconds of sampling; None at the end."""
@@ -211,7 +276,7 @@ class InOrder:
         """What the fewest rounds of large cases take on a GPU: most of it warms the card."""
         flops = max(case.problem.flops for case in group.cases)
         heavy = self._kind == "cuda" and flops >= LARGE_FLOPS
-        return HEAVY.least_s(len(group.cases), FEWEST_ROUNDS) if heavy else 0.0
+        return HEAVY.least_s(len(group.cases), self.fewest(group)) if heavy else 0.0
 
 
 @dataclass
@@ -241,6 +306,7 @@ class Runner:
         same.
         """
         self._session = self.start_session()
+        self._fewest = schedule.fewest
         calibrated = False
         try:
             self._session.expect(schedule.cases)
@@ -319,7 +385,7 @@ class Runner:
     ) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
-        fewest = FEWEST_ROUNDS if self.processes == 1 else FEWEST_OF_SEVERAL
+        fewest = self._fewest(group)
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:

@@ -1,16 +1,18 @@
 """Chooses among the ways to run a case by timing them: of our kernels a few, many with --autotune.
 
-It compiles the model's first configurations side by side (`microbench.precompile`), times each for
-milliseconds, interleaved, and keeps the winner in the user's cache. What fails to
-compile or to launch is left out; it never ends the run.
+It compiles the model's first configurations side by side (`microbench.precompile`), those of later
+cases while the GPU measures earlier ones, times each for milliseconds, interleaved, and keeps the
+winner in the user's cache. What fails to compile or to launch is left out; it never ends the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
+from threading import Thread
 from typing import Any
 
 from kernels import OPS, tune
@@ -27,7 +29,9 @@ MOST_SAMPLES = 24  # of a short launch: what one gate holds
 QUICK_S = 0.004  # that a candidate of a quick tune is timed for, in each round
 WARM_S = 0.01  # of launches before the first is timed: a card that waited for a compiler is slow
 ESTIMATE_SAMPLES = 3
+SIGN_S = 5.0  # between two signs of life while a compiler is waited for
 
+Broken = Mapping[str, str]  # configurations that do not compile, and why
 Announce = Callable[[str, str], None]
 
 
@@ -96,12 +100,34 @@ class Tuner:
     search: str
     raise_if_dead: Callable[[Exception], None]
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
+    _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
 
     def expect(self, cases: Sequence[Case]) -> None:
-        """Load what compiles ahead, if some of the cases need it: it takes a second or two."""
-        if any(self._tunes(case) and self._unknown(case) for case in cases):
-            with suppress(OSError):
-                precompile.start()
+        """Begin to compile what these cases will time, in their order; it ends with the process."""
+        unknown = [case for case in cases if self._tunes(case) and self._unknown(case)]
+        self._ahead = {case.key: Future[Broken]() for case in unknown}
+        if unknown:
+            Thread(target=self._compile_ahead, args=(unknown,), daemon=True).start()
+
+    def _compile_ahead(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            broken: Broken = {}
+            with suppress(Exception):  # the case meets it again, in its turn
+                labels = [config.label for config in self._configurations(case).tried(self.search)]
+                broken = precompile.compile_ahead(case, self.target, labels)
+            self._ahead[case.key].set_result(broken)
+
+    def _compiled(self, case: Case, labels: Sequence[str], announce: Announce) -> Broken:
+        """Wait until these are compiled; those that failed."""
+        ahead = self._ahead.get(case.key)
+        while ahead:
+            announce(case.key, f"compiling {len(labels)} configurations")
+            with suppress(TimeoutError):
+                return ahead.result(SIGN_S)
+        return precompile.compile_ahead(
+            case, self.target, labels,
+            lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done"),
+        )  # fmt: skip
 
     def choose(
         self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None
@@ -179,11 +205,7 @@ class Tuner:
         """The fastest that is right; it is kept in the user's cache."""
         candidates = prepared.candidates
         labels = [candidate.label for candidate in candidates]
-        announce(case.key, f"compiling {len(labels)} configurations")
-        broken = precompile.compile_ahead(
-            case, self.target, labels,
-            lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done"),
-        )  # fmt: skip
+        broken = self._compiled(case, labels, announce)
         # Where nothing compiles there, it may be that process that is at fault: all are tried here.
         works = [i for i, label in enumerate(labels) if label not in broken] or [
             *range(len(labels))

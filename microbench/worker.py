@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.case import Case, Target
 from kernels.error_words import one_line
+from microbench import precompile
 from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
-from microbench.precompile import load_compiler
 from microbench.results.types import Ceiling, Json, Result
 from microbench.stopping import die_with_parent, uninterrupted
 from microbench.sweep import Group
@@ -168,10 +168,18 @@ class Worker(Child):
     """A child process that measures. Start it, ask it, close it."""
 
     def __init__(
-        self, settings: Conditions, hang_s: float | None = None, *, early: bool = False
+        self,
+        settings: Conditions,
+        hang_s: float | None = None,
+        *,
+        early: bool = False,
+        compiles: bool = False,
     ) -> None:
-        """`early`: only load what it needs, and leave the device alone until it is to greet."""
-        super().__init__(partial(_measure_on_request, early=early), settings)
+        """`early`: only load what it needs, and leave the device alone until it is to greet.
+        `compiles`: let a compiler load meanwhile, which its cases will need.
+        """
+        serve = partial(_measure_on_request, early=early, compiles=compiles)
+        super().__init__(serve, settings)
         self._hang_s = HANG_S if hang_s is None else hang_s
         self._early = early
 
@@ -221,20 +229,30 @@ def greet(worker: Child) -> Greeting:
 
 
 class Workers:
-    """Measuring processes with the same conditions; at most one is kept ready."""
+    """Measuring processes with the same conditions; at most one is kept ready.
 
-    def __init__(self, settings: Conditions) -> None:
-        self.settings = settings
+    `compiles`: their cases may need a compiler.
+    """
+
+    def __init__(self, settings: Conditions, *, compiles: bool = False) -> None:
+        self.settings, self.compiles = settings, compiles
         self._spare: Worker | None = None
 
+    def start(self) -> None:
+        """Start the first: it loads, and opens its device."""
+        self._spare = self._spare or Worker(self.settings, compiles=self.compiles)
+
     def greet(self) -> Greeting:
-        """Start the first and return its greeting. UserError where the device cannot be used."""
-        self._spare = Worker(self.settings)
+        """The greeting of the first. UserError where the device cannot be used."""
+        self.start()
+        assert self._spare
         return greet(self._spare)
 
     def next(self) -> Worker:
         """A worker that is ready to measure. WorkerDied or UserError when it cannot start."""
-        worker, self._spare = self._spare or Worker(self.settings), None
+        self.start()
+        assert self._spare
+        worker, self._spare = self._spare, None
         try:
             worker.greet()
         except BaseException:
@@ -243,8 +261,8 @@ class Workers:
         return worker
 
     def load_ahead(self) -> None:
-        """Let the next one load its libraries while this one measures on the GPU."""
-        self._spare = self._spare or Worker(self.settings, early=True)
+        """Let the next one load its libraries meanwhile, and leave the GPU alone."""
+        self._spare = self._spare or Worker(self.settings, early=True, compiles=self.compiles)
 
     def close(self) -> None:
         """End one that was not used."""
@@ -298,14 +316,21 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
-EARLY = ("torch", "triton", "cupy", "microbench.measure", "microbench.roofline.ceilings")
+EARLY = ("torch", "cupy", "microbench.measure", "microbench.roofline.ceilings")
 
 
-def _measure_on_request(pipe: Connection, settings: Conditions, *, early: bool) -> None:
+def _measure_on_request(
+    pipe: Connection, settings: Conditions, *, early: bool, compiles: bool
+) -> None:
+    if compiles:
+        with suppress(OSError):
+            precompile.start()  # first of all: it takes as long as loading torch does here
     if early:
         for name in EARLY:
-            import_module(name)
-        load_compiler()
+            with suppress(ImportError):
+                import_module(name)
+        if compiles:
+            precompile.load_compiler()
         pipe.recv()
     from microbench.device import device as devices
     from microbench.device.load import others_now

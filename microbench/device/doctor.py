@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from microbench.device import host
@@ -20,7 +19,6 @@ from microbench.device.telemetry import throttle_words
 
 Level = Literal["ok", "note", "warning", "problem"]
 GIB = 1024**3
-DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux under Windows
 OPTIONAL_LIBRARIES = ("triton", "cupy")
 LOAD_WARNING = 0.5  # load average per core of the computer
 POWER_LIMIT_TOLERANCE = 0.99
@@ -89,7 +87,7 @@ def _device(info: DeviceInfo) -> Iterator[Finding]:
     what, reason = f"{info.name}: {info.sm_count} usable cores, {memory}", why_no_cuda()
     if reason is None:
         yield Finding("device", "note", f"{what}; there is also a GPU", "use --device cuda")
-    elif any(Path(name).exists() for name in DRIVER_FILES):
+    elif host.has_driver():
         what += f"; an NVIDIA driver is installed, but {reason}"
         remedy = "install torch for CUDA; check nvidia-smi and CUDA_VISIBLE_DEVICES"
         yield Finding("device", "warning", what, remedy)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+DRIVER_FILES = ("proc/driver/nvidia/version", "dev/dxg")  # Linux, and Linux under Windows
 KIB = 1024
 ROOT = Path("/")
 CGROUP_V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as about 2^63, rounded down to a page
@@ -55,6 +56,11 @@ def family(root: Path = ROOT) -> dict[int, list[str]]:
     for pid in found:
         found += below.get(pid, [])
     return {pid: stats[pid] for pid in found if pid in stats}
+
+
+def has_driver(root: Path = ROOT) -> bool:
+    """Whether there is a driver of NVIDIA's, so that there may be a GPU."""
+    return any((root / name).exists() for name in DRIVER_FILES)
 
 
 def usable_cores() -> int:

@@ -41,7 +41,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
 
     def examined(
         *, info: DeviceInfo = INFO, gpu: GpuState | None = GPU, no_cuda: str | None = NO_GPU,
-        driver: str = "/no/such/file", built: tuple[str, ...] = ("sm_80", "sm_90", "compute_120"),
+        driver: bool = False, built: tuple[str, ...] = ("sm_80", "sm_90", "compute_120"),
         usable: int = 16, quota: float | None = None, load: float = 0.4,
         governor: str | None = "performance", broken: str = "",
         variables: dict[str, str] | None = None,
@@ -53,7 +53,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
         for place, name, answer in (
             (doctor, "gpu_state", lambda _: gpu if info.kind == "cuda" else None),
             (doctor, "why_no_cuda", lambda: no_cuda),
-            (doctor, "DRIVER_FILES", (driver,)),
+            (host, "has_driver", lambda: driver),
             (doctor, "OPTIONAL_LIBRARIES", (broken,) if broken else ("json",)),
             (host, "software", lambda: {"torch": "2.15.0", "cuda": "13.2"}),
             (host, "usable_cores", lambda: usable),

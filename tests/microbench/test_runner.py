@@ -19,8 +19,15 @@ from microbench.conditions import Conditions
 from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator, TooLong
 from microbench.requests import GemmRequest
 from microbench.results.runfile import read_run
-from microbench.results.types import Ceiling, Result, Run
-from microbench.run import InOrder, default_budget_s, few_processes, group_weight, missing
+from microbench.results.types import Ceiling, LayerUse, NetworkUse, Result, Run
+from microbench.run import (
+    InOrder,
+    default_budget_s,
+    few_processes,
+    group_weight,
+    minor_groups,
+    missing,
+)
 from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS
@@ -239,6 +246,25 @@ def test_what_large_cases_take_at_least_counts_beyond_a_short_budget() -> None:
     assert InOrder([group_of(64)], 0.1, "cuda").left_s() == 0.1
 
 
+def test_problems_that_hardly_count_in_a_step_get_fewer_rounds(world: World) -> None:
+    """A step of many layers takes less time to measure, and what is left is told with it."""
+    large, small, middle = group_of(8192), group_of(2048), group_of(4096)
+    layers = [LayerUse(large.name, "fprop", 3, ()), LayerUse(small.name, "fprop", 1, ()),
+              LayerUse(middle.name, "fprop", 1, ())]  # fmt: skip
+    groups = [large, small, middle]
+    minor = minor_groups(groups, NetworkUse("made up", 1, None, tuple(layers)))
+    assert minor == [small.name]
+    assert minor_groups(groups, None) == []
+    often = [replace(layers[0], count=1), replace(layers[1], count=9)]
+    assert minor_groups(groups[:2], NetworkUse("made up", 1, None, tuple(often))) == []
+    order, whole = (InOrder(groups, 0.1, "cuda", minor=names) for names in (minor, ()))
+    round_s = len(small.cases) * (HEAVY.warm_s + HEAVY.block_s)
+    saved = (FEWEST_ROUNDS - FEWEST_OF_SEVERAL) * round_s
+    assert whole.left_s() - order.left_s() == pytest.approx(saved)
+    world.runner().measure(order)
+    assert world.sessions[0].rounds == [FEWEST_ROUNDS, FEWEST_OF_SEVERAL, FEWEST_ROUNDS]
+
+
 # ---------------------------------------------------------------- ceilings
 
 
@@ -291,7 +317,8 @@ def test_each_case_is_measured_in_as_many_fresh_processes(world: World) -> None:
 def test_several_processes_take_fewer_rounds_each_and_load_ahead(world: World) -> None:
     alone = World(world.path)
     for some, processes in ((world, 3), (alone, 1)):
-        some.runner(processes).measure(InOrder(GROUPS, 30.0), GROUPS)
+        order = InOrder(GROUPS, 30.0, processes=processes)
+        some.runner(processes).measure(order, GROUPS)
         world.path.unlink()
     assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
     assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from kernels.case import Candidate, Case, Prepared, Target
 from kernels.gemm import Gemm
 from kernels.gemm.triton import backend
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE, Choice
-from microbench import precompile
+from microbench import precompile, tuning
 from microbench.timing.timers import Block, Launch
-from microbench.tuning import LIBRARY_STAGES, QUICK_STAGES, Stage, Tuner, ranking
+from microbench.tuning import LIBRARY_STAGES, QUICK_STAGES, Broken, Stage, Tuner, ranking
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 CASE = Case(Gemm(1048, 1048, 1048), "fp16", "triton")
@@ -159,6 +160,41 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     with pytest.raises(RuntimeError, match="out of resource"):
         tuner.choose(third, prepared(broken), lambda *_: None)
     assert tune.find(third, H200) is None
+
+
+def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [CASE, replace(CASE, precision_name="bf16")]
+    begun, go_on = list[Case](), threading.Event()
+
+    def compile_ahead(case: Case, _target: Target, labels: Sequence[str], *_: object) -> Broken:
+        begun.append(case)
+        assert go_on.wait(30)
+        return {labels[0]: "does not fit"} if len(labels) > 1 else {}
+
+    monkeypatch.setattr(precompile, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(tuning, "SIGN_S", 0.01)
+    labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
+    tuner, timer = tuner_of({label: 1e-5 + 1e-6 * i for i, label in enumerate(labels)})
+    tuner.expect([*cases, replace(CASE, backend="cublas")])  # returns at once
+    said = list[tuple[str, str]]()
+
+    def announce(*what: str) -> None:
+        said.append((what[0], what[1]))
+        if len(said) == 3:  # waiting says that it is alive
+            go_on.set()
+
+    candidates = [candidate(label) for label in labels]
+    found, _ = tuner.choose(CASE, prepared(candidates), announce)
+    assert found.label == labels[1]
+    assert labels[0] not in timer.timed
+    other = [c.label for c in backend.configurations(cases[1], H200).tried(QUICK)]
+    timer.seconds |= {label: 1e-5 for label in other}
+    tuner.choose(cases[1], prepared([candidate(label) for label in other]), announce)
+    assert begun == cases, "each once"
+    assert tuning.Tuner(H200, timer, NONE, lambda _: None).expect(cases) is None
+    assert begun == cases, "where nothing is timed, nothing is compiled"
 
 
 def test_a_wide_search_times_more_into_the_same_cache(
