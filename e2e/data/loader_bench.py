@@ -12,7 +12,7 @@ import torch
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.reading import Read, cold_missing
-from e2e.data.types import Data, Files, LoaderFeed, Source
+from e2e.data.types import Data, Files, Loader, LoadSpec, Source
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -45,22 +45,24 @@ class LoadMeter:
             reason = cold_missing(self._source) if self._source else "there are no files"
         if reason:
             return Loading(case, "skipped", reason)
-        feed: LoaderFeed | None = None
+        loader: Loader | None = None
         try:
             if not case.cold:
                 self._have_read(case)
-            feed = self._feed(case)
-            return _measured(feed, case, self._device, budget_s)
+            loader = self._opened(case)
+            return _measured(loader, case, self._device, budget_s)
         except UserError as error:
             return Loading(case, "failed", str(error))
         finally:
-            if feed is not None:
-                feed.close()
+            if loader is not None:
+                loader.close()
 
-    def _feed(self, case: LoadCase) -> LoaderFeed:
-        return self._data.feed(
-            case.batch, self._device, self._seed, channels_last=self._device.type == "cuda",
-            loader=case.loader, workers=case.workers, cold=case.cold, prefetch=case.prefetch,
+    def _opened(self, case: LoadCase) -> Loader:
+        return self._data.load(
+            LoadSpec(
+                case.batch, self._device, self._seed, case.loader, case.workers, case.cold,
+                case.prefetch,
+            )
         )  # fmt: skip
 
     def _have_read(self, case: LoadCase) -> None:
@@ -68,58 +70,58 @@ class LoadMeter:
         if self._read or not isinstance(self._source, Files):
             return
         self._read = True
-        feed = self._feed(replace(case, loader="read", workers=usable_cores()))
+        loader = self._opened(replace(case, loader="read", workers=usable_cores()))
         until_s = time.perf_counter() + WARM_S
         try:
             for _ in range(math.ceil(len(self._source.pictures) / case.batch)):
-                feed.fetch()
+                next(loader)
                 if time.perf_counter() > until_s:
                     break
         finally:
-            feed.close()
+            loader.close()
 
 
-def _measured(feed: LoaderFeed, case: LoadCase, device: torch.device, budget_s: float) -> Loading:
+def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: float) -> Loading:
     def load(batches: int) -> tuple[int, int]:
         """Images of so many batches, and the bytes of those that are only read."""
         images = size_bytes = 0
         for _ in range(batches):
-            fetched = feed.fetch()
-            if isinstance(fetched, Read):
-                images, size_bytes = images + fetched.files, size_bytes + fetched.size_bytes
+            batch = next(loader)
+            if isinstance(batch, Read):
+                images, size_bytes = images + batch.files, size_bytes + batch.size_bytes
             else:
-                feed.place(fetched)
+                loader.to_device(batch, device.type == "cuda")
                 images += case.batch
         return images, size_bytes
 
     def block() -> LoadBlock:
         """Some loading: as many batches from each worker, as they come in turn."""
         images = size_bytes = 0
-        start_s, start_cpu_s = time.perf_counter(), _cpu_s(feed)
+        start_s, start_cpu_s = time.perf_counter(), _cpu_s(loader)
         while time.perf_counter() - start_s < min(BLOCK_S, budget_s / LOOKS[0]):
             more, more_bytes = load(max(1, case.workers))
             images, size_bytes = images + more, size_bytes + more_bytes
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         wall_s = time.perf_counter() - start_s
-        cpu_s = max(0.0, _cpu_s(feed) - start_cpu_s)
+        cpu_s = max(0.0, _cpu_s(loader) - start_cpu_s)
         # Without workers all is the device's work, which this process spins for.
-        spins = device.type == "cuda" and not feed.pids
+        spins = device.type == "cuda" and not loader.pids
         return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes or None)
 
     began_s = time.perf_counter()
     load(1)
     found = Loading(case, "ok", first_s=time.perf_counter() - began_s)
-    load(feed.ahead)
+    load(loader.ahead)
     until_s = time.perf_counter() + budget_s
     while not _enough(found, time.perf_counter() > until_s):
         found = replace(found, blocks=(*found.blocks, block()))
     return found
 
 
-def _cpu_s(feed: LoaderFeed) -> float:
+def _cpu_s(loader: Loader) -> float:
     """Processor time of the work: waiting for the device is subtracted."""
-    return cpu_seconds([os.getpid(), *feed.pids]) - feed.idle_cpu_s
+    return cpu_seconds([os.getpid(), *loader.pids]) - loader.idle_cpu_s
 
 
 def _enough(loading: Loading, late: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The types that sources, loaders and data sets share: files, arrays, batches and protocols."""
+"""The types that sources, loaders and data sets share: files, arrays, batches, loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -82,26 +82,35 @@ def laid_out(images: Tensor, channels_last: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The batches that a feed should make.
+class LoadSpec:
+    """The batches that a loader should make.
 
-    `size` is (height, width) in pixels, `batch` in images. `cold`: each file is dropped from the
-    page cache right before it is read. Each worker is `prefetch` batches
-    ahead. `note` gets remarks for the user, a line at a time. `share` is (rank, ranks): this rank's
-    part of a batch that is `ranks` times as large.
+    `batch` is in samples. `loader` is a name of e2e.data.loaders; "" for the usual one of the data.
+    `cold`: each file is dropped from the page cache right before it is read. Each worker is
+    `prefetch` batches ahead (0: PREFETCH).
+
+    The rest is filled in by the data. `size` is (height, width) in pixels. `share` is (rank,
+    ranks): this rank's part of a batch that is `ranks` times as large. `note` gets remarks for the
+    user, a line at a time, `tell` the files that are broken.
     """
 
-    size: tuple[int, int]
     batch: int
-    seed: int
     device: torch.device
+    seed: int
+    loader: str = ""
     workers: int = 0
-    channels_last: bool = False
     cold: bool = False
+    prefetch: int = 0
+    size: tuple[int, int] = (0, 0)
     normal: Normal = IMAGENET
-    prefetch: int = PREFETCH
-    note: Note = lambda _: None
     share: Share = ALL
+    note: Note = lambda _: None
+    tell: Tell = lambda _: None
+
+    @property
+    def ahead(self) -> int:
+        """How many batches the workers have ready at most; 0 without workers."""
+        return self.workers * (self.prefetch or PREFETCH)
 
     @property
     def batch_bytes(self) -> int:
@@ -114,41 +123,42 @@ class Wanted:
         return self.device.type == "cuda"
 
 
-class Feed(Protocol):
-    """Endless training batches for one arm on one device.
+class Loader:
+    """Endless training batches for one device: `next`, then `to_device`.
 
-    A batch is (inputs, targets): float32 [batch, *sample], contiguous and normalised, with classes,
-    int64 [batch]; or a token batch, int64 [batch, T], that is its own target.
+    Nothing runs before the first `next`. The base is of batches that need no waiting.
     """
 
-    def fetch(self) -> object:
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         """The next batch, as far as the host must work or wait for it.
 
         UserError for a broken file of strict data, or when the loader cannot go on.
         """
-        ...
+        return None
 
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The fetched batch on the device. Launches work, and never waits for the device."""
-        ...
+    def to_device(self, batch: Any, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) on the device. Launches work, and never waits for the device.
+
+        They are float32 [batch, *sample], normalised, images in this memory format, with classes,
+        int64 [batch]; or a token batch, int64 [batch, T], that is its own target.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End the feed's threads and processes. It returns no batches afterwards."""
-        ...
-
-
-class LoaderFeed(Feed, Protocol):
-    """A `Feed` of a loader, whose processes are known. Nothing runs before its first `fetch`."""
+        """End the loader's threads and processes. It returns no batches afterwards."""
 
     @property
     def ahead(self) -> int:
         """How many batches may be ready before they are fetched; 0 without workers."""
-        ...
+        return 0
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The ids of its worker processes so far."""
-        ...
+        return ()
 
     @property
     def idle_cpu_s(self) -> float:
@@ -156,18 +166,7 @@ class LoaderFeed(Feed, Protocol):
 
         Some waits spin. It grows batch by batch, when a wait has ended.
         """
-        ...
-
-
-class ReadyFeed:
-    """The base of every `LoaderFeed` whose batches need no waiting."""
-
-    ahead = 0
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
-
-    def fetch(self) -> None:
-        """Return at once."""
+        return 0.0
 
 
 class Data(Protocol):
@@ -203,24 +202,17 @@ class Data(Protocol):
         """Remarks on the data so far for the user, a line each."""
         ...
 
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> LoaderFeed:  # fmt: skip
+    def load(self, spec: LoadSpec) -> Loader:
         """Batches in an order that the seed decides. May take time; allocates on the device.
 
-        `channels_last` is the memory format of images. `loader`, a name of e2e.data.loaders, and
-        `workers` are as the data was opened if None. `cold` reads files from the disk, not from
-        memory. Each worker is `prefetch` batches ahead (0: as usual). UserError for a loader that
-        does not fit.
+        UserError for a loader that does not fit.
         """
         ...
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every held-out sample once, in batches like a feed's, not augmented; any may be short.
+        """Every held-out sample once, in batches like a loader's, not augmented; any may be short.
 
         With a `count` only that many of them, drawn once: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from e2e.case import TrainCase
-from e2e.data.datasets.synthetic import SyntheticFeed
-from e2e.data.types import Feed
+from e2e.data.loaders.device_copy import FixedBatch
+from e2e.data.types import Loader
 from e2e.results.exchange import Exchange
 from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import LOCAL, Announce, Arms, Held, Task
@@ -312,9 +312,9 @@ def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> Step
 
 def _without_loading(held: Held, *, uncaptured: bool = False) -> Callable[[], object]:
     """The arm's step; of a fed case, on a preloaded batch."""
-    feed: Feed = held.feed
+    feed: Loader = held.feed
     if held.training.case.fed:
-        feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
+        feed = FixedBatch(*held.feed.to_device(next(held.feed)))
     return lambda: held.trainer.step(feed, uncaptured=uncaptured)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
-from e2e.data.types import Data
+from e2e.data.types import Data, LoadSpec
 from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
@@ -116,7 +116,7 @@ class Arms:
     def _take_shared_memory(self) -> None:
         """Allocate what all arms share before the first one: resident data, cuBLAS's workspace."""
         if isinstance(self.task.data, InMemory):
-            self.task.data.feed(1, self.device, self.task.seed).close()
+            self.task.data.load(LoadSpec(1, self.device, self.task.seed))
         if self.cuda:
             self._let_cublas_take_memory()
 
@@ -182,7 +182,7 @@ class Arms:
             if case.fed:  # the loader's device memory does not count for the arm
                 on_gpu = LOADERS[case.loader].on_gpu
                 for _ in range(BATCHES_HELD if on_gpu else 1):
-                    feed.place(feed.fetch())
+                    feed.to_device(next(feed))
                 if on_gpu:
                     feed.refill()
             if case.graph:

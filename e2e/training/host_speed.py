@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from e2e.case import TrainCase
-from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.loaders.device_copy import FixedBatch
 from e2e.networks.network import Network
 from e2e.networks.table import written
 from e2e.recipes import recipe_of
@@ -85,7 +85,7 @@ def _small_step(device: torch.device) -> Callable[[], object]:
     case = TrainCase(network.name, RECIPE, BATCH, written(network.input))
     trainer = Trainer(network, case, recipe_of(case), device, seed=1)
     images = torch.randn(BATCH, *network.input, device=device)
-    feed = SyntheticFeed((images, torch.zeros(BATCH, dtype=torch.int64, device=device)))
+    feed = FixedBatch(images, torch.zeros(BATCH, dtype=torch.int64, device=device))
     return lambda: trainer.step(feed)
 
 

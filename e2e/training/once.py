@@ -12,7 +12,7 @@ import torch
 from e2e.data.types import Data
 from e2e.results.types import Evaluation, Repeat
 from e2e.training.arms import Held
-from e2e.training.feeds import feed_of
+from e2e.training.feeds import loader_of
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
 CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
@@ -41,7 +41,7 @@ def train_once(
     trainer.switch()
     trainer.restart(seed, steps)
     with trainer.part():
-        feed = feed_of(data, case, trainer.device, seed)
+        feed = loader_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
     evaluations: list[Evaluation] = []

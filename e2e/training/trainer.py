@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from e2e.case import TrainCase
-from e2e.data.datasets.synthetic import SyntheticFeed
-from e2e.data.types import Feed
+from e2e.data.loaders.device_copy import FixedBatch
+from e2e.data.types import Loader
 from e2e.networks.network import Network
 from e2e.networks.weights import freeze_body
 from e2e.recipes import Recipe
@@ -71,6 +71,7 @@ class Trainer:
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done, self._seed = 0, seed
+        self._channels_last = case.layout == "nhwc"
         self.float8_layers: tuple[int, int] | None = None  # in FP8, and linear ones
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
@@ -97,8 +98,13 @@ class Trainer:
     # ------------------------------------------------------------ a step
 
     def step(
-        self, feed: Feed, mark: Mark = _unmarked, *, uncaptured: bool = False, exchange: bool = True
-    ) -> Tensor:
+        self,
+        feed: Loader,
+        mark: Mark = _unmarked,
+        *,
+        uncaptured: bool = False,
+        exchange: bool = True,
+    ) -> Tensor:  # fmt: skip
         """Train on the next `accumulate` batches; the mean loss, a scalar on the device.
 
         `uncaptured`: launch it call by call even where it has been captured. Over several ranks the
@@ -113,13 +119,13 @@ class Trainer:
         self.steps_done += 1
         return loss
 
-    def _launch(self, feed: Feed, mark: Mark, exchange: bool = True) -> Tensor:
+    def _launch(self, feed: Loader, mark: Mark, exchange: bool = True) -> Tensor:
         self.optimizer.clear()
         total: Tensor | None = None
         for left in reversed(range(self.case.accumulate)):
-            fetched = feed.fetch()
+            fetched = next(feed)
             mark("data")
-            inputs, targets = feed.place(fetched)
+            inputs, targets = feed.to_device(fetched, self._channels_last)
             mark("copy")
             with self._exchanging(exchange and not left):
                 loss = self._loss(inputs, targets) / self.case.accumulate
@@ -177,13 +183,13 @@ class Trainer:
         self.spread = self._called = spread(self.module, ranks, self.case.compress)
         self._draw_apart()
 
-    def try_alone(self, feed: Feed) -> None:
+    def try_alone(self, feed: Loader) -> None:
         """Forward and backward of this rank's batch, without an exchange and without an update.
 
         Whether it fits the memory is seen before other ranks wait for it.
         """
         with self._exchanging(exchange=False):
-            inputs, targets = feed.place(feed.fetch())
+            inputs, targets = feed.to_device(next(feed), self._channels_last)
             self.optimizer.backward(self._loss(inputs, targets))
         self.optimizer.clear()
 
@@ -206,15 +212,15 @@ class Trainer:
 
     # ------------------------------------------------------------ a captured step
 
-    def capture(self, feed: Feed) -> None:
+    def capture(self, feed: Loader) -> None:
         """Record a whole step as a CUDA graph; later steps replay it on new data.
 
         Trains PRE_CAPTURE_STEPS steps. RuntimeError where something in the step cannot be captured.
         """
         assert self.case.accumulate == 1, "refused when planned"
-        source, targets = feed.place(feed.fetch())
+        source, targets = feed.to_device(next(feed), self._channels_last)
         batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
-        repeat = SyntheticFeed(batch)
+        repeat = FixedBatch(*batch)
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -229,12 +235,12 @@ class Trainer:
             loss = self._launch(repeat, _unmarked)
         self._captured = _Captured(graph, batch, loss, source)
 
-    def _replay(self, feed: Feed, mark: Mark) -> Tensor:
+    def _replay(self, feed: Loader, mark: Mark) -> Tensor:
         captured = self._captured
         assert captured is not None
-        fetched = feed.fetch()
+        fetched = next(feed)
         mark("data")
-        placed = feed.place(fetched)
+        placed = feed.to_device(fetched, self._channels_last)
         if placed[0] is not captured.placed:  # a fixed batch is already in place
             captured.placed = placed[0]
             for fixed, fresh in zip(captured.batch, placed, strict=True):

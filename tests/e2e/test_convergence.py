@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.commands.from_scratch import BEHIND_SHARE, judged
+from e2e.data.types import Loader, LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.results.types import Evaluation, Repeat, Training
@@ -29,20 +30,19 @@ HELD_OUT = 1000
 Batch = tuple[Tensor, Tensor]
 
 
-class Drawn:
-    """A feed of batches that a seeded generator draws, and whether it was closed."""
+class Drawn(Loader):
+    """Batches that a seeded generator draws, and whether it was closed."""
 
     def __init__(self, draw: Callable[[torch.Generator, int], Batch], seed: int) -> None:
         self._draw, self._generator = draw, torch.Generator().manual_seed(seed)
         self.given, self.closed = 0, False
 
-    def fetch(self) -> int:
+    def __next__(self) -> int:
         self.given += 1
         return self.given - 1
 
-    def place(self, fetched: object) -> Batch:
-        assert isinstance(fetched, int)
-        return self._draw(self._generator, fetched)
+    def to_device(self, batch: int, channels_last: bool = False) -> Batch:
+        return self._draw(self._generator, batch)
 
     def close(self) -> None:
         self.closed = True
@@ -68,13 +68,9 @@ class Plain:
     classes = CLASSES
     notes: tuple[str, ...] = ()
 
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> Drawn:  # fmt: skip
-        assert batch == BATCH
-        self.feeds.append(Drawn(self.draw, seed))
+    def load(self, spec: LoadSpec) -> Drawn:
+        assert spec.batch == BATCH
+        self.feeds.append(Drawn(self.draw, spec.seed))
         return self.feeds[-1]
 
     def held_out(self, batch: int, device: torch.device, count: int = 0) -> Iterator[Batch]:
@@ -122,7 +118,7 @@ def telling(*losses: float) -> Plain:
 
 def held_by(recipe: str, network: Network = MLP, **case: Any) -> Held:
     trainer = trainer_of(network, recipe, batch=BATCH, **case)
-    return Held(Training(trainer.case, "ok"), trainer, Plain().feed(BATCH, CPU, 1))
+    return Held(Training(trainer.case, "ok"), trainer, Plain().load(LoadSpec(BATCH, CPU, 1)))
 
 
 def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:

@@ -22,7 +22,7 @@ from samples.commands import ROOT, environment
 from samples.processes import wait_for
 from samples.training_runs import arm
 
-from e2e.data.loaders.worker_pool import Shuffled
+from e2e.data.loaders.workers import Shuffled
 from e2e.report.ranks import exchange_columns
 from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange

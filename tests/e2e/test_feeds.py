@@ -20,7 +20,7 @@ from samples.processes import wait_for
 from e2e.case import TrainCase
 from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
-from e2e.data.types import Arrays
+from e2e.data.types import Arrays, LoadSpec
 from e2e.results.types import Training
 from e2e.training.arms import Held
 from e2e.training.feeds import Feeds, TimedFeed
@@ -51,12 +51,12 @@ def opened(data: InMemory) -> Iterator[Callable[..., TimedFeed]]:
 
 def classes(feed: TimedFeed) -> list[int]:
     """Of the next batch."""
-    return feed.place(feed.fetch())[1].tolist()
+    return feed.to_device(next(feed))[1].tolist()
 
 
 def in_order(data: InMemory, count: int) -> list[list[int]]:
     """The classes of the first batches of FED's loader."""
-    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
+    own = data.load(LoadSpec(4, CPU, 1, "torchvision"))
     return [targets.tolist() for _, targets in drawn(own, count)]
 
 
@@ -67,10 +67,11 @@ def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory, opened:
     one, other = opened(), opened(recipe="amp-bf16", layout="nhwc")
     found = [classes(feed) for feed in (one, other, other, one)]
     assert found == in_order(data, 4), "no batch twice, none left out"
-    assert other.place(other.fetch())[0].is_contiguous(memory_format=torch.channels_last)
+    images, _ = other.to_device(next(other), channels_last=True)
+    assert images.is_contiguous(memory_format=torch.channels_last)
     one.close()
     one.close()
-    other.fetch()  # the loader is there while anybody needs it
+    next(other)  # the loader is there while anybody needs it
     assert len(classes(opened(workers=0, batch=2))) == 2, "who loads otherwise has another"
 
 
@@ -85,12 +86,12 @@ def test_what_lies_ready_is_thrown_away(data: InMemory, opened: Any) -> None:
 
 def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(opened: Any) -> None:
     feed = opened(cached=True)
-    first = feed.place(feed.fetch())
+    first = feed.to_device(next(feed))
     assert not feed.tally.came_s
     feed.refill()  # it never rests, and is not waited for
     feed.start()
     wait_for(lambda: len(feed.tally.came_s) >= 3)
-    again = feed.place(feed.fetch())
+    again = feed.to_device(next(feed))
     assert torch.equal(first[0], again[0]), "it trains on one batch"
 
 

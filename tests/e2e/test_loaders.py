@@ -22,16 +22,16 @@ from torchvision.transforms import v2
 
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
-from e2e.data.loaders import FIXED, device_copy, open_feed
+from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.device_copy import CachedFeed
+from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
-from e2e.data.loaders.worker_pool import Shuffled
-from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
+from e2e.data.loaders.workers import Shuffled
+from e2e.data.types import IMAGENET, Arrays, Data, Files, LoadSpec, Picture
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def broken_note(data: Data) -> str:
 
 
 def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) -> None:
-    said = message(lambda: small_arrays().feed(4, CPU, 1, loader="gpu-decode"))
+    said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "gpu-decode")))
     assert "takes image files (--data folder:DIR)" in said
     assert "for this data choose from synthetic, pinned, torchvision, resident" in said
     assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
@@ -97,7 +97,7 @@ def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) 
 @pytest.mark.parametrize("loader", FROM_FILES)
 def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) -> None:
     data = opened(root, loader)
-    batches = drawn(data.feed(8, CPU, 1, channels_last=True), 5)
+    batches = drawn(data.load(LoadSpec(8, CPU, 1)), 5, channels_last=True)
     for images, classes in batches:
         assert images.shape == (8, 3, 16, 16)
         assert images.is_contiguous(memory_format=torch.channels_last)
@@ -106,11 +106,13 @@ def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) 
     assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
     assert order[:20] != order[20:]
     assert torch.cat([classes for _, classes in batches]).tolist() == [n % 2 for n in order]
-    assert same(batches, drawn(data.feed(8, CPU, 1), 5))
-    assert same(batches, drawn(data.feed(8, CPU, 1, cold=True), 5)), "from the disk itself"
-    assert not same(batches, drawn(data.feed(8, CPU, 2), 5))
+    assert same(batches, drawn(data.load(LoadSpec(8, CPU, 1)), 5))
+    assert same(batches, drawn(data.load(LoadSpec(8, CPU, 1, cold=True)), 5)), (
+        "from the disk itself"
+    )
+    assert not same(batches, drawn(data.load(LoadSpec(8, CPU, 2)), 5))
     others = opened(root, loader, workers=2)
-    assert same(batches, drawn(others.feed(8, CPU, 1), 5))
+    assert same(batches, drawn(others.load(LoadSpec(8, CPU, 1, workers=2)), 5))
     assert same(data.held_out(4, CPU), others.held_out(4, CPU))
     assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
     notes = ["20 images decoded once" in note for note in data.notes]
@@ -122,16 +124,16 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     data = opened(damaged, loader)
     count = data.train_samples
     assert count == 24  # text.jpg and empty.jpg are found at once
-    order = numbers(drawn(data.feed(count, CPU, 1), 1))
+    order = numbers(drawn(data.load(LoadSpec(count, CPU, 1)), 1))
     # A good one takes a broken one's place, or it is not there at all.
     assert set(order) == set(range(20))
     assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
 
 
 def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
-    data = opened(root, workers=2)
+    data = opened(root)
     for asked, ahead in ((0, 4), (1, 2), (3, 6)):
-        feed = data.feed(4, CPU, 1, prefetch=asked)
+        feed = data.load(LoadSpec(4, CPU, 1, workers=2, prefetch=asked))
         assert feed.ahead == ahead
         feed.close()
 
@@ -158,8 +160,8 @@ def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
 
 def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
     data = small_arrays()
-    batches = drawn(data.feed(6, CPU, 1, loader="torchvision"), 4)
-    assert same(batches, drawn(data.feed(6, CPU, 1, loader="torchvision", workers=2), 4))
+    batches = drawn(data.load(LoadSpec(6, CPU, 1, "torchvision")), 4)
+    assert same(batches, drawn(data.load(LoadSpec(6, CPU, 1, "torchvision", workers=2)), 4))
     assert [len(images) for images, _ in batches] == [6] * 4
     classes = torch.cat([classes for _, classes in batches[:2]])
     assert Counter(classes.tolist()) == {0: 4, 1: 4, 2: 4}
@@ -174,16 +176,16 @@ def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
 
 def test_resident_files_are_decoded_once_and_cut_anywhere(root: Path) -> None:
     data = opened(root, "resident", size=14)
-    first = data.feed(4, CPU, 1)
+    first = data.load(LoadSpec(4, CPU, 1))
     for path in root.glob("train/*/*"):
         path.unlink()
-    batches = drawn(data.feed(4, CPU, 1), 5)
+    batches = drawn(data.load(LoadSpec(4, CPU, 1)), 5)
     assert same(batches, drawn(first, 5))
     assert sorted(numbers(batches)) == list(range(20))
 
 
 def test_resident_files_that_do_not_fit_are_refused(root: Path) -> None:
-    said = message(lambda: opened(root, "resident", size=300_000).feed(1, CPU, 1))
+    said = message(lambda: opened(root, "resident", size=300_000).load(LoadSpec(1, CPU, 1)))
     assert "keeps 20 images in" in said
     assert "more than half of the" in said
     assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
@@ -198,11 +200,10 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
     (root / "train" / "a" / "2.jpg").rename(root / "gone.jpg")
     size_bytes -= (root / "gone.jpg").stat().st_size
     for from_disk in (False, True):
-        feed = data.feed(20, CPU, 1, loader="read", cold=from_disk)
-        read = feed.fetch()
+        feed = data.load(LoadSpec(20, CPU, 1, "read", cold=from_disk))
+        read = next(feed)
         assert isinstance(read, Read)
         assert (read.files, read.size_bytes) == (19, size_bytes)
-        assert "only reads" in message(lambda feed=feed, read=read: feed.place(read))
         feed.close()
     assert "train/a/2.jpg (No such file or directory)" in broken_note(data)
 
@@ -211,13 +212,13 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
 @pytest.mark.parametrize("loader", ["torchvision", "pinned"])
 def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
     gpu = torch.device("cuda")
-    want = drawn(opened(root, loader).feed(3, CPU, 1), 12)
-    feed = opened(root, loader, workers=2).feed(3, gpu, 1, channels_last=True)
+    want = drawn(opened(root, loader).load(LoadSpec(3, CPU, 1)), 12)
+    feed = opened(root, loader).load(LoadSpec(3, gpu, 1, workers=2))
     much = torch.rand(4000, 4000, device=gpu)
     batches: list[tuple[Tensor, Tensor]] = []
     for _ in range(12):
         much = (much @ much).clamp(-1, 1)  # copies run beside it
-        batches.append(feed.place(feed.fetch()))
+        batches.append(feed.to_device(next(feed), channels_last=True))
     feed.close()
     assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in batches)
     for (images, classes), (right, right_classes) in zip(batches, want, strict=True):
@@ -231,8 +232,8 @@ def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
 def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(root: Path) -> None:
     for data in (opened(root), small_arrays()):
         for name in FIXED:
-            feed = data.feed(64, CPU, 1, loader=name, channels_last=True)
-            first, again = (feed.place(feed.fetch()) for _ in range(2))
+            feed = data.load(LoadSpec(64, CPU, 1, loader=name))
+            first, again = (feed.to_device(next(feed), channels_last=True) for _ in range(2))
             assert first[0].shape == (64, 3, 16, 16)
             assert first[0].is_contiguous(memory_format=torch.channels_last)
             assert abs(first[0].mean()) < 0.5
@@ -245,39 +246,40 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
     for loader in FIXED:
-        data = open_data("synthetic", Options((64,), classes=5, tokens=50, loader=loader))
-        ((tokens, targets),) = drawn(data.feed(32, CPU, 1), 1)
+        data = open_data("synthetic", Options((64,), classes=5, tokens=50))
+        ((tokens, targets),) = drawn(data.load(LoadSpec(32, CPU, 1, loader)), 1)
         assert targets is tokens
         assert (tokens.shape, tokens.dtype) == ((32, 64), torch.int64)
         assert set(tokens.unique().tolist()) == set(range(50))
-    data = open_data("synthetic", Options((7,), classes=5, loader="pinned"))
-    ((features, classes),) = drawn(data.feed(4, CPU, 1), 1)
+    data = open_data("synthetic", Options((7,), classes=5))
+    ((features, classes),) = drawn(data.load(LoadSpec(4, CPU, 1, "pinned")), 1)
     assert (features.shape, features.dtype, classes.shape) == ((4, 7), torch.float32, (4,))
 
 
 def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Path) -> None:
-    data = opened(root, workers=1)
-    busy = data.feed(4, CPU, 1)
-    feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
-    want = drawn(data.feed(4, CPU, 1, loader="pinned"), 1)
-    assert same([feed.place(feed.fetch())], want)
+    data = opened(root)
+    busy = data.load(LoadSpec(4, CPU, 1, workers=1))
+    feed = Contended(data.load(LoadSpec(4, CPU, 1, "pinned")), busy)
+    want = drawn(data.load(LoadSpec(4, CPU, 1, "pinned")), 1)
+    assert same([feed.to_device(next(feed))], want)
     assert (feed.came_s, busy.pids) == ([], ())
     feed.start()
     assert len(feed.pids) == 1
-    assert same([feed.place(feed.fetch())], want)
+    assert same([feed.to_device(next(feed))], want)
     wait_for(lambda: len(feed.came_s) > 2)
     feed.start()
-    assert (feed.ahead, feed.idle_cpu_s) == (0, 0.0)
+    assert feed.ahead == 0
     feed.close()
     with pytest.raises(AssertionError, match="closed"):
-        busy.fetch()
+        next(busy)
 
 
 def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> None:
     for name in ("empty.jpg", "text.jpg"):  # found at once
         (damaged / "train" / "a" / name).unlink()
     data = opened(damaged, strict=True)
-    feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), data.feed(22, CPU, 1))  # type: ignore[arg-type]
+    pinned = data.load(LoadSpec(4, CPU, 1, "pinned"))
+    feed = Contended(pinned, data.load(LoadSpec(22, CPU, 1)))
     assert "broken image" in message(feed.start)
     feed.close()
 
@@ -289,8 +291,8 @@ def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.Monkey
     os.mkfifo(pipe)
     files = Files([Picture(str(root / "train" / "a" / "0.jpg"), 0), Picture(str(pipe), 0)], root)
     seed = next(seed for seed in range(9) if next(iter(Shuffled(2, 1, seed)))[0][0] == 0)
-    busy = open_feed("read", files, Wanted((16, 16), 1, seed, CPU, workers=1), list)
-    feed = CachedFeed(opened(root).feed(1, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+    busy = open_loader(files, LoadSpec(1, CPU, seed, "read", workers=1))
+    feed = Contended(opened(root).load(LoadSpec(1, CPU, 1, "pinned")), busy)
     feed.start()
     (pid,) = feed.pids
     feed.close()
@@ -327,7 +329,7 @@ def shards(root: Path) -> Path:
 def test_every_image_of_shards_comes_and_broken_ones_are_told(shards: Path) -> None:
     pytest.importorskip("webdataset")
     data = opened(shards, "webdataset")
-    batches = drawn(data.feed(12, CPU, 1), 40)
+    batches = drawn(data.load(LoadSpec(12, CPU, 1)), 40)
     assert set(numbers(batches)) == set(range(20))
     assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
     order = torch.cat([classes for _, classes in batches]).tolist()

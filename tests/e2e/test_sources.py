@@ -29,12 +29,12 @@ from torch import Tensor
 
 from e2e.data.datasets import Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
-from e2e.data.datasets.tokens import SUCCESSORS, TokenFeed, entropy, rows_of_tokens
+from e2e.data.datasets.tokens import SUCCESSORS, TokenRows, entropy, rows_of_tokens
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.resident import PADDING
 from e2e.data.sources import cifar10, generated
 from e2e.data.sources.listing import list_images
-from e2e.data.types import Arrays, Data, Normal
+from e2e.data.types import Arrays, Data, LoadSpec, Normal
 
 CPU = torch.device("cpu")
 VOCABULARY = 251
@@ -65,17 +65,17 @@ def test_data_that_does_not_fit_the_network() -> None:
 
 def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
     data = opened("synthetic", (3, 16, 24), classes=7)
-    feed = data.feed(64, CPU, 3)
-    images, classes = feed.place(feed.fetch())
+    feed = data.load(LoadSpec(64, CPU, 3))
+    images, classes = feed.to_device(next(feed))
     assert images.shape == (64, 3, 16, 24)
     assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
     assert set(classes.tolist()) == set(range(7))
-    assert feed.place(feed.fetch())[0] is images, "so that a captured step need not copy it"
+    assert feed.to_device(next(feed))[0] is images, "so that a captured step need not copy it"
     assert data.train_samples is None
-    assert same(batches(data.feed(64, CPU, 3), 1), [(images, classes)])
-    assert not same(batches(data.feed(64, CPU, 4), 1), [(images, classes)])
+    assert same(batches(data.load(LoadSpec(64, CPU, 3)), 1), [(images, classes)])
+    assert not same(batches(data.load(LoadSpec(64, CPU, 4)), 1), [(images, classes)])
     held_out = list(data.held_out(64, CPU))
     assert same(held_out, data.held_out(64, CPU))
     assert not any(torch.equal(kept, images) for kept, _ in held_out)
@@ -100,7 +100,7 @@ def bytes_of(images: Tensor) -> Tensor:
 
 def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
     data = numbered(50)
-    drawn = batches(data.feed(16, CPU, 1), 25)  # 8 epochs of 50
+    drawn = batches(data.load(LoadSpec(16, CPU, 1)), 25)  # 8 epochs of 50
     assert all(images.shape == (16, 3, 8, 8) and images.is_contiguous() for images, _ in drawn)
     numbers = torch.cat([bytes_of(images)[:, 0, 0, 0] for images, _ in drawn])
     classes = torch.cat([classes for _, classes in drawn])
@@ -112,10 +112,11 @@ def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
 
 def test_feeds_leave_the_global_random_numbers_alone(pictures: Path) -> None:
     state = torch.get_rng_state()
-    batches(numbered(40).feed(16, CPU, 5), 4)
+    batches(numbered(40).load(LoadSpec(16, CPU, 5)), 4)
     for workers in (0, 1):
-        batches(opened(f"folder:{pictures}", (3, 16, 16), workers=workers).feed(4, CPU, 1), 2)
-    batches(opened("synthetic").feed(4, CPU, 1), 2)
+        data = opened(f"folder:{pictures}", (3, 16, 16))
+        batches(data.load(LoadSpec(4, CPU, 1, workers=workers)), 2)
+    batches(opened("synthetic").load(LoadSpec(4, CPU, 1)), 2)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -131,7 +132,7 @@ def test_augmentation_is_every_cut_of_the_mirrored_border_and_its_flip() -> None
     data = InMemory(
         "one", Arrays(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
     )
-    ((images, _),) = batches(data.feed(4000, CPU, 1), 1)
+    ((images, _),) = batches(data.load(LoadSpec(4000, CPU, 1)), 1)
     found = [cuts[cut.contiguous().numpy().tobytes()] for cut in bytes_of(images)]
     flips = sum(flipped for _, _, flipped in found)
     assert abs(flips - 2000) < 5 * 1000**0.5  # five standard deviations
@@ -180,7 +181,7 @@ def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on
         assert torch.equal(part.classes.bincount(), torch.full((10,), each))
     images = [bytes(one) for part in (data.train, data.kept) for one in part.images.numpy()]
     assert len(set(images)) == 6000
-    ((drawn, _),) = batches(data.feed(512, CPU, 1), 1)
+    ((drawn, _),) = batches(data.load(LoadSpec(512, CPU, 1)), 1)
     assert drawn.shape == (512, 3, 32, 32)
     assert abs(drawn.mean()) < 0.1
     assert abs(drawn.std() - 1) < 0.1
@@ -189,7 +190,7 @@ def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on
 # ---- generated text
 
 
-def text_of(loader: str | None = None, **options: Any) -> Data:
+def text_of(loader: str = "", **options: Any) -> Data:
     """Of a vocabulary that no other test uses: what is made is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "TRAIN_TOKENS", 1 << 14)
@@ -233,17 +234,17 @@ def test_both_parts_walk_through_one_chain() -> None:
 
 def test_an_epoch_has_every_row_once() -> None:
     rows = torch.arange(10).reshape(10, 1)
-    feed = TokenFeed(rows, 4, seed=3)
-    seen = torch.cat([feed.place(feed.fetch())[0] for _ in range(5)]).flatten()
+    feed = TokenRows(rows, 4, seed=3)
+    seen = torch.cat([feed.to_device(next(feed))[0] for _ in range(5)]).flatten()
     assert sorted(seen[:10].tolist()) == sorted(seen[10:].tolist()) == list(range(10))
 
 
-@pytest.mark.parametrize("loader", [None, "pinned"])
+@pytest.mark.parametrize("loader", ["", "pinned"])
 @pytest.mark.parametrize(("batch", "ranks", "steps"), [(1, 3, 4), (9, 2, 2), (4, 1, 1)])
-def test_ranks_share_one_order(batch: int, ranks: int, steps: int, loader: str | None) -> None:
+def test_ranks_share_one_order(batch: int, ranks: int, steps: int, loader: str) -> None:
     def rows(batch: int, share: tuple[int, int]) -> list[torch.Tensor]:
-        feed = text_of(loader, share=share).feed(batch, CPU, 7)
-        return [feed.place(feed.fetch())[0] for _ in range(steps)]
+        feed = text_of(loader, share=share).load(LoadSpec(batch, CPU, 7, loader))
+        return [feed.to_device(next(feed))[0] for _ in range(steps)]
 
     parts = [rows(batch, (rank, ranks)) for rank in range(ranks)]
     for whole, *own in zip(rows(batch * ranks, (0, 1)), *parts, strict=True):
@@ -408,7 +409,7 @@ def test_a_folder_is_trained_on_in_its_sample_shape_and_holds_out_its_val(pictur
         (pictures / name).rename(pictures / "val")
     data = opened(f"folder:{pictures}", (3, 16, 8))
     assert (data.name, data.classes, data.notes) == ("folder", 2, ())
-    ((images, classes),) = batches(data.feed(20, CPU, 1), 1)
+    ((images, classes),) = batches(data.load(LoadSpec(20, CPU, 1)), 1)
     assert images.is_contiguous()
     assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
     drawn = list(data.held_out(4, CPU))
@@ -425,7 +426,7 @@ def test_without_val_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
     assert "6 of train are held out" in data.notes[0]
     held_out = numbers(data.held_out(60, CPU))
     assert sum(number < 40 for number in held_out) == 4
-    trained = numbers(batches(data.feed(54, CPU, 1), 1))
+    trained = numbers(batches(data.load(LoadSpec(54, CPU, 1)), 1))
     assert sorted(trained + held_out) == list(range(60))
     assert list_images(tmp_path) == list_images(tmp_path)
 
@@ -494,7 +495,7 @@ def test_broken_images_are_left_out_counted_and_named(
     (note,) = data.notes
     assert note.startswith("3 broken images left out: train/katze/empty.jpg (empty), ")
     assert "text.jpg (not an image)" in note
-    drawn = batches(data.feed(7, CPU, 1), 6)
+    drawn = batches(data.load(LoadSpec(7, CPU, 1)), 6)
     (note,) = data.notes
     assert note.startswith("4 broken images left out")
     for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
@@ -524,7 +525,7 @@ def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
     for name in ("empty.jpg", "text.jpg", "gone.png"):
         (damaged / "train" / "katze" / name).unlink()
     data = opened(spec, (3, 16, 16), strict=True, workers=1)
-    assert "cut.jpg" in message(lambda: batches(data.feed(21, CPU, 1), 1))
+    assert "cut.jpg" in message(lambda: batches(data.load(LoadSpec(21, CPU, 1)), 1))
     assert "bomb.png" in message(lambda: list(data.held_out(8, CPU)))
 
 
@@ -534,7 +535,8 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
             path = save(noise(number, (64, 64)), tmp_path / name / f"{number}.jpg")
             path.write_bytes(path.read_bytes()[:200])
     data = opened(f"folder:{tmp_path}", (3, 16, 16))
-    assert "none of the 4 training images" in message(lambda: batches(data.feed(2, CPU, 1), 1))
+    loader = data.load(LoadSpec(2, CPU, 1))
+    assert "none of the 4 training images" in message(lambda: batches(loader, 1))
     assert "none of the 2 held-out images" in message(lambda: list(data.held_out(2, CPU)))
     assert "6 broken images" in data.notes[1]
     assert str(tmp_path) not in data.notes[1]

@@ -28,7 +28,7 @@ from e2e.case import USUAL_LOADER, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.types import IMAGENET, Arrays, Data
+from e2e.data.types import IMAGENET, Arrays, Data, LoadSpec
 from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
@@ -308,7 +308,7 @@ def coloured() -> InMemory:
 @pytest.mark.parametrize("graph", [False, True])
 def test_resident_data_never_makes_a_step_wait(graph: bool) -> None:
     trainer = trainer_of("cnn-cifar", "amp", graph=graph)
-    feed = coloured().feed(BATCH, DEVICE, 1)
+    feed = coloured().load(LoadSpec(BATCH, DEVICE, 1))
     for _ in range(3):
         trainer.step(feed)
     if graph:
@@ -345,7 +345,7 @@ def test_a_replayed_step_trains_as_a_plain_one(
     assert graph.steps_done == PRE_CAPTURE_STEPS
     losses_of(plain, Batches(given[0]), PRE_CAPTURE_STEPS)
     plain_feed = Batches(*given)
-    plain_feed.fetch()  # the one that capture took
+    next(plain_feed)  # the one that capture took
     expected = losses_of(plain, plain_feed, 6)
     assert losses_of(graph, graph_feed, 6) == near(expected, recipe, optimizer)
     assert graph.skipped_steps == plain.skipped_steps
@@ -638,7 +638,7 @@ def test_host_and_busy_time_of_a_step_that_is_known() -> None:
 def test_a_training_from_scratch_learns(graph: bool) -> None:
     data = coloured()
     trainer = trainer_of("cnn-cifar", "amp", graph=graph, data="generated", loader="resident")
-    feed = data.feed(BATCH, DEVICE, 1)
+    feed = data.load(LoadSpec(BATCH, DEVICE, 1))
     for _ in range(3):
         trainer.step(feed)
     if graph:

@@ -18,10 +18,10 @@ from samples.resampling import prepare, reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
-from e2e.data.loaders import open_feed
+from e2e.data.loaders import open_loader
 from e2e.data.loaders.crop_table import ORIENTATIONS, upright_size
 from e2e.data.loaders.jpeg_bytes import random_cut
-from e2e.data.types import IMAGENET, Broken, Files, LoaderFeed, Picture, Wanted
+from e2e.data.types import IMAGENET, Broken, Files, Loader, LoadSpec, Picture
 from microbench.device.profiler import record
 from microbench.errors import UserError
 
@@ -80,11 +80,11 @@ class Opened:
 
     def __init__(self) -> None:
         self.broken: list[Broken] = []
-        self.feeds: list[LoaderFeed] = []
+        self.feeds: list[Loader] = []
 
-    def __call__(self, name: str, files: Files, **wanted: object) -> LoaderFeed:
-        asked = Wanted(SIZE, BATCH, SEED, DEVICE, **wanted)  # type: ignore[arg-type]
-        self.feeds.append(open_feed(name, files, asked, self.broken.extend))
+    def __call__(self, name: str, files: Files, **wanted: object) -> Loader:
+        spec = LoadSpec(BATCH, DEVICE, SEED, name, size=SIZE, tell=self.broken.extend, **wanted)  # type: ignore[arg-type]
+        self.feeds.append(open_loader(files, spec))
         return self.feeds[-1]
 
 
@@ -96,8 +96,8 @@ def opened() -> Iterator[Opened]:
         feed.close()
 
 
-def batches(feed: LoaderFeed, count: int) -> list[tuple[Tensor, Tensor]]:
-    return [feed.place(feed.fetch()) for _ in range(count)]
+def batches(feed: Loader, count: int, channels_last: bool = False) -> list[tuple[Tensor, Tensor]]:
+    return [feed.to_device(next(feed), channels_last) for _ in range(count)]
 
 
 def check_alike(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
@@ -116,8 +116,8 @@ def threads() -> set[str]:
 def test_images_and_cuts_are_those_of_pillow(
     files: Files, opened: Opened, workers: int, channels_last: bool
 ):
-    found = batches(opened("gpu-decode", files, workers=workers, channels_last=channels_last), 6)
-    wanted = batches(opened("torchvision", files, channels_last=channels_last), 6)
+    found = batches(opened("gpu-decode", files, workers=workers), 6, channels_last)
+    wanted = batches(opened("torchvision", files), 6, channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for one, other in zip(found, wanted, strict=True):
         assert one[0].is_contiguous(memory_format=layout)
@@ -129,24 +129,24 @@ def test_nothing_is_overwritten_while_it_is_read(files: Files, opened: Opened):
     """Batches that are thrown away give their memory back while kernels may still run."""
     feed = opened("gpu-decode", files, workers=2)
     for _ in range(30):
-        feed.fetch()
+        next(feed)
     wanted = opened("torchvision", files)
     for _ in range(30):
-        wanted.fetch()
+        next(wanted)
     busy = torch.randn(4096, 4096, device=DEVICE)
     for _ in range(5):
         for _ in range(20):
             busy = torch.tanh(busy @ busy)
-        check_alike(*(one.place(one.fetch()) for one in (feed, wanted)))
+        check_alike(*(one.to_device(next(one)) for one in (feed, wanted)))
 
 
 def test_placing_never_waits(files: Files, opened: Opened):
     """Once no buffer grows any more: while one does, the driver holds up who asks it anything."""
     feed = opened("gpu-decode", files, workers=1)
     batches(feed, 64)
-    fetched = feed.fetch()
+    fetched = next(feed)
     with no_waits(), while_busy():
-        feed.place(fetched)
+        feed.to_device(fetched)
     torch.cuda.synchronize()
 
 
@@ -169,7 +169,7 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Open
 def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
     feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
     with pytest.raises(UserError, match="none of the 2 training images"):
-        feed.fetch()
+        next(feed)
 
 
 def test_a_strict_reader_is_told_in_fetch(tmp_path: Path):
@@ -177,10 +177,10 @@ def test_a_strict_reader_is_told_in_fetch(tmp_path: Path):
         if broken:
             raise UserError(f"broken image {Path(broken[0][0]).name}")
 
-    wanted = Wanted(SIZE, BATCH, SEED, DEVICE, workers=1)
-    feed = open_feed("gpu-decode", written(tmp_path, [coded(0), b""]), wanted, strict)
+    spec = LoadSpec(BATCH, DEVICE, SEED, "gpu-decode", workers=1, size=SIZE, tell=strict)
+    feed = open_loader(written(tmp_path, [coded(0), b""]), spec)
     with pytest.raises(UserError, match=r"broken image 01.jpg"):
-        feed.fetch()
+        next(feed)
     feed.close()
 
 
@@ -200,7 +200,7 @@ def test_closing_ends_thread_and_workers(files: Files, opened: Opened, fetched: 
 
 def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened):
     feed = opened("gpu-decode", files, workers=1)
-    feed.fetch()
+    next(feed)
     os.kill(feed.pids[0], signal.SIGKILL)
     with pytest.raises(UserError, match="killed by signal 9"):
         batches(feed, 20)
@@ -215,8 +215,8 @@ def test_a_step_can_be_captured_beside_it(files: Files, opened: Opened):
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(10):
             torch.mul(fixed, 2, out=doubled)
-            feed.fetch()
-    fixed.copy_(feed.place(feed.fetch())[0])
+            next(feed)
+    fixed.copy_(feed.to_device(next(feed))[0])
     graph.replay()
     assert torch.equal(doubled, fixed * 2)
 

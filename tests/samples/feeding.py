@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.case import TrainCase
+from e2e.data.types import Loader
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
@@ -54,22 +55,18 @@ def noise(network: Network, count: int = 4, batch: int = 8) -> list[Batch]:
     ]
 
 
-class Batches:
-    """A feed that gives its batches in turn, again and again."""
+class Batches(Loader):
+    """A loader that gives its batches in turn, again and again."""
 
     def __init__(self, *batches: Batch) -> None:
         self.batches, self.given = batches, 0
 
-    def fetch(self) -> int:
+    def __next__(self) -> int:
         self.given += 1
         return self.given - 1
 
-    def place(self, fetched: object) -> Batch:
-        assert isinstance(fetched, int)
-        return self.batches[fetched % len(self.batches)]
-
-    def close(self) -> None:
-        """Nothing to close."""
+    def to_device(self, batch: int, channels_last: bool = False) -> Batch:
+        return self.batches[batch % len(self.batches)]
 
 
 class Census(TorchDispatchMode):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.datasets import Options, open_data
-from e2e.data.types import Data, Feed
+from e2e.data.types import Data, Loader
 from microbench.errors import UserError
 
 
@@ -23,10 +23,10 @@ def message(act: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def drawn(feed: Feed, count: int) -> list[tuple[Tensor, Tensor]]:
-    """The next batches of a feed, which is closed then."""
+def drawn(feed: Loader, count: int, channels_last: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """The next batches of a loader, which is closed then."""
     try:
-        return [feed.place(feed.fetch()) for _ in range(count)]
+        return [feed.to_device(next(feed), channels_last) for _ in range(count)]
     finally:
         feed.close()
 
@@ -37,6 +37,6 @@ def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Ten
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
-def opened(root: Path, loader: str | None = None, *, size: int = 16, **options: Any) -> Data:
+def opened(root: Path, loader: str = "", *, size: int = 16, **options: Any) -> Data:
     """The data of a folder, for a network that takes square images."""
     return open_data(f"folder:{root}", Options((3, size, size), loader=loader, **options))

@@ -16,6 +16,7 @@ from torch import nn
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
@@ -58,7 +59,7 @@ def trained(
     case = replace(CASE, **{**changes, "batch": batch})
     trainer = Trainer(NETWORK, case, RECIPES[case.recipe], device, seed=1)
     data = Synthetic((FEATURES,), CLASSES, share=(ranks.rank, ranks.world) if ranks else (0, 1))
-    feed = data.feed(batch, device, 7)
+    feed = data.load(LoadSpec(batch, device, 7))
     if ranks:
         trainer.join(ranks)
     for _ in range(STEPS):

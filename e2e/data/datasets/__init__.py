@@ -66,9 +66,9 @@ def open_data(spec: str, options: Options) -> Data:
 
 def _synthetic(options: Options, folder: Path) -> Data:
     classes = options.tokens or options.classes or USUAL_CLASSES
-    if options.loader is not None:
+    if options.loader:
         check_name(options.loader)
-    return Synthetic(options.sample, classes, options.tokens, options.loader, options.share)
+    return Synthetic(options.sample, classes, options.tokens, options.share)
 
 
 def _generated(options: Options, folder: Path) -> Data:

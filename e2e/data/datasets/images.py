@@ -1,32 +1,31 @@
-"""Data sets of images, in memory or in a folder: their feeds are opened by the name of a loader."""
+"""Data sets of images, in memory or in a folder: their loaders are opened by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed
+from e2e.data.loaders import FIXED, LOADERS, backend_of, open_loader
 from e2e.data.loaders.cpus import cores
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.sources.listing import list_images, printable
 from e2e.data.types import (
     ALL,
     IMAGENET,
-    PREFETCH,
     Arrays,
     Broken,
     Files,
-    LoaderFeed,
+    Loader,
+    LoadSpec,
     Normal,
     Share,
     Source,
     Tell,
-    Wanted,
     some_of,
 )
 from microbench.errors import UserError
@@ -36,14 +35,13 @@ NAMED = 100  # broken images that the note names: of a broken archive not all
 
 @dataclass(frozen=True)
 class Options:
-    """What the network takes, and how data is read unless a feed asks otherwise.
+    """What the network takes, and how data is opened.
 
     `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
     `tokens` is the vocabulary of a network of tokens. `strict`: a broken image is an error.
-    `workers` processes decode images (0: none). `loader` is a name of e2e.data.loaders (None: the
-    usual one for the data; synthetic data heeds only "pinned"). `device`: check now that the loader
-    runs for it; None: the first feed checks. `share` is this rank's of the training samples, as in
-    `Wanted`.
+    `workers` processes decode held-out images (0: none). `loader` is a name of e2e.data.loaders (""
+    for the usual one of the data). `device`: check now that the loader runs for it; None: it is
+    checked when it is opened. `share` is this rank's of the training samples, as in `LoadSpec`.
     """
 
     sample: tuple[int, ...]
@@ -51,7 +49,7 @@ class Options:
     tokens: int | None = None
     strict: bool = False
     workers: int = 0
-    loader: str | None = None
+    loader: str = ""
     device: torch.device | None = None
     share: Share = ALL
 
@@ -83,26 +81,22 @@ class Images:
         """Remarks on the workers so far."""
         return tuple(self._notes)
 
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> LoaderFeed:  # fmt: skip
-        """As `Data.feed`: shuffled epochs. UserError for a loader that does not fit."""
-        name = loader or self._usual
-        if name in FIXED:
-            return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
-        workers = self._options.workers if workers is None else workers
-        if self._options.share != ALL and LOADERS[name].own_order:
-            raise UserError(f"--loader {name} has an order of its own, which GPUs cannot share")
-        self._note_crowd(name, workers)
-        height, width = self._noise.sample[1:]
-        wanted = Wanted(
-            (height, width), batch, seed, device, workers, channels_last, cold,
-            self._normal, prefetch or PREFETCH, self._note,
-            self._options.share,
+    def load(self, spec: LoadSpec) -> Loader:
+        """As `Data.load`: shuffled epochs. UserError for a loader that does not fit."""
+        spec = replace(spec, loader=spec.loader or self._usual)
+        if spec.loader in FIXED:
+            return self._noise.load(spec)
+        if self._options.share != ALL and LOADERS[spec.loader].own_order:
+            raise UserError(
+                f"--loader {spec.loader} has an order of its own, which GPUs cannot share"
+            )
+        self._note_crowd(spec.loader, spec.workers)
+        height, width = self.sample[1:]
+        spec = replace(
+            spec, size=(height, width), normal=self._normal, share=self._options.share,
+            note=self._note, tell=self._tell,
         )  # fmt: skip
-        return open_feed(name, self.source, wanted, self._tell)
+        return open_loader(self.source, spec)
 
     def _note_crowd(self, name: str, workers: int) -> None:
         if name in LOADERS and LOADERS[name].processes and workers > cores():
@@ -161,7 +155,7 @@ def _nothing_breaks(broken: Sequence[Broken]) -> None:
 class Folder(Images):
     """Data from a folder. Broken images are left out; `notes` counts and names them.
 
-    If `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
+    If `strict`, the first broken image is a UserError: here, from a loader's `next`, or from
     `held_out`.
     """
 
@@ -203,14 +197,14 @@ class Folder(Images):
 
         UserError when none can be decoded.
         """
-        from e2e.data.loaders.pillow import once  # slow to load, and only needed here
+        from e2e.data.loaders.images import once  # slow to load, and only needed here
 
         place, seen = Placer(device, IMAGENET), 0
         size = (self.sample[1], self.sample[2])
-        wanted = Wanted(size, batch, 0, device, self._options.workers)
+        spec = LoadSpec(batch, device, 0, workers=self._options.workers, size=size)
         kept = self._listing.held_out
         kept = [kept[i] for i in some_of(len(kept), count)]
-        for some in once(kept, wanted):
+        for some in once(kept, spec):
             self.tell(some.broken)
             seen += len(some.images)
             if len(some.images):

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.device_copy import PinnedFeed
-from e2e.data.types import ALL, LoaderFeed, ReadyFeed, Share, laid_out
+from e2e.data.loaders.device_copy import FixedBatch, PinnedBatch
+from e2e.data.types import ALL, Loader, LoadSpec, Share
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
@@ -27,7 +27,6 @@ class Synthetic:
     sample: tuple[int, ...]
     classes: int
     tokens: int | None = None
-    loader: str | None = None
     share: Share = ALL
 
     name = "synthetic"
@@ -35,28 +34,21 @@ class Synthetic:
     held_out_samples: int | None = None
     notes: tuple[str, ...] = ()
 
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> LoaderFeed:  # fmt: skip
+    def load(self, spec: LoadSpec) -> Loader:
         """The same batch for ever, by the seed: float32 [batch, 3, H, W] or int64 [batch, T].
 
         It stays on the device; with loader "pinned" it is copied from pinned memory at each step.
         """
-        if (loader or self.loader) == "pinned":
-            return PinnedFeed(self._own(self._bytes, batch, seed), device, channels_last)
-        inputs, targets = self._own(partial(self._batch, device=device), batch, seed)
-        if channels_last and inputs.dim() == 4:
-            inputs = laid_out(inputs, channels_last)
-        return SyntheticFeed((inputs, targets))
+        if spec.loader == "pinned":
+            return PinnedBatch(*self._own(self._bytes, spec), spec.device)
+        return FixedBatch(*self._own(partial(self._batch, device=spec.device), spec))
 
     def _own(
-        self, make: Callable[..., tuple[Tensor, Tensor]], batch: int, seed: int
+        self, make: Callable[..., tuple[Tensor, Tensor]], spec: LoadSpec
     ) -> tuple[Tensor, Tensor]:
         """This rank's samples of a batch that all ranks have together."""
         rank, ranks = self.share
-        inputs, targets = make(batch * ranks, seed=seed)
+        inputs, targets = make(spec.batch * ranks, seed=spec.seed)
         if ranks == 1:
             return inputs, targets
         own = inputs[rank::ranks].contiguous()
@@ -86,19 +78,3 @@ class Synthetic:
         shape = (batch, *self.sample)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
         return images, torch.randint(self.classes, (batch,), generator=generator)
-
-
-class SyntheticFeed(ReadyFeed):
-    """A `LoaderFeed` of one batch: the same two tensors each time, so that nothing is copied."""
-
-    def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
-        self._batch: tuple[Tensor, Tensor] | None = batch
-
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch, the same tensors each time."""
-        assert self._batch is not None, "closed"
-        return self._batch
-
-    def close(self) -> None:
-        """Release the batch."""
-        self._batch = None

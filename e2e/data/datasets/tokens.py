@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.types import ALL, LoaderFeed, ReadyFeed, Share, some_of
+from e2e.data.loaders import FIXED
+from e2e.data.types import ALL, Loader, LoadSpec, Share, some_of
 from microbench.errors import UserError
 
 SEED = 20_261_125  # of the data set, independent of a run's seed
@@ -83,12 +84,11 @@ class GeneratedTokens:
     name = "generated"
 
     def __init__(
-        self, sample: tuple[int, ...], vocabulary: int, loader: str | None = None,
-        share: Share = ALL,
+        self, sample: tuple[int, ...], vocabulary: int, loader: str = "", share: Share = ALL
     ) -> None:  # fmt: skip
         self.sample, self.classes = sample, vocabulary
-        self._loader, self._share = loader, share
-        self._noise = Synthetic(sample, vocabulary, vocabulary, share=share)
+        self._share = share
+        self._noise = Synthetic(sample, vocabulary, vocabulary, share)
         self._check(loader)
         self._train, self._kept = _parts(sample[0], vocabulary)
         self.train_samples, self.held_out_samples = len(self._train), len(self._kept)
@@ -96,16 +96,12 @@ class GeneratedTokens:
             f"generated text: the best possible held-out loss is {entropy(vocabulary):.3f}",
         )
 
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> LoaderFeed:  # fmt: skip
-        """As `Data.feed`: int64 [batch, T] that stay on the device, in shuffled epochs."""
-        self._check(loader)
-        if (loader or self._loader) in ("synthetic", "pinned"):
-            return self._noise.feed(batch, device, seed, loader=loader or self._loader)
-        return TokenFeed(self._train.to(device), batch, seed, self._share)
+    def load(self, spec: LoadSpec) -> Loader:
+        """As `Data.load`: int64 [batch, T] that stay on the device, in shuffled epochs."""
+        self._check(spec.loader)
+        if spec.loader in FIXED:
+            return self._noise.load(spec)
+        return TokenRows(self._train.to(spec.device), spec.batch, spec.seed, self._share)
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
@@ -115,26 +111,24 @@ class GeneratedTokens:
             tokens = some.to(device)
             yield tokens, tokens
 
-    def _check(self, loader: str | None) -> None:
-        if loader not in (None, "resident", "synthetic", "pinned"):
+    def _check(self, loader: str) -> None:
+        if loader not in ("", "resident", *FIXED):
             raise UserError(f"--loader {loader} reads images; generated text is on the device")
 
 
-class TokenFeed(ReadyFeed):
-    """A `LoaderFeed` of rows that are on the device: each batch is gathered there.
+class TokenRows(Loader):
+    """Rows that are on the device: each batch is gathered there.
 
-    `share` is this rank's of a batch that all have together, as in `Wanted`.
+    `share` is this rank's of a batch that all have together, as in `LoadSpec`.
     """
 
     def __init__(self, rows: Tensor, batch: int, seed: int, share: Share = ALL) -> None:
-        self._rows: Tensor | None = rows
-        self._batch, self._share = batch, share
+        self._rows, self._batch, self._share = rows, batch, share
         self._generator = torch.Generator(rows.device).manual_seed(seed)
         self._order = torch.empty(0, dtype=torch.int64, device=rows.device)
 
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+    def to_device(self, batch: object, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """The next rows of the epoch, int64 [batch, T], twice; a batch may span two epochs."""
-        assert self._rows is not None, "closed"
         rank, ranks = self._share
         whole = self._batch * ranks
         while len(self._order) < whole:
@@ -145,7 +139,3 @@ class TokenFeed(ReadyFeed):
         which, self._order = self._order[rank:whole:ranks], self._order[whole:]
         tokens = self._rows[which]
         return tokens, tokens
-
-    def close(self) -> None:
-        """Release the rows."""
-        self._rows = None

@@ -1,7 +1,7 @@
 """How files and arrays become batches: `LOADERS`, one entry a back end.
 
-A back end is a module with `open_feed(source, wanted, tell)`, and with `missing(device)` where it
-does not run everywhere, and its entry in `LOADERS`. The module is imported when it is first used:
+A back end is a module with `open_loader(source, spec)`, and with `missing(device)` where it does
+not run everywhere, and its entry in `LOADERS`. The module is imported when it is first used:
 most need packages that load slowly.
 """
 
@@ -18,7 +18,7 @@ from microbench.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from e2e.data.types import LoaderFeed, Source, Tell, Wanted
+    from e2e.data.types import Loader, LoadSpec, Source
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Backend:
         cannot = getattr(self._imported(), "missing", None)
         return cannot(device) if cannot else None
 
-    def open(self, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed:
-        """A feed of this source. UserError as of the module's `open_feed`."""
-        return self._imported().open_feed(source, wanted, tell)
+    def open(self, source: Source, spec: LoadSpec) -> Loader:
+        """A loader of this source. UserError as of the module's `open_loader`."""
+        return self._imported().open_loader(source, spec)
 
     def _imported(self) -> Any:
         return import_module(f"{__name__}.{self.module}")
@@ -60,7 +60,7 @@ FIXED = {
 
 LOADERS: dict[str, Backend] = {
     "torchvision": Backend(
-        "pillow", "Pillow and torchvision's transforms in workers", ("files", "arrays")
+        "images", "Pillow and torchvision's transforms in workers", ("files", "arrays")
     ),
     "gpu-decode": Backend(
         "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
@@ -138,9 +138,9 @@ def backend_of(name: str, source: Source, device: torch.device | None = None) ->
     return backend
 
 
-def open_feed(name: str, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed:
-    """A feed of this source from a back end. UserError as of `backend_of`."""
-    backend = backend_of(name, source, wanted.device)
-    if wanted.cold:
+def open_loader(source: Source, spec: LoadSpec) -> Loader:
+    """A loader of this source by the spec's back end. UserError as of `backend_of`."""
+    backend = backend_of(spec.loader, source, spec.device)
+    if spec.cold:
         os.sync()  # unwritten pages cannot be dropped from the page cache
-    return backend.open(source, wanted, tell)
+    return backend.open(source, spec)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.jpeg_bytes import AREA, FLIPPED, RATIO, TRIES
-from e2e.data.types import Files, Source, Tell, Wanted, laid_out
+from e2e.data.types import PREFETCH, Files, Loader, LoadSpec, Source, laid_out
 from microbench.errors import UserError
 
 
@@ -25,56 +24,51 @@ def missing(device: torch.device) -> str | None:
     return None
 
 
-def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DaliFeed:
+def open_loader(source: Source, spec: LoadSpec) -> Dali:
     """Shuffled epochs; order and crops are DALI's own, by the seed. `workers` are threads.
 
     UserError when files should be read cold: DALI reads them itself.
     """
     assert isinstance(source, Files)
-    if wanted.cold:
+    if spec.cold:
         raise UserError("--loader dali reads files itself and cannot read them cold")
-    return DaliFeed(source, wanted)
+    return Dali(source, spec)
 
 
-class DaliFeed:
-    """A `LoaderFeed` of a DALI pipeline. A broken file ends it."""
+class Dali(Loader):
+    """A DALI pipeline, of which each batch is channels-last. A broken file ends it."""
 
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
-
-    def __init__(self, files: Files, wanted: Wanted) -> None:
-        self._files, self._wanted = files, wanted
-        self._running: Any = None
+    def __init__(self, files: Files, spec: LoadSpec) -> None:
+        self._files, self._spec = files, spec
+        self._batches: Any = None
 
     @property
     def ahead(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._wanted.prefetch
+        return self._spec.prefetch or PREFETCH
 
-    def fetch(self) -> tuple[Tensor, Tensor]:
+    def __next__(self) -> tuple[Tensor, Tensor]:
         """The next batch, copied on the current stream. UserError for a broken file."""
-        if self._running is None:
-            self._running = _iterator(self._files, self._wanted)
+        if self._batches is None:
+            self._batches = _iterator(self._files, self._spec)
         try:
-            (batch,) = next(self._running)
+            (batch,) = next(self._batches)
         except RuntimeError as error:
             raise UserError(
                 "DALI ends at a file that it cannot decode and does not name; other loaders name "
                 f"it ({_reason(error)})"
             ) from None
-        images = batch["images"]
-        if self._wanted.channels_last:
-            images = images.permute(0, 3, 1, 2)
-        return images, batch["labels"].flatten().long()
+        return batch["images"].permute(0, 3, 1, 2), batch["labels"].flatten().long()
 
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch in this feed's memory format: float32 [N, 3, H, W] and classes, int64 [N]."""
-        images, labels = cast(tuple[Tensor, Tensor], fetched)
-        return laid_out(images, self._wanted.channels_last), labels
+    def to_device(
+        self, batch: tuple[Tensor, Tensor], channels_last: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The batch in this memory format: float32 [N, 3, H, W] and classes, int64 [N]."""
+        return laid_out(batch[0], channels_last), batch[1]
 
     def close(self) -> None:
         """End DALI's threads."""
-        self._running = None
+        self._batches = None
 
 
 def _reason(error: RuntimeError) -> str:
@@ -88,49 +82,44 @@ def _dali(module: str) -> Any:
     return import_module(f"nvidia.dali.{module}")
 
 
-def _iterator(files: Files, wanted: Wanted) -> Any:
+def _iterator(files: Files, spec: LoadSpec) -> Any:
     """Batches without end, as a list of one dictionary."""
-    on_gpu = wanted.device.type == "cuda"
+    on_gpu = spec.device.type == "cuda"
     pipeline = _dali("pipeline").pipeline_def(_graph)(
         files,
-        wanted,
-        batch_size=wanted.batch,
-        num_threads=max(1, wanted.workers),
-        device_id=(wanted.device.index or 0) if on_gpu else None,
-        seed=wanted.seed,
-        prefetch_queue_depth=wanted.prefetch,
+        spec,
+        batch_size=spec.batch,
+        num_threads=max(1, spec.workers),
+        device_id=(spec.device.index or 0) if on_gpu else None,
+        seed=spec.seed,
+        prefetch_queue_depth=spec.prefetch or PREFETCH,
     )
     pipeline.build()
     iterator = _dali("plugin.pytorch").DALIGenericIterator
     return iterator([pipeline], ["images", "labels"], size=-1)
 
 
-def _graph(files: Files, wanted: Wanted) -> tuple[Any, Any]:
-    """Images, float32, in the layout that is wanted, and int32 classes [1]."""
+def _graph(files: Files, spec: LoadSpec) -> tuple[Any, Any]:
+    """Images, float32 [H, W, 3], and int32 classes [1]; areas and ratios are torchvision's too."""
     fn, types = _dali("fn"), _dali("types")
-    generator = torch.Generator().manual_seed(wanted.seed)
+    generator = torch.Generator().manual_seed(spec.seed)
     order: list[int] = torch.randperm(len(files.pictures), generator=generator).numpy().tolist()
     encoded, labels = fn.readers.file(
         files=[files.pictures[n].path for n in order],
         labels=[files.pictures[n].label for n in order],
         shuffle_after_epoch=True,  # of all files; `random_shuffle` is of a buffer of them
     )
-    on_gpu = wanted.device.type == "cuda"
+    on_gpu = spec.device.type == "cuda"
     images = fn.decoders.image_random_crop(
-        encoded,
-        device="mixed" if on_gpu else "cpu",
-        output_type=types.RGB,
-        random_area=list(AREA),
-        random_aspect_ratio=list(RATIO),
-        num_attempts=TRIES,
+        encoded, device="mixed" if on_gpu else "cpu", output_type=types.RGB
     )
-    images = fn.resize(images, size=list(wanted.size), interp_type=types.INTERP_TRIANGULAR)
+    images = fn.resize(images, size=list(spec.size), interp_type=types.INTERP_TRIANGULAR)
     images = fn.crop_mirror_normalize(
         images,
         dtype=types.FLOAT,
-        output_layout="HWC" if wanted.channels_last else "CHW",
-        mean=[255 * value for value in wanted.normal.mean],
-        std=[255 * value for value in wanted.normal.deviation],
-        mirror=fn.random.coin_flip(probability=FLIPPED),
+        output_layout="HWC",
+        mean=[255 * value for value in spec.normal.mean],
+        std=[255 * value for value in spec.normal.deviation],
+        mirror=fn.random.coin_flip(),
     )
     return images, labels.gpu() if on_gpu else labels

@@ -10,6 +10,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
 from e2e.data.loaders.crop_table import ORIENTATIONS
+from e2e.data.types import Files, Source
+from microbench.errors import UserError
 
 
 def decode(content: bytes) -> Image.Image:
@@ -38,6 +40,13 @@ def short(error: Exception) -> str:
         return error.strerror
     said = str(error).splitlines()
     return said[0][:80] if said else type(error).__name__
+
+
+def none_left(source: Source) -> UserError:
+    """The UserError to raise when no image of a source could be decoded."""
+    assert isinstance(source, Files), "arrays do not break"
+    count = len(source.pictures)
+    return UserError(f"none of the {count:,} training images in {source.root} can be decoded")
 
 
 def _of_16_bits(image: Image.Image) -> Image.Image:

@@ -19,11 +19,11 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.jpeg_bytes import Encoded, Packed, pack
+from e2e.data.loaders.decode import none_left
+from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
-from e2e.data.loaders.pixels import none_left
-from e2e.data.loaders.worker_pool import Shuffled, Workers
-from e2e.data.types import Files, Picture, Source, Tell, Wanted, laid_out
+from e2e.data.loaders.workers import Shuffled, Workers
+from e2e.data.types import Files, Loader, LoadSpec, Picture, Source, laid_out
 
 READY = 2  # batches on the device ahead of the one that is trained on
 SIZED = 64  # files whose mean size is taken for that of all
@@ -40,31 +40,30 @@ def missing(device: torch.device) -> str | None:
     return None if find_spec("triton") else "it needs Triton"
 
 
-def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DecodedFeed:
+def open_loader(source: Source, spec: LoadSpec) -> GpuDecoded:
     """The images and crops of back end torchvision in shuffled epochs, whatever the workers.
 
     Pixels differ by the decoder's and the resize's rounding. UserError if nvJPEG fails here.
     """
     assert isinstance(source, Files)
-    return DecodedFeed(source, wanted, tell)
+    return GpuDecoded(source, spec)
 
 
-class DecodedFeed:
-    """A `LoaderFeed` whose batches are made on the device by a thread."""
+class GpuDecoded(Loader):
+    """Batches that a thread makes on the device."""
 
-    def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
-        self._files, self._tell = files, tell
-        self._device = _numbered(wanted.device)
-        self._channels_last = wanted.channels_last
-        encoded = Encoded(files.pictures, wanted.cold)
-        self._decoder = Decoder(encoded.by_pillow, wanted, self._device)
-        self._workers: Workers[Packed] = Workers(
+    def __init__(self, files: Files, spec: LoadSpec) -> None:
+        self._files, self._tell = files, spec.tell
+        self._device = _numbered(spec.device)
+        encoded = Encoded(files.pictures, spec.cold)
+        self._decoder = Decoder(encoded.by_pillow, spec, self._device)
+        self._workers = Workers(
             encoded,
-            Shuffled(len(files.pictures), wanted.batch, wanted.seed, wanted.share),
-            wanted,
-            collate=pack,
-            pinned=wanted.pinned,
-            batch_bytes=wanted.batch * _usual_bytes(files.pictures),
+            spec,
+            batch_bytes=spec.batch * _usual_bytes(files.pictures),
+            pinned=spec.pinned,
+            batch_sampler=Shuffled(len(files.pictures), spec.batch, spec.seed, spec.share),
+            collate_fn=pack,
         )
         self._batches = Ahead(self._make, READY)
 
@@ -83,7 +82,7 @@ class DecodedFeed:
         """CPU seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
 
-    def fetch(self) -> Ready:
+    def __next__(self) -> Ready:
         """Wait until the next batch is launched; the device may still work on it.
 
         UserError for a broken image of strict data, or when all are broken.
@@ -94,14 +93,13 @@ class DecodedFeed:
             raise none_left(self._files)
         return ready
 
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+    def to_device(self, batch: Ready, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """The batch, float32 [N, 3, H, W] and int64 [N]; the current stream waits for it."""
-        assert isinstance(fetched, Ready)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(fetched.done)
-        for part in (fetched.images, fetched.labels):
+        current.wait_event(batch.done)
+        for part in (batch.images, batch.labels):
             part.record_stream(current)
-        return laid_out(fetched.images, self._channels_last), fetched.labels
+        return laid_out(batch.images, channels_last), batch.labels
 
     def close(self) -> None:
         """End the thread, then the workers; these first if the thread waits for them too long."""

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from e2e.data.loaders.crop_table import crop_table, upright_size
 from e2e.data.loaders.decode import decode, orientation_of, short
 from e2e.data.loaders.reading import read
-from e2e.data.loaders.worker_pool import Draw
+from e2e.data.loaders.workers import Draw
 from e2e.data.types import Broken, Picture
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.

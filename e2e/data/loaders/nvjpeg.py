@@ -21,8 +21,8 @@ from e2e.data.loaders.decode import short
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
 from e2e.data.loaders.resample import Resampling
-from e2e.data.loaders.worker_pool import Draw
-from e2e.data.types import Broken, Wanted
+from e2e.data.loaders.workers import Draw
+from e2e.data.types import Broken, LoadSpec
 from microbench.errors import UserError
 
 TRIED, COLOUR = ((64, 64), (131, 77), (90, 203)), (200, 40, 90)  # images whose pixels are known
@@ -51,11 +51,10 @@ class Decoder:
     """
 
     def __init__(
-        self, by_pillow: Callable[[Draw], EncodedSample], wanted: Wanted, device: torch.device
+        self, by_pillow: Callable[[Draw], EncodedSample], spec: LoadSpec, device: torch.device
     ) -> None:
-        self._by_pillow, self._device, self._size = by_pillow, device, wanted.size
-        self._channels_last = wanted.channels_last
-        self._scale, self._shift = wanted.normal.scale_and_shift(device)
+        self._by_pillow, self._device, self._size = by_pillow, device, spec.size
+        self._scale, self._shift = spec.normal.scale_and_shift(device)
         self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._launched: tuple[Ready, object] | None = None
         self._op_cpu_s = 0.0
@@ -103,12 +102,11 @@ class Decoder:
         assert all(image.is_contiguous() for image in images)
         table = rows["crop"].copy()
         table[:, 0] += [image.data_ptr() for image in images]
-        layout = torch.channels_last if self._channels_last else torch.contiguous_format
         out = torch.empty(
             (len(images), 3, *self._size),
             dtype=torch.float32,
             device=self._device,
-            memory_format=layout,
+            memory_format=torch.channels_last,
         )
         table = self._sent(torch.as_tensor(table))
         return Resampling(images, table, self._scale, self._shift, out)

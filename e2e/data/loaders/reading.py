@@ -13,13 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import short
-from e2e.data.loaders.worker_pool import Draw, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, Files, Picture, Source, Tell, Wanted
-from microbench.errors import UserError
+from e2e.data.loaders.workers import Draw, Shuffled, Workers
+from e2e.data.types import Arrays, Broken, Files, LoadSpec, Picture, Source
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
@@ -94,35 +92,26 @@ class Read(NamedTuple):
     broken: list[Broken]
 
 
-def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
+def open_loader(source: Source, spec: LoadSpec) -> ReadLoader:
     """The files in the order in which training reads them."""
     assert isinstance(source, Files)
-    return ReadFeed(source, wanted, tell)
+    return ReadLoader(
+        _Files(source.pictures, spec.cold),
+        spec,
+        batch_bytes=0,
+        batch_sampler=Shuffled(len(source.pictures), spec.batch, spec.seed, spec.share),
+        collate_fn=_added_up,
+    )
 
 
-class ReadFeed(Workers[Read]):
-    """A `LoaderFeed` that only reads; its batches cannot be trained on."""
+class ReadLoader(Workers):
+    """Only reads; its batches cannot be trained on."""
 
-    def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
-        super().__init__(
-            _Files(files.pictures, wanted.cold),
-            Shuffled(len(files.pictures), wanted.batch, wanted.seed, wanted.share),
-            wanted,
-            collate=_added_up,
-            pinned=False,
-            batch_bytes=0,
-        )
-        self._tell = tell
-
-    def fetch(self) -> Read:
+    def __next__(self) -> Read:
         """Wait until the next batch is read."""
-        read_ = next(self)
-        self._tell(read_.broken)
+        read_: Read = super().__next__()
+        self._spec.tell(read_.broken)
         return read_
-
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """Raise UserError: there is nothing to train on."""
-        raise UserError("--loader read only reads files and cannot train; choose another loader")
 
 
 class _Files(Dataset[Read]):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.cpus import cores, free_shared_memory
-from e2e.data.types import Arrays, Files, ReadyFeed, Source, Tell, Wanted, laid_out
+from e2e.data.types import PREFETCH, Arrays, Files, Loader, LoadSpec, Source, laid_out
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
 
@@ -48,48 +48,48 @@ DECODED_AT_ONCE = 16
 MOST_WORKERS = 16
 
 Kept = tuple[Tensor, Tensor]
-# All feeds of a source share its images, which go when the source does.
+# All loaders of a source share its images, which go when the source does.
 _kept: WeakKeyDictionary[Source, dict[tuple[tuple[int, int], torch.device], Kept]]
 _kept = WeakKeyDictionary()
 
 
-def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
-    """A feed of images on the device; files are decoded now, once for all feeds of a source.
+def open_loader(source: Source, spec: LoadSpec) -> Resident:
+    """Images on the device; files are decoded now, once for all loaders of a source.
 
     UserError when they do not fit, or when none can be decoded.
     """
     by_size = _kept.setdefault(source, {})
-    key = (wanted.size, wanted.device)
+    key = (spec.size, spec.device)
     if key not in by_size:
         if isinstance(source, Arrays):
-            by_size[key] = source.images.to(wanted.device), source.classes.to(wanted.device)
+            by_size[key] = source.images.to(spec.device), source.classes.to(spec.device)
         else:
-            by_size[key] = _decoded(source, wanted, tell)
-    return ResidentFeed(*by_size[key], wanted)
+            by_size[key] = _decoded(source, spec)
+    return Resident(*by_size[key], spec)
 
 
-def _decoded(files: Files, wanted: Wanted, tell: Tell) -> Kept:
+def _decoded(files: Files, spec: LoadSpec) -> Kept:
     """Images, uint8 [N, 3, H, W], and classes, int64; broken files are left out and reported.
 
     It has workers of its own, whatever is wanted: nothing is measured meanwhile.
     """
     # These load slowly, and arrays do not need them.
-    from e2e.data.loaders.pillow import middle, once
-    from e2e.data.loaders.pixels import none_left
+    from e2e.data.loaders.decode import none_left
+    from e2e.data.loaders.images import middle, once
 
     start_s = time.perf_counter()
-    device, count = wanted.device, len(files.pictures)
+    device, count = spec.device, len(files.pictures)
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
-    if reason := no_room(count, wanted.size, free):
+    if reason := no_room(count, spec.size, free):
         raise UserError(reason)
-    height, width = size = kept_size(wanted.size)
+    height, width = size = kept_size(spec.size)
     images = torch.empty((count, 3, height, width), dtype=torch.uint8, device=device)
     classes = torch.empty(count, dtype=torch.int64, device=device)
     at = 0
-    some = _in_workers(replace(wanted, size=size, batch=DECODED_AT_ONCE), count)
+    some = _in_workers(replace(spec, size=size, batch=DECODED_AT_ONCE), count)
     for batch in once(files.pictures, some, middle(size, max(size))):
-        tell(batch.broken)
+        spec.tell(batch.broken)
         good = len(batch.labels)
         if good:
             images[at : at + good] = batch.images
@@ -98,44 +98,41 @@ def _decoded(files: Files, wanted: Wanted, tell: Tell) -> Kept:
     if not at:
         raise none_left(files)
     took_s = time.perf_counter() - start_s
-    wanted.note(f"{at:,} images decoded once, in {took_s:.0f} s (workers: {some.workers})")
+    spec.note(f"{at:,} images decoded once, in {took_s:.0f} s (workers: {some.workers})")
     return images[:at], classes[:at]
 
 
-def _in_workers(wanted: Wanted, count: int) -> Wanted:
+def _in_workers(spec: LoadSpec, count: int) -> LoadSpec:
     """The same with as many workers as there are cores, batches and shared memory for."""
-    free, most = free_shared_memory(), min(MOST_WORKERS, cores(), count // wanted.batch)
+    free, most = free_shared_memory(), min(MOST_WORKERS, cores(), count // spec.batch)
     if free is not None:
         # One batch more may be under way than the workers have ready.
-        most = min(most, (free // wanted.batch_bytes - 1) // wanted.prefetch)
-    return replace(wanted, workers=max(0, most))
+        most = min(most, (free // spec.batch_bytes - 1) // PREFETCH)
+    return replace(spec, workers=max(0, most), prefetch=PREFETCH)
 
 
-class ResidentFeed(ReadyFeed):
-    """A `LoaderFeed` that crops, flips and normalises on the device: six kernels per batch.
+class Resident(Loader):
+    """Crops, flips and normalises on the device: six kernels per batch.
 
     Images larger than wanted are cropped anywhere inside, others up to PADDING pixels beyond their
     edges. The device draws the random numbers, so a seed gives other batches on another kind of
     device.
     """
 
-    def __init__(self, images: Tensor, classes: Tensor, wanted: Wanted) -> None:
-        self._channels_last = wanted.channels_last
-        self._images: Tensor | None = images
-        self._classes = classes
-        self._batch, self._share = wanted.batch, wanted.share
+    def __init__(self, images: Tensor, classes: Tensor, spec: LoadSpec) -> None:
+        self._images, self._classes = images, classes
+        self._batch, self._share = spec.batch, spec.share
         device = images.device
-        self._generator = torch.Generator(device).manual_seed(wanted.seed)
-        self._scale, self._shift = wanted.normal.scale_and_shift(device)
-        self._rows = _crops(images.shape[2], wanted.size[0]).to(device)
-        columns = _crops(images.shape[3], wanted.size[1])
+        self._generator = torch.Generator(device).manual_seed(spec.seed)
+        self._scale, self._shift = spec.normal.scale_and_shift(device)
+        self._rows = _crops(images.shape[2], spec.size[0]).to(device)
+        columns = _crops(images.shape[3], spec.size[1])
         self._columns = torch.cat([columns, columns.flip(1)]).to(device)
         self._channels = torch.arange(images.shape[1], device=device).reshape(1, -1, 1, 1)
         self._drawn = self._epoch(len(images))
 
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+    def to_device(self, batch: object, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """The next images of the epoch, float32 [batch, 3, H, W], and classes, int64 [batch]."""
-        assert self._images is not None, "closed"
         rank, ranks = self._share
         whole = self._batch * ranks
         while self._drawn.shape[1] < whole:
@@ -145,12 +142,8 @@ class ResidentFeed(ReadyFeed):
         rows = self._rows[down][:, None, :, None]
         columns = self._columns[across][:, None, None, :]
         bytes_ = self._images[which[:, None, None, None], self._channels, rows, columns]
-        bytes_ = laid_out(bytes_, self._channels_last)
+        bytes_ = laid_out(bytes_, channels_last)
         return (bytes_ * self._scale).add_(self._shift), self._classes[which]
-
-    def close(self) -> None:
-        """Release the images."""
-        self._images = None
 
     def _epoch(self, count: int) -> Tensor:
         """int64 [3, N]: every image once, and the rows and columns to cut from each."""

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.aten import CannotReplay, kind_of
 from e2e.case import TrainCase
-from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.loaders.device_copy import FixedBatch
 from e2e.data.types import laid_out
 from e2e.networks.network import Network
 from e2e.prediction.trace.recorder import Recorder, TracedOp, cache_bytes
@@ -118,7 +118,7 @@ def _recorded(
     feed = fixed_feed(network, case, device, classes)
     weights = list(trainer.module.parameters())
     recorder.hold((*weights, *trainer.module.buffers(), *trainer.optimizer.tensors()))
-    recorder.hold(feed.place(None))
+    recorder.hold(feed.to_device(None, case.layout == "nhwc"))
     gc.collect()
     gc.disable()  # it would free memory at arbitrary moments
     try:
@@ -131,9 +131,7 @@ def _recorded(
         gc.enable()
 
 
-def fixed_feed(
-    network: Network, case: TrainCase, device: torch.device, classes: int
-) -> SyntheticFeed:
+def fixed_feed(network: Network, case: TrainCase, device: torch.device, classes: int) -> FixedBatch:
     """A feed of one batch, made on the device, fake or real; `classes` is ignored for tokens.
 
     Images are float32 [batch, 3, H, W] with classes int64 [batch]; tokens int64 [batch, T].
@@ -141,9 +139,9 @@ def fixed_feed(
     shape = (case.batch, *network.input)
     if network.tokens is not None:
         tokens = torch.randint(network.tokens, shape, device=device)
-        return SyntheticFeed((tokens, tokens))
+        return FixedBatch(tokens, tokens)
     images = laid_out(torch.randn(shape, device=device), case.layout == "nhwc")
-    return SyntheticFeed((images, torch.randint(classes, (case.batch,), device=device)))
+    return FixedBatch(images, torch.randint(classes, (case.batch,), device=device))
 
 
 def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.device) -> None:

@@ -21,9 +21,9 @@ from samples.images import flat_folder, put
 from samples.processes import is_gone, kill, wait_for
 from torch.utils.data import Dataset
 
-from e2e.data.loaders import cpus, worker_pool
-from e2e.data.loaders.worker_pool import Workers
-from e2e.data.types import Wanted
+from e2e.data.loaders import cpus
+from e2e.data.loaders.workers import Workers
+from e2e.data.types import LoadSpec
 
 CPU = torch.device("cpu")
 
@@ -35,14 +35,14 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
     signal.signal(signal.SIGCHLD, before := signal.SIG_DFL)  # another test may have left torch's
-    feed = opened(root, workers=2).feed(4, CPU, 1)
+    feed = opened(root).load(LoadSpec(4, CPU, 1, workers=2))
     assert feed.pids == ()
-    feed.fetch()
+    next(feed)
     assert feed.ahead == 4
     victim = feed.pids[1]
     assert signal.getsignal(signal.SIGCHLD) == before
     kill(victim)
-    said = message(lambda: [feed.fetch() for _ in range(9)])
+    said = message(lambda: [next(feed) for _ in range(9)])
     assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
     assert "out of memory" in said
     assert feed.pids == ()
@@ -84,10 +84,12 @@ class Each(Dataset[Any]):
         return self.make(number)
 
 
-def counted(make: Callable[[int], object], batch_bytes: int = 8) -> Workers[list[Any]]:
+def counted(make: Callable[[int], object], batch_bytes: int = 8) -> Workers:
     batches = ([number] for number in itertools.count())
-    wanted = Wanted((1, 1), 1, 1, CPU, workers=1, prefetch=1)
-    return Workers(Each(make), batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
+    spec = LoadSpec(1, CPU, 1, workers=1, prefetch=1)
+    return Workers(
+        Each(make), spec, batch_bytes=batch_bytes, batch_sampler=batches, collate_fn=list
+    )
 
 
 def test_a_batch_that_cannot_be_sent_ends_the_run_instead_of_hanging() -> None:
@@ -121,33 +123,9 @@ def test_workers_leave_the_garbage_of_the_training_alone() -> None:
         gc.collect()
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "heard"),
-    [
-        ("Thread-6 (_pin_memory_loop)", ConnectionResetError(), 0),
-        ("Thread-6 (_pin_memory_loop)", OSError(24, "Too many open files"), 1),
-        ("ahead", ConnectionResetError(), 1),
-    ],
-)
-def test_torchs_pinning_thread_may_lose_a_worker_unheard(
-    name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[Any] = []
-    monkeypatch.setattr(threading, "__excepthook__", failures.append)
-    monkeypatch.setattr(threading, "excepthook", worker_pool.unless_pinning)
-
-    def fail() -> None:
-        raise error
-
-    thread = threading.Thread(target=fail, name=name)
-    thread.start()
-    thread.join()
-    assert len(failures) == heard
-
-
 def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
-    feed = opened(root, workers=2).feed(10**9, CPU, 1)
-    said = message(feed.fetch)
+    feed = opened(root).load(LoadSpec(10**9, CPU, 1, workers=2))
+    said = message(lambda: next(feed))
     assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
     assert "fewer --workers or a smaller --batch" in said
     assert "--shm-size" in said
@@ -166,7 +144,7 @@ def test_more_workers_than_cores_are_noted(root: Path) -> None:
     assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
     assert opened(root, "resident", workers=many).notes == ()
     data = opened(root)
-    data.feed(4, CPU, 1, workers=many).close()
+    data.load(LoadSpec(4, CPU, 1, workers=many)).close()
     assert "they take turns" in data.notes[0]
 
 

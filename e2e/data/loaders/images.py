@@ -1,0 +1,187 @@
+"""The usual back end: Pillow and torchvision's transforms in DataLoader workers.
+
+The transforms take a Pillow image or uint8 [3, H, W], and return uint8 [3, *size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import (
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
+)
+from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
+
+from e2e.data.loaders.decode import decode, none_left, short
+from e2e.data.loaders.device_copy import Placer
+from e2e.data.loaders.reading import read
+from e2e.data.loaders.resident import CENTRE, PADDING
+from e2e.data.loaders.workers import Draw, Shuffled, Workers
+from e2e.data.types import Arrays, Broken, LoadSpec, Picture, Source
+
+Cut = Callable[[Any], Tensor]
+
+
+class Sample(NamedTuple):
+    """An image, uint8 [3, H, W], None if none could be decoded; and the files that could not."""
+
+    image: Tensor | None
+    label: int
+    broken: list[Broken]
+
+
+class Batch(NamedTuple):
+    """Images, uint8 [N, 3, H, W], classes, int64 [N], and broken files. N may be short."""
+
+    images: Tensor
+    labels: Tensor
+    broken: list[Broken]
+
+
+class Pictures(Dataset[Sample]):
+    """Image files, decoded and cropped at random. The next good one replaces a broken one, so that
+    batches are as large as asked.
+
+    If `whole`, nothing is random, and a broken file is left out instead.
+    """
+
+    def __init__(
+        self, pictures: Sequence[Picture], cut: Cut, *, cold: bool = False, whole: bool = False
+    ) -> None:
+        self._pictures, self._cut = pictures, cut
+        self._cold, self._whole = cold, whole
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        first, seed = draw
+        broken: list[Broken] = []
+        tries = 1 if self._whole else len(self._pictures)
+        for index in range(first, first + tries):
+            path, label = self._pictures[index % len(self._pictures)]
+            try:
+                image = seeded(self._cut, decode(read(path, self._cold)), seed)
+            except Exception as error:  # decoders raise nearly anything on broken files
+                broken.append((path, short(error)))
+                continue
+            return Sample(image, label, broken)
+        return Sample(None, 0, broken)
+
+
+class Decoded(Dataset[Sample]):
+    """Arrays as CIFAR's scripts have them: one Pillow image at a time."""
+
+    def __init__(self, arrays: Arrays, cut: Cut) -> None:
+        self._pixels = arrays.images.permute(0, 2, 3, 1).numpy()  # as Pillow wants them
+        self._labels: list[int] = arrays.classes.numpy().tolist()
+        self._cut = cut
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        index, seed = draw
+        image = Image.fromarray(self._pixels[index].copy(order="C"))
+        return Sample(seeded(self._cut, image, seed), self._labels[index], [])
+
+
+def seeded(cut: Cut, image: object, seed: int) -> Tensor:
+    """The crop that the seed alone decides, in any process; a training's random state is kept."""
+    state = None if get_worker_info() else torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        return cut(image)
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
+
+
+def together(samples: Sequence[Sample]) -> Batch:
+    """A batch of those samples that have an image."""
+    good = [one for one in samples if one.image is not None]
+    broken = [file for one in samples for file in one.broken]
+    labels = torch.tensor([one.label for one in good], dtype=torch.int64)
+    if not good:
+        return Batch(torch.empty(0, dtype=torch.uint8), labels, broken)
+    # In a worker it stacks into memory that the parent shares.
+    return Batch(default_collate([one.image for one in good]), labels, broken)
+
+
+class ImageLoader(Workers):
+    """Waits for its workers' batch, copies it, and normalises on the device.
+
+    The dataset is of samples, in an order that `batches` has, or of whole batches without it.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], source: Source, spec: LoadSpec,
+        batches: Iterable[list[Draw]] | None,
+    ) -> None:  # fmt: skip
+        options: dict[str, Any] = dict(batch_size=None)
+        if batches is not None:
+            options = dict(batch_sampler=batches, collate_fn=together)
+        super().__init__(dataset, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned, **options)
+        self._source = source
+        self._placer = Placer(spec.device, spec.normal)
+
+    def __next__(self) -> Batch:
+        """Wait for the next batch. UserError for a broken image if strict, or if all are broken."""
+        batch: Batch = super().__next__()
+        self._spec.tell(batch.broken)
+        if not len(batch.images):
+            raise none_left(self._source)
+        return batch
+
+    def to_device(self, batch: Batch, channels_last: bool = False) -> tuple[Tensor, Tensor]:
+        """Copy to the device, without waiting if pinned, and normalise: float32 [N, 3, H, W]."""
+        return self._placer(batch.images, batch.labels, channels_last)
+
+
+def open_loader(source: Source, spec: LoadSpec) -> ImageLoader:
+    """Shuffled epochs, the same for a seed whatever the number of workers."""
+    if isinstance(source, Arrays):
+        samples: Dataset[Sample] = Decoded(source, random_shift(spec.size))
+        count = len(source.classes)
+    else:
+        samples = Pictures(source.pictures, random_cut(spec.size), cold=spec.cold)
+        count = len(source.pictures)
+    return ImageLoader(samples, source, spec, Shuffled(count, spec.batch, spec.seed, spec.share))
+
+
+def once(pictures: Sequence[Picture], spec: LoadSpec, cut: Cut | None = None) -> Iterator[Batch]:
+    """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out."""
+    draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
+    batches = [draws[at : at + spec.batch] for at in range(0, len(draws), spec.batch)]
+    samples = Pictures(pictures, cut or centre(spec.size), whole=True)
+    workers = Workers(
+        samples, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned,
+        batch_sampler=batches, collate_fn=together,
+    )  # fmt: skip
+    try:
+        yield from workers
+    finally:
+        workers.close()
+
+
+def random_cut(size: tuple[int, int]) -> v2.Compose:
+    """A random resized crop and a flip, as in ImageNet training; `size` is (height, width)."""
+    return v2.Compose(
+        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    )
+
+
+def random_shift(size: tuple[int, int]) -> v2.Compose:
+    """CIFAR's augmentation: a crop up to PADDING pixels beyond the image, and a flip."""
+    crop = v2.RandomCrop(size, padding=PADDING, padding_mode="reflect")
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
+
+
+def centre(size: tuple[int, int]) -> v2.Compose:
+    """The centre crop of `size` pixels, CENTRE of the shorter side."""
+    return middle(size, round(max(size) / CENTRE))
+
+
+def middle(size: tuple[int, int], shorter: int) -> v2.Compose:
+    """The centre crop of `size` after the shorter side has been resized to `shorter` pixels."""
+    return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
