@@ -171,14 +171,15 @@ class Measurer:
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        prepared.renew()  # its kernels are loaded too
         arm = Arm(case.key, Renewed(candidate.call, prepared.renew), estimate)
 
         def sample(launch: Launch) -> object:
             return self.timer.block(Renewed(launch, prepared.renew), 1)
 
         found = replace(blank, variant=candidate.label)
-        return _Ready(found, arm, lambda: prepared.rel_error_again(candidate, sample))
+        return _Ready(
+            found, arm, prepared.renew, lambda: prepared.rel_error_again(candidate, sample)
+        )
 
     # ------------------------------------------------------------ all variants, interleaved
 
@@ -187,6 +188,8 @@ class Measurer:
     ) -> dict[str, Result]:
         by_key = {item.arm.key: item for item in ready}
         arms = [item.arm for item in ready]
+        for item in ready:  # once all are checked: they share inputs, whose errors are as drawn
+            item.renew()  # the first loads modules, as a launch does
         # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
         watched = {
             arm.key: self.chance.randint(2, INTERIM_LOOKS[0])
@@ -281,6 +284,7 @@ class _Ready:
 
     result: Result
     arm: Arm
+    renew: Callable[[], None]
     rel_error_again: Callable[[], float]
 
 

@@ -58,6 +58,10 @@ class Gemm(Problem):
         inputs = self.m * self.k + self.k * self.n
         return inputs * precision.bytes_per_element + self.m * self.n * precision.output_bytes
 
+    def may_run_exactly(self, precision: Precision, backend: str) -> bool:
+        """A product with a vector is left to kernels without Tensor Cores."""
+        return precision.multiply == "tf32" and 1 in (self.m, self.n)
+
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         return (
             ("k" if self.layout[0] == "n" else "m", precision.bytes_per_element),

@@ -99,6 +99,18 @@ def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
     assert fp32.min_bytes == 4 * (24 * 40 + 40 * 32 + 24 * 32)
 
 
+def test_errors_are_of_the_inputs_as_drawn_though_each_variant_renews_what_they_share(
+    measurer: Measurer,
+) -> None:
+    problem = Gemm(24, 32, 40)
+    cases = [Case(problem, "fp32", name) for name in ("cpu", "samples.bad_kernels:good")]
+    found = measurer.measure(Group(tuple(cases)), BUDGET_S, lambda *_: None)
+    for result in found:
+        assert result.status == "ok", result.reason
+        assert result.total_error is not None
+        assert result.total_error < result.case.precision.rel_tolerance
+
+
 @pytest.mark.parametrize("overhead_s", [0.0, 1.0])
 def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
     spy: Spy, overhead_s: float
