@@ -100,6 +100,12 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def split_n(width: int) -> tuple[int, int]:
+    """The widths of two sums side by side: powers of two, the second may be none, 0."""
+    first = 1 << (width.bit_length() - 1)
+    return first, width - first
+
+
 def row_for_tma(row_bytes: int, padded: bool) -> int:
     """Bytes from one row to the next as TMA reads it: of the tensor itself where rows start on 16
     bytes, else of a copy in whole sectors. `padded`: of a copy in parts of a line that are powers

@@ -85,6 +85,10 @@ TRIED = (
     matrices("split_k/128x128x32/s4/w8/g8/k5", "tf32", 4096),
     matrices("split_k/128x128x128/s4/w8/g8/k6", "int8", 4096),
     matrices("split_k/64x64x64/s4/w4/g8", "fp16", 4096),
+    matrices("odd_width/272x128x64/s4/w8/g8/swapped", "fp16", 272),
+    matrices("odd_width/128x144x64/s6/w8/g8", "bf16", 1536),
+    matrices("odd_width/128x320x32/s4/w8/g8", "tf32", 1536),
+    matrices("pointer/64x128x64/s4/w4/g8", "fp16", 1000, "tn"),
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2", "fp16", "fprop", SQUARE),
     layer("conv_persistent/4x8x8x64x32/s3/w4/sub4", "tf32", "dgrad", SQUARE),
     layer("conv_persistent/4x8x8x64x64/s3/w4/sub2/p2", "fp8-e4m3", "fprop", SQUARE),
@@ -148,6 +152,13 @@ def test_slices_are_counted_and_their_values_never_added_atomically(tried: Tried
     assert built(tried).shared <= gemm_config.shared_memory(config, tried.case.precision)
 
 
+def test_rows_that_no_16_divides_are_loaded_and_stored_by_16_bytes() -> None:
+    (tried,) = (each for each in TRIED if each.case.problem.dims.get("m") == 1000)
+    ptx = built(tried).ptx
+    assert set(re.findall(r"cp\.async\.c\w\.\S+ [^;]*, (0x[0-9a-f]+|\d+), ", ptx)) == {"0x10"}
+    assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", ptx)) == {"v4.b32"}
+
+
 @pytest.mark.parametrize(("size", "load"), [(4095, "b16"), (4100, "b32"), (4098, "b64")])
 def test_copies_load_the_widest_word_and_store_16_bytes(size: int, load: str) -> None:
     (tried,) = (each for each in TRIED if each.case.problem.dims.get("m") == size)
@@ -166,7 +177,7 @@ def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
     }
     assert copies == {
         ("fp16", "nt"): 0, ("fp16", "tt"): 0, ("fp16", "tn"): 0, ("bf16", "nn"): 0,
-        ("fp8-e4m3", "nn"): 1, ("tf32", "nt"): 0, ("int8", "nt"): 0,
+        ("bf16", "nt"): 0, ("fp8-e4m3", "nn"): 1, ("tf32", "nt"): 0, ("int8", "nt"): 0,
     }  # fmt: skip
 
 

@@ -39,7 +39,8 @@ A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 2)  # whose kernels have 
 TMA, PERSISTENT = "tma/32x32x16/s2/w4/g2", "tma_persistent/32x64x16/s2/w4/g8/sub4"
 POINTER = "pointer/32x32x16/s2/w4/g4"
 SPLIT_K, SWAPPED = "split_k/32x32x16/s2/w4/g2/k3", "split_k/16x64x16/s2/w4/g8/k2/swapped"
-GEMM_LABELS = (TMA, PERSISTENT, POINTER, SPLIT_K, SWAPPED)
+ODD, ODD_SWAPPED = "odd_width/32x48x16/s2/w4/g2", "odd_width/80x64x16/s2/w4/g8/swapped"
+GEMM_LABELS = (TMA, PERSISTENT, POINTER, SPLIT_K, SWAPPED, ODD, ODD_SWAPPED)
 DIRECT = {TMA: TMA + "/direct", PERSISTENT: PERSISTENT + "/direct"}  # rows of C not on 16 bytes
 WHOLE, TAILS = (64, 104, 48), (41, 70, 37)
 Product = tuple[str, str, tuple[int, int, int], str]
@@ -53,6 +54,9 @@ GEMMS: tuple[Product, ...] = (
     ("tma/32x32x32/s2/w4/g2/sub2", "fp8-e5m2", (48, 80, 48), "tt"),
     ("split_k/64x32x32/s2/w4/g8/k2", "tf32", (48, 80, 48), "nn"),
     ("split_k/32x32x32/s2/w4/g2/swapped", "tf32", (17, 80, 48), "nt"),
+    ("odd_width/96x64x32/s2/w4/g8/swapped", "tf32", (17, 80, 52), "nn"),
+    *((POINTER, "fp16", (40, 72, 24), layout) for layout in ("nn", "tt")),  # sizes in UNITS of 8
+    (POINTER, "fp16", (41, 72, 24), "nt"), (POINTER, "tf32", (36, 67, 20), "tn"),
     (POINTER, "fp16", (1, 1, 1), "nt"), (DIRECT[TMA], "fp16", (33, 1, 5), "nt"),
     (SWAPPED, "fp16", (1, 40, 64), "nt"), (SWAPPED, "fp16", (1, 40, 72), "tn"),
     (SWAPPED, "fp16", (3, 40, 70), "tn"),

@@ -99,6 +99,31 @@ def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
     assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
 
 
+@pytest.mark.parametrize(
+    ("size", "widths"),
+    [
+        ((257, 14336, 4096), {272, 288}),
+        ((1536, 1536, 1536), {144, 160}),
+        ((4096, 4096, 4096), set()),
+    ],
+)
+def test_widths_between_powers_of_two_are_timed_where_they_save_tiles(
+    size: tuple[int, int, int], widths: set[int]
+) -> None:
+    listed = backend.configurations(case(*size), H200).tried(QUICK)
+    odd = [config for config in listed if config.kernel == cfg.ODD_WIDTH]
+    assert {config.bm if config.swapped else config.bn for config in odd} == widths
+    assert len(listed) == LISTED
+    assert listed[: len(odd)] == tuple(odd)
+
+
+def test_rows_of_16_bytes_are_no_reason_against_pointers() -> None:
+    """TMA reads rows that straddle lines; of 1001 elements pointers load one by one."""
+    first, narrow = (cfg.choices(Problem.of(case(n, n, n)), (9, 0), 132)[0] for n in (1000, 1001))
+    assert first.kernel == cfg.POINTER
+    assert narrow.kernel != cfg.POINTER
+
+
 def test_a_large_gemm_is_timed_with_more_rows_of_tiles_together() -> None:
     listed = backend.configurations(case(8192, 8192, 8192), H200).tried(QUICK)
     large = {(c.stages, c.group) for c in listed if c.tile == (128, 256, 64)}
@@ -117,7 +142,7 @@ def test_rules_find_something_that_fits() -> None:
             fits = cfg.shared_memory(config, problem.precision)
             assert fits <= architecture(capability).block_shared_bytes
             assert config.kernel == cfg.POINTER or capability >= (9, 0)
-            by_pointers = config.kernel in (cfg.POINTER, cfg.SPLIT_K)
+            by_pointers = config.kernel in (cfg.POINTER, *cfg.EITHER_WAY)
             assert by_pointers or config.direct >= problem.c_misaligned
 
 

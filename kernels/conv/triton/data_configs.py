@@ -21,6 +21,7 @@ from kernels.triton_util import (
     Grammar,
     gluon_missing,
     power_of_two,
+    split_n,
 )
 
 GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
@@ -316,12 +317,6 @@ STAGES = (6, 3)  # at most, at least
 MOST_ACCUMULATORS = 160  # float32 sums of one thread, which may have 240 registers
 MOST_ACCUMULATORS_OF_SINGLES = 128  # where pixels are stored by elements: addresses take registers
 MOST_ACCUMULATORS_OF_TWO = 64  # with two programs of 8 warps on an SM
-
-
-def split_n(bk: int) -> tuple[int, int]:
-    """Output channels of conv_gluon's two accumulators: powers of two, the second may have none."""
-    first = 1 << (bk.bit_length() - 1)
-    return first, bk - first
 
 
 def depths(channels: int, bc: int, element_bytes: int) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from kernels.conv.triton.data_configs import (
     MOST_STRIDE,
     Config,
     depths,
-    split_n,
     tiles,
     word,
 )
@@ -26,7 +25,7 @@ from kernels.conv.triton.gluon_kernel import conv_gluon
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import HOPPER
 from kernels.precision import Precision
-from kernels.triton_util import Step
+from kernels.triton_util import Step, split_n
 
 VIEWS = MOST_STRIDE**2  # arguments that the kernel has for views
 DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}

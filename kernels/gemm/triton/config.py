@@ -16,9 +16,11 @@ from kernels.case import Case
 from kernels.cost import STRADDLING, Kernel, Work
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import PRECISIONS, Capability, Precision
-from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two
+from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two, split_n
 
-POINTER, TMA, PERSISTENT, SPLIT_K = KERNELS = ("pointer", "tma", "tma_persistent", "split_k")
+KERNELS = ("pointer", "tma", "tma_persistent", "split_k", "odd_width")
+POINTER, TMA, PERSISTENT, SPLIT_K, ODD_WIDTH = KERNELS
+EITHER_WAY = (SPLIT_K, ODD_WIDTH)  # either operand may be wgmma's first; C is stored by pointers
 LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub", "k"), "direct")
 SWAPPED = "/swapped"  # at the end of a label
 GROUP = 8  # rows of tiles that are walked together, as a rule
@@ -31,7 +33,7 @@ class Config:
 
     `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
     stored in; `direct` stores registers to memory without TMA. `slices` programs share the K of a
-    tile of SPLIT_K; with `swapped` its second operand is wgmma's first, which is for a narrow M.
+    tile of SPLIT_K; with `swapped` the second operand is wgmma's first, which is for a narrow M.
     """
 
     kernel: str
@@ -59,6 +61,11 @@ class Config:
         return self.bm, self.bn, self.bk
 
     @property
+    def pieces(self) -> tuple[int, ...]:
+        """The widths of ODD_WIDTH's two sums; none of others."""
+        return split_n(self.bm if self.swapped else self.bn) if self.kernel == ODD_WIDTH else ()
+
+    @property
     def accumulators(self) -> int:
         """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
         return self.bm * self.bn // (32 * self.warps)
@@ -66,7 +73,7 @@ class Config:
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError for any other text."""
-    swapped = label.startswith(SPLIT_K) and label.endswith(SWAPPED)
+    swapped = label.startswith(EITHER_WAY) and label.endswith(SWAPPED)
     kernel, tile, (stages, warps, group, split, slices), direct = LABELS.read(
         label.removesuffix(SWAPPED) if swapped else label
     )
@@ -86,6 +93,8 @@ def shared_memory(config: Config, kind: Precision) -> int:
     if config.kernel == SPLIT_K:
         return max(buffers, config.bm * config.bn * kind.accumulator_bytes) + barriers
     narrowed = kind.output_bytes == 2  # C is made after the loop
+    if config.kernel == ODD_WIDTH:
+        return max(buffers, staged) + barriers
     if config.kernel == TMA and (narrowed or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
@@ -111,6 +120,9 @@ _TMA_TILES = (
 _LONG_SIDES = ((32, 4, 4), (64, 2, 5), (64, 1, 8), (128, 2, 4))
 # (M, N, 128-byte lines of K, stages, warps)
 _SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
+# Widths between powers of two, and programs on an SM; the other side is long.
+_ODD_WIDTHS = ((80, 2), (96, 2), (144, 1), (160, 1), (192, 1), (272, 1), (288, 1), (320, 1))
+_ODD_LONG, _ODD_STAGES = 128, (3, 6)  # stages at least, at most
 _SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
 
 
@@ -128,7 +140,7 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
     ]
     found += _persistent(line, kind.output_bytes)
     direct = [_direct(config) for config in found if config.kernel != POINTER]
-    return (*found, *_split_k(line), *direct)
+    return (*found, *_split_k(line), *_odd_width(kind, line), *direct)
 
 
 def _split_k(line: int) -> Iterator[Config]:
@@ -140,6 +152,16 @@ def _split_k(line: int) -> Iterator[Config]:
         yield plain
     for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, _SLICES[1:]):
         yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
+
+
+def _odd_width(kind: Precision, line: int) -> Iterator[Config]:
+    for width, programs in _ODD_WIDTHS:
+        room = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
+        stages = min(_ODD_STAGES[1], room // ((_ODD_LONG + width) * LINE_BYTES))
+        warps = 8 if programs == 1 else 4
+        plain = Config(ODD_WIDTH, _ODD_LONG, width, line, stages, warps)
+        yield plain
+        yield replace(plain, bm=width, bn=_ODD_LONG, swapped=True)
 
 
 def _direct(config: Config) -> Config:
@@ -162,6 +184,7 @@ def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
 # ---------------------------------------------------------------- what a problem may run
 
 
+KNOWN_DIVISOR = 16  # of a row's elements: all that Triton knows of it, which it compiles for
 FEW_BYTES = LINE_BYTES // 4  # of a row, whose copy would be four times as large or more
 
 
@@ -229,6 +252,18 @@ class Problem:
         """Elements of a row of A and of B, as they are stored."""
         return self.k if self.a_k_major else self.m, self.k if self.b_k_major else self.n
 
+    def unit(self, size: int) -> int:
+        """The elements of 16 bytes, where a size is a multiple of them and Triton does not know;
+        else 1.
+        """
+        wide = TMA_ALIGNMENT // self.precision.bytes_per_element
+        return wide if size % KNOWN_DIVISOR and size % wide == 0 else 1
+
+    @property
+    def loads_single(self) -> bool:
+        """Whether POINTER loads elements one by one."""
+        return any(row % KNOWN_DIVISOR and self.unit(row) == 1 for row in self.row_lengths)
+
     def straddles(self, packed: bool) -> bool:
         """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
         reads them, from copies that do.
@@ -263,15 +298,19 @@ def valid(config: Config, problem: Problem, capability: Capability) -> bool:
 
 
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
-    """All valid configurations of the catalogue, the most promising first."""
+    """All valid configurations of the catalogue, the most promising first; odd widths only where
+    one is the most promising of all.
+    """
     possible = [
         config
         for config in catalogue(problem.precision.name)
         if valid(config, problem, capability)
-        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, SPLIT_K))
+        and (config.direct == problem.c_misaligned or config.kernel in (POINTER, *EITHER_WAY))
         and _suits(config, problem)
     ]
-    return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
+    ranked = sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
+    first = next((i for i, config in enumerate(ranked) if config.kernel != ODD_WIDTH), 0)
+    return [*ranked[:first], *(config for config in ranked[first:] if config.kernel != ODD_WIDTH)]
 
 
 NARROWEST = 16  # rows of the narrow side of a tile
@@ -280,9 +319,11 @@ LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
 
 
 def _suits(config: Config, problem: Problem) -> bool:
-    """Whether split-K is made for the problem, one side so narrow, K so long; and whether there are
-    more rows of tiles than a larger group walks together.
+    """Whether split-K is made for the problem, one side so narrow, K so long; an odd width for its
+    shorter side; and whether there are more rows of tiles than a larger group walks together.
     """
+    if config.kernel == ODD_WIDTH:
+        return config.swapped == (problem.m < problem.n)
     if config.kernel != SPLIT_K:
         return config.group <= GROUP or problem.m > config.group * config.bm
     narrow, rows = (config.bm, problem.m) if config.swapped else (config.bn, problem.n)
@@ -301,9 +342,9 @@ FACTS: Mapping[str, Kernel] = {
     # The next tile's loads are under way while this one is stored.
     PERSISTENT: Kernel(slowdown=0.96, start=300, stored=0.5),
     SPLIT_K: Kernel(),
+    ODD_WIDTH: Kernel(slowdown=1.05),  # as conv_gluon, which has two sums too
 }
 MOST_FLOP_PER_CLOCK = max(HOPPER.flop_per_clock.values())
-KNOWN_DIVISOR = 16  # of a row's elements: all that Triton knows of it, which it compiles for
 REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
 NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 
@@ -311,13 +352,17 @@ NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     """The cost model's clocks for one launch; see `kernels.cost`. It only ranks."""
     kernel = replace(FACTS[config.kernel], rows_first=not config.swapped)
-    if config.kernel == POINTER and any(row % KNOWN_DIVISOR for row in problem.row_lengths):
+    if config.kernel == POINTER and problem.loads_single:
         kernel = replace(kernel, slowdown=NARROW_SLOWDOWN * kernel.slowdown)
     return cost.estimated_clocks(_work(config, problem), kernel, sm_count)
 
 
-def tile_kind(config: Config) -> tuple[int, int, int, int]:
-    """What a short list holds few of: the tile, or the same one turned, with its group."""
+def tile_kind(config: Config) -> tuple[int, ...]:
+    """What a short list holds few of: the tile, or the same one turned, with its group; and tiles
+    of ODD_WIDTH, which differ little.
+    """
+    if config.kernel == ODD_WIDTH:
+        return (config.bk,)
     return min(config.bm, config.bn), max(config.bm, config.bn), config.bk, config.group
 
 
@@ -328,6 +373,7 @@ def _work(config: Config, problem: Problem) -> Work:
     transposed = [is_transposed for is_transposed, _ in p.copies] if by_tma else []
     copies = transposed.count(True) + (False in transposed)
     threads, shared = 32 * config.warps, shared_memory(config, kind)
+    straddles = p.straddles(packed=by_tma) and (by_tma or p.loads_single)
     return Work(
         tiles=p.tiles(config) * slices,
         rows=config.bm,
@@ -338,10 +384,11 @@ def _work(config: Config, problem: Problem) -> Work:
         # A tile's last program reads every slice again.
         output_bytes=kind.output_bytes + (slices > 1) * (1 + slices) * kind.accumulator_bytes,
         flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
+        pieces=config.pieces,
         resident=1
         if config.kernel == PERSISTENT
         else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
-        spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
+        spread=STRADDLING if straddles else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
         extra_moved=sum(moved for _, moved in p.copies) if by_tma else 0,

@@ -132,14 +132,19 @@ def gemm_tma_persistent(
 def gemm_pointer(
     a, b, c, M, N, K, group, stride_am, stride_ak, stride_bk, stride_bn,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN_K: tl.constexpr,
+    EVEN_K: tl.constexpr, UNITS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Any strides, any size, any GPU: loads through pointers, masked at the edges.
 
     a: [M, K], b: [K, N] with strides in elements; c: [M, N], rows contiguous. EVEN_K (K a multiple
     of BK) drops the mask along K. The tile's corner is a 64-bit offset, what lies inside it 32-bit.
+    Of a size Triton knows whether it is a multiple of 16. Sizes and strides come as multiples of
+    UNITS, in the order of the arguments, so that rows of 1000 elements are loaded by 16 bytes too.
     """
+    M, N, K = M * UNITS[0], N * UNITS[1], K * UNITS[2]
+    stride_am, stride_ak = stride_am * UNITS[3], stride_ak * UNITS[4]
+    stride_bk, stride_bn = stride_bk * UNITS[5], stride_bn * UNITS[6]
     tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), group)
     rows = tl.arange(0, BM)
     columns = tl.arange(0, BN)
@@ -166,6 +171,33 @@ def gemm_pointer(
         a_tile += BK * stride_ak
         b_tile += BK * stride_bk
     _store(None, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, 1)
+
+
+@triton.jit(do_not_specialize=["group"])
+def gemm_odd_width(
+    x, y, y_rest, c, X, Y, K, group, stride_x, stride_y,
+    BX: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, BK: tl.constexpr,
+    X_K_MAJOR: tl.constexpr, Y_K_MAJOR: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Tiles B0 + B1 wide, two sums beside each other: Triton's blocks are powers of two, and a tile
+    of 272 = 256 + 16 takes 257 rows at once. Arguments as in gemm_sliced; y and y_rest are
+    descriptors of one matrix, with blocks of B0 and B1.
+    """
+    WIDTH: tl.constexpr = B0 + B1
+    tile_x, tile_y = _tile(tl.program_id(0), tl.cdiv(X, BX), tl.cdiv(Y, WIDTH), group)
+    acc = tl.zeros((BX, B0), ACC)
+    rest = tl.zeros((BX, B1), ACC)
+    for k in range(0, K, BK):
+        left = _load(x, tile_x * BX, k, X_K_MAJOR)
+        right = _load(y, tile_y * WIDTH, k, Y_K_MAJOR).T
+        right_rest = _load(y_rest, tile_y * WIDTH + B0, k, Y_K_MAJOR).T
+        acc = tl.dot(left, right, acc, input_precision=INPUT_PRECISION, out_dtype=ACC)
+        rest = tl.dot(left, right_rest, rest, input_precision=INPUT_PRECISION, out_dtype=ACC)
+    rows = tile_x * BX + tl.arange(0, BX)
+    first = tile_y * WIDTH
+    _store_in(c, acc, rows, first + tl.arange(0, B0), X, Y, stride_x, stride_y)
+    _store_in(c, rest, rows, first + B0 + tl.arange(0, B1), X, Y, stride_x, stride_y)
 
 
 # ---------------------------------------------------------------- copies that TMA needs

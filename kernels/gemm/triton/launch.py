@@ -17,9 +17,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem
-from kernels.gemm.triton.kernels import gemm_sliced, pack_k_major, pack_rows
+from kernels.gemm.triton.kernels import gemm_odd_width, gemm_sliced, pack_k_major, pack_rows
 from kernels.gpus import LINE_BYTES
-from kernels.triton_util import TMA_ALIGNMENT, Step, input_precision, options
+from kernels.triton_util import TMA_ALIGNMENT, Step, input_precision, options, split_n
 
 TRANSPOSED_ROWS, TRANSPOSED_K = 64, 64  # of a block
 PACK_ROWS, PACK_BYTES = 16, 512  # of a block that is copied
@@ -81,8 +81,8 @@ class Launcher:
         if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)
         a, b, packs = self._packed
-        if config.kernel == cfg.SPLIT_K:
-            return (*packs, self._sliced_step(config, a, b))
+        if config.kernel in cfg.EITHER_WAY:
+            return (*packs, self._either_way_step(config, a, b))
         return (*packs, self._tma_step(config, a, b))
 
     @cached_property
@@ -112,10 +112,12 @@ class Launcher:
 
     def _pointer_step(self, config: Config) -> Step:
         p = self.problem
+        sizes = (p.m, p.n, p.k, *self.a.strides, *reversed(self.b.strides))
+        units = tuple(p.unit(size) for size in sizes)
+        m, n, k, *strides = (size // unit for size, unit in zip(sizes, units, strict=True))
         args = (
-            self.a.base, self.b.base, self.c, p.m, p.n, p.k, config.group,
-            *self.a.strides, *reversed(self.b.strides),
-            config.bm, config.bn, config.bk, p.k % config.bk == 0, *self._arithmetic,
+            self.a.base, self.b.base, self.c, m, n, k, config.group, *strides, config.bm, config.bn,
+            config.bk, p.k % config.bk == 0, units, *self._arithmetic,
         )  # fmt: skip
         step_options = options(config.stages, config.warps)
         return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
@@ -139,22 +141,26 @@ class Launcher:
         m, n = self.problem.m, self.problem.n
         return TensorDescriptor(self.c, [m, n], [n, 1], [config.bm, config.bn // config.split])
 
-    def _sliced_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
+    def _either_way_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
         p, tiles, slices = self.problem, self.problem.tiles(config), config.slices
-        kind, device = p.precision, self.c.device
-        values = tiles * slices * config.bm * config.bn if slices > 1 else 1
-        sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
-        counts = torch.zeros(tiles if slices > 1 else 1, dtype=torch.int32, device=device)
+        kind, device, kernel = p.precision, self.c.device, gemm_odd_width
         sides = [(a, config.bm, p.n), (b, config.bn, 1)]  # matrix, block, stride of C
         if config.swapped:
             sides.reverse()
         (x, block_x, stride_x), (y, block_y, stride_y) = sides
+        blocks, scratch, constants = split_n(block_y), (), ()
+        if config.kernel == cfg.SPLIT_K:
+            kernel, blocks, constants = gemm_sliced, (block_y,), (slices,)
+            values = tiles * slices * config.bm * config.bn if slices > 1 else 1
+            sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
+            counts = torch.zeros(tiles if slices > 1 else 1, dtype=torch.int32, device=device)
+            scratch = (sums, counts)
         args = (
-            x.descriptor(block_x, config.bk), y.descriptor(block_y, config.bk), self.c, sums,
-            counts, x.rows, y.rows, p.k, config.group, stride_x, stride_y,
-            block_x, block_y, config.bk, slices, x.k_major, y.k_major, *self._arithmetic,
+            x.descriptor(block_x, config.bk), *(y.descriptor(b, config.bk) for b in blocks),
+            self.c, *scratch, x.rows, y.rows, p.k, config.group, stride_x, stride_y,
+            block_x, *blocks, config.bk, *constants, x.k_major, y.k_major, *self._arithmetic,
         )  # fmt: skip
-        return Step(gemm_sliced, (tiles * slices,), args, options(config.stages, config.warps))
+        return Step(kernel, (tiles * slices,), args, options(config.stages, config.warps))
 
 
 # ------------------------------------------------------------ copies
