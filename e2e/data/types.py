@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 PREFETCH = 2  # batches that each worker is ahead
 
+Item = TypeVar("Item")
 Share = tuple[int, int]  # which of how many ranks: (0, 2) has every other sample of one order
 ALL: Share = (0, 1)
 
@@ -73,6 +74,12 @@ def some_of(total: int, count: int) -> list[int]:
     if not 0 < count < total:
         return list(range(total))
     return sorted(Random(total).sample(range(total), count))
+
+
+def shared(batches: Sequence[Item], share: Share) -> Sequence[Item]:
+    """Of batches that all ranks have together, those of one."""
+    rank, ranks = share
+    return batches[rank::ranks]
 
 
 def laid_out(images: Tensor, channels_last: bool) -> Tensor:
@@ -213,6 +220,7 @@ class Data(Protocol):
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Every held-out sample once, in batches like a loader's, not augmented; any may be short.
+        Of several ranks each has its share of the batches, and may have none.
 
         With a `count` only that many of them, drawn once: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.

@@ -291,7 +291,7 @@ class Trainer:
         """(mean loss, accuracy from 0 to 1) over held-out batches, in the recipe's precision.
 
         The accuracy is None for a network without one, the loss where it is not finite. Of several
-        ranks each takes its share of the batches, with the buffers of rank 0.
+        ranks each gives its own batches, and all have the buffers of rank 0.
         """
         if self.ranks:
             self.ranks.equalise(self.module.buffers())
@@ -301,7 +301,7 @@ class Trainer:
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             # Samples, and those of them that were right, or have no right and wrong.
             seen, right, neither = torch.zeros(3, dtype=torch.int64, device=self.device)
-            for inputs, targets in self._own(batches):
+            for inputs, targets in batches:
                 output = self.forward(inputs)
                 seen += len(inputs)
                 loss += self.network.loss(output, targets, 0.0).double() * len(inputs)
@@ -317,11 +317,6 @@ class Trainer:
         mean = loss.item() / seen.item()
         share = None if neither.item() else right.item() / seen.item()
         return (mean if math.isfinite(mean) else None), share
-
-    def _own(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Every batch, or of several ranks those of this one."""
-        first, every = (self.ranks.rank, self.ranks.world) if self.ranks else (0, 1)
-        return itertools.islice(batches, first, None, every)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pickle
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,31 @@ SIDEWAYS[Base.Orientation] = 6
 
 def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> Data:
     return open_data(spec, Options(sample, **options))
+
+
+# ---- of several ranks
+
+
+def test_each_rank_has_its_share_of_what_is_held_out(pictures: Path) -> None:
+    for spec in ("synthetic", "generated", f"folder:{pictures}"):
+        alone = list(opened(spec).held_out(2, CPU))
+        for rank in range(3):
+            own = opened(spec, share=(rank, 3)).held_out(2, CPU)
+            assert same(own, alone[rank::3])
+
+
+def test_ranks_share_a_batch_of_noise() -> None:
+    for loader in ("synthetic", "pinned"):
+        spec = LoadSpec(4, CPU, 5, loader)
+        parts = [
+            batches(opened("synthetic", classes=9, share=(rank, 3)).load(spec), 1)[0]
+            for rank in range(3)
+        ]
+        whole = opened("synthetic", classes=9).load(replace(spec, batch=12))
+        ((images, classes),) = batches(whole, 1)
+        for rank, (own, own_classes) in enumerate(parts):
+            assert torch.equal(own, images[rank::3])
+            assert torch.equal(own_classes, classes[rank::3])
 
 
 # ---- the word

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import replace
@@ -85,7 +86,7 @@ def of_one_batch(device: torch.device, ranks: Ranks | None) -> tuple[float | Non
     if ranks:
         trainer.join(ranks)
     batches = Synthetic((FEATURES,), CLASSES).held_out(8, device)
-    return trainer.evaluate(iter([next(batches)]))
+    return trainer.evaluate(itertools.islice(batches, 0 if ranks and ranks.rank else 1))
 
 
 def masks(device: torch.device, ranks: Ranks) -> list[torch.Tensor]:

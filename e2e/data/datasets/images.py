@@ -26,6 +26,7 @@ from e2e.data.types import (
     Share,
     Source,
     Tell,
+    shared,
     some_of,
 )
 from microbench.errors import UserError
@@ -142,7 +143,7 @@ class InMemory(Images):
         if 0 < count < len(kept[0]):
             some = torch.tensor(some_of(len(kept[0]), count), device=device)
             kept = (kept[0][some], kept[1][some])
-        parts = (torch.split(part, batch) for part in kept)
+        parts = (shared(torch.split(part, batch), self._options.share) for part in kept)
         for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
@@ -199,9 +200,11 @@ class Folder(Images):
         """
         from e2e.data.loaders.images import once  # slow to load, and only needed here
 
-        place, seen = Placer(device, IMAGENET), 0
+        place, seen, some = Placer(device, IMAGENET), 0, None
         size = (self.sample[1], self.sample[2])
-        spec = LoadSpec(batch, device, 0, workers=self._options.workers, size=size)
+        spec = LoadSpec(
+            batch, device, 0, workers=self._options.workers, size=size, share=self._options.share
+        )
         kept = self._listing.held_out
         kept = [kept[i] for i in some_of(len(kept), count)]
         for some in once(kept, spec):
@@ -209,7 +212,7 @@ class Folder(Images):
             seen += len(some.images)
             if len(some.images):
                 yield place(some.images, some.labels)
-        if not seen:
+        if some is not None and not seen:
             raise UserError(
                 f"none of the {len(kept):,} held-out images in {self._listing.root} can be decoded"
             )

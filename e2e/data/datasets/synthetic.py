@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from e2e.data.loaders.device_copy import FixedBatch, PinnedBatch
-from e2e.data.types import ALL, Loader, LoadSpec, Share
+from e2e.data.types import ALL, Loader, LoadSpec, Share, shared
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
 HELD_OUT_SEED = 0x0DD5EED  # no run's seed, as those count from 1
+SAMPLES_APART, MAX_SEED = 1 << 24, 1 << 63  # seeds of two batches are so many samples apart
 
 
 @dataclass(frozen=True)
@@ -37,44 +37,41 @@ class Synthetic:
     def load(self, spec: LoadSpec) -> Loader:
         """The same batch for ever, by the seed: float32 [batch, 3, H, W] or int64 [batch, T].
 
-        It stays on the device; with loader "pinned" it is copied from pinned memory at each step.
+        It stays on the device; with loader "pinned" it is copied from pinned memory at each step:
+        colour images as bytes, which files become.
         """
         if spec.loader == "pinned":
-            return PinnedBatch(*self._own(self._bytes, spec), spec.device)
-        return FixedBatch(*self._own(partial(self._batch, device=spec.device), spec))
-
-    def _own(
-        self, make: Callable[..., tuple[Tensor, Tensor]], spec: LoadSpec
-    ) -> tuple[Tensor, Tensor]:
-        """This rank's samples of a batch that all ranks have together."""
-        rank, ranks = self.share
-        inputs, targets = make(spec.batch * ranks, seed=spec.seed)
-        if ranks == 1:
-            return inputs, targets
-        own = inputs[rank::ranks].contiguous()
-        return own, own if targets is inputs else targets[rank::ranks].contiguous()
+            coded = len(self.sample) == 3 and self.sample[0] == 3
+            made = self._batch(spec.batch, spec.seed, torch.device("cpu"), self.share, coded=coded)
+            return PinnedBatch(*made, spec.device)
+        return FixedBatch(*self._batch(spec.batch, spec.seed, spec.device, self.share))
 
     def held_out(
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """HELD_OUT_BATCHES batches, the same ones at every call; `count` changes nothing."""
-        for i in range(HELD_OUT_BATCHES):
-            yield self._batch(batch, HELD_OUT_SEED + i, device)
+        for i in shared(range(HELD_OUT_BATCHES), self.share):
+            yield self._batch(batch, HELD_OUT_SEED + i, device, ALL)
 
-    def _batch(self, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(device).manual_seed(seed)
-        shape = (batch, *self.sample)
+    def _batch(
+        self, batch: int, seed: int, device: torch.device, share: Share, *, coded: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's samples of a batch that all ranks have together.
+
+        Each sample has a seed of its own: a rank makes no more than it keeps.
+        """
+        rank, ranks = share
+        generator = torch.Generator(device)
+        kind = torch.uint8 if coded else torch.float32 if self.tokens is None else torch.int64
+        inputs = torch.empty((batch, *self.sample), dtype=kind, device=device)
+        for i, number in enumerate(range(rank, batch * ranks, ranks)):
+            generator.manual_seed((seed * SAMPLES_APART + number + 1) % MAX_SEED)
+            if kind.is_floating_point:
+                inputs[i].normal_(generator=generator)
+            else:
+                inputs[i].random_(0, self.tokens or 256, generator=generator)
         if self.tokens is not None:
-            tokens = torch.randint(self.tokens, shape, generator=generator, device=device)
-            return tokens, tokens
-        images = torch.randn(shape, generator=generator, device=device)
-        return images, torch.randint(self.classes, (batch,), generator=generator, device=device)
-
-    def _bytes(self, batch: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Colour images as bytes [N, 3, H, W], which files become; anything else as it is."""
-        if len(self.sample) != 3 or self.sample[0] != 3:
-            return self._batch(batch, seed, torch.device("cpu"))
-        generator = torch.Generator().manual_seed(seed)
-        shape = (batch, *self.sample)
-        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-        return images, torch.randint(self.classes, (batch,), generator=generator)
+            return inputs, inputs
+        generator.manual_seed(seed)
+        targets = torch.randint(self.classes, (batch * ranks,), generator=generator, device=device)
+        return inputs, targets[rank::ranks].contiguous()

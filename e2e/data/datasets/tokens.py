@@ -18,7 +18,7 @@ from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.loaders import FIXED
-from e2e.data.types import ALL, Loader, LoadSpec, Share, some_of
+from e2e.data.types import ALL, Loader, LoadSpec, Share, shared, some_of
 from microbench.errors import UserError
 
 SEED = 20_261_125  # of the data set, independent of a run's seed
@@ -107,7 +107,8 @@ class GeneratedTokens:
         self, batch: int, device: torch.device, count: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Data.held_out`: the inputs are the targets too."""
-        for some in torch.split(self._kept[some_of(len(self._kept), count)], batch):
+        batches = torch.split(self._kept[some_of(len(self._kept), count)], batch)
+        for some in shared(batches, self._share):
             tokens = some.to(device)
             yield tokens, tokens
 

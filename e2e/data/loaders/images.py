@@ -23,7 +23,7 @@ from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import read
 from e2e.data.loaders.resident import CENTRE, PADDING
 from e2e.data.loaders.workers import Draw, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, LoadSpec, Picture, Source
+from e2e.data.types import Arrays, Broken, LoadSpec, Picture, Source, shared
 
 Cut = Callable[[Any], Tensor]
 
@@ -150,13 +150,16 @@ def open_loader(source: Source, spec: LoadSpec) -> ImageLoader:
 
 
 def once(pictures: Sequence[Picture], spec: LoadSpec, cut: Cut | None = None) -> Iterator[Batch]:
-    """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out."""
+    """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out.
+
+    Of several ranks each has its share of the batches.
+    """
     draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + spec.batch] for at in range(0, len(draws), spec.batch)]
     samples = Pictures(pictures, cut or centre(spec.size), whole=True)
     workers = Workers(
         samples, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned,
-        batch_sampler=batches, collate_fn=together,
+        batch_sampler=shared(batches, spec.share), collate_fn=together,
     )  # fmt: skip
     try:
         yield from workers

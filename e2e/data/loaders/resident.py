@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.cpus import cores, free_shared_memory
-from e2e.data.types import PREFETCH, Arrays, Files, Loader, LoadSpec, Source, laid_out
+from e2e.data.types import ALL, PREFETCH, Arrays, Files, Loader, LoadSpec, Source, laid_out
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
 
@@ -87,7 +87,7 @@ def _decoded(files: Files, spec: LoadSpec) -> Kept:
     images = torch.empty((count, 3, height, width), dtype=torch.uint8, device=device)
     classes = torch.empty(count, dtype=torch.int64, device=device)
     at = 0
-    some = _in_workers(replace(spec, size=size, batch=DECODED_AT_ONCE), count)
+    some = _in_workers(replace(spec, size=size, batch=DECODED_AT_ONCE, share=ALL), count)
     for batch in once(files.pictures, some, middle(size, max(size))):
         spec.tell(batch.broken)
         good = len(batch.labels)
