@@ -19,8 +19,18 @@ import click
 from e2e.case import SCHEMAS
 from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
 from e2e.training.distributed import place_of
-from microbench.command_line import FILE, REST, Outputs, Said, click_options, run_app
-from microbench.command_words import NO_NETWORK, Command, Named, Program
+from microbench.command_line import (
+    FILE,
+    NO_NETWORK,
+    REST,
+    Command,
+    Named,
+    Outputs,
+    Program,
+    Said,
+    click_options,
+    run_app,
+)
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 

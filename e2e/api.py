@@ -27,7 +27,7 @@ from e2e.profile import halfway_watch
 from e2e.profile.diagnosis import diagnose
 from e2e.report.diagnosis import sheet
 from microbench.api import Run
-from microbench.command_words import called
+from microbench.command_line import called
 from microbench.errors import UserError
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
@@ -144,7 +144,7 @@ def watch(**options: Any) -> Generator[Watch]:
 def _asked(
     command: str, network: Network | None, options: dict[str, Any], but: Sequence[str] = ()
 ) -> AbstractContextManager[dict[str, Any]]:
-    """What the command of this name is asked; see `microbench.command_words.called`."""
+    """What the command of this name is asked; see `microbench.command_line.called`."""
     name = None if network is None else _name(network)
     return called(app.commands[command], [name], options, but=but)
 

@@ -11,8 +11,7 @@ from click.shell_completion import get_completion_class
 import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
 from microbench import __version__
-from microbench.command_line import run_app
-from microbench.command_words import Program
+from microbench.command_line import Program, run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
 from e2e.training.speedups import FED_SHARE
-from microbench.break_even import MIN_GAIN
+from microbench.verdict import MIN_GAIN
 
 Estimate = NDArray[np.float64]  # a value and the ends of its 95 % interval, or thrice the value
 

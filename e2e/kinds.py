@@ -7,7 +7,7 @@ from typing import Any
 from e2e.report import run_report
 from e2e.results import codec, loader_types
 from microbench.results.kinds import Document, Kind, register, register_document
-from microbench.results.values import Json
+from microbench.results.types import Json
 
 
 def _diagnosis(data: Json) -> Any:

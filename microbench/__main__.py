@@ -20,14 +20,15 @@ import click
 from microbench.command_line import (
     FILE,
     REST,
+    Named,
     Outputs,
+    Program,
     Said,
     Schema,
     click_options,
     options_of,
     run_app,
 )
-from microbench.command_words import Named, Program
 from microbench.conditions import Conditions
 from microbench.requests import (
     ConvRequest,

@@ -17,8 +17,7 @@ from typing import Any, Self
 
 from microbench import fmt
 from microbench.__main__ import app
-from microbench.command_line import check_options
-from microbench.command_words import called
+from microbench.command_line import called, check_options
 from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
@@ -121,7 +120,7 @@ class Measurement(_AsTable, types.Measurement):
 
     def chart(self) -> Any:
         """An Altair chart of the samples."""
-        from microbench.report.drawing_rows import samples_chart
+        from microbench.report.charts import samples_chart
 
         return samples_chart({self.name: self})
 
@@ -143,7 +142,7 @@ class Variants(_AsTable):
 
     def chart(self) -> Any:
         """An Altair chart of all samples, a row a callable."""
-        from microbench.report.drawing_rows import samples_chart
+        from microbench.report.charts import samples_chart
 
         return samples_chart(self.measurements)
 

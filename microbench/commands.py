@@ -15,8 +15,7 @@ from microbench.report.console import print_run
 from microbench.report.doctor import print_findings
 from microbench.report.documents import print_document
 from microbench.report.drawing import check_chart_path
-from microbench.report.export import to_csv, to_markdown
-from microbench.report.page import write_comparisons, write_document
+from microbench.report.export import to_csv, to_markdown, write_comparisons, write_document
 from microbench.report.screen import make_console
 from microbench.report.table import markdown as in_markdown_table
 from microbench.report.table import records, write_csv
@@ -29,7 +28,7 @@ from microbench.results.comparison import (
     parse_threshold,
 )
 from microbench.results.kinds import document_of
-from microbench.results.values import Json
+from microbench.results.types import Json
 from microbench.roofline.explain import annotate
 from microbench.run_output import write_pictures
 from microbench.sweep import parse_names

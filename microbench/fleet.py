@@ -16,12 +16,20 @@ from microbench.command_line import MAX_SEED
 from microbench.device.device import why_no_cuda
 from microbench.device.host import software
 from microbench.errors import UserError
-from microbench.report.documents import print_document
-from microbench.report.fleet import CHECK, COPY, FAULTS, Reading, judged, sheet_of, to_json
+from microbench.report.documents import (
+    CHECK,
+    COPY,
+    FAULTS,
+    Reading,
+    judged,
+    print_document,
+    sheet_of,
+    to_json,
+)
 from microbench.requests import Request
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
-from microbench.results.values import Json
+from microbench.results.types import Json
 from microbench.run import default_budget_s, group_weight
 from microbench.run_output import STDOUT, check_outputs, command_line, now, run_console, run_file
 from microbench.worker import Worker

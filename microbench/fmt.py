@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kernels.case import Case
 from kernels.conv import Conv
-from microbench.results.values import Interval, Ratio, Timed
+from microbench.results.types import Interval, Ratio, Timed
 from microbench.streams import clean
 from microbench.timing.stats import half_width_pct
 

@@ -31,8 +31,7 @@ from microbench.command_line import (
 )
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.shapes import read_shapes
-from microbench.sweep import Group
+from microbench.sweep import Group, read_shapes
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
     from microbench.network.trace import Traced
@@ -172,7 +171,7 @@ class PayoffRequest(ConvRequest):
 
     def plan(self, kind: str) -> list[Group]:
         """Every cell. UserError for --vs that is not in BASELINES."""
-        from microbench.break_even import BASELINES
+        from microbench.verdict import BASELINES
 
         if self.shapes:
             raise UserError("payoff takes no --shapes: its map has a row for each width")

@@ -16,15 +16,13 @@ import click
 
 from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
-from microbench.command_line import Outputs
-from microbench.command_words import given, typed, without_folder
+from microbench.command_line import Outputs, given, typed, without_folder
 from microbench.device.host import watched_environment
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results import runfile
 from microbench.results.kinds import kinds
-from microbench.results.types import METHOD_VERSION, Run
-from microbench.results.values import Json
+from microbench.results.types import METHOD_VERSION, Json, Run
 from microbench.streams import clean, give_up, is_of_stream, printable
 from microbench.worker import Greeting
 
@@ -230,7 +228,7 @@ def write_pictures(run: Run, chart: Path | None, html: Path | None, console: Con
         draw(run, chart)
         console.print(f"Chart: {chart}", soft_wrap=True)
     if html:
-        from microbench.report.page import to_page, write_page
+        from microbench.report.export import to_page, write_page
 
         write_page(to_page(run), html)
         console.print(f"Page: {html}", soft_wrap=True)

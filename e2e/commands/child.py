@@ -21,7 +21,7 @@ from e2e.networks.table import NetworkFacts
 from e2e.results.terms import TracedStep
 from e2e.training.distributed import place_of
 from kernels.error_words import one_line
-from microbench.command_words import Program
+from microbench.command_line import Program
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.worker import OnStage, WorkerDied, greet_parent

@@ -36,11 +36,11 @@ from e2e.results.terms import EXCHANGE, IDLE, OP_TERMS, PRODUCTS, RESIDUAL, STEP
 from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.documents import print_sheet
-from microbench.report.page import write_document
+from microbench.report.export import write_document
 from microbench.report.screen import make_console
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, claimed_new, write_text
-from microbench.results.values import Json
+from microbench.results.types import Json
 from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 from microbench.stopping import scratch_folder

@@ -19,8 +19,7 @@ from e2e.results.types import PREDICTED, Training
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups
 from microbench.device.load import LoadMeter
-from microbench.results.types import Run
-from microbench.results.values import Warning
+from microbench.results.types import Run, Warning
 from microbench.run_output import now, save
 from microbench.worker import WorkerDied
 

@@ -39,7 +39,7 @@ def find(
     from e2e.networks.losses import user_loss
     from e2e.networks.network import never
     from e2e.networks.own import own_network
-    from microbench.network.hub import is_hub
+    from microbench.network.networks import is_hub
 
     plain, share = dropout_of(name)
     if is_hub(plain):

@@ -16,7 +16,7 @@ from e2e.networks.network import Network, check_classes, check_input
 from e2e.networks.own import TOKEN_TRAINING
 from e2e.networks.table import facts_of, image_input, trained_as, written
 from microbench.errors import UserError
-from microbench.network.hub import (
+from microbench.network.networks import (
     CLASSES,
     HF,
     TIMM,

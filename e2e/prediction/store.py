@@ -20,7 +20,7 @@ from kernels.error_words import first_line
 from kernels.files import cache_folder, read_json_file, warn, write_atomically
 from kernels.tune import slug
 from microbench.device.host import cpu_name
-from microbench.results.fields import decode
+from microbench.results.codec import decode
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
 FORMAT = 13  # raised when times are taken in another way

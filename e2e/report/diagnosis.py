@@ -19,8 +19,8 @@ from e2e.results.terms import PYTHON
 from microbench import fmt
 from microbench.report.documents import Sheet
 from microbench.report.table import Column, Part, Row, Table
-from microbench.results.fields import decode
-from microbench.results.values import Json
+from microbench.results.codec import decode
+from microbench.results.types import Json
 
 SMALL_SHARE = 0.005  # of a step: shorter terms are shown by --verbose only
 MOST_CAUSES = 5

@@ -16,9 +16,9 @@ from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.break_even import MIN_GAIN
 from microbench.report.table import Column, Part, Row, Table, blank
 from microbench.results.types import Ratio, Run
+from microbench.verdict import MIN_GAIN
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 

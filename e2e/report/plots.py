@@ -31,7 +31,7 @@ from e2e.results.terms import RESIDUAL
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.drawing_style import (
+from microbench.report.charts import (
     COLOURS,
     INK,
     MIXED_COLOUR,

@@ -36,7 +36,7 @@ from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report import notes
+from microbench.report.console import listed_once, sentences
 from microbench.report.table import Part, Row, Table, Value, records, screen
 from microbench.results.types import Ratio, Run
 
@@ -143,7 +143,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         *_shown([learning.learning_part(view), *_tables(view, details=details), *stages], width),
         (costs.STATES_TITLE, costs.states(view) if details else []),
         *_accounts(view, width, details),
-        ("In short", notes.sentences(verdict(run))),
+        ("In short", sentences(verdict(run))),
         _warnings(run, view),
     ]
 
@@ -193,7 +193,7 @@ def _warnings(run: Run, view: View) -> Section:
         for training in sorted(run.of(Training), key=table.wall_gap, reverse=True)
         for warning in training.warnings
     ]
-    return "Warnings", notes.listed_once(found)
+    return "Warnings", listed_once(found)
 
 
 # ---------------------------------------------------------------- Markdown, HTML

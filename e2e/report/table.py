@@ -17,7 +17,7 @@ from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Part, Row, Screen, Table, Value, screen
-from microbench.results.values import RUINED_PCT
+from microbench.results.types import RUINED_PCT
 
 R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has

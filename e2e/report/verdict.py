@@ -30,7 +30,7 @@ from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.notes import load_warnings
+from microbench.report.console import load_warnings
 from microbench.results.types import Run
 from microbench.verdict import uncertain
 

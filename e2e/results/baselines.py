@@ -13,7 +13,7 @@ from itertools import accumulate
 from e2e.case import NO_COMPRESSION, TrainCase
 from e2e.results.exchange import exposed_s
 from e2e.results.types import Training
-from microbench.results.values import Ratio
+from microbench.results.types import Ratio
 
 BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
 

@@ -25,9 +25,16 @@ from e2e.results.types import (
     StepTimes,
     Training,
 )
-from microbench.results.fields import decode
-from microbench.results.types import STATUSES, TIME_DECIMALS
-from microbench.results.values import PROCESSES, Interval, Json, check_processes, processes_json
+from microbench.results.codec import decode
+from microbench.results.types import (
+    PROCESSES,
+    STATUSES,
+    TIME_DECIMALS,
+    Interval,
+    Json,
+    check_processes,
+    processes_json,
+)
 
 STATE = tuple(field.name for field in fields(State))
 # As they stand in the file; `median_s` is `step_s` there, and one process has no field of its own.

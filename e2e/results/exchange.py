@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from microbench.results.values import Amount, AtLeastOne, Count, Interval
+from microbench.results.types import Amount, AtLeastOne, Count, Interval
 
 STRAGGLES = 0.05  # a rank that needs so much longer than the median of the others is named
 

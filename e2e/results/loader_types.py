@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 
 from e2e.case import TrainCase
-from microbench.results.fields import decode
-from microbench.results.types import STATUSES
-from microbench.results.values import (
+from microbench.results.codec import decode
+from microbench.results.types import (
+    STATUSES,
     Amount,
     AtLeastOne,
     Count,

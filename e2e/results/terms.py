@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from microbench.results.values import Amount, AtLeastOne, Count
+from microbench.results.types import Amount, AtLeastOne, Count
 
 # What the Tensor Cores compute, and what the other terms do not explain.
 PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")

@@ -11,7 +11,7 @@ from typing import Annotated
 from e2e.case import TrainCase
 from e2e.results.exchange import Exchange
 from e2e.results.terms import TracedStep
-from microbench.results.values import (
+from microbench.results.types import (
     NOT_EMPTY,
     Amount,
     AtLeastOne,

@@ -13,7 +13,7 @@ from e2e.report.predictions import error_pct
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Repeat, Training
 from microbench.fmt import number
-from microbench.results.values import Ratio
+from microbench.results.types import Ratio
 from microbench.timing.stats import t_quantile
 
 HERE = "here"  # the machine, where the author's are keys

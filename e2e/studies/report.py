@@ -17,7 +17,7 @@ from e2e.studies.schema import Study, read_study
 from e2e.studies.tables import part_of
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.page import report_page, write_page
+from microbench.report.export import report_page, write_page
 from microbench.report.table import Part, markdown, records, write_csv
 from microbench.results.runfile import read_run, write_text
 from microbench.results.types import Run

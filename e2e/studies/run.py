@@ -13,8 +13,8 @@ from click import get_current_context
 from e2e.case import DATA_ALIASES
 from e2e.studies.schema import Options, Run, Study
 from kernels.error_words import suggest
-from microbench.command_words import called, typed
-from microbench.command_words import given as given_to
+from microbench.command_line import called, typed
+from microbench.command_line import given as given_to
 from microbench.errors import UserError
 from microbench.results.runfile import claimed, read_json, write_text
 from microbench.sweep import parse_numbers

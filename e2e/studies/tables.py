@@ -14,7 +14,7 @@ from e2e.studies.columns import COLUMNS, DEVIATION, HERE, clock, gain_of
 from e2e.studies.schema import Published, Shown
 from microbench import fmt
 from microbench.report.table import Column, Part, Row, Table
-from microbench.results.values import RUINED_PCT
+from microbench.results.types import RUINED_PCT
 
 DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")

@@ -32,8 +32,7 @@ from kernels.error_words import one_line
 from microbench import fmt
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
-from microbench.results.types import TIME_DECIMALS
-from microbench.results.values import Warning
+from microbench.results.types import TIME_DECIMALS, Warning
 from microbench.timing import FEWEST_ROUNDS
 from microbench.timing.interleave import INTERIM_LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.timing.stats import median, median_interval

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from e2e.results.types import Phase, Spread, State, StepTimes, Training
 from microbench.results.merging import joined, running_mean
-from microbench.results.values import ProcessTime
+from microbench.results.types import ProcessTime
 from microbench.timing.timers import EVENT_TICK_S
 
 MEANS = ("busy_s", "host_s", "wait_s", "unfed_s", "loaded_per_s", "host_pace")  # of StepTimes

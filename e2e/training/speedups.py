@@ -12,7 +12,7 @@ from e2e.case import TrainCase
 from e2e.results.baselines import baselines, by_the_wall
 from e2e.results.types import MAX_WALL_GAP, StepTimes, Training
 from microbench.results.merging import ratio_of_processes
-from microbench.results.values import Ratio, Warning
+from microbench.results.types import Ratio, Warning
 from microbench.timing.stats import half_width_pct
 from microbench.timing.timers import EVENT_TICK_S
 

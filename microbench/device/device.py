@@ -15,8 +15,7 @@ from typing import Any
 from kernels.case import Target
 from microbench.device import host
 from microbench.device.host import software as software
-from microbench.device.nvml import SM_CLOCK, GpuState, NvmlGpu
-from microbench.device.telemetry import POLL_INTERVAL_S, Telemetry
+from microbench.device.telemetry import POLL_INTERVAL_S, SM_CLOCK, GpuState, NvmlGpu, Telemetry
 from microbench.errors import UserError
 
 # Assumed where sysfs has no cache size.

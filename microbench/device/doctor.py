@@ -14,8 +14,7 @@ from typing import Literal
 
 from microbench.device import host
 from microbench.device.device import DeviceInfo, gpu_state, why_no_cuda
-from microbench.device.nvml import GpuState
-from microbench.device.telemetry import throttle_words
+from microbench.device.telemetry import GpuState, throttle_words
 
 Level = Literal["ok", "note", "warning", "problem"]
 GIB = 1024**3

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from microbench.device.host import CPU_TICKS, ROOT, family
-from microbench.device.nvml import GpuState
-from microbench.results.values import Json
+from microbench.device.telemetry import GpuState
+from microbench.results.types import Json
 
 LOADED = 0.5  # of all cores: from here on other programs are worth a warning
 LOAD = "load"  # the key in a run's settings

@@ -6,8 +6,14 @@ allocated and no kernel runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,31 +23,33 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.conv import Conv
+from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.error_words import one_line, suggest
+from kernels.flops import attention, convolution
+from kernels.gemm import Gemm
 from microbench.errors import UserError
-from microbench.network.hub import (
-    TIMM,
-    build_text,
-    build_timm,
-    is_hub,
-    text_config,
-    timm_image,
-    usual_tokens,
-)
 from microbench.network.networks import (
     DEFAULT_IMAGE,
+    TIMM,
     BuildMode,
+    build_text,
+    build_timm,
     build_torchvision,
     call_function,
     find_function,
+    is_hub,
     kind_of,
     silent,
     tensors_in,
+    text_config,
+    timm_image,
     torchvision_models,
     usual_image,
+    usual_tokens,
 )
-from microbench.network.products import Layer, ProductRecorder, Skipped, storage_of
 
 CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 
@@ -234,3 +242,269 @@ def _example_inputs(
 
 
 traced = lru_cache(maxsize=4)(trace)
+
+
+# ---------------------------------------------------------------- the calls
+
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
+FFT = "_fft"  # likewise
+_autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+BATCHED = "batched GEMMs and attention are not measured yet"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One distinct GEMM or convolution of the step.
+
+    The layout of a convolution is any. `which` is the pass: "fprop", "dgrad" or "wgrad"; a
+    transposed convolution counts as the convolution whose dgrad it is. `count` is how often a step
+    runs it, `names` the paths of the modules that it runs for (the class name for the network
+    itself).
+    """
+
+    problem: Gemm | Conv
+    which: str
+    count: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A GEMM, convolution or attention that cannot be measured, and why.
+
+    `flops` are those of one run.
+    """
+
+    what: str
+    reason: str
+    count: int
+    flops: int
+    names: tuple[str, ...]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """An integer that tensors share exactly when they share memory."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class _Row:
+    """A distinct GEMM or convolution while it is counted; `place` sorts it by its forward pass."""
+
+    item: Layer | Skipped
+    place: int
+    count: int = 0
+    names: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A forward GEMM or convolution. Holds its weight, so that its storage stays unique."""
+
+    name: str
+    place: int
+    weight: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """A module whose forward runs, and the autograd node that was running when it began."""
+
+    path: str
+    under: int | None
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Records each distinct GEMM and convolution of a step of `module`, whose weights lie in the
+    storages `weights`.
+
+    Autograd numbers its nodes, and makes a node just before the call that it is for is seen: a
+    backward call belongs to the forward one with the number of the running node. Of the two in the
+    backward of a GEMM, the one that reads the forward's weight is the dgrad and the other the
+    wgrad. The weight is the operand that is a parameter; where none or both are, it is B. A forward
+    that is run again during the backward pass (checkpointing) is a forward: its module was entered
+    under the node that is running.
+    """
+
+    def __init__(self, module: nn.Module, weights: set[int]) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._module: Any = module
+        self._weights = weights
+        self._entered = [_Entered(type(module).__name__, None)]
+        self._sources: dict[int, _Source] = {}  # by number of the autograd node
+        self._rows: dict[tuple[object, ...], _Row] = {}
+
+    def merged(self, kind: type[Any]) -> list[Any]:
+        """The rows of a type (`Layer` or `Skipped`), with counts and names, in forward order."""
+
+        def order(row: _Row) -> tuple[int, int]:
+            return row.place, PASSES.index(getattr(row.item, "which", PASSES[0]))
+
+        return [
+            dataclasses.replace(row.item, count=row.count, names=tuple(row.names))
+            for row in sorted(self._rows.values(), key=order)
+            if isinstance(row.item, kind)
+        ]
+
+    @contextmanager
+    def recording(self) -> Generator[None]:
+        """Record the calls within this context, of one thread, and which submodule makes each."""
+        handles: list[Any] = []
+        for path, child in self._module.named_modules():
+            if path:
+                handles += [
+                    child.register_forward_pre_hook(partial(self._enter, path)),
+                    child.register_forward_hook(self._leave, always_call=True),
+                ]
+        try:
+            with torch.autograd.set_multithreading_enabled(False), self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str, *_: object) -> None:
+        """Called before the submodule of this path runs."""
+        self._entered.append(_Entered(path, _running_node()))
+
+    def _leave(self, *_: object) -> None:
+        """Called when the submodule entered last has run, or raised."""
+        self._entered.pop()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one ATen call, and record it if it is a GEMM, a convolution or attention."""
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name not in PRODUCTS and not name.startswith((ATTENTION, FFT)):
+            if func.namespace != "aten" or not func._can_decompose():
+                return func(*args, **kwargs)
+            with self:  # of other operators alone, as linear: inference mode shows these whole
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if name in ("mm", "addmm"):
+            self._gemm(*args[-2:])
+        else:
+            for item in _products(name, args, out):
+                self._add(item)
+        return out
+
+    def _gemm(self, a: Tensor, b: Tensor) -> None:
+        (m, k), n = a.shape, b.shape[1]
+        weight = a if storage_of(a) in self._weights and storage_of(b) not in self._weights else b
+        which = "fprop"
+        if self._backward:
+            of_forward = self._source.weight
+            weights = self._weights if of_forward is None else {storage_of(of_forward)}
+            which = "dgrad" if weights & {storage_of(a), storage_of(b)} else "wgrad"
+        if m and n and k:
+            self._add(Layer(Gemm(m, n, k, _letter(a) + _letter(b)), which, 0, ()), weight)
+
+    def _add(self, item: Layer | Skipped, weight: Tensor | None = None) -> None:
+        source = self._source
+        row = self._rows.setdefault(_key(item), _Row(item, source.place))
+        row.count += 1
+        row.names[source.name] = None
+        if not self._backward:
+            newest = _autograd._autograd._get_sequence_nr() - 1
+            self._sources.setdefault(newest, _Source(source.name, row.place, weight))
+
+    @property
+    def _backward(self) -> bool:
+        """Whether the call that is seen is one of the backward pass."""
+        return _running_node() not in (None, self._entered[-1].under)
+
+    @property
+    def _source(self) -> _Source:
+        """What a backward call belongs to in the forward pass; of a forward call, itself."""
+        known = self._sources.get(_running_node() or 0) if self._backward else None
+        return known or _Source(self._entered[-1].path, len(self._rows), None)
+
+
+def _running_node() -> int | None:
+    """The number of the autograd node whose backward is running, if one is."""
+    node = _autograd._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def _key(item: Layer | Skipped) -> tuple[object, ...]:
+    """The identity by which calls are counted as one."""
+    if isinstance(item, Skipped):
+        return item.what, item.reason, item.flops
+    return item.problem, item.which
+
+
+def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Skipped]:
+    """The GEMMs and convolutions of one operator call, except plain GEMMs."""
+    if name in ("bmm", "baddbmm"):
+        yield _skipped(name, BATCHED, 2 * args[-2].numel() * args[-1].shape[-1])
+    elif name == "convolution":
+        yield from _convolution(args[0], args[1], out, *args[3:])
+    elif name == "convolution_backward":
+        grad, x, weight, _, *rest, mask = args
+        yield from _convolution(x, weight, grad, *rest, mask=mask)
+    elif name.startswith(FFT):
+        points = max(args[0].numel(), out.numel())
+        passes = math.log2(prod(out.shape[axis] for axis in args[1]) or 1)
+        yield _skipped("FFT", "FFTs are not measured", round(5 * points * passes))
+    else:
+        yield _attention(args, backward="backward" in name)
+
+
+def _skipped(what: str, reason: str, flops: int) -> Skipped:
+    return Skipped(what, reason, 0, flops, ())
+
+
+def _attention(args: tuple[Any, ...], *, backward: bool) -> Skipped:
+    query, key, value = args[1:4] if backward else args[:3]
+    flops = attention(query.shape, key.shape, value.shape)
+    if backward:
+        return _skipped("scaled_dot_product_attention backward", BATCHED, 2 * flops)
+    return _skipped("scaled_dot_product_attention", BATCHED, flops)
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, y: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
+    mask: tuple[bool, ...] | None = None,
+) -> Iterator[Layer | Skipped]:  # fmt: skip
+    """One forward call, or with `mask` the requested gradients of a backward call."""
+    passes = ("dgrad", "fprop") if transposed else ("fprop", "dgrad")
+    wanted = [passes[0]]
+    if mask:
+        wanted = [w for w, needed in zip((passes[1], "wgrad"), mask, strict=False) if needed]
+    image, pixels = (y, x) if transposed else (x, y)  # of the convolution behind either
+    flops = convolution(pixels.shape[0], pixels.shape[2:], weight.shape)
+    axes = weight.dim() - 2
+    for which in wanted:
+        what = f"{axes}-D convolution, {which}"
+        if axes > 2:
+            yield _skipped(what, f"{axes}-D convolutions are not measured yet", flops)
+            continue
+        # 1-D is an image of one row, and a kernel of one.
+        (h, w), (r, s), outputs = (
+            (1, *tensor.shape[2:])[-2:] for tensor in (image, weight, pixels)
+        )
+        by_axis = (of_axes(*(2 * values)[:2]) for values in (stride, padding, dilation))
+        steps, pads, dilations = by_axis
+        if axes == 1:
+            pads = of_axes(0, padding[0])
+        (n, c), k = image.shape[:2], weight.shape[0]
+        shape = ConvShape(n, c, h, w, k, r, s, steps, pads, dilations, groups)
+        if (shape.p, shape.q) != outputs:
+            unlike = f"output padding {output_padding} does not match any convolution"
+            yield _skipped(what, unlike, flops)
+        else:
+            yield Layer(Conv(shape, which), which, 0, ())
+
+
+def _letter(matrix: Tensor) -> str:
+    """How a matrix is stored: "n" row-major, "t" transposed; any other is copied first."""
+    return "t" if matrix.stride(0) == 1 and not matrix.is_contiguous() else "n"

@@ -24,15 +24,14 @@ from microbench.report.table import (
 )
 from microbench.results.comparison import (
     NOT_MEASURED,
+    RUINED,
     SAME_CARD,
     VERDICTS,
     CompareRow,
     Comparison,
 )
-from microbench.results.judging import RUINED
 from microbench.results.kinds import Report, kinds
-from microbench.results.types import Ratio
-from microbench.results.values import AnyCase
+from microbench.results.types import AnyCase, Ratio
 from microbench.verdict import uncertain
 
 MOST_SAME_ROWS = 6

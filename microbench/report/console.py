@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
+from kernels.precision import PRECISIONS
+from kernels.tune import HOW, Choice
 from microbench import fmt
-from microbench.report import notes
-from microbench.report.arms import arms_of, groups_of, states_of
+from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
+from microbench.report.arms import arms_of, groups_of, rate_unit, representative, states_of
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.payoff_map import is_map, map_tables, map_verdict
-from microbench.report.run_table import run_table, wide_table
+from microbench.report.run_table import (
+    backends_table,
+    is_long,
+    rivals_table,
+    run_table,
+    settings_table,
+    wide_table,
+)
 from microbench.report.screen import prose_width
-from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table
 from microbench.report.table import screen
 from microbench.results.kinds import reports
-from microbench.results.types import Result, Run
+from microbench.results.types import RUINED_PCT, Ceiling, Result, Run, Warning
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -39,9 +48,9 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     """
     width = console.width
     _section(console, header(run, details))
-    _section(console, notes.machine(run), "The machine was busy")
+    _section(console, machine(run), "The machine was busy")
     if not run.entries:
-        _section(console, [Text("No case was measured."), *notes.peaks(run)])
+        _section(console, [Text("No case was measured."), *peaks(run)])
     if run.results and is_map(run):
         _print_map(run, console, width)
     elif run.results:
@@ -56,18 +65,18 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
     brief = not details and is_long(run)
     lines, left_out, cut = _brief(run, width) if brief else _table(run, width)
-    legend = notes.legend(run, left_out, ratios=run.network is None)
-    _section(console, [*lines, *legend])
-    _section(console, notes.reasons(cut), "Full reasons")
+    read_by = legend(run, left_out, ratios=run.network is None)
+    _section(console, [*lines, *read_by])
+    _section(console, reasons(cut), "Full reasons")
     if not brief:
         of = "each case" if details else fmt.listed([*map(fmt.clean, arms_of(run).asked)])
-        _section(console, notes.whys(run, details), f"What limits {of}")
+        _section(console, whys(run, details), f"What limits {of}")
     if run.network:
         _section(console, layers_summary(run, run.network), "In short")
     else:
-        _section(console, notes.sentences(_verdict(run, brief)), "In short")
-    _section(console, notes.warnings(run), "Warnings")
-    _section(console, notes.ceilings(run), blank=False)
+        _section(console, sentences(_verdict(run, brief)), "In short")
+    _section(console, warnings(run), "Warnings")
+    _section(console, ceilings(run), blank=False)
 
 
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
@@ -78,7 +87,7 @@ def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     vendor, rivals = backends_table(run), rivals_table(run)
     beside = [Text(), *screen(vendor, width).lines] if vendor.rows else []
     beside += [Text(), *screen(rivals, width).lines] if rivals.rows else []
-    lines = [*found.lines, more, *beside, *notes.missing_reasons(run)]
+    lines = [*found.lines, more, *beside, *missing_reasons(run)]
     return lines, found.left_out_note(width), []
 
 
@@ -97,18 +106,18 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     """(lines, columns left out to fit the width, results whose reason was cut)."""
     if run.network:
         layers = screen(layers_table(run, run.network), width)
-        return [*layers.lines, *notes.missing_reasons(run)], layers.left_out_note(width), []
+        return [*layers.lines, *missing_reasons(run)], layers.left_out_note(width), []
     if any(result.case.op == "conv" for result in run.results):
         wide = screen(wide_table(run), width)
-        return [*wide.lines, *notes.missing_reasons(run)], wide.left_out_note(width), []
+        return [*wide.lines, *missing_reasons(run)], wide.left_out_note(width), []
     found = screen(run_table(run), width)
     return found.lines, found.left_out_note(width), found.cut
 
 
 def _print_map(run: Run, console: Console, width: int) -> None:
-    _section(console, [*map_tables(run, width), *notes.missing_reasons(run)])
+    _section(console, [*map_tables(run, width), *missing_reasons(run)])
     _section(console, [Text(line, "bold") for line in map_verdict(run)], "In short")
-    _section(console, notes.ceilings(run), blank=False)
+    _section(console, ceilings(run), blank=False)
 
 
 def header(run: Run, details: bool = False) -> list[Text]:
@@ -180,3 +189,235 @@ def _section(console: Console, lines: Sequence[Text], title: str = "", blank: bo
     console.print(*parts, sep="\n", width=width)
     if blank:
         console.print()
+
+
+# ---------------------------------------------------------------- notes
+
+
+MOST_WHYS = 8
+MOST_REASONS = 3
+
+Found = tuple[Warning, str]  # and the case it is about, in words
+
+
+def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
+    """How to read the table, and which columns are left out.
+
+    `ratios`: whether it has intervals and errors.
+    """
+    arms = arms_of(run)
+    parts: list[str] = []
+    if ratios and any(r.measurement for r in run.results):
+        parts.append("±: larger half of the 95 % interval")
+    if ratios and arms.baselines:
+        parts.append("~1: no difference seen; below 1: slower")
+    if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
+        parts.append("±?: too few rounds")
+    if any(r.ruined_pct or any(x.ruined_pct for x in r.speedup.values()) for r in run.results):
+        parts.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict")
+    lines = [Text("; ".join(parts), "dim")] if parts else []
+    if ratios and any(r.total_error is not None for r in run.results):
+        lines.append(Text("rel. error: against float64, including input rounding", "dim"))
+    present = dict.fromkeys(r.case.precision_name for r in run.results)
+    titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
+    if titles:
+        lines.append(Text("; ".join(titles), "dim"))
+    if left_out:
+        lines.append(Text(left_out, "dim"))
+    chosen = choices(run)
+    return [*lines, Text(chosen, "dim")] if chosen else lines
+
+
+def choices(run: Run) -> str:
+    """How the configurations of our kernels were chosen: "Triton configurations:
+    tuned: 1024; quick-tuned over 6 candidates: 1048, 1120". "" where no result has one.
+    """
+    found: dict[Choice, dict[str, None]] = {}
+    for result in run.results:
+        if result.choice:
+            found.setdefault(result.choice, {})[fmt.problem(result.case)] = None
+    kinds = sorted(found, key=lambda choice: HOW.index(choice.how))
+    said = [f"{_chosen(choice)}: {fmt.listed(list(found[choice]))}" for choice in kinds]
+    return f"Triton configurations: {'; '.join(said)}" if said else ""
+
+
+def _chosen(choice: Choice) -> str:
+    """ "quick-tuned over 6 candidates"; "tuned" where none were timed."""
+    count = choice.candidates
+    return choice.how + (f" over {fmt.count(count, 'candidate')}" if count else "")
+
+
+def reasons(cut: Sequence[Result]) -> list[Text]:
+    """The whole reason of results whose row had no room for it, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for result in cut:
+        by_reason.setdefault(fmt.clean(result.reason or ""), []).append(fmt.name(result.case))
+    return [_item(fmt.listed(names), reason) for reason, names in by_reason.items()]
+
+
+def missing_reasons(run: Run) -> list[Text]:
+    """Why results are missing: each reason once, with the number of results."""
+    seen: dict[str, list[str]] = {}
+    for result in run.results:
+        if result.measurement is None:
+            key = f"{result.status}: {fmt.clean(result.reason or 'no reason given')}"
+            seen.setdefault(key, []).append(fmt.name(result.case))
+    lines = [
+        Text(f"{reason} [{fmt.listed(names, most=2)}]", "dim")
+        for reason, names in list(seen.items())[:MOST_REASONS]
+    ]
+    if len(seen) > MOST_REASONS:
+        lines.append(Text(f"and {len(seen) - MOST_REASONS} more reasons (show --csv)", "dim"))
+    return lines
+
+
+def whys(run: Run, details: bool) -> list[Text]:
+    """Why results are not faster: one per size, where arithmetic is not the bottleneck.
+
+    Every result with `details`.
+    """
+    asked = arms_of(run).asked
+    if details:
+        chosen = [r for r in run.results if r.why and not r.ruined_pct]
+    else:
+        best = [representative(group, asked) for group in groups_of(run)]
+        chosen = [
+            r for r in best
+            if r and r.why and not r.ruined_pct and not (r.bound or "").startswith("compute")
+        ]  # fmt: skip
+    lines = [_item(fmt.name(r.case), fmt.clean(r.why)) for r in chosen]
+    if details or len(lines) <= MOST_WHYS:
+        return lines
+    more = fmt.count(len(lines) - MOST_WHYS, "more result")
+    return [*lines[:MOST_WHYS], Text(f"  and {more} (--verbose shows all)", "dim")]
+
+
+def warnings(run: Run) -> list[Text]:
+    """The warnings of the results, see `listed_once`."""
+    return listed_once([(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings])
+
+
+def machine(run: Run) -> list[Text]:
+    """Warnings about other programs on the CPU or the GPU while the run was measured."""
+    return listed_once([(warning, "") for warning in load_warnings(run.settings)])
+
+
+def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
+    """Warnings about other programs, from a run's settings; see `microbench.device.load`."""
+    load = settings.get(LOAD)
+    if not isinstance(load, dict):
+        return []
+    facts = cast("dict[str, Any]", load)
+    share, average, processes = (facts.get(name) or 0 for name in (SHARE, AT_START, PROCESSES))
+    found: list[Warning] = []
+    if share > LOADED:
+        symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    elif average > LOADED:
+        symptom = f"the load average was {average:.2f} per core before the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    if processes:
+        held = (facts.get(HELD) or 0) / 1e9
+        symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
+        found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
+    if busy_pct := facts.get(COMPUTING):
+        symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
+        found.append(Warning(symptom, *_BUSY_GPU))
+    if later := facts.get(LATER):
+        came = fmt.count(later, "other process was", "other processes were")
+        found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
+    return found
+
+
+_BUSY_CPU = (
+    "other programs delay CPU launches and data loading, so times are longer and vary",
+    "stop other programs and measure again",
+)
+_BUSY_GPU = (
+    "other processes may take the GPU's time, memory bandwidth and power",
+    "stop them, or choose another GPU with --device cuda:N",
+)
+
+
+def listed_once(found: Sequence[Found]) -> list[Text]:
+    """Each warning once, with its cases; those of one cause and remedy together."""
+    seen: dict[tuple[str, str], list[Found]] = {}
+    for warning, case in found:
+        seen.setdefault((warning.cause, warning.remedy), []).append((warning, case))
+    lines: list[Text] = []
+    for (cause, remedy), alike in seen.items():
+        symptoms = list(dict.fromkeys(fmt.clean(warning.symptom) for warning, _ in alike))
+        cases = list(dict.fromkeys(case for _, case in alike if case))
+        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
+        line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
+        if cases:
+            line.append(f" [{fmt.listed(cases, most=2)}]", "not bold not yellow dim")
+        line.append(f"\n  cause: {fmt.clean(cause)}", "not bold not yellow")
+        line.append(f"\n  try:   {fmt.clean(remedy)}", "not bold not yellow")
+        lines.append(line)
+    return lines
+
+
+def sentences(said: Sequence[str]) -> list[Text]:
+    """A verdict; details of a sentence, which begin with a space, are not bold."""
+    return [
+        Text("  " + fmt.clean(line)) if line.startswith(" ") else Text(fmt.clean(line), "bold")
+        for line in said
+    ]
+
+
+def ceilings(run: Run) -> list[Text]:
+    """Which peak "% of ceiling" means, and its source."""
+    precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
+    unit = rate_unit(run.results)
+    peaks = [c for p in precisions if (c := run.ceiling("dense peak", "datasheet", p))]
+    large = [c for p in precisions if (c := run.ceiling("large GEMM", "measured", p))]
+    lines: list[Text] = []
+    if peaks:
+        address = " ".join(dict.fromkeys(fmt.clean(c.reference) for c in peaks))
+        lines.append(Text(f"ceiling: dense datasheet peak, {_rates(peaks, unit)}", "dim"))
+        lines.append(Text(f"         {address}", "dim"))
+    elif large:
+        text = f"ceiling: largest GEMMs measured, {_rates(large, unit)}"
+        lines.append(Text(text + "; no datasheet value known", "dim"))
+    reached = [c for p in precisions if (c := run.ceiling("instruction", "measured", p))]
+    if reached:
+        said = [f"{fmt.clean(c.precision)} {c.flop_per_clock:,.0f} ({_instruction(c)})"
+                for c in reached if c.flop_per_clock]  # fmt: skip
+        lines.append(
+            Text(f"instructions, FLOP per clock and SM: {', '.join(said)} measured", "dim")
+        )
+    memory = run.ceiling("memory", "measured")
+    if memory and memory.byte_per_s:
+        lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
+    return lines
+
+
+def peaks(run: Run) -> list[Text]:
+    """What bounds the device, as measured: all that a run without a case says."""
+    return [
+        Text(f"{fmt.clean(' '.join(filter(None, (one.name, one.precision))))}: {_peak(one)}", "dim")
+        for one in run.ceilings
+        if one.source == "measured"
+    ]
+
+
+def _peak(one: Ceiling) -> str:
+    if one.flop_per_s:
+        unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
+        return f"{unit.text(one.flop_per_s)} {unit.name}"
+    return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
+
+
+def _instruction(ceiling: Ceiling) -> str:
+    """ "wgmma" of "wgmma, m64n256k16, ..."."""
+    return fmt.clean(ceiling.reference.partition(",")[0])
+
+
+def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
+    rates = ((fmt.clean(c.precision), c.flop_per_s) for c in found if c.flop_per_s)
+    return ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates) + f" {unit.name}"
+
+
+def _item(name: str, text: str) -> Text:
+    return Text(f"  {name}: ", "bold").append(text, "not bold")

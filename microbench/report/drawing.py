@@ -13,9 +13,7 @@ from typing import Any
 from kernels.error_words import first_line
 from kernels.files import write_atomically
 from microbench.errors import UserError
-from microbench.report.drawing_lines import line_chart
-from microbench.report.drawing_rows import layers_chart
-from microbench.report.drawing_style import library, scripts
+from microbench.report.charts import layers_chart, library, line_chart, scripts
 from microbench.report.payoff_map import is_map, payoff_chart
 from microbench.results.kinds import reports
 from microbench.results.runfile import check_writable

@@ -1,9 +1,25 @@
-"""A run as Markdown, for READMEs and issues, as HTML tables for notebooks, and as CSV."""
+"""A run as one HTML page: it opens offline, runs no script and loads nothing.
+
+All text of a run file passes the template's escaping, so it can never become markup. Charts are
+images, in which scripts do not run either.
+"""
 
 from __future__ import annotations
 
+import base64
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import Any
 
+from kernels.files import write_atomically
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.report.comparison import csv_records, every_alone, page_parts, summary
+from microbench.report.console import ceilings, header, legend, machine, warnings, whys
+from microbench.report.documents import Sheet, run_of_document
+from microbench.report.drawing import chart_of, rendered, template
 from microbench.report.layers_table import layers_table
 from microbench.report.run_table import plain_table
 from microbench.report.table import (
@@ -15,8 +31,138 @@ from microbench.report.table import (
     records,
     write_csv,
 )
-from microbench.results.kinds import reports
-from microbench.results.types import Run
+from microbench.results.comparison import Comparison
+from microbench.results.kinds import document_of, reports
+from microbench.results.types import Json, Run
+from microbench.verdict import verdict
+
+
+def _page(
+    title: str, about: Sequence[str], verdict: Sequence[str], found: Iterable[Part],
+    run: Run | None, csv: str, *, chart: str = "", warnings: Sequence[str] = (),
+    more: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The template filled in; `run` says what was measured on, and by which command."""
+    return template("page.html").render(
+        title=title, about=about, verdict=verdict, chart=chart, parts=list(map(_shown, found)),
+        warnings=warnings, command=fmt.clean(" ".join(run.command)) if run else "",
+        environment=_environment(run) if run else [], more=more, csv=csv,
+    )  # fmt: skip
+
+
+def to_page(run: Run) -> str:
+    """The page. Without the charts' libraries it has a line in place of the chart."""
+    chart, missing = _drawn(lambda: chart_of(run))
+    said = [*verdict(run), *(line for report in reports(run) for line in report.summary(run))]
+    return _page(
+        _title(run), [*(line.plain for line in header(run)), *missing], said,
+        (*parts(run), *_reading(run)), run, to_csv(run),
+        chart=chart, warnings=[line.plain for line in _warnings(run)],
+    )  # fmt: skip
+
+
+def document_page(data: Json, sheet: Sheet, title: str) -> str:
+    """The page of a file that is not a run: its table and summary. ValueError: invalid field."""
+    run = run_of_document(data) if "device" in data else None
+    return _page(
+        title, [line.plain for line in header(run)] if run else [],
+        [*sheet.first, *([sheet.summary] if sheet.summary else [])],
+        (Part("", sheet.table, [note.plain for note in sheet.notes]), *sheet.parts),
+        run, write_csv([records(sheet.table)]), more=sheet.more,
+    )  # fmt: skip
+
+
+def report_page(
+    title: str, about: Sequence[str], answer: Sequence[str], found: Sequence[Part], run: Run | None
+) -> str:
+    """The page of a report of several runs; `run` is one of them, for its environment."""
+    csv = write_csv([records(part.table) for part in found if part.table])
+    return _page(title, [*about, *([header(run)[0].plain] if run else [])], answer, found, run, csv)
+
+
+def write_document(data: Json, path: Path) -> None:
+    """Write the page of a command's document. UserError where the disk refuses."""
+    document = document_of(data)
+    assert document is not None
+    write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
+
+
+def write_comparisons(found: Mapping[str, Comparison], baseline: str, path: Path) -> None:
+    """Write the page of runs compared. UserError: the disk refuses."""
+    page = _page(
+        f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}", [],
+        [f"{fmt.clean(name)}: " * (len(found) > 1) + summary(one) for name, one in found.items()],
+        page_parts(found, baseline), None, write_csv([csv_records(found)]),
+        more=[line for one in found.values() for line in every_alone(one)],
+    )  # fmt: skip
+    write_page(page, path)
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, whole or not at all. UserError where the disk refuses."""
+    try:
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
+
+
+def _shown(part: Part) -> dict[str, Any]:
+    """A part as the template has it; `html` has escaped the table's texts."""
+    from markupsafe import Markup
+
+    table = Markup(html(part.table)) if part.table else ""
+    chart, missing = _drawn(lambda: part.chart) if part.chart is not None else ("", [])
+    below = [*part.below, *missing]
+    return {"title": part.title.rstrip(":"), "table": table, "below": below, "chart": chart}
+
+
+def _title(run: Run) -> str:
+    """ "gemm on NVIDIA H200", "resnet50 on NVIDIA H200": the command's first words."""
+    words = run.command[3:] if "-m" in run.command else run.command[1:]
+    named = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    return f"{fmt.clean(named) or 'A run'} on {device}"
+
+
+def _drawn(make: Callable[[], Any]) -> tuple[str, list[str]]:
+    """A chart as a data URL; or why there is none."""
+    try:
+        text = rendered(make(), "svg")
+    except UserError as error:
+        return "", [f"No chart: {error}."]
+    encoded = base64.b64encode(text).decode()
+    return f"data:image/svg+xml;base64,{encoded}", []
+
+
+def _reading(run: Run) -> list[Part]:
+    """What limits each kernel, and how to read their table."""
+    if not run.results:
+        return []
+    limits = [line.plain.strip() for line in whys(run, details=True)]
+    reading = [line.plain for line in (*legend(run, ""), *ceilings(run))]
+    found = (Part("What limits each case", None, limits), Part("How to read it", None, reading))
+    return [part for part in found if part.below]
+
+
+def _warnings(run: Run) -> list[Any]:
+    return [
+        *machine(run),
+        *warnings(run),
+        *(line for report in reports(run) for line in report.warnings(run)),
+    ]
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    """What was measured on, with what, and how it was asked."""
+    return [
+        (fmt.clean(name), fmt.clean(str(value)))
+        for facts in (run.device, run.software, run.settings)
+        for name, value in facts.items()
+        if value not in (None, {}, [])
+    ]
+
+
+# ---------------------------------------------------------------- export
 
 
 def parts(run: Run) -> list[Part]:

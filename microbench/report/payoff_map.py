@@ -9,10 +9,9 @@ from rich.text import Text
 
 from kernels import OPS
 from microbench import fmt
-from microbench.break_even import Payoff, Row, payoffs, subject_of
 from microbench.errors import UserError
 from microbench.report.arms import arms_of
-from microbench.report.drawing_style import (
+from microbench.report.charts import (
     INK,
     PALE,
     check_panels,
@@ -24,7 +23,7 @@ from microbench.report.drawing_style import (
 from microbench.report.table import Column, Table, screen
 from microbench.report.table import Row as TableRow
 from microbench.results.types import Json, Run
-from microbench.verdict import uncertain
+from microbench.verdict import Payoff, Row, payoffs, subject_of, uncertain
 
 ACROSS = ("image", "batch")  # a row of the table, a column of the chart
 # A letter a cause, beside the number.

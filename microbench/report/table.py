@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from microbench import fmt
-from microbench.results.values import Interval
+from microbench.results.types import Interval
 from microbench.streams import printable
 
 DIM = "dim"

@@ -8,17 +8,28 @@ reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import cast
+from typing import TypeVar, cast
+
+import msgspec
 
 from kernels.precision import precision
 from kernels.problem import Problem
 from kernels.tune import HOW
-from microbench.results.fields import decode
 from microbench.results.kinds import Kind, kinds
-from microbench.results.types import SCHEMA_VERSION, STATUSES, Json, Measurement, Result, Run
-from microbench.results.values import PROCESSES, check_processes, processes_json
+from microbench.results.types import (
+    PROCESSES,
+    SCHEMA_VERSION,
+    STATUSES,
+    Json,
+    Measurement,
+    Result,
+    Run,
+    check_processes,
+    processes_json,
+)
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
@@ -190,3 +201,27 @@ def check_measurement(measurement: Measurement | None, where: str) -> None:
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")
+
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], value: object, where: str) -> T:
+    """The value as the type `kind`, dataclasses included; fields that it does not have are ignored.
+
+    ValueError names the field that is missing or invalid.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_named(str(error), where)) from None
+
+
+def _named(message: str, where: str) -> str:
+    """msgspec's message with the whole name of the field before it."""
+    said, _, place = message.replace("`", "").partition(" - at $")
+    place = (where + place).removeprefix(".")
+    missing = re.fullmatch(r"Object missing required field (.+)", said)
+    if missing:
+        return f"{place}.{missing[1]} is missing".removeprefix(".")
+    return f"{place or 'the file'}: {said[0].lower()}{said[1:]}"

@@ -14,14 +14,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from microbench.results.values import Json, Ratio
+from microbench.results.types import Json, Ratio
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from microbench.results.types import Run
 
-REGISTERING = ("e2e.kinds", "microbench.report.kinds")  # e2e may be absent
+REGISTERING = ("e2e.kinds", "microbench.report.documents")  # e2e may be absent
 Section = tuple[str, Sequence["Text"]]  # title, lines
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from kernels import is_library
-from microbench.results.types import Measurement, ProcessTime, Ratio, Result
-from microbench.results.values import Sampled
+from microbench.results.types import Measurement, ProcessTime, Ratio, Result, Sampled
 from microbench.timing.processes import mean_interval
 from microbench.timing.stats import ratio_interval
 

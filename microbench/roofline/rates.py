@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernels.precision import PRECISIONS, Precision
 from microbench.errors import UserError
-from microbench.results import read_run
+from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.roofline.limits import INSTRUCTION
 

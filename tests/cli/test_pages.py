@@ -14,7 +14,7 @@ from samples import judge
 from microbench.__main__ import main
 from microbench.report.comparison import case_name
 from microbench.report.drawing import draw
-from microbench.report.page import to_page
+from microbench.report.export import to_page
 from microbench.report.table import csv_text
 from microbench.results.runfile import read_run
 from microbench.results.types import Run, Warning

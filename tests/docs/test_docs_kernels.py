@@ -18,14 +18,12 @@ from kernels.gemm import Gemm
 from kernels.gemm.triton.config import Problem, choices, tile_kind
 from kernels.tune import short_list
 from microbench import fmt
-from microbench.break_even import payoffs
-from microbench.libraries import Beside, beside, summaries
 from microbench.report.layers_table import PASSES, against_library, layers_of, layers_summary
 from microbench.report.payoff_map import map_verdict
 from microbench.results.types import Result, Run
-from microbench.roofline.causes import conversion_share
+from microbench.roofline.explain import conversion_share
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import verdict
+from microbench.verdict import Beside, beside, payoffs, summaries, verdict
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"

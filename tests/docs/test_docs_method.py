@@ -19,11 +19,10 @@ from e2e.training.host_speed import REFERENCE_S
 from kernels.gpus import architecture
 from kernels.precision import precision
 from microbench.errors import UserError
-from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, judge, noise_of
+from microbench.results.comparison import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, judge, noise_of
 from microbench.results.kinds import kinds
 from microbench.results.runfile import read_run
-from microbench.results.types import METHOD_VERSION
-from microbench.results.values import ProcessTime, Timed
+from microbench.results.types import METHOD_VERSION, ProcessTime, Timed
 from microbench.timing.processes import PRIORS
 from microbench.timing.stats import half_width_pct
 from tests.validation.predict import MEDIAN_PCT, NETWORKS, WORST_PCT

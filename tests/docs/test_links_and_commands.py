@@ -17,7 +17,7 @@ import microbench.__main__
 from e2e.results.types import Training
 from microbench.errors import UserError
 from microbench.report.export import to_markdown
-from microbench.report.summary_table import rivals_table
+from microbench.report.run_table import rivals_table
 from microbench.report.table import markdown
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import annotate

@@ -29,7 +29,7 @@ from e2e.results.terms import COMPILATION, FUSED_KERNELS, IDLE, MATRIX_PRODUCTS,
 from kernels.gpu_cards import Card
 from kernels.gpus import find_card
 from microbench.errors import UserError
-from microbench.results.fields import decode
+from microbench.results.codec import decode
 from microbench.roofline.rates import Rates, known_rates
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from scenarios.run import Cause, Found, Scenario
 from scenarios.table import SCENARIOS
 
 from e2e.profile.diagnosis import diagnose
-from microbench.results.fields import decode
+from microbench.results.codec import decode
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = [name for name, planted in SCENARIOS.items() if planted.on_cpu]

@@ -23,7 +23,7 @@ from e2e.training.speedups import (
     STEPS_VARY,
     with_speedups,
 )
-from microbench.results.values import ProcessTime
+from microbench.results.types import ProcessTime
 from microbench.timing.stats import median
 
 Blocks = Sequence[Sequence[float]]

@@ -16,8 +16,7 @@ from e2e.results.types import State, StepTimes, Training
 from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups
 from microbench.results.comparison import compare
-from microbench.results.types import TIME_DECIMALS
-from microbench.results.values import ProcessTime
+from microbench.results.types import TIME_DECIMALS, ProcessTime
 
 ROUNDS = 3
 BASE_S = {"fp32": 0.2, "amp": 0.1}

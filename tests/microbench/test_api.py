@@ -14,7 +14,7 @@ from samples.commands import ROOT, warm_children
 
 import microbench
 from microbench.__main__ import app
-from microbench.command_words import called
+from microbench.command_line import called
 from microbench.results.runfile import read_run
 
 GEMM = ROOT / "results" / "nvidia-h200" / "gemm-fp16.json"

@@ -16,7 +16,7 @@ from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
 from microbench.results.types import Ceiling, Result, Run
-from microbench.roofline.causes import conversion_share, explain, waves
+from microbench.roofline.explain import conversion_share, explain, waves
 from microbench.roofline.limits import Limits, limits_for, tensor_core
 
 DEVICE: dict[str, Any] = {

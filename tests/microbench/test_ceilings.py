@@ -15,7 +15,7 @@ from kernels.gemm import Gemm
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
-from microbench.results import read_run
+from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result
 from microbench.roofline import ceilings
 from microbench.roofline.ceilings import instruction_ceilings, large_ceilings

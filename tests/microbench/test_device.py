@@ -20,9 +20,10 @@ from samples.processes import wait_for
 from kernels.case import Target
 from microbench.device import device
 from microbench.device.device import DeviceInfo, describe
-from microbench.device.nvml import GpuState, NvmlGpu
 from microbench.device.telemetry import (
     THROTTLE_REASONS,
+    GpuState,
+    NvmlGpu,
     Telemetry,
     TelemetrySummary,
     throttle_words,

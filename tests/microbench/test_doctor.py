@@ -19,7 +19,7 @@ from rich.console import Console
 from microbench.device import doctor, host
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.doctor import GIB, VARIABLES, Finding, examine
-from microbench.device.nvml import GpuState
+from microbench.device.telemetry import GpuState
 from microbench.report.doctor import print_findings, summary
 
 GPU = GpuState(

@@ -18,7 +18,7 @@ from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results import read_run
 from microbench.results.types import Ceiling, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
-from microbench.roofline.waves import most_per_sm, waves
+from microbench.roofline.limits import most_per_sm, waves
 
 ROOT = Path(__file__).parents[2]
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from microbench.results.fields import decode
-from microbench.results.values import Amount, AtLeastOne, Count, Json, Positive, Share
+from microbench.results.codec import decode
+from microbench.results.types import Amount, AtLeastOne, Count, Json, Positive, Share
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,16 @@ from microbench import fleet as command
 from microbench.__main__ import main
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.report.fleet import COPY, FAILED, SLOW, Reading, judged, sheet, sheet_of, to_json
+from microbench.report.documents import (
+    COPY,
+    FAILED,
+    SLOW,
+    Reading,
+    judged,
+    sheet,
+    sheet_of,
+    to_json,
+)
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
 from microbench.worker import Greeting, Worker, WorkerDied

@@ -13,8 +13,8 @@ from samples.kernel_runs import h200_run, shown
 
 from microbench.device import host
 from microbench.device.load import LOAD, LoadMeter, at_start, others_now, reading
-from microbench.device.nvml import GpuState
-from microbench.report.notes import load_warnings
+from microbench.device.telemetry import GpuState
+from microbench.report.console import load_warnings
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microbench.results.judging import (
+from microbench.results.comparison import (
     CPU_BOUND_PCT,
     LEAST_PCT,
     NOISE_PCT,
@@ -24,7 +24,7 @@ from microbench.results.judging import (
     ratio_between,
 )
 from microbench.results.kinds import kinds
-from microbench.results.values import ProcessTime, Timed
+from microbench.results.types import ProcessTime, Timed
 from microbench.timing.processes import DEFAULT_PRIOR, VariancePrior
 from microbench.timing.stats import median_interval
 

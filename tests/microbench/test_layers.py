@@ -11,7 +11,6 @@ import pytest
 from samples.measuring import result_of
 
 from kernels.case import Case
-from microbench.break_even import RUINED, gain
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
@@ -29,6 +28,7 @@ from microbench.requests import ConvRequest, PayoffRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group
+from microbench.verdict import RUINED, gain
 
 SOURCE = """
 import torch

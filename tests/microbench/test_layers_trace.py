@@ -15,8 +15,7 @@ from kernels.conv import Conv
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from kernels.gemm import Gemm
 from microbench.errors import UserError
-from microbench.network.products import Layer, Skipped
-from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
+from microbench.network.trace import CLIP_FRAMES, Layer, Skipped, Traced, load, trace
 
 BATCH = 4
 FIRST_LAYER = {"resnet50": "conv1", "mobilenet_v2": "features.0.0"}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from kernels.case import Case
 from kernels.gemm import Gemm
-from microbench.results import read_run
 from microbench.results.merging import merged, ratio_of_processes
+from microbench.results.runfile import read_run
 from microbench.results.types import TURNED_WRONG, Measurement, ProcessTime, Ratio, Result
 from microbench.timing.processes import (
     DEFAULT_PRIOR,

@@ -16,13 +16,12 @@ from rich.console import Console
 from samples.kernel_runs import case, h200_run, measured, run_of
 
 from microbench.errors import UserError
+from microbench.report.charts import drawable, line_chart, line_rows
 from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
 from microbench.report.drawing import SUFFIXES, check_chart_path, draw
-from microbench.report.drawing_lines import drawable, line_chart, line_rows
 from microbench.report.live import LiveProgress
 from microbench.report.payoff_map import payoff_chart
-from microbench.results.comparison import CompareRow, Comparison
-from microbench.results.judging import RUINED
+from microbench.results.comparison import RUINED, CompareRow, Comparison
 from microbench.results.types import Result
 from microbench.sweep import Group
 

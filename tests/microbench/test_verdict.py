@@ -13,11 +13,10 @@ from samples.measuring import timed
 from kernels.case import Case
 from kernels.gemm import Gemm
 from kernels.tune import HOW, Choice
-from microbench.libraries import beside, libraries_beside_own, sentence, summaries
-from microbench.report.notes import choices
-from microbench.report.summary_table import rivals_table
+from microbench.report.console import choices
+from microbench.report.run_table import rivals_table
 from microbench.results.types import Ratio, Result, Run
-from microbench.verdict import asked_for, verdict
+from microbench.verdict import asked_for, beside, libraries_beside_own, sentence, summaries, verdict
 
 SIZES = tuple(100 * i for i in range(1, 10))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from microbench.device.device import describe, software
-from microbench.results.fields import decode
+from microbench.results.codec import decode
 
 from .report import summary, table
 from .run import Scenario, run

@@ -16,8 +16,7 @@ from kernels.case import Case
 from kernels.gemm import Gemm
 from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe, open_telemetry
-from microbench.results.types import TIME_DECIMALS
-from microbench.results.values import Interval
+from microbench.results.types import TIME_DECIMALS, Interval
 from microbench.timing import LARGE_FLOPS, SUSTAINED
 from microbench.timing.interleave import HEAVY, Arm, Turns
 from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval

@@ -19,10 +19,9 @@ from typing import Any
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results import read_run
-from microbench.results.judging import judge, learn, noise_of
-from microbench.results.types import Result, Run
-from microbench.results.values import Entry, ProcessTime, Timed
+from microbench.results.comparison import judge, learn, noise_of
+from microbench.results.runfile import read_run
+from microbench.results.types import Entry, ProcessTime, Result, Run, Timed
 from microbench.timing.processes import mean_interval, variance_between
 from tests.validation.evidence import parser_of, says_mistakes, write
 

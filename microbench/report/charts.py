@@ -1,30 +1,272 @@
-"""The chart of rate against size: a line a precision and back end, the ceilings above them."""
+"""The parts that all drawn charts share: library, colours, heading, the settings that vary."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from kernels import OPS
+from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.arms import limits_of, rate_unit
-from microbench.report.drawing_style import (
-    COLOURS,
-    FAINT,
-    OTHER_COLOUR,
-    check_panels,
-    heading,
-    in_words,
-    library,
-    ordered,
-    panel_title,
-    styled,
-)
-from microbench.results.types import Ceiling, Json, Result, Run, varying
+from microbench.report.arms import arms_of, limits_of, rate_unit, states_of
+from microbench.report.layers_table import Layer, layers_of
+from microbench.results.types import Ceiling, Json, Measurement, Result, Run, settings_of, varying
+
+INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), greys for what is compared with: a
+# precision has one colour in every chart.
+COLOURS = {
+    "fp64": "#a8a8a8",
+    "fp32": "#555555",
+    "tf32": "#8a8a8a",
+    "fp16": "#0072b2",
+    "fp16-acc16": "#56b4e9",
+    "bf16": "#d55e00",
+    "fp8-e4m3": "#009e73",
+    "fp8-e4m3-precise": "#cc79a7",
+    "fp8-e5m2": "#e69f00",
+    "int8": "#000000",
+}
+# Darker, for trainings that are in a precision as a whole and not only in its multiplications.
+WHOLLY = {"fp16": "#003a5c", "bf16": "#8c3d00"}
+MIXED_COLOUR = "#7e63b8"  # no precision's
+OTHER_COLOUR = "#b8860b"
+MOST_PANELS = 24
+SHOWN_BARE = ("pass", "layout")  # settings whose values speak for themselves
+
+
+def library() -> Any:
+    """Altair; UserError when it or the renderer is not installed."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise UserError(
+            f"charts need Altair and vl-convert ({error.name} is missing): "
+            "pip install -e '.[charts]'"
+        ) from None
+    return altair
+
+
+def scripts() -> str:
+    """The JavaScript that draws a chart in a browser, for a page that loads nothing."""
+    import vl_convert
+
+    renderer: Any = vl_convert
+    version = library().SCHEMA_VERSION.removeprefix("v")
+    return renderer.javascript_bundle(vl_version=".".join(version.split(".")[:2]))
+
+
+def in_words(case: Case, names: Sequence[str], bare: Sequence[str] = SHOWN_BARE) -> str:
+    """These settings of a case: "fprop, nhwc, batch 32"; only the values of those in `bare`."""
+    settings = {fmt.clean(name): fmt.clean(value) for name, value in settings_of(case).items()}
+    return ", ".join(
+        settings[name] if name in bare else f"{name} {settings[name]}"
+        for name in names
+        if name in settings
+    )
+
+
+def ordered(values: Iterable[str]) -> list[str]:
+    """The distinct values; those that end in a number sorted by it, the others in their order."""
+    found = list(dict.fromkeys(values))
+    numbers = [value.split()[-1] if value else "" for value in found]
+    if all(number.isdecimal() for number in numbers):
+        return [v for _, v in sorted(zip(map(int, numbers), found, strict=True))]
+    return found
+
+
+def check_panels(what: str, count: int) -> None:
+    """UserError for more panels than a chart has room for."""
+    if count > MOST_PANELS:
+        raise UserError(
+            f"{what} is too large (at most {MOST_PANELS}); draw a run with fewer settings"
+        )
+
+
+def panel_title(alt: Any, text: str) -> Any:
+    """The title of one of several panels, for Altair."""
+    return alt.TitleParams(text, anchor="start", fontSize=14, color=INK, offset=6)
+
+
+def main_title(title: str, below: Sequence[str]) -> Any:
+    """The title of a whole chart and the lines under it, for Altair."""
+    return library().TitleParams(
+        title, subtitle=list(below), fontSize=18, subtitleFontSize=12, subtitleColor=FAINT,
+        color=INK, anchor="start", offset=16, subtitlePadding=6,
+    )  # fmt: skip
+
+
+def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
+    """The title: what was measured, the device, the conditions; and how to read the chart."""
+    case = results[0].case
+    arms = arms_of(run)
+    asked = [fmt.clean(p) for p in arms.asked]
+    others = [b for b in arms.baselines if b not in arms.asked]
+    against = f" against {' and '.join(others)}" if others else ""
+    ops = " and ".join(dict.fromkeys(fmt.clean(r.case.op) for r in results))
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    fixed = [name for name in settings_of(case) if name not in varying(results)]
+    below = f"{', '.join(states_of(results))}; measured {fmt.clean(run.started_at[:10])}"
+    return main_title(
+        f"{ops} on {device}: {fmt.listed(asked, most=4)}{against}",
+        [in_words(case, fixed, bare=()), below, *reading],
+    )
+
+
+def styled(chart: Any) -> Any:
+    """The chart with the fonts and lines of all charts."""
+    return (
+        chart.configure(font="sans-serif", background="white", padding=16)
+        .configure_axis(
+            labelFontSize=12, titleFontSize=13, titleFontWeight="normal", titleColor=INK,
+            labelColor=INK, gridColor="#e4e4e4", domainColor="#888888", tickColor="#888888",
+        )
+        .configure_view(stroke="#cccccc")
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- rows
+
+
+WIDTH, HEIGHT = 560, 700  # pixels: of the bars; with names, title and key about 900 by 900
+BAR, THINNEST = 22, 7  # height of a bar with its gap; many layers share HEIGHT
+LARGEST_FONT = 11
+BASE, NEUTRAL, FASTER, SLOWER = "#e4e4e4", "#9a9a9a", "#1f77b4", "#e07b39"
+VERDICTS = {"faster": FASTER, "no difference": NEUTRAL, "slower": SLOWER}
+
+
+def layers_chart(run: Run) -> Any:
+    """Milliseconds per step of every layer, in the precision asked for, over those of the baseline.
+
+    Returns an Altair chart. UserError for a run without a layer measured in both.
+    """
+    network, arms = run.network, arms_of(run)
+    if network is None or not arms.asked or not arms.baselines:
+        raise UserError("nothing to draw: the run has no layers with a baseline")
+    name, baseline = arms.asked[0], arms.baselines[-1]
+    rows = layer_rows(layers_of(run, network), name, baseline)
+    if not rows:
+        raise UserError(f"nothing to draw: no layer was measured in {name} and {baseline}")
+    alt = library()
+    results = [r for r in run.results if r.measurement]
+    reading = (
+        f"{fmt.clean(network.name)}, batch {network.batch}: time per step, all passes; "
+        f"grey: {baseline}, coloured: {name}, number: speed-up",
+        "~1: no difference seen (the 95 % interval holds 1)",
+    )
+    title = heading(run, results, reading)
+    step = max(THINNEST, min(BAR, HEIGHT // len(rows)))
+    bars = _bars(alt, rows, step).properties(width=WIDTH, height=step * len(rows), title=title)
+    return styled(bars)
+
+
+def layer_rows(layers: Sequence[Layer], name: str, baseline: str) -> list[Json]:
+    """A dictionary per layer, the longest time first.
+
+    Times are ms per step, all passes and uses.
+    """
+    found: list[Json] = []
+    for layer in layers:
+        ratio, own_s = layer.ratio(name, baseline), layer.seconds(name)
+        if ratio is None or own_s is None:
+            continue
+        verdict = "faster" if ratio.ratio > 1 else "slower"
+        label = f"{layer.label} x{layer.count}" if layer.count > 1 else layer.label
+        alike = sum(row["layer"].split(" #")[0] == label for row in found)
+        found.append({
+            "layer": f"{label} #{alike + 1}" if alike else label,
+            "ms": 1e3 * own_s,
+            "base_ms": 1e3 * own_s * ratio.ratio,
+            "text": fmt.short_ratio(ratio),
+            "verdict": "no difference" if ratio.no_difference else verdict,
+            "bottleneck": layer.bound(name),
+        })  # fmt: skip
+    return sorted(found, key=lambda row: -row["ms"])
+
+
+def _bars(alt: Any, rows: Sequence[Json], step: int) -> Any:
+    size = min(LARGEST_FONT, step - 1)
+    base = alt.Chart(alt.InlineData(values=list(rows))).encode(
+        y=alt.Y("layer:N", sort=[row["layer"] for row in rows], title=None,
+                axis=alt.Axis(labelFontSize=size, labelLimit=240, labelOverlap=False)),
+        tooltip=[alt.Tooltip("layer:N"), alt.Tooltip("ms:Q", format=".3f"),
+                 alt.Tooltip("base_ms:Q", format=".3f"), alt.Tooltip("bottleneck:N")],
+    )  # fmt: skip
+    longest = max(max(row["ms"], row["base_ms"]) for row in rows)
+    scale = alt.Scale(domain=[0, 1.08 * longest], nice=False)
+    colour = alt.Color(
+        "verdict:N", scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())),
+        legend=alt.Legend(title=None, orient="bottom", labelColor=FAINT),
+    )  # fmt: skip
+    end = alt.X("longer:Q", scale=scale)
+    return alt.layer(
+        base.mark_bar(color=BASE).encode(x=alt.X("base_ms:Q", title="ms/step", scale=scale)),
+        base.mark_bar(height={"band": 0.55}).encode(
+            x=alt.X("ms:Q", title="ms/step", scale=scale), color=colour
+        ),
+        base.transform_calculate(longer="max(datum.ms, datum.base_ms)")
+        .mark_text(align="left", dx=4, fontSize=size, color=INK)
+        .encode(x=end, text="text:N"),
+    )
+
+
+# ---------------------------------------------------------------- callables
+
+ROW = 44  # pixels: height of a callable's row
+SAMPLES_WIDTH = 620
+UNITS = ((1e-3, "ms"), (1e-6, "us"))
+
+
+def samples_chart(found: Mapping[str, Measurement]) -> Any:
+    """Samples, median and its 95 % interval of each callable, in one time unit; an Altair chart."""
+    alt = library()
+    slowest = max(one.median_s for one in found.values())
+    scale, unit = next((u for u in UNITS if slowest >= u[0]), UNITS[-1])
+    samples = [
+        {"name": fmt.clean(name), "time": seconds / scale}
+        for name, one in found.items()
+        for seconds in one.times_s
+    ]
+    medians = [
+        {
+            "name": fmt.clean(name),
+            "time": one.median_s / scale,
+            "low": (one.ci95_s or (one.median_s,) * 2)[0] / scale,
+            "high": (one.ci95_s or (one.median_s,) * 2)[1] / scale,
+        }
+        for name, one in found.items()
+    ]
+    row = alt.Y("name:N", title=None, sort=None)
+    axis = alt.X("time:Q", title=f"{unit}/call", scale=alt.Scale(zero=False))
+    ticks = alt.Chart(alt.Data(values=samples)).mark_tick(color=FAINT, opacity=0.4)
+    middle = alt.Chart(alt.Data(values=medians))
+    layers = alt.layer(
+        ticks.encode(x=axis, y=row),
+        middle.mark_rule(color=COLOURS["fp16"], strokeWidth=3).encode(
+            x="low:Q", x2="high:Q", y=row
+        ),
+        middle.mark_point(color=INK, filled=True, size=60, opacity=1).encode(x="time:Q", y=row),
+    )
+    return styled(
+        layers.properties(
+            width=SAMPLES_WIDTH,
+            height=ROW * len(found),
+            title=alt.TitleParams(
+                "Time per call",
+                subtitle=["grey: samples; point: median; bar: 95 % confidence interval"],
+                subtitleColor=FAINT, color=INK, anchor="start",
+            ),
+        )
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- lines
+
 
 MOST_ARMS = 8  # in a panel: with more, each back end gets its own
 LARGE, SMALL = (620, 420), (400, 310)  # width and height of one panel, of each of several
