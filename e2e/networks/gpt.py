@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from e2e.networks.losses import next_token_loss
 from e2e.networks.network import Network
 from e2e.networks.table import NetworkFacts
+from microbench.errors import UserError
 
 INITIAL_STD = 0.02  # of GPT-2's weights
 
@@ -106,7 +107,11 @@ class GPT(nn.Module):
         return F.linear(self.norm(self.blocks(hidden)), self.tokens.weight)
 
 
-def gpt_network(facts: NetworkFacts) -> Network:
-    """A decoder of the table GPTS; its input sets its context."""
-    shape = replace(SHAPES[facts.name], context=facts.input[0])
-    return Network(**vars(facts), build=partial(GPT, shape), loss=next_token_loss)
+def gpt_network(facts: NetworkFacts, classes: int | None) -> Network:
+    """A decoder of the table GPTS; its input sets its context. UserError for any classes."""
+    if classes is not None:
+        raise UserError(
+            f"{facts.name} has no classes: it predicts the next of {facts.tokens} tokens"
+        )
+    build = partial(GPT, replace(SHAPES[facts.name], context=facts.input[0]))
+    return Network(**vars(facts), build=build, loss=next_token_loss, accuracy=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from microbench.errors import UserError
 from microbench.network.networks import find_attribute, kind_of, tensors_in
 
 NO_TARGET = -100  # F.cross_entropy leaves out positions with this target
+CLASSES, TOKENS = "classes", "tokens"
 
 
 def classification_loss(
@@ -26,13 +26,12 @@ def classification_loss(
     classifier's, is added times `auxiliary_weight`. In evaluation there is only one.
     """
     assert target is not None, "a classifier is trained with classes"
-    main, *others = tensors_in(output)
-    loss = F.cross_entropy(main.float(), target, label_smoothing=label_smoothing)
-    if auxiliary_weight:
-        for other in others:
-            extra = F.cross_entropy(other.float(), target, label_smoothing=label_smoothing)
-            loss = loss + auxiliary_weight * extra
-    return loss
+    losses = (
+        F.cross_entropy(one.float(), target, label_smoothing=label_smoothing)
+        for one in tensors_in(output)
+    )
+    loss = next(losses)
+    return sum((auxiliary_weight * other for other in losses), loss) if auxiliary_weight else loss
 
 
 def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
@@ -52,42 +51,35 @@ def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) 
     )
 
 
+def first_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+    """Cross-entropy of logits [batch, labels], where the class of tokens [batch, T] is their first
+    token modulo the number of labels: a scalar in float32. Data of tokens have no other classes.
+    """
+    assert target is not None, "a text classifier is trained with tokens"
+    labels = target[:, 0] % output.shape[-1]
+    return F.cross_entropy(output.float(), labels, label_smoothing=label_smoothing)
+
+
 def count_right(output: Any, target: Tensor) -> Tensor | None:
     """How many samples have their greatest logit at the target's class: int64 scalar on the device.
 
     Only the main output counts. None when it is not [batch, classes] for targets int64 [batch].
     """
-    if not scores_classes(output, target):
+    if scored(output, target) != CLASSES:
         return None
     return (next(tensors_in(output)).argmax(1) == target).sum()
 
 
-def scores_classes(output: object, target: Tensor | None) -> bool:
-    """Whether the first tensor of the output is floating [batch, classes], the target int64
-    [batch].
+def scored(output: object, target: Tensor | None) -> str | None:
+    """What the first tensor of an output has scores of: CLASSES if it is floating [batch, classes]
+    for targets int64 [batch], TOKENS if [batch, T, vocabulary] for int64 [batch, T], else None.
     """
-    return _scores(output, target, 1)
-
-
-def scores_tokens(output: object, target: Tensor | None) -> bool:
-    """Whether the first tensor of the output is floating [batch, T, vocabulary], the target int64
-    [batch, T].
-    """
-    return _scores(output, target, 2)
-
-
-def is_stand_in(output: object, target: Tensor | None) -> bool:
-    """Whether `DefaultLoss` uses its stand-in for this output: neither classes nor tokens fit."""
-    return not scores_classes(output, target) and not scores_tokens(output, target)
-
-
-def _scores(output: object, target: Tensor | None, dims: int) -> bool:
-    """Whether the output has floating scores for a target of `dims` dimensions."""
     main = next(tensors_in(output), None)
-    if main is None or target is None:
-        return False
-    labels = target.dtype == torch.int64 and target.dim() == dims
-    return labels and main.is_floating_point() and main.shape[:-1] == target.shape
+    if main is None or target is None or target.dtype != torch.int64:
+        return None
+    if not main.is_floating_point() or main.shape[:-1] != target.shape:
+        return None
+    return {1: CLASSES, 2: TOKENS}.get(target.dim())
 
 
 @dataclass(frozen=True)
@@ -109,12 +101,15 @@ class DefaultLoss:
         UserError for logits with fewer columns than the data has labels, and without floating
         output.
         """
-        if scores_classes(output, target):
-            self._check_width(output, "classes")
-            return classification_loss(output, target, label_smoothing)
-        if scores_tokens(output, target):
-            self._check_width(output, "tokens")
-            return next_token_loss(output, target, label_smoothing)
+        what = scored(output, target)
+        if what is not None:
+            width = next(tensors_in(output)).shape[-1]
+            if self.labels is not None and width < self.labels:
+                raise UserError(
+                    f"{self.name} outputs {width} {what}, but the data have {self.labels} {what}"
+                )
+            loss = classification_loss if what == CLASSES else next_token_loss
+            return loss(output, target, label_smoothing)
         floating = [tensor.float() for tensor in tensors_in(output) if tensor.is_floating_point()]
         if not floating:
             raise UserError(
@@ -123,23 +118,19 @@ class DefaultLoss:
         count = sum(tensor.numel() for tensor in floating)
         return torch.stack([tensor.square().sum() for tensor in floating]).sum() / count
 
-    def _check_width(self, output: Any, what: str) -> None:
-        width = next(tensors_in(output)).shape[-1]
-        if self.labels is not None and width < self.labels:
-            raise UserError(
-                f"{self.name} outputs {width} {what}, but the data have {self.labels} {what}"
-            )
 
-
-@dataclass(frozen=True)
 class UserLoss:
-    """A loss of the user's, called as function(output, target).
+    """The loss that "module:function" names, called as function(output, target).
 
     Floating tensors of the output, in tuples, lists and dicts too, are cast to float32 before.
+    UserError if it cannot be imported or called.
     """
 
-    name: str
-    function: Callable[[Any, Any], object]
+    def __init__(self, name: str) -> None:
+        function = find_attribute(name)
+        if not callable(function):
+            raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")
+        self.name, self.function = name, function
 
     def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
         """Call the function. UserError for label smoothing, or when it returns no scalar."""
@@ -152,14 +143,6 @@ class UserLoss:
             shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else ""
             raise UserError(f"{self.name} returned {kind_of(loss)}{shape}, not a scalar loss")
         return loss.float().reshape(())
-
-
-def user_loss(name: str) -> UserLoss:
-    """The loss that "module:function" names. UserError if it cannot be imported or called."""
-    function = find_attribute(name)
-    if not callable(function):
-        raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")
-    return UserLoss(name, function)
 
 
 def _in_float32(leaf: object) -> object:

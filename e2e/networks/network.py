@@ -1,16 +1,18 @@
-"""What the training process must know of a network, and a check on the shape of its input."""
+"""What the training process must know of a network, a check of its input, and its dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 
-from e2e.networks.table import NetworkFacts, written
+from e2e.networks.losses import DefaultLoss, classification_loss, count_right, scored
+from e2e.networks.table import DROPOUT, NetworkFacts, written
 from kernels.error_words import one_line
 from microbench.errors import UserError
 from microbench.network.networks import BuildMode, silent
@@ -18,14 +20,9 @@ from microbench.network.networks import BuildMode, silent
 TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel
 
 
-def never(output: object, target: Tensor | None) -> bool:
-    """Whether a loss is a stand-in: never, whatever the output."""
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Network(NetworkFacts):
-    """A network that can be trained, and how it usually is.
+    """A network that can be trained, and how it usually is: a classifier, unless told otherwise.
 
     `build` makes it in float32 on the CPU, in training mode, from torch's global random numbers, so
     that the caller's seed decides. The target is int64 [batch]; for tokens it is the input itself,
@@ -33,25 +30,21 @@ class Network(NetworkFacts):
 
     `loss(output, target, label_smoothing)` is a scalar in float32. `accuracy(output, target)` is
     the number of right answers, an int64 scalar on the device, or None when the output is not
-    [batch, classes]; `accuracy` is None where the network has no such count. `stands_in(output,
-    target)`: the loss is a stand-in, whose steps take as long but learn nothing useful.
+    [batch, classes]; `accuracy` is None where the network has no such count.
     """
 
     build: Callable[[], nn.Module]
-    loss: Callable[[Any, Tensor | None, float], Tensor]
-    accuracy: Callable[[Any, Tensor], Tensor | None] | None = None
-    stands_in: Callable[[Any, Tensor | None], bool] = never
+    loss: Callable[[Any, Tensor | None, float], Tensor] = classification_loss
+    accuracy: Callable[[Any, Tensor], Tensor | None] | None = count_right
 
     @property
     def facts(self) -> NetworkFacts:
         """What another process may know of it."""
         return NetworkFacts(**{one.name: getattr(self, one.name) for one in fields(NetworkFacts)})
 
-
-def check_classes(name: str, classes: int | None) -> None:
-    """UserError for a number of classes below 1."""
-    if classes is not None and classes < 1:
-        raise UserError(f"{name} needs at least 1 class, not {classes}")
+    def stands_in(self, output: Any, target: Tensor | None) -> bool:
+        """Whether the loss of this output is a stand-in, from which nothing useful is learnt."""
+        return isinstance(self.loss, DefaultLoss) and scored(output, target) is None
 
 
 def check_input(
@@ -78,3 +71,21 @@ def check_input(
             raise UserError(
                 f"{name} does not take --input {written(shape)}: {one_line(error)}"
             ) from None
+
+
+def with_dropout(network: Network, share: float) -> Network:
+    """The network with this dropout in all its layers of that kind. UserError if it has none."""
+
+    def build() -> nn.Module:
+        module = network.build()
+        layers = [layer for layer in module.modules() if isinstance(layer, _DropoutNd)]
+        for layer in layers:
+            layer.p = share
+        if not layers:
+            raise UserError(f"{network.name} has no dropout to set; leave out {option}")
+        return module
+
+    option = f"{DROPOUT}{share:g}"
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        build()
+    return replace(network, name=f"{network.name}{option}", build=build)

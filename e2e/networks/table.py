@@ -1,12 +1,12 @@
 """The networks that have a name: how each is usually trained. Nothing here needs torch.
 
-To add one, put a row into `CIFAR` or `GPTS`, and what builds it into cifar.py or gpt.py.
+To add one, put a row into `GROUPS`, and what builds it into images.py or gpt.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,61 +123,61 @@ def trained_as(name: str, batch: int) -> dict[str, Any]:
     return dict(optimizer=optimizer, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
 
 
-def _torchvision() -> Iterator[NetworkFacts]:
-    sides = {name: side for side, names in SIDES.items() for name in names.split()}
-    batches = {name: batch for batch, names in BATCHES.items() for name in names.split()}
-    for name, batch in sorted(batches.items()):
-        side = sides.get(name, IMAGE)
-        yield NetworkFacts(
-            name=name, input=(3, side, side), classes=1000, batch=batch,
-            cpu_batch=4 if batch == max(BATCHES) else 2, **trained_as(name, batch),
-        )  # fmt: skip
+def _torchvision(name: str, batch: int) -> NetworkFacts:
+    side = next((side for side, names in SIDES.items() if name in names.split()), IMAGE)
+    return NetworkFacts(
+        name=name, input=(3, side, side), classes=1000, batch=batch,
+        cpu_batch=4 if batch == max(BATCHES) else 2, **trained_as(name, batch),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- ours
 
 
-def _cifar(name: str, *, lr: float = 0.1, batch: int = 128, cpu_batch: int = 32) -> NetworkFacts:
+def _cifar(name: str, *, lr: float = 0.1, cpu_batch: int = 32) -> NetworkFacts:
     """For images of CIFAR's size, trained by SGD."""
     return NetworkFacts(
         name=name, input=(3, 32, 32), classes=10, optimizer="sgd", lr=lr, weight_decay=5e-4,
-        batch=batch, cpu_batch=cpu_batch,
+        batch=128, cpu_batch=cpu_batch,
     )  # fmt: skip
 
 
-def _gpt(
-    name: str, tokens: int, context: int, *, lr: float, batch: int, cpu_batch: int
-) -> NetworkFacts:
-    """A decoder; `tokens` of the rows of its embedding are real ids."""
-    return NetworkFacts(
-        name=name, input=(context,), tokens=tokens, optimizer="adamw", lr=lr, weight_decay=0.1,
-        batch=batch, cpu_batch=cpu_batch,
+TOKEN_TRAINING: dict[str, Any] = dict(optimizer="adamw", lr=3e-4, weight_decay=0.1)
+
+
+def _gpt(name: str, *, lr: float, batch: int = 16) -> NetworkFacts:
+    """A decoder of the shape of GPT-2's; fewer tokens than its embedding has rows are real ids."""
+    facts = NetworkFacts(
+        name=name, input=(1024,), tokens=50257, batch=batch, cpu_batch=1, **TOKEN_TRAINING
     )  # fmt: skip
+    return replace(facts, lr=lr)
 
 
-_CIFAR = (
-    # 0.24 M parameters and 13 M multiply-adds an image: for tests, and for trying on a laptop.
-    _cifar("cnn-cifar", cpu_batch=128),
-    _cifar("resnet18-cifar"),
-    _cifar("resnet34-cifar", cpu_batch=16),
-    _cifar("resnet50-cifar", cpu_batch=16),
-    _cifar("vgg16-cifar", lr=0.05),
-    _cifar("wrn-16-4"),
-    _cifar("wrn-28-10", cpu_batch=4),
-)
-_GPTS = (
-    _gpt("gpt", 50257, 1024, lr=6e-4, batch=16, cpu_batch=1),
-    _gpt("gpt-medium", 50257, 1024, lr=3e-4, batch=16, cpu_batch=1),
-    _gpt("gpt-xl", 50257, 1024, lr=2e-4, batch=8, cpu_batch=1),
-    # For tests and for trying things on a laptop.
-    _gpt("gpt-tiny", 256, 64, lr=3e-3, batch=16, cpu_batch=16),
-)
-CIFAR, GPTS = ({row.name: row for row in rows} for rows in (_CIFAR, _GPTS))
-GROUPS: dict[str, dict[str, NetworkFacts]] = {
-    "ImageNet, from torchvision": {row.name: row for row in _torchvision()},
-    "CIFAR, 3x32x32": CIFAR,
-    "Text, tokens": GPTS,
+_ROWS: dict[str, Iterable[NetworkFacts]] = {
+    "ImageNet, from torchvision": (
+        _torchvision(name, batch)
+        for name, batch in sorted((n, b) for b, names in BATCHES.items() for n in names.split())
+    ),
+    "CIFAR, 3x32x32": (
+        # 0.24 M parameters and 13 M multiply-adds an image: for tests, and for a laptop.
+        _cifar("cnn-cifar", cpu_batch=128),
+        _cifar("resnet18-cifar"),
+        _cifar("resnet34-cifar", cpu_batch=16),
+        _cifar("resnet50-cifar", cpu_batch=16),
+        _cifar("vgg16-cifar", lr=0.05),
+        _cifar("wrn-16-4"),
+        _cifar("wrn-28-10", cpu_batch=4),
+    ),
+    "Text, tokens": (
+        _gpt("gpt", lr=6e-4),
+        _gpt("gpt-medium", lr=3e-4),
+        _gpt("gpt-xl", lr=2e-4, batch=8),
+        # For tests and for trying things on a laptop.
+        replace(_gpt("gpt-tiny", lr=3e-3), tokens=256, input=(64,), cpu_batch=16),
+    ),
 }
+GROUPS = {title: {row.name: row for row in rows} for title, rows in _ROWS.items()}
+GPTS = GROUPS["Text, tokens"]
 
 
 # ---------------------------------------------------------------- by a user's words
@@ -200,10 +200,37 @@ def facts_of(name: str, input: tuple[int, ...] | None = None) -> NetworkFacts:
             name=name, input=input or (3, IMAGE, IMAGE), optimizer="sgd", lr=0.01,
             weight_decay=1e-4, batch=UNKNOWN_BATCH, cpu_batch=UNKNOWN_CPU_BATCH,
         )  # fmt: skip
-    facts = _named(plain)
-    if input is not None:
-        facts = _with_input(facts, input)
+    known = {_spelling(one): facts for rows in GROUPS.values() for one, facts in rows.items()}
+    facts = known.get(_spelling(plain))
+    if facts is None:
+        raise UserError(_unknown(plain))
+    if input is not None and facts.tokens is None:
+        facts = replace(facts, input=image_input(facts.name, input, facts.input[1]))
+    elif input is not None:
+        if len(input) != 1 or input[0] < 2:
+            raise UserError(
+                f"{facts.name} takes tokens: --input {written(facts.input)} (at least 2), "
+                f"not {written(input)}"
+            )
+        facts = replace(facts, input=input)
     return facts if share is None else replace(facts, name=f"{facts.name}{DROPOUT}{share:g}")
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _unknown(name: str) -> str:
+    if name.lower().startswith(NOT_CLASSIFIERS):
+        return (
+            f"torchvision's {name} is not a classification network; "
+            "to train it, give your own module:function that builds it"
+        )
+    near = suggest(name.lower(), [one for rows in GROUPS.values() for one in rows])
+    if not near or name.endswith(".py"):
+        own = f"{name.removesuffix('.py').replace('/', '.')}:build"
+        near = f"; `halfway list` names them; your own is module:function, for example {own}"
+    return f"no network {name!r}{near}"
 
 
 def dropout_of(name: str) -> tuple[str, float | None]:
@@ -212,45 +239,11 @@ def dropout_of(name: str) -> tuple[str, float | None]:
     UserError for a dropout that is not from 0 to below 1.
     """
     plain, option, share = name.partition(DROPOUT)
-    if not option:
-        return name, None
-    if not re.fullmatch(r"0?\.\d{1,6}|0", share):
+    if option and not re.fullmatch(r"0?\.\d{1,6}|0", share):
         raise UserError(
             f"{name}: dropout is a number from 0 to below 1, such as {plain}@dropout=0.3"
         )
-    return plain, float(share)
-
-
-def _named(name: str) -> NetworkFacts:
-    known = {_spelling(one): facts for rows in GROUPS.values() for one, facts in rows.items()}
-    found = known.get(_spelling(name))
-    if found:
-        return found
-    if name.lower().startswith(NOT_CLASSIFIERS):
-        raise UserError(
-            f"torchvision's {name} is not a classification network; "
-            "to train it, give your own module:function that builds it"
-        )
-    near = suggest(name.lower(), [facts.name for facts in known.values()])
-    if not near or name.endswith(".py"):
-        own = f"{name.removesuffix('.py').replace('/', '.')}:build"
-        near = f"; `halfway list` names them; your own is module:function, for example {own}"
-    raise UserError(f"no network {name!r}{near}")
-
-
-def _spelling(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def _with_input(facts: NetworkFacts, input: tuple[int, ...]) -> NetworkFacts:
-    if facts.tokens is None:
-        return replace(facts, input=image_input(facts.name, input, facts.input[1]))
-    if len(input) != 1 or input[0] < 2:
-        raise UserError(
-            f"{facts.name} takes tokens: --input {written(facts.input)} (at least 2), "
-            f"not {written(input)}"
-        )
-    return replace(facts, input=input)
+    return plain, float(share) if option else None
 
 
 def written(shape: tuple[int, ...]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 from e2e.networks.network import Network
 from kernels.error_words import one_line
 from microbench.errors import UserError
+from microbench.network.networks import tensors_in
 
 WRAPPED = ("state_dict", "model")  # where checkpoints have the weights
 PARALLEL = "module."  # before each name, in files saved from DataParallel
@@ -35,22 +37,57 @@ def with_weights(network: Network, path: Path) -> Network:
     return dataclasses.replace(network, build=partial(_build, network.build, state))
 
 
-def head_of(module: nn.Module) -> tuple[str, nn.Module]:
-    """(name, layer) of the last layer with weights that is no normalisation."""
-    found: tuple[str, nn.Module] = ("", module)
-    layers = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
-    for name, layer in layers:
-        if not isinstance(layer, NORMS) and list(layer.parameters(recurse=False)):
-            found = name, layer
-    return found
+def freeze_body(module: nn.Module, network: Network) -> None:
+    """Leave only the head to train. Batch-norm still counts its means, as it does by default.
 
-
-def freeze_body(module: nn.Module) -> None:
-    """Leave only the head to train. Batch-norm still counts its means, as it does by default."""
-    _, head = head_of(module)
+    UserError where no layer is the head.
+    """
+    head = head_of(module, network)
     trained = {id(weight) for weight in head.parameters()}
     for weight in module.parameters():
         weight.requires_grad_(id(weight) in trained)
+
+
+def head_of(module: nn.Module, network: Network) -> nn.Module:
+    """The layer with weights that is called last, normalisation apart, when the module runs once.
+
+    UserError where what is put out needs other weights after it, or where it shares its weights.
+    """
+    called: list[tuple[nn.Module, Tensor]] = []
+    layers = [one for one in module.modules() if [*one.parameters(recurse=False)]]
+    norms = {id(weight) for one in layers if isinstance(one, NORMS) for weight in one.parameters()}
+
+    def note(layer: nn.Module, _: Any, output: Any) -> None:
+        called.extend((layer, made) for made in itertools.islice(tensors_in(output), 1))
+
+    weight = next(module.parameters())
+    kind = weight.dtype if network.tokens is None else torch.int64
+    inputs = torch.zeros((2, *network.input), dtype=kind, device=weight.device)
+    hooks = [one.register_forward_hook(note) for one in layers if not isinstance(one, NORMS)]
+    module.eval()
+    output = next(tensors_in(module(inputs)))
+    module.train()
+    for hook in hooks:
+        hook.remove()
+    head, made = called[-1]
+    # Weights that the output is computed from without what the head puts out, and those it shares.
+    others = {id(w) for one in layers if one is not head for w in one.parameters(recurse=False)}
+    elsewhere = others & {id(weight) for weight in head.parameters()}
+    nodes: list[Any] = [output.grad_fn]
+    seen: set[Any] = {None, made.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            if hasattr(node, "variable") and id(node.variable) not in norms:
+                elsewhere.add(id(node.variable))
+    if elsewhere:
+        raise UserError(
+            f"--freeze body: {network.name} has no output layer of its own: what it puts out is "
+            "computed with weights that it uses elsewhere too"
+        )
+    return head
 
 
 def _build(build: Build, state: Mapping[str, Tensor]) -> nn.Module:
@@ -83,22 +120,28 @@ def _fitting(state: Mapping[str, Tensor], module: nn.Module, wrong: str) -> dict
     UserError that begins with `wrong` for a name that is missing or too much, or another shape.
     """
     own = module.state_dict()
-    head, _ = head_of(module)
     missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
     if missing:
         raise UserError(f"{wrong}: it has no {missing[0]}{_more(missing)}")
     if more := [name for name in state if name not in own]:
         raise UserError(f"{wrong}, which has no {more[0]}{_more(more)}")
     other = [name for name in state if state[name].shape != own[name].shape]
-    heads = [
-        name for name in other
-        if name.rpartition(".")[0] == head and state[name].shape[1:] == own[name].shape[1:]
-    ]  # fmt: skip
-    if unfit := [name for name in other if name not in heads]:
-        name = unfit[0]
-        shapes = [list(some[name].shape) for some in (state, own)]
-        raise UserError(f"{wrong}: {name} is {shapes[0]}, not {shapes[1]}{_more(unfit)}")
-    return {name: value for name, value in state.items() if name not in heads}
+    if other and not _is_head(module, other, state):
+        shapes = [list(some[other[0]].shape) for some in (state, own)]
+        raise UserError(f"{wrong}: {other[0]} is {shapes[0]}, not {shapes[1]}{_more(other)}")
+    return {name: value for name, value in state.items() if name not in other}
+
+
+def _is_head(module: nn.Module, names: list[str], state: Mapping[str, Tensor]) -> bool:
+    """Whether weights of another shape are those of one layer, for another number of classes."""
+    own = module.state_dict()
+    layer, *others = {name.rpartition(".")[0] for name in names}
+    return (
+        not others
+        and not isinstance(module.get_submodule(layer), nn.Embedding)
+        and all(name.endswith(("weight", "bias")) for name in names)
+        and all(state[name].shape[1:] == own[name].shape[1:] for name in names)
+    )
 
 
 def _more(names: list[str]) -> str:
@@ -132,12 +175,7 @@ def saved_bytes(state: Any) -> int | None:
 class _Counter(io.RawIOBase):
     """A file that keeps nothing of what is written but its length."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def writable(self) -> bool:
-        """Whether it can be written: always."""
-        return True
+    bytes = 0
 
     def write(self, data: Any) -> int:
         """Count the bytes."""

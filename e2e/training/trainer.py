@@ -82,7 +82,7 @@ class Trainer:
                 module, self.float8_layers = convert(module, recipe.float8, case.batch)
         self.module = self._called = module
         if case.freeze:
-            freeze_body(module)
+            freeze_body(module, network)
         self.optimizer = RecipeOptimizer(
             [weight for weight in self.module.parameters() if weight.requires_grad],
             case, recipe,

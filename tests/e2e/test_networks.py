@@ -17,10 +17,10 @@ from torch import nn
 from torchvision.models.inception import InceptionOutputs
 
 from e2e.networks import find
-from e2e.networks.hub import class_of_first_token_loss
+from e2e.networks.images import AUXILIARY_WEIGHTS
+from e2e.networks.losses import first_token_loss
 from e2e.networks.network import Network
 from e2e.networks.table import FAMILIES, GROUPS, NOT_CLASSIFIERS, facts_of
-from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS
 from microbench.errors import UserError
 from microbench.network.networks import usual_image
 
@@ -429,8 +429,8 @@ def test_models_of_transformers_predict_the_next_token_or_a_class(tmp_path: Path
 def test_the_class_of_a_text_is_its_first_token() -> None:
     tokens = torch.tensor([[5, 1], [2, 0]])
     right = torch.tensor([[0.0, 50.0, 0.0, 0.0], [0.0, 0.0, 50.0, 0.0]])
-    assert class_of_first_token_loss(right, tokens, 0.0) == pytest.approx(0.0)
-    assert class_of_first_token_loss(right.half(), tokens.flip(0), 0.0) > 10
+    assert first_token_loss(right, tokens, 0.0) == pytest.approx(0.0)
+    assert first_token_loss(right.half(), tokens.flip(0), 0.0) > 10
 
 
 def test_a_missing_package_is_a_line_that_says_how_to_get_it(
