@@ -11,7 +11,7 @@ from e2e.networks.losses import first_token_loss, next_token_loss
 from e2e.networks.network import Network, check_input
 from e2e.networks.table import TOKEN_TRAINING, facts_of, image_input, trained_as, written
 from microbench.errors import UserError
-from microbench.network.hub import (
+from microbench.network.networks import (
     CLASSES,
     HF,
     TIMM,
