@@ -1,4 +1,4 @@
-"""Trains an arm once, from scratch."""
+"""Trains a variant once, from scratch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from e2e.data.types import Data
 from e2e.results.types import Evaluation, Repeat
-from e2e.training.arms import Held
 from e2e.training.feeds import loader_of
+from e2e.training.variant import Variant
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
 CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
@@ -22,7 +22,7 @@ OnStep = Callable[[int], None]
 
 
 def train_once(
-    held: Held,
+    variant: Variant,
     data: Data,
     seed: int,
     steps: int,
@@ -37,10 +37,10 @@ def train_once(
     accuracy are None for data without a held-out part. Raises torch's errors (out of memory, CUDA
     faults) as they are.
     """
-    trainer, case = held.trainer, held.training.case
+    trainer, case = variant.trainer, variant.training.case
     trainer.switch()
     trainer.restart(seed, steps)
-    with trainer.part():
+    with trainer.ranks.together():
         feed = loader_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
@@ -67,9 +67,8 @@ def train_once(
                 evaluations.append(Evaluation(end, train_s, *found))
     finally:
         feed.close()
-    if trainer.ranks:  # each has the losses of its own batches
-        trainer.ranks.sums(losses)
-        losses /= trainer.ranks.world
+    trainer.ranks.sums(losses)  # each has those of its own batches
+    losses /= trainer.ranks.world
     edge = max(1, int(EDGE_SHARE * steps))
     zeros, not_finite, counted = (int(count.item()) for count in counts)
     last = evaluations[-1] if evaluations else None

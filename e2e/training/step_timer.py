@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
@@ -60,21 +59,26 @@ class StepBlock(Block):
     ranks_s: tuple[float, ...] = ()
 
 
-class _Steps:
-    """What the timers of steps share: nothing is flushed, subtracted or kept."""
+class StepTimer(Protocol):
+    """Times consecutive steps. `resolution_s` is one tick; `lead_steps` are launched before a
+    block, and in no number of it.
+    """
 
-    l2 = "warm"
-    flush_s = 0.0
-    overhead_s = 0.0
+    resolution_s: float
+    lead_steps: int
 
-    def forget(self) -> None:
-        """Nothing is kept."""
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """Time `samples` consecutive steps. What a launch raises is passed on."""
+        ...
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Run steps untimed, and wait for the device."""
+        ...
 
 
-class CudaSteps(_Steps):
-    """Times steps on the GPU's clock, by one event after each. A `Timer` for `Turns`."""
+class CudaSteps:
+    """Times steps on the GPU's clock, by one event after each."""
 
-    name = "steps"
     resolution_s = EVENT_TICK_S
     lead_steps = LEAD_STEPS
 
@@ -119,10 +123,9 @@ class CudaSteps(_Steps):
         torch.cuda.synchronize()
 
 
-class CpuSteps(_Steps):
-    """Times steps by the monotonic clock, one after another. A `Timer` for `Turns`."""
+class CpuSteps:
+    """Times steps by the monotonic clock, one after another."""
 
-    name = "clock"
     resolution_s = CPU_TICK_S
     lead_steps = 0
 
@@ -141,8 +144,8 @@ class CpuSteps(_Steps):
             launch()
 
 
-class Bursts(_Steps):
-    """A `Timer` of steps whose batches come in bursts, one per worker.
+class Bursts:
+    """Times steps whose batches come in bursts, one per worker.
 
     A block has a multiple of `workers` steps and one sample, their mean. Whole rounds of the
     workers run before it too: where batches have been discarded, the first round waits for all of
@@ -151,12 +154,10 @@ class Bursts(_Steps):
     returns the waiting so far.
     """
 
-    def __init__(
-        self, timer: CudaSteps | CpuSteps, workers: int, tally: Callable[[], Tally]
-    ) -> None:
+    def __init__(self, timer: StepTimer, workers: int, tally: Callable[[], Tally]) -> None:
         self._timer, self._workers, self._tally = timer, max(1, workers), tally
         self._paced = isinstance(timer, CudaSteps)
-        self.name, self.resolution_s = timer.name, timer.resolution_s
+        self.resolution_s, self.lead_steps = timer.resolution_s, timer.lead_steps
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time at least `samples` consecutive steps. Raises what fetching a batch raises."""
@@ -203,9 +204,6 @@ class Bursts(_Steps):
             return launched
 
         return paced
-
-
-StepTimer = CudaSteps | CpuSteps
 
 
 def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
@@ -330,48 +328,3 @@ def time_phases(step: Callable[[PhaseClock], object], cuda: bool, steps: int) ->
 
 def _differences(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(b - a for a, b in itertools.pairwise(values))
-
-
-# ---------------------------------------------------------------- how fast the host launches
-
-
-class HostSpeed(Protocol):
-    """Measures the host's slowdown: how many times longer than the reference a launch takes.
-
-    1.25 means 25 % slower; see `e2e.training.host_speed`.
-    """
-
-    def slowdown(self) -> float:
-        """The slowdown now, a ratio. RuntimeError if the device has no memory for its step."""
-        ...
-
-    def forget(self) -> None:
-        """Release what it holds on the device."""
-        ...
-
-
-class SpeedByTurn:
-    """The slowdown of interleaved arms, read where a turn ends and the next begins.
-
-    If the device has no memory for the small step there are no readings; the turns go on.
-    """
-
-    def __init__(self, host_speed: HostSpeed) -> None:
-        self._host_speed: HostSpeed | None = host_speed
-        self._readings: list[tuple[str, float]] = []
-
-    def begin(self, turn: str) -> None:
-        """Begin the turn of this arm and end that of another."""
-        if self._host_speed is None:
-            return
-        try:
-            self._readings.append((turn, self._host_speed.slowdown()))
-        except RuntimeError:
-            self._host_speed = None
-            self._readings.clear()
-
-    def of(self, turn: str) -> float | None:
-        """The median over its turns of the mean of both ends, a ratio; None without readings."""
-        pairs = pairwise(self._readings)
-        means = [fmean((first, last)) for (name, first), (_, last) in pairs if name == turn]
-        return median(means) if means else None

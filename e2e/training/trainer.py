@@ -25,12 +25,13 @@ from e2e.data.types import Loader
 from e2e.networks.network import Network
 from e2e.networks.weights import freeze_body
 from e2e.recipes import Recipe
-from e2e.training.distributed.exchange import spread
-from e2e.training.distributed.ranks import Ranks
+from e2e.training.allreduce import wrap_ddp
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
+from e2e.training.ranks import Ranks
 from e2e.training.switches import DTYPES, be_deterministic, switch_process
 from kernels.conv.operands import memory_format
+from microbench.network.networks import tensors_in
 
 SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
@@ -52,9 +53,10 @@ def _unmarked(_: str) -> None:
 
 
 class Trainer:
-    """One arm: `step(feed)` trains on the next batch and returns its loss, on the device.
+    """One variant: `step(feed)` trains on the next batch and returns its loss, on the device.
 
-    Random numbers come from `seed`, so two arms of one network start from the same weights.
+    An evaluation has no optimizer; its step is the forward pass alone, and returns the output.
+    Random numbers come from `seed`, so two variants of one network start from the same weights.
     `module` is the network if it exists already: on the device, in layout and storage.
     NothingToConvert for FP8 where the network has no layer for it.
     """
@@ -83,19 +85,31 @@ class Trainer:
         self.module = self._called = module
         if case.freeze:
             freeze_body(module, network)
-        self.optimizer = RecipeOptimizer(
-            [weight for weight in self.module.parameters() if weight.requires_grad],
-            case, recipe,
-            lr=network.lr if case.lr is None else case.lr, weight_decay=network.weight_decay,
-        )  # fmt: skip
-        self._loss: Callable[[Tensor, Tensor], Tensor] = self._eager_loss
+        self._optimizer: RecipeOptimizer | None = None
+        eager: Callable[..., Any] = Trainer._eager_output
+        if case.evaluation:
+            module.eval()
+        else:
+            eager = Trainer._eager_loss
+            self._optimizer = RecipeOptimizer(
+                [weight for weight in self.module.parameters() if weight.requires_grad],
+                case, recipe,
+                lr=network.lr if case.lr is None else case.lr, weight_decay=network.weight_decay,
+            )  # fmt: skip
+        self._run: Callable[[Tensor, Tensor], Any] = MethodType(eager, self)
         if case.compile:
-            self._loss = torch.compile(self._with_code_of_its_own(), dynamic=False)
+            self._run = torch.compile(MethodType(_with_code_of_its_own(eager), self), dynamic=False)
         self._captured: _Captured | None = None
-        self.ranks: Ranks | None = None
-        self.spread: Any = None  # the module as DistributedDataParallel has it
+        self.ranks = Ranks.alone(device)
+        self.ddp_model: Any = None  # the module as DistributedDataParallel has it
 
     # ------------------------------------------------------------ a step
+
+    @property
+    def optimizer(self) -> RecipeOptimizer:
+        """Of a training; an evaluation has none."""
+        assert self._optimizer is not None
+        return self._optimizer
 
     def step(
         self,
@@ -104,58 +118,60 @@ class Trainer:
         *,
         uncaptured: bool = False,
         exchange: bool = True,
-    ) -> Tensor:  # fmt: skip
+    ) -> Any:
         """Train on the next `accumulate` batches; the mean loss, a scalar on the device.
 
         `uncaptured`: launch it call by call even where it has been captured. Over several ranks the
         loss is that of this rank's batches. Without `exchange` its gradients are too: ranks differ
-        then until `equalise`.
+        then until `broadcast_state`.
         """
-        self.optimizer.set_rate(self.steps_done)
+        if self._optimizer:
+            self._optimizer.set_rate(self.steps_done)
         if self._captured is None or uncaptured:
-            loss = self._launch(feed, mark, exchange)
+            found = self._launch(feed, mark, exchange)
         else:
-            loss = self._replay(feed, mark)
+            found = self._replay(feed, mark)
         self.steps_done += 1
-        return loss
+        return found
 
-    def _launch(self, feed: Loader, mark: Mark, exchange: bool = True) -> Tensor:
+    def _launch(self, feed: Loader, mark: Mark, exchange: bool = True) -> Any:
+        if self.case.evaluation:
+            inputs, targets = self._next_batch(feed, mark)
+            with torch.inference_mode():
+                output = self._run(inputs, targets)
+            mark("forward")
+            return output
         self.optimizer.clear()
         total: Tensor | None = None
         for left in reversed(range(self.case.accumulate)):
-            fetched = next(feed)
-            mark("data")
-            inputs, targets = feed.to_device(fetched, self._channels_last)
-            mark("copy")
+            inputs, targets = self._next_batch(feed, mark)
             with self._exchanging(exchange and not left):
-                loss = self._loss(inputs, targets) / self.case.accumulate
+                loss = self._run(inputs, targets) / self.case.accumulate
                 mark("forward")
                 self.optimizer.backward(loss)
                 mark("backward")
             total = loss.detach() if total is None else total + loss.detach()
         self.optimizer.apply()
         mark("optimizer")
-        assert total is not None
         return total
+
+    def _next_batch(self, feed: Loader, mark: Mark = _unmarked) -> tuple[Tensor, Tensor]:
+        batch = next(feed)
+        mark("data")
+        placed = feed.to_device(batch, self._channels_last)
+        mark("copy")
+        return placed
 
     def _exchanging(self, exchange: bool) -> AbstractContextManager[object]:
         """Where gradients of several ranks are added up, unless not: of a step's last batch."""
-        return nullcontext() if self.spread is None or exchange else self.spread.no_sync()
+        return nullcontext() if self.ddp_model is None or exchange else self.ddp_model.no_sync()
 
     def _eager_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         output = self.forward(inputs, self._called)
         return self.network.loss(output, targets, self.case.label_smoothing)
 
-    def _with_code_of_its_own(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """`_eager_loss` as a function that no other arm has.
-
-        Dynamo keeps what it compiles by code object, at most eight a piece, and looks through them
-        at every call: arms that share one would slow each other, and the ninth would run eagerly.
-        """
-        shared = Trainer._eager_loss
-        code = shared.__code__.replace(co_name=f"loss_{next(_numbers)}")
-        own = FunctionType(code, shared.__globals__, code.co_name, None, shared.__closure__)
-        return MethodType(own, self)
+    def _eager_output(self, inputs: Tensor, _targets: Tensor) -> Any:
+        return self.forward(inputs)
 
     def forward(self, inputs: Tensor, through: nn.Module | None = None) -> Any:
         """The network's output, in the recipe's precision, for a feed's inputs [batch, ...].
@@ -179,8 +195,8 @@ class Trainer:
     def join(self, ranks: Ranks) -> None:
         """From now on its steps are of all ranks, from the weights of rank 0. All ranks call it."""
         self.ranks = ranks
-        self.equalise()
-        self.spread = self._called = spread(self.module, ranks, self.case.compress)
+        self.broadcast_state()
+        self.ddp_model = self._called = wrap_ddp(self.module, ranks, self.case.compress)
         self._draw_apart()
 
     def try_alone(self, feed: Loader) -> None:
@@ -189,53 +205,45 @@ class Trainer:
         Whether it fits the memory is seen before other ranks wait for it.
         """
         with self._exchanging(exchange=False):
-            inputs, targets = feed.to_device(next(feed), self._channels_last)
-            self.optimizer.backward(self._loss(inputs, targets))
+            self.optimizer.backward(self._run(*self._next_batch(feed)))
         self.optimizer.clear()
-
-    def part(self) -> AbstractContextManager[object]:
-        """A part of the work that all ranks do, if there are several; see `Ranks.part`."""
-        return self.ranks.part() if self.ranks else nullcontext()
 
     def _draw_apart(self) -> None:
         """From now on each rank draws random numbers of its own, such as masks of dropout."""
-        if self.ranks and self.ranks.rank:
+        if self.ranks.rank:
             seed = self._seed + self.ranks.rank * SEEDS_APART
             torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
 
-    def equalise(self) -> None:
+    def broadcast_state(self) -> None:
         """Give all ranks the weights, buffers, masters and optimizer state of rank 0."""
-        if self.ranks:
-            self.ranks.equalise(self.module.parameters())
-            self.ranks.equalise(self.module.buffers())
-            self.ranks.equalise(self.optimizer.state())
+        self.ranks.broadcast_state(self.module.parameters())
+        self.ranks.broadcast_state(self.module.buffers())
+        self.ranks.broadcast_state(self.optimizer.state())
 
     # ------------------------------------------------------------ a captured step
 
     def capture(self, feed: Loader) -> None:
         """Record a whole step as a CUDA graph; later steps replay it on new data.
 
-        Trains PRE_CAPTURE_STEPS steps. RuntimeError where something in the step cannot be captured.
+        Takes PRE_CAPTURE_STEPS steps. RuntimeError where something in the step cannot be captured.
         """
         assert self.case.accumulate == 1, "refused when planned"
-        source, targets = feed.to_device(next(feed), self._channels_last)
+        source, targets = self._next_batch(feed)
         batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
         repeat = FixedBatch(*batch)
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(PRE_CAPTURE_STEPS):
-                self.optimizer.set_rate(self.steps_done)
-                self._launch(repeat, _unmarked)
-                self.steps_done += 1
+                self.step(repeat)
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # A loader's threads go on decoding and pinning memory, which "global" would forbid them.
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            loss = self._launch(repeat, _unmarked)
-        self._captured = _Captured(graph, batch, loss, source)
+            found = self._launch(repeat, _unmarked)
+        self._captured = _Captured(graph, batch, found, source)
 
-    def _replay(self, feed: Loader, mark: Mark) -> Tensor:
+    def _replay(self, feed: Loader, mark: Mark) -> Any:
         captured = self._captured
         assert captured is not None
         fetched = next(feed)
@@ -248,14 +256,26 @@ class Trainer:
         mark("copy")
         captured.graph.replay()
         mark("graph")
-        return captured.loss
+        return captured.found
 
     # ------------------------------------------------------------ around steps
 
     @property
     def skipped_steps(self) -> int:
         """The number of updates that the loss scale skipped so far. Waits for the device."""
-        return self.optimizer.skipped
+        return self._optimizer.skipped if self._optimizer else 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step waits for the device; see `RecipeOptimizer.waits`."""
+        return self._optimizer is not None and self._optimizer.waits
+
+    @torch.no_grad()
+    def is_finite(self, feed: Loader) -> bool:
+        """Whether all weights are finite, or of an evaluation an output. Waits for the device."""
+        found = self.step(feed) if self.case.evaluation else list(self.module.parameters())
+        tensors = [one for one in tensors_in(found) if one.is_floating_point()]
+        return bool(torch.stack([torch.isfinite(one).all() for one in tensors]).all().item())
 
     def checkpoint(self) -> dict[str, Any]:
         """All that a training needs to go on: weights, masters, optimizer, loss scale."""
@@ -275,12 +295,12 @@ class Trainer:
         """
         self._seed = seed
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-        with self.part():
+        with self.ranks.together():
             fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])
         self.optimizer.restart(steps)
-        self.equalise()
+        self.broadcast_state()
         self._draw_apart()
         self.steps_done = 0
 
@@ -293,8 +313,7 @@ class Trainer:
         The accuracy is None for a network without one, the loss where it is not finite. Of several
         ranks each gives its own batches, and all have the buffers of rank 0.
         """
-        if self.ranks:
-            self.ranks.equalise(self.module.buffers())
+        self.ranks.broadcast_state(self.module.buffers())
         self.module.eval()
         count = self.network.accuracy
         try:
@@ -310,8 +329,7 @@ class Trainer:
                     neither += len(inputs)
                 else:
                     right += found
-            if self.ranks:  # the same sums on each, also on one without a batch
-                self.ranks.sums(loss, seen, right, neither)
+            self.ranks.sums(loss, seen, right, neither)  # also on one without a batch
         finally:
             self.module.train()
         mean = loss.item() / seen.item()
@@ -321,12 +339,22 @@ class Trainer:
 
 @dataclass
 class _Captured:
-    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `loss`."""
+    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `found`."""
 
     graph: torch.cuda.CUDAGraph
     batch: tuple[Tensor, Tensor]
-    loss: Tensor
+    found: Any
     placed: Tensor
+
+
+def _with_code_of_its_own(shared: Any) -> FunctionType:
+    """The method as a function that no other variant has.
+
+    Dynamo keeps what it compiles by code object, at most eight a piece, and looks through them at
+    every call: variants that share one would slow each other, and the ninth would run eagerly.
+    """
+    code = shared.__code__.replace(co_name=f"{shared.__name__}_{next(_numbers)}")
+    return FunctionType(code, shared.__globals__, code.co_name, None, shared.__closure__)
 
 
 def _in_layout(module: nn.Module, layout: str) -> nn.Module:

@@ -21,8 +21,8 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import once as training_once
-from e2e.training.arms import Held
 from e2e.training.once import CURVE_POINTS, train_once
+from e2e.training.variant import Variant
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16
@@ -116,12 +116,12 @@ def telling(*losses: float) -> Plain:
     return Plain(draw, train_samples=None)
 
 
-def held_by(recipe: str, network: Network = MLP, **case: Any) -> Held:
+def held_by(recipe: str, network: Network = MLP, **case: Any) -> Variant:
     trainer = trainer_of(network, recipe, batch=BATCH, **case)
-    return Held(Training(trainer.case, "ok"), trainer, Plain().load(LoadSpec(BATCH, CPU, 1)))
+    return Variant(Training(trainer.case, "ok"), trainer, Plain().load(LoadSpec(BATCH, CPU, 1)))
 
 
-def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:
+def once(held: Variant, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:
     return train_once(held, data, seed, steps, lambda step: None)
 
 

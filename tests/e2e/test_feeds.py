@@ -1,4 +1,4 @@
-"""Arms that share a loader, and what is known of its waits."""
+"""Variants that share a loader, and what is known of its waits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays, LoadSpec
 from e2e.results.types import Training
-from e2e.training.arms import Held
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.step_timer import StepBlock
-from microbench.timing.interleave import Arm
+from e2e.training.variant import Part, Variant
 
 CPU = torch.device("cpu")
 FED = TrainCase(
@@ -116,9 +115,9 @@ def test_a_refill_lasts_until_the_workers_rest() -> None:
 
 
 def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
-    held = Held(Training(FED, "ok"), None, None)  # type: ignore[arg-type]
-    held.arm = Arm("", lambda: None, 0.01)
-    assert held.waits, "nothing is known yet"
+    parts = (Part("", lambda: None, 0.01),)
+    fed = Variant(Training(FED, "ok"), None, None, parts)  # type: ignore[arg-type]
+    assert fed.waits, "nothing is known yet"
     for waited_s, waits in ((0.0, False), (0.01, False), (0.2, True), (0.0, True)):
-        held.arm.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
-        assert held.waits == waits, "once is enough: after that it begins with nothing ready"
+        fed.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
+        assert fed.waits == waits, "once is enough: after that it begins with nothing ready"

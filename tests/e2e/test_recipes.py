@@ -13,10 +13,11 @@ from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.networks import find
 from e2e.recipes import RECIPES, Recipe, cannot_run, recipe_of
-from e2e.training.arms import Arms, Task
 from e2e.training.float8 import convert
 from e2e.training.switches import switch_process
+from e2e.training.variants import Task, Variants
 from kernels.case import Target
+from microbench.device.telemetry import Telemetry
 
 CPU = torch.device("cpu")
 HOPPER, VOLTA = (9, 0), (7, 0)
@@ -271,7 +272,7 @@ def test_a_gpt_learns_as_with_bfloat16() -> None:
 def test_a_network_without_a_layer_for_it_is_skipped() -> None:
     data = open_data("synthetic", Options((3, 8, 8), classes=10))
     cases = [TrainCase("small", name, 2, "3x8x8") for name in ("amp-bf16", "fp8", "fp8-rowwise")]
-    arms = Arms(Task(SMALL, data, 1), Target("cpu", "a processor"))
+    arms = Variants(Task(SMALL, data, 1), Target("cpu", "a processor"), Telemetry(None))
     found = arms.set_up(cases, lambda key, stage: None)
     assert [training.status for training in found] == ["ok", "skipped", "skipped"]
     assert all("linear layers" in (training.reason or "") for training in found[1:])

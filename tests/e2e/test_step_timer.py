@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.train_cases import case_of
+from samples.train_cases import case_of, quietly
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.training.arm_timer import ArmTimer
-from e2e.training.arms import Task
+from e2e.results.types import Training
+from e2e.training.speedups import with_speedups
 from e2e.training.step_timer import (
     Bursts,
     CpuSteps,
     PhaseClock,
-    SpeedByTurn,
     StepBlock,
     Tally,
     batches_per_s,
@@ -27,6 +29,8 @@ from e2e.training.step_timer import (
     time_phases,
     union_s,
 )
+from e2e.training.timing import SpeedByTurn
+from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import KernelTime
 from microbench.timing import FEWEST_ROUNDS
@@ -236,22 +240,45 @@ def test_a_turn_has_the_mean_of_both_its_ends() -> None:
     assert looks.of("a") is None, "a speed that cannot be read ends no measurement"
 
 
-def test_a_trainer_notes_the_host_speed_of_each_arm_s_turns() -> None:
-    """Ever slower by 1, of which the first turn, to warm up, has none."""
-    info, network = describe("cpu"), find("cnn-cifar")
+def timed(
+    name: str, recipes: Sequence[str], budget_s: float, *more: Any, first: int = 0
+) -> list[Training]:
+    """What a CPU times of a network under these recipes at batch 4, after some `first` steps."""
+    info, network = describe("cpu"), find(name)
     data = Synthetic(network.input, network.classes or 0, network.tokens)
-    cases = [case_of(network, 4, recipe=recipe) for recipe in ("fp32", "amp-bf16")]
-    speed = PlannedSpeeds(*(float(number) for number in range(100)))
     with open_telemetry(info, 0.05) as telemetry:
-        timer = ArmTimer(Task(network, data, seed=1), info.target(), telemetry)
-        try:
-            timer.set_up(cases, lambda key, stage: None)
-            found = timer.time(0.2, lambda key, stage: None, speed)
-        finally:
-            timer.close()
+        variants = Variants(Task(network, data, seed=1), info.target(), telemetry)
+        with closing(variants):
+            cases = [case_of(network, 4, recipe=recipe) for recipe in recipes]
+            assert all(t.status == "ok" for t in variants.set_up(cases, quietly))
+            for variant in first * list(variants.held.values()):
+                variant.step()
+            return variants.time(budget_s, quietly, *more)
+
+
+def test_a_turn_has_the_host_speed_of_its_time() -> None:
+    """Ever slower by 1, of which the first turn, to warm up, has none."""
+    speed = PlannedSpeeds(*(float(number) for number in range(100)))
+    found = timed("cnn-cifar", ("fp32", "amp-bf16"), 0.2, speed)
     looks = 100 - len(speed.left)
     rounds = len(found[0].steps.blocks) if found[0].steps else 0
     assert looks == 2 + 2 * rounds >= 2 + 2 * FEWEST_ROUNDS
-    # Turn n is between n and n + 1; which arm begins varies, and both take part in each round.
+    # Turn n is between n and n + 1; which variant begins varies, and both are in each round.
     slowdowns = [t.steps.host_pace or 0 for t in found if t.steps]
     assert sum(slowdowns) == pytest.approx(looks - 1, abs=1.1)
+
+
+def test_steps_of_weights_that_are_not_finite_are_no_result() -> None:
+    """A small GPT in float16 alone loses its weights after a few steps."""
+    left: list[float] = []
+    fp32, fp16 = timed("gpt-tiny", ("fp32", "fp16"), 1.5, None, left.append, first=20)
+    assert (fp32.status, fp32.reason) == ("ok", None)
+    assert fp32.steps
+    assert (fp16.status, fp16.steps, fp16.phases) == ("failed", None, ())
+    assert fp16.reason
+    assert fp16.reason.startswith("its weights are not finite after ")
+    assert left
+    assert min(left) >= 0
+    (alone,) = with_speedups([fp16], {})
+    both = with_speedups([fp32, fp16], {})
+    assert alone.speedup == both[1].speedup == {}

@@ -532,6 +532,36 @@ def test_a_step_tells_its_phases_in_order() -> None:
     assert told == [*batch, *batch, "optimizer"]
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "amp-bf16"])
+@pytest.mark.usefixtures("_no_code_generation")
+def test_an_evaluation_is_the_forward_pass_alone(recipe: str, compile: bool) -> None:
+    """With batch-norm's and dropout's behaviour of evaluation; nothing learns."""
+    network = network_of(
+        lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+    )
+    told: list[str] = []
+    batches = samples()
+    trainer = trainer_of(network, recipe=recipe, evaluation=True, compile=compile)
+    before = copy.deepcopy(trainer.module.state_dict())
+    plain = trainer_of(network, recipe=recipe).module.eval()
+    feed = Batches(*batches)
+    for inputs, _ in batches:
+        output = trainer.step(feed, told.append)
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe == "amp-bf16"):
+            expected = plain(inputs.to(next(plain.parameters()).dtype))
+        assert output.dtype == expected.dtype
+        torch.testing.assert_close(output, expected.to(output.dtype))
+        assert not output.requires_grad
+    assert told == ["data", "copy", "forward"] * len(batches)
+    assert_same([*trainer.module.state_dict().values()], [*before.values()])
+    assert all(weight.grad is None for weight in trainer.module.parameters())
+    assert trainer.is_finite(feed)
+    with torch.no_grad():
+        next(trainer.module.parameters()).fill_(math.inf)
+    assert not trainer.is_finite(feed), "of its outputs"
+
+
 @pytest.fixture
 def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of torch.compile: Dynamo decides as ever, and it takes no minutes."""

@@ -34,13 +34,13 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
-from e2e.training.arm_timer import ArmTimer
-from e2e.training.arms import Held, Task
 from e2e.training.feeds import TimedFeed
 from e2e.training.once import train_once
 from e2e.training.step_timer import Bursts, CudaSteps, Tally, busy_time, host_time
 from e2e.training.switches import switch_tf32
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
+from e2e.training.variant import Variant
+from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record
 from microbench.results.runfile import read_run
@@ -146,14 +146,14 @@ def _clean() -> Iterator[None]:
 
 
 @contextmanager
-def timer_of(network: str, data: Data | None = None) -> Iterator[ArmTimer]:
-    """An arm timer on the GPU, on synthetic data when none is given; all arms are let go after."""
+def timer_of(network: str, data: Data | None = None) -> Iterator[Variants]:
+    """Variants on the GPU, on synthetic data when none is given; all arms are let go after."""
     info = describe("cuda")
     found = find(network)
     feed = data or Synthetic(found.input, found.classes or 0, found.tokens)
     task = Task(found, feed, seed=1)
     with open_telemetry(info, 0.05) as telemetry:
-        timer = ArmTimer(task, info.target(), telemetry)
+        timer = Variants(task, info.target(), telemetry)
         try:
             yield timer
         finally:
@@ -168,7 +168,7 @@ def case_of(network: str, recipe: str, batch: int, **changes: Any) -> TrainCase:
     )
 
 
-def set_up(timer: ArmTimer, *cases: TrainCase) -> list[Training]:
+def set_up(timer: Variants, *cases: TrainCase) -> list[Training]:
     return timer.set_up(cases, lambda key, stage: None)
 
 
@@ -643,7 +643,7 @@ def test_a_training_from_scratch_learns(graph: bool) -> None:
         trainer.step(feed)
     if graph:
         trainer.capture(feed)
-    held = Held(Training(trainer.case, "ok"), trainer, TimedFeed(feed, feed.close))
+    held = Variant(Training(trainer.case, "ok"), trainer, TimedFeed(feed, feed.close))
     repeats = [train_once(held, data, seed, 60, lambda step: None) for seed in (1, 2, 1)]
     for repeat in repeats:
         assert repeat.accuracy is not None

@@ -22,10 +22,11 @@ from e2e.prediction.trace.fake_trace import trace, trace_real
 from e2e.prediction.trace.recorder import BACKWARD
 from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
-from e2e.training.arms import Arms, Task
 from e2e.training.step_timer import busy_time
 from e2e.training.switches import switch_process
+from e2e.training.variants import Task, Variants
 from kernels.case import Target
+from microbench.device.telemetry import Telemetry
 
 DEVICE = torch.device("cuda:0")
 CLASSES = 10
@@ -114,7 +115,8 @@ def test_time_and_memory_are_near_those_of_a_training(
     network = find(name)
     case = case_of(network, batch, recipe="amp", layout="nhwc")
     told = predicted(network, case, target, store)
-    arms = Arms(Task(network, Synthetic(network.input, CLASSES), 1), target)
+    task = Task(network, Synthetic(network.input, CLASSES), 1)
+    arms = Variants(task, target, Telemetry(None))
     (training,) = arms.set_up([case], quietly)
     (held,) = arms.held.values()
     for _ in range(20):

@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from e2e.recipes import RECIPES
-from e2e.training.distributed import place_of
-from e2e.training.distributed import ranks as limits
-from e2e.training.distributed.ranks import Ranks, RanksLost
+from e2e.training import ranks as limits
+from e2e.training.place import place_of
+from e2e.training.ranks import Ranks, RanksLost
 from e2e.training.trainer import Trainer
 from samples.rank_training import CASE, NETWORK, perceptron, weights_of
 
-EXCHANGE_S, AGREE_S, SLOW_S = 1.0, 2.0, 3.0
+EXCHANGE_S, MEET_S, SLOW_S = 1.0, 2.0, 3.0
 CPU = torch.device("cpu")
 
 
 def slow(folder: Path) -> None:
     """Be late where nothing is exchanged, then where something is."""
-    limits.EXCHANGE_S, limits.AGREE_S = EXCHANGE_S, AGREE_S
+    limits.EXCHANGE_S = EXCHANGE_S
     place = place_of(os.environ)
     assert place
 
@@ -40,15 +40,15 @@ def slow(folder: Path) -> None:
         return perceptron()
 
     late(0)
-    ranks = Ranks.join(place, CPU, print)
-    with ranks.part():
+    ranks = Ranks.join(place, CPU)
+    with ranks.together():
         trainer = Trainer(replace(NETWORK, build=build), CASE, RECIPES["fp32"], CPU, seed=1)
     trainer.join(ranks)
     trainer.restart(2)
     lost = False
     try:
-        with ranks.part(exchanges=True):
-            late(1)
+        late(1)
+        ranks.gather(None, MEET_S)
     except RanksLost:
         lost = True
     torch.save({"weights": weights_of(trainer), "lost": lost}, folder / f"{place.rank}.pt")

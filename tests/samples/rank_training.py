@@ -21,8 +21,8 @@ from e2e.data.types import LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
-from e2e.training.distributed import place_of
-from e2e.training.distributed.ranks import Ranks, device_of
+from e2e.training.place import place_of
+from e2e.training.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
 
@@ -69,7 +69,7 @@ def trained(
     if ranks:
         trainer.step(feed, exchange=False)
         found["apart"] = weights_of(trainer)
-        trainer.equalise()
+        trainer.broadcast_state()
         found["again"] = weights_of(trainer)
     return found
 
@@ -104,7 +104,8 @@ def masks(device: torch.device, ranks: Ranks) -> list[torch.Tensor]:
 def agreement(ranks: Ranks) -> dict[str, str]:
     """What each rank sees where the last one alone fails, and where none does."""
     last = ranks.rank == ranks.world - 1
-    found = {"none": str(ranks.together(lambda: "fine"))}
+    with ranks.together():
+        found = {"none": "fine"}
     planted = {
         "memory": torch.OutOfMemoryError("planted"),
         "error": ValueError("planted"),
@@ -112,7 +113,7 @@ def agreement(ranks: Ranks) -> dict[str, str]:
     }
     for name, error in planted.items():
         try:
-            with ranks.part():
+            with ranks.together():
                 if last:
                     raise error
         except Exception as raised:
@@ -126,12 +127,13 @@ def main(folder: Path) -> None:
     assert place
     asked = "auto" if torch.cuda.is_available() else "cpu"
     device = device_of(place, os.environ.get("RANK_DEVICE", asked))
-    ranks = Ranks.join(place, device, print)
+    ranks = Ranks.join(place, device)
     found: dict[str, Any] = {
         name: trained(changes, device, ranks) for name, changes in CASES.items()
     }
     found |= {"one batch": of_one_batch(device, ranks), "masks": masks(device, ranks)}
     found |= {"agreement": agreement(ranks), "same": ranks.same(place.rank)}
+    found |= {"slowest": ranks.slowest(float(place.rank))}
     torch.save(found, folder / f"{place.rank}.pt")
     ranks.leave()
     os._exit(0)  # now and then torch's threads of gloo abort a process that ends by itself

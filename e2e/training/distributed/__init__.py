@@ -1,34 +1,5 @@
-"""Training over several processes: the ranks of torchrun, and how they exchange gradients.
+"""The names of `place` until nothing imports these."""
 
-Where torchrun put this process is known without loading anything heavy.
-"""
+from e2e.training.place import Place, place_of
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from microbench.errors import UserError
-
-
-@dataclass(frozen=True)
-class Place:
-    """Rank and number of ranks, over all hosts and on this one."""
-
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-
-
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # that torchrun sets
-
-
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """This process as torchrun placed it; None without torchrun. UserError: not numbers."""
-    if any(name not in environment for name in NAMES):
-        return None
-    try:
-        return Place(*(int(environment[name]) for name in NAMES))
-    except ValueError as error:
-        raise UserError(f"{', '.join(NAMES)} in the environment: {error}") from None
+__all__ = ["Place", "place_of"]

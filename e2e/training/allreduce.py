@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from inspect import signature
 from typing import Any, cast
 from warnings import filterwarnings
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 
 from e2e.case import NO_COMPRESSION
 from e2e.results.exchange import AllReduce, Copies, Exchange
-from e2e.training.distributed.ranks import Ranks
+from e2e.training.ranks import Ranks
+from e2e.training.step_timer import StepTimer
 from microbench.timing.stats import median, median_interval
-from microbench.timing.timers import Timer
 
 WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # what a hook makes of a gradient
 # Of the curve of all-reduce times: its smallest size, the ratio of two sizes, seconds for each.
@@ -24,7 +23,7 @@ FEWEST, MOST = 3, 50  # all-reduces of a size
 COPIED = 20  # times that the copies around an exchange are timed
 
 
-def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
+def wrap_ddp(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
     """The module as torch's DistributedDataParallel, with torch's hook for the compression.
 
     Buffers, such as the statistics of batch-norm, stay each rank's own.
@@ -50,12 +49,12 @@ def spread(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
     return found
 
 
-def buckets_of(spread: Any, compress: str) -> list[Tensor]:
+def buckets_of(ddp_model: Any, compress: str) -> list[Tensor]:
     """Tensors of zeros, one for each bucket that a step exchanges, in the type that it does.
 
     Two steps must have been done: the first one's order decides the buckets.
     """
-    whole = [bucket.buffer() for bucket in spread.reducer._get_zeros_like_grad_buckets()]
+    whole = [bucket.buffer() for bucket in ddp_model.reducer._get_zeros_like_grad_buckets()]
     return [bucket.to(WIRE.get(compress, bucket.dtype)) for bucket in whole]
 
 
@@ -77,7 +76,7 @@ def bytes_of(bucket: Tensor) -> int:
 
 
 def curve_of(
-    buckets: Sequence[Tensor], alone_s: float, timer: Timer, ranks: Ranks
+    buckets: Sequence[Tensor], alone_s: float, timer: StepTimer, ranks: Ranks
 ) -> tuple[AllReduce, ...]:
     """All-reduces timed alone by size: the largest bucket, an eighth of it, and so on to 64 KiB.
 
@@ -91,17 +90,17 @@ def curve_of(
     while count == whole.numel() or count >= least:
         part = whole[:count]
         each_s = alone_s * bytes_of(part) / sum(map(bytes_of, buckets))
-        times = ranks.same(min(MOST, max(FEWEST, int(POINT_S / max(each_s, 1e-9)))))
+        times = min(MOST, max(FEWEST, int(POINT_S / max(each_s, 1e-9))))
         launch = all_reduce_of([part])
         timer.run(launch, 1)
-        slowest_s = max(ranks.gather(median(timer.block(launch, times).times_s)))
+        slowest_s = ranks.slowest(median(timer.block(launch, times).times_s))
         found.append(AllReduce(bytes_of(part), slowest_s))
         count //= SIZE_RATIO
     return tuple(reversed(found))
 
 
 def copies_of(
-    weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: Timer, ranks: Ranks
+    weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: StepTimer, ranks: Ranks
 ) -> Copies | None:
     """The copies around an exchange, timed alone on every rank: those of the slowest one. None
     where a rank has no memory for them.
@@ -115,10 +114,11 @@ def copies_of(
     times_s: list[float] = []
     for some in (weights, least):
         try:
-            launch = ranks.together(partial(_copying, some, wire, ranks))
+            with ranks.together():
+                launch = _copying(some, wire, ranks)
         except torch.OutOfMemoryError:
             return None
-        times_s.append(max(ranks.gather(median(timer.block(launch, COPIED).times_s))))
+        times_s.append(ranks.slowest(median(timer.block(launch, COPIED).times_s)))
     return Copies(len(weights), sum(map(bytes_of, weights)), *times_s)
 
 
@@ -157,24 +157,15 @@ def exchange_of(
     ranks_s: Sequence[float],
 ) -> Exchange:
     """The exchange of `buckets` (bytes) a step, from rounds of (step, step without exchange,
-    all-reduce alone) in seconds, and the step of each rank without exchange. One rank exchanges
-    nothing.
+    all-reduce alone) in seconds, and the step of each rank without exchange.
     """
-    of_step = tuple(buckets)
-    bytes_ = sum(of_step)
-    if world == 1:
-        return Exchange(1, bytes_, 0.0, 0.0, 0.0, (0.0, 0.0), tuple(ranks_s), of_step)
-    _, without_s, alone_s = (median(times) for times in zip(*rounds, strict=True))
-    exposed_s = median([with_s - local_s for with_s, local_s, _ in rounds])
+    steps_s, locals_s, alones_s = (list(times) for times in zip(*rounds, strict=True))
+    exposed = [with_s - local_s for with_s, local_s, _ in rounds]
+    # The interval of a difference, which may be below 0: moved so that its logarithm is nearly the
+    # difference itself.
+    whole = 100 * median(steps_s)
+    ends = median_interval([[whole + difference] for difference in exposed])
     return Exchange(
-        world, bytes_, without_s, alone_s, exposed_s, _difference(rounds), tuple(ranks_s), of_step
-    )
-
-
-def _difference(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float] | None:
-    """The 95 % interval of the median of step less step without exchange; it may be below 0."""
-    # Moved so that its logarithm is nearly the difference itself.
-    middle = median([with_s for with_s, _, _ in rounds])
-    whole = 100 * middle
-    found = median_interval([[whole + with_s - without_s] for with_s, without_s, _ in rounds])
-    return found and (found[0] - whole, found[1] - whole)
+        world, sum(buckets), median(locals_s), median(alones_s), median(exposed),
+        ends and (ends[0] - whole, ends[1] - whole), tuple(ranks_s), tuple(buckets),
+    )  # fmt: skip

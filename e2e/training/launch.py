@@ -1,0 +1,73 @@
+"""Runs a function in several processes of this machine, a rank each, by torch's launcher."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from typing import Any
+
+from microbench.device.host import usable_cores
+from microbench.stopping import die_with_parent
+
+LOOK_S = 0.1  # between two looks at the ranks
+LAST = -100  # of what runs at a process's end
+
+
+@dataclass(frozen=True)
+class Death:
+    """The rank that ended first; `code` is its exit code, below 0 for a signal."""
+
+    rank: int
+    code: int
+
+    @property
+    def reason(self) -> str:
+        """Such as "rank 1 ended (SIGSEGV)"."""
+        if self.code >= 0:
+            return f"rank {self.rank} ended (exit code {self.code})"
+        how = signal.Signals(-self.code)
+        waited = ", as where another rank is waited for in vain" * (how == signal.SIGABRT)
+        return f"rank {self.rank} ended ({how.name}{waited})"
+
+
+def launch(count: int, work: Callable[..., None], *args: object) -> Death | None:
+    """Run `work(*args)` in `count` processes, each of which has its place in the environment.
+
+    Waits for their end; where one dies or raises, the others are ended, and it is returned. Must be
+    called in a process's main thread, as torch's launcher handles signals. `work` is pickled.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for quiet in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(quiet).setLevel(logging.CRITICAL + 1)  # the caller says it in a line
+    usual = {
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // count)), "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # a lost rank is reported in one line
+    }  # fmt: skip
+    for name, value in usual.items():
+        os.environ.setdefault(name, value)
+    config: Any = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=f"halfway-{os.getpid()}",
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=LOOK_S,
+        start_method="spawn",
+    )  # fmt: skip
+    try:
+        elastic_launch(config, _as_rank)(work, *args)
+    except ChildFailedError as failed:
+        rank, first = failed.get_first_failure()
+        return Death(rank, first.exitcode)
+    return None
+
+
+def _as_rank(work: Callable[..., None], *args: object) -> None:
+    faulthandler.disable()  # the launcher turns it on
+    die_with_parent()
+    work(*args)
+    # Now and then torch's threads of gloo abort a process that ends by itself.
+    Finalize(None, os._exit, args=(0,), exitpriority=LAST)

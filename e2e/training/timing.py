@@ -1,0 +1,308 @@
+"""Times the variants of a comparison interleaved, by one loop that every rank runs alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Protocol
+
+from e2e.training.ranks import MEET_S, Ranks, RanksLost
+from e2e.training.step_timer import Bursts, StepBlock, StepTimer, Tally
+from e2e.training.variant import LOCAL, Part, Variant
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.timing import FEWEST_ROUNDS
+from microbench.timing.interleave import (
+    INTERIM_LOOKS,
+    LAUNCH_S,
+    MAX_ROUNDS,
+    WARM_RUN_S,
+    WATCHED_SHARE,
+)
+from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
+
+# Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
+# median of a turn to be known to a fraction of a per cent; less when the budget is short.
+TURN_S, WARM_SHARE = 0.8, 0.25
+ROUNDS = INTERIM_LOOKS[0]  # that a budget is meant to last for
+# Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
+FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
+CPU_BLOCK_S = 2.0
+SETTLED_STEPS = 2  # after the first ones: they measure the memory and the time of a step
+KNOWN_SHARE = 1 / 3  # of the budget: from here on it is said how long the rest takes
+
+Announce = Callable[[str, str], None]
+
+
+class VariantFailed(Exception):
+    """A step raised; `__cause__` is what."""
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__(variant.key)
+        self.variant = variant
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that the first part runs before all, each part before its block, and in a block.
+
+    A block has as many steps as fit, at least `least` and at most `most`.
+    """
+
+    settle_s: float
+    warm_s: float
+    block_s: float
+    least: int
+    most: int
+
+
+@dataclass
+class Watch:
+    """What is noted beside timed steps: sensors while `during(key)`, and what is announced.
+
+    `speeds` are of the host, `left` is told the seconds that timing still takes, once they are
+    known.
+    """
+
+    during: Callable[[str], AbstractContextManager[object]]
+    announce: Announce
+    speeds: SpeedByTurn | None = None
+    left: Callable[[float], None] | None = None
+
+
+def time_interleaved(
+    variants: Sequence[Variant], budget_s: float, timer: StepTimer, ranks: Ranks, watch: Watch
+) -> None:
+    """Fill the blocks of all variants, one each per round, in a new order each round.
+
+    Ends when every interval is narrow, after MAX_ROUNDS, or when `budget_s` is spent and
+    FEWEST_ROUNDS are done. VariantFailed where a step raises; RanksLost where that is one of
+    several ranks; UserError for a broken file of strict data.
+    """
+    for variant in variants:
+        variant.skipped_before = variant.trainer.skipped_steps
+        for part in variant.parts:
+            part.blocks.clear()
+        with blaming(variant, ranks):
+            _start_loading(variant, timer, ranks)
+    turns = _Turns(variants, budget_s, timer, ranks, watch)
+    began_s = time.perf_counter()
+    turns.settle()
+    for number in range(1, MAX_ROUNDS + 1):
+        turns.round(number)
+        spent_s = time.perf_counter() - began_s
+        if watch.left and spent_s >= KNOWN_SHARE * budget_s:
+            watch.left(max(0.0, budget_s - spent_s, (FEWEST_ROUNDS / number - 1) * spent_s))
+        if ranks.same(turns.enough(number, spent_s)):
+            break
+    turns.finish()
+
+
+@contextmanager
+def blaming(variant: Variant, ranks: Ranks) -> Generator[None]:
+    """VariantFailed for what its steps raise, where this process can go on without it."""
+    try:
+        with ranks.exchanging():
+            yield
+    except (UserError, RanksLost):
+        raise
+    except Exception as error:
+        raise VariantFailed(variant) from error
+
+
+def _start_loading(variant: Variant, timer: StepTimer, ranks: Ranks) -> None:
+    """Start a loader whose batches are discarded; steps beside it take longer."""
+    if not variant.training.case.cached:
+        return
+    variant.trainer.switch()
+    variant.feed.start()
+    began_s = time.perf_counter()
+    timer.run(variant.step, SETTLED_STEPS)
+    took_s = time.perf_counter() - began_s
+    variant.parts[0].estimate_s = ranks.slowest(took_s / SETTLED_STEPS)
+
+
+class _Turns:
+    """The turns of one comparison's parts. All that depends on a clock is as rank 0 has it."""
+
+    def __init__(
+        self, variants: Sequence[Variant], budget_s: float, timer: StepTimer, ranks: Ranks,
+        watch: Watch,
+    ) -> None:  # fmt: skip
+        self._order = [(variant, part) for variant in variants for part in variant.parts]
+        self._budget_s, self._ranks, self._watch = budget_s, ranks, watch
+        self._several = len(variants) > 1
+        self._timer = _fed_timer(variants, timer)
+        cuda = ranks.device.type == "cuda"
+        self._pace = _pace(variants, budget_s / len(self._order), cuda=cuda)
+        self._last: tuple[Variant, Part] | None = None
+        # Another order in each comparison: what a start or a swing of the clock does to a turn
+        # would else fall to the same variant every time.
+        self._chance = random.Random(ranks.same(random.random()))
+
+    def settle(self) -> None:
+        """Warm the device up."""
+        variant, part = self._order[0]
+        self._begin(variant, part, 0)
+        with blaming(variant, self._ranks):
+            self._warm(part, self._pace.settle_s)
+
+    def round(self, number: int) -> None:
+        """A turn of each: warmed up, the later part of that in the sensors' view, then timed."""
+        # A new order each round: else one would always run on the heat of the same other.
+        self._chance.shuffle(self._order)
+        for variant, part in self._order:
+            self._begin(variant, part, number)
+            with blaming(variant, self._ranks):
+                self._warm(part, (1 - WATCHED_SHARE) * self._pace.warm_s)
+                with self._watch.during(part.key):
+                    self._warm(part, WATCHED_SHARE * self._pace.warm_s)
+                    part.blocks.append(self._block(part))
+
+    def enough(self, rounds: int, spent_s: float) -> bool:
+        """Whether that was the last round."""
+        if spent_s >= self._budget_s and rounds >= FEWEST_ROUNDS:
+            return True
+        return rounds in INTERIM_LOOKS and all(self._settled(part) for _, part in self._order)
+
+    def finish(self) -> None:
+        """End the last turn."""
+        self._same_weights()
+        if self._watch.speeds:
+            self._watch.speeds.begin("")
+
+    def _begin(self, variant: Variant, part: Part, number: int) -> None:
+        if self._watch.speeds:
+            # The first turn of all only warms the device.
+            self._watch.speeds.begin(part.key if number else "")
+        self._same_weights()
+        self._last = variant, part
+        variant.trainer.switch()
+        self._watch.announce(variant.key, f"timing, round {number}{_rate_so_far(variant)}")
+        # Whoever waits for its loader must not live on what came in another's turn; others have
+        # batches ready at all times, and workers that fill up would only slow them.
+        if self._several:
+            variant.feed.skip_ready() if variant.waits else variant.feed.refill()
+
+    def _same_weights(self) -> None:
+        """After steps without an exchange: give every rank the weights of rank 0 again."""
+        if self._last and self._last[1].key.endswith(LOCAL):
+            self._last[0].trainer.broadcast_state()
+
+    def _warm(self, part: Part, seconds: float) -> None:
+        per_run = max(1, int(min(WARM_RUN_S, seconds / 2) / max(part.estimate_s, LAUNCH_S)))
+        end_s = time.perf_counter() + seconds
+        while self._ranks.same(time.perf_counter() < end_s):
+            self._timer.run(part.launch, per_run)
+
+    def _block(self, part: Part) -> StepBlock:
+        """A block of the slowest rank."""
+        pace = self._pace
+        steps = min(pace.most, max(pace.least, int(pace.block_s / part.estimate_s)))
+        blocks = self._ranks.gather(self._timer.block(part.launch, steps), MEET_S)
+        if len(blocks) == 1:
+            return blocks[0]
+        medians = [median(block.times_s) for block in blocks]
+        return replace(blocks[medians.index(max(medians))], ranks_s=tuple(medians))
+
+    def _settled(self, part: Part) -> bool:
+        """Whether its median is known to MAX_INTERVAL_PCT per cent, or to one tick."""
+        times = [block.times_s for block in part.blocks]
+        tick_s = self._timer.resolution_s
+        ends = median_interval(times, tick_s)
+        if ends is None:
+            return False
+        centre = median([t for block in times for t in block])
+        return half_width_pct(centre, ends) <= MAX_INTERVAL_PCT or ends[1] - ends[0] <= 2 * tick_s
+
+
+def _fed_timer(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
+    """A timer of bursts, where batches come in them."""
+    cases = [variant.training.case for variant in variants]
+    # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
+    if not any(case.fed or case.loader == "pinned" for case in cases):
+        return timer
+
+    def tally() -> Tally:
+        parts = [variant.feed.tally for variant in variants]
+        came_s = max((part.came_s for part in parts), key=len)  # variants share a loader
+        return Tally(sum(part.waited_s for part in parts), came_s)
+
+    return Bursts(timer, max(case.workers for case in cases), tally)
+
+
+def _pace(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Pace:
+    """For parts that have `part_s` seconds each, in all."""
+    if not cuda:
+        return Pace(0.0, 0.0, min(CPU_BLOCK_S, part_s / FEWEST_ROUNDS), least=1, most=100)
+    cases = [(v.training.case, v.parts[0].estimate_s) for v in variants]
+    if not any(case.fed for case, _ in cases):
+        turn_s = min(TURN_S, part_s / ROUNDS)
+        warm_s = WARM_SHARE * turn_s
+        return Pace(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
+    # At most FED_TURN_S, with some bursts in each turn; beside discarded batches as long as
+    # possible. `Bursts` adds what makes a round of the workers whole.
+    burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
+    cached = any(case.cached for case, _ in cases)
+    wanted_s = FED_TURN_S if cached else max(part_s / ROUNDS, FED_BURSTS * burst_s)
+    turn_s = min(FED_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
+    warm_s = FED_WARM_SHARE * turn_s
+    return Pace(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)
+
+
+def _rate_so_far(variant: Variant) -> str:
+    """ ": 6137 img/s", from the last turn."""
+    if not variant.blocks:
+        return ""
+    per_s = variant.training.step_units / median(variant.blocks[-1].times_s)
+    return f": {fmt.number(per_s)} {variant.training.unit}/s"
+
+
+# ---------------------------------------------------------------- how fast the host launches
+
+
+class HostSpeed(Protocol):
+    """Measures the host's slowdown: how many times longer than the reference a launch takes.
+
+    1.25 means 25 % slower; see `e2e.training.host_speed`.
+    """
+
+    def slowdown(self) -> float:
+        """The slowdown now, a ratio. RuntimeError if the device has no memory for its step."""
+        ...
+
+    def forget(self) -> None:
+        """Release what it holds on the device."""
+        ...
+
+
+class SpeedByTurn:
+    """The slowdown of interleaved variants, read where a turn ends and the next begins.
+
+    If the device has no memory for the small step there are no readings; the turns go on.
+    """
+
+    def __init__(self, host_speed: HostSpeed) -> None:
+        self._host_speed: HostSpeed | None = host_speed
+        self._readings: list[tuple[str, float]] = []
+
+    def begin(self, turn: str) -> None:
+        """Begin the turn of this variant and end that of another."""
+        if self._host_speed is None:
+            return
+        try:
+            self._readings.append((turn, self._host_speed.slowdown()))
+        except RuntimeError:
+            self._host_speed = None
+            self._readings.clear()
+
+    def of(self, turn: str) -> float | None:
+        """The median over its turns of the mean of both ends, a ratio; None without readings."""
+        pairs = pairwise(self._readings)
+        means = [fmean((first, last)) for (name, first), (_, last) in pairs if name == turn]
+        return median(means) if means else None
