@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import TypeVar
 
-from e2e.case import VARIED, TrainCase, label_of
+from e2e.case import SHORT, VARIED, TrainCase, label_of
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading
 from e2e.results.types import PREDICTED, Training
@@ -24,7 +24,14 @@ GENERATED = ("synthetic", "generated", "made")  # data that were not collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
+MOST_SHOWN = 4  # ledgers, and trainings with their causes, without --verbose
 RANGES = {"batch": "batch {}..{}", "gpus": "{}..{} GPUs"}  # of settings that differ
+SHORT_MARK = "¹"  # of what is compared with a float32 whose algorithms were searched briefly
+SHORT_WORDS = " by a short search"
+SHORT_NOTE = (
+    f"{SHORT_MARK}{SHORT_WORDS} for algorithms, in fp32 alone: fp32 may be up to 7 % slower than "
+    "with --search full, and these ratios as much too high"
+)
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
 K = TypeVar("K")
@@ -106,9 +113,31 @@ class View:
         return fmt.clean(units.pop()) if len(units) == 1 else ""
 
     @property
+    def evaluates(self) -> bool:
+        """Whether all arms are the forward pass alone, as inference runs it."""
+        return bool(self.arms) and all(arm.case.evaluation for arm in self.arms)
+
+    @property
+    def step(self) -> str:
+        """What is timed: "step", or "forward pass"."""
+        return step_word(self.arms[0]) if self.evaluates else "step"
+
+    @property
+    def per_step(self) -> str:
+        """Of a unit: "step", or "batch", so that an evaluation's time is its latency."""
+        return "batch" if self.evaluates else "step"
+
+    @property
     def first_title(self) -> str:
         """The title of the column that names the arms."""
         return "rung" if any(group.is_ladder for group in self.groups) else "recipe"
+
+    def first_of(self, found: Sequence[V]) -> list[V]:
+        """Those of some arms' ledgers or causes that a screen has room for without --verbose.
+
+        Of evaluations the last one, of the largest batch: their screen is a short one.
+        """
+        return [*found[-1:]] if self.evaluates else [*found[:MOST_SHOWN]]
 
     def group_of(self, training: Training) -> Group:
         """The group that the arm belongs to."""
@@ -144,11 +173,18 @@ class View:
         )
         return in_order(present)
 
-    def title(self, name: str) -> str:
-        """A baseline as the run calls it: "O0" where that takes the place of fp32."""
+    def title(self, name: str, short: str = SHORT_WORDS) -> str:
+        """A baseline as the run calls it: "O0" where that takes the place of fp32.
+
+        `short` follows where ratios over it depend on how long cuDNN searched.
+        """
         present = {arm.case.recipe for arm in self.arms}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
-        return fmt.clean(stands)
+        return fmt.clean(stands) + short * self.is_short(name)
+
+    def is_short(self, name: str) -> bool:
+        """Whether ratios over this baseline depend on how long cuDNN searched."""
+        return is_short("fp32" if name == "first" else name, self.arms)
 
     @property
     def families(self) -> list[list[Group]]:
@@ -173,6 +209,17 @@ class View:
         return tuple(others or [n for n in names if n not in BASELINES["fp32"]] or names)
 
 
+def is_short(recipe: str, trainings: Iterable[Training]) -> bool:
+    """Whether a recipe is IEEE float32, and its algorithms were searched briefly.
+
+    In tf32 and below the first three algorithms are as fast as all.
+    """
+    base = BASELINES["fp32"]
+    return recipe in base and any(
+        one.case.search == SHORT and one.case.recipe in base for one in trainings
+    )
+
+
 def view_of(run: Run) -> View:
     """The groups of a run in order of appearance, and the settings that differ inside a group."""
     groups = grouped((training.case.group, training) for training in run.of(Training))
@@ -195,9 +242,10 @@ def what_was_trained(run: Run) -> list[str]:
     view = view_of(run)
     loaded = OF_LOADING if run.of(Loading) else ()  # they have tables of their own
     cases = [training.case for training in run.of(Training)]
+    updates = ("optimizer", "fused") if view.evaluates else ()  # of no meaning there
     parts: list[str] = []
     for name in SETTINGS:
-        if name in view.within or name in loaded:
+        if name in (*view.within, *loaded, *updates):
             continue
         values = list(dict.fromkeys(text for case in cases for text in in_words(case, [name])))
         numbers = [getattr(case, name) for case in cases]
@@ -208,12 +256,13 @@ def what_was_trained(run: Run) -> list[str]:
         elif values:
             parts.append(" or ".join(values))
     predicts = run.kind == "predict" or not any(map(was_run, run.of(Training)))
-    return ["predict" if predicts else "train", *parts]
+    trains = "evaluate" if view.evaluates else "train"
+    return ["predict" if predicts else trains, *parts]
 
 
 def in_order(compared: Collection[str]) -> tuple[str, ...]:
-    """Names of baselines in the order of the columns."""
-    known = [name for name in (*LADDER, *BASELINES) if name in compared]
+    """Names of baselines in the order of the columns: tf32, which PyTorch's users have, first."""
+    known = [name for name in (*LADDER, *reversed(BASELINES)) if name in compared]
     return (*known, *(name for name in compared if name not in known))
 
 
@@ -238,9 +287,19 @@ def is_generated(case: TrainCase) -> bool:
     return case.data in GENERATED
 
 
+def step_word(training: Training) -> str:
+    """What is timed of it: "step", or "forward pass"."""
+    return "forward pass" if training.case.evaluation else "step"
+
+
+def trains(training: Training) -> str:
+    """What an arm does, before how much faster: "trains", or "runs"."""
+    return "runs" if training.case.evaluation else "trains"
+
+
 def place(training: Training) -> str:
     """Such as "resnet50, batch 256"; with the data where these are generated."""
-    names = ["network", "batch", "gpus", *(["data"] if is_generated(training.case) else [])]
+    names = ["network", "batch", "gpus", "evaluation", *["data"] * is_generated(training.case)]
     return ", ".join(in_words(training.case, names))
 
 

@@ -17,7 +17,6 @@ from microbench.report.screen import WIDTH
 from microbench.report.table import DIM, Column, Part, Row, Table
 
 MOST_SENTENCES = 4
-MOST_SHOWN = 4  # trainings on the screen without --verbose
 INDENT = "   "
 
 _FOLDING = Console()  # rich needs a console to wrap text; nothing is printed on it
@@ -61,9 +60,9 @@ def causes_part(view: View, arm: Training) -> Part:
 
 
 def cause_lines(view: View, width: int, *, details: bool) -> list[tuple[Training, list[Text]]]:
-    """The causes of each training for the screen; of MOST_SHOWN trainings unless `details`."""
+    """The causes of each training for the screen; of a few trainings unless `details`."""
     found = [arm for arm in view.arms if has_causes(view, arm)]
-    shown = found if details else found[:MOST_SHOWN]
+    shown = found if details else view.first_of(found)
     lines = [
         (arm, [line for i, one in enumerate(arm.causes, 1) for line in _lines(i, one, width)])
         for arm in shown

@@ -21,7 +21,7 @@ MOST_SETUPS = 6
 MOST_PHASES = 18  # arms in the table of phases, on the screen without --verbose
 # Why phases do not add up to the CPU ms of a step: several steps are launched in a row there.
 CPU_PHASES = (
-    "CPU times of phases include waits while the GPU's launch queue is full; CPU ms of a step "
+    "CPU times of phases include waits while the GPU's launch queue is full; CPU ms in the table "
     "does not"
 )
 PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
@@ -30,12 +30,14 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 def phases_part(view: View, *, details: bool = True) -> Part:
     """The arms whose phases were timed, one column per phase, in milliseconds.
 
-    Many of them are only counted without `details`.
+    Without `details` many of them are only counted; a forward pass has one phase to speak of.
     """
     timed = view.only(lambda arm: bool(arm.phases))
     phases = [phase for arm in timed.arms for phase in arm.phases]
     clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
-    title = f"Phases of a step, timed in a separate pass (ms: {clocks})"
+    title = f"Phases of a {view.step}, timed in a separate pass (ms: {clocks})"
+    if view.evaluates and not details:
+        return Part(title)
     if len(timed.arms) > MOST_PHASES and not details:
         return Part(title, notes=[f"timed for {len(timed.arms)} arms; --verbose shows all"])
     table = arms_table(view, timed, phase_columns(view))
@@ -116,6 +118,7 @@ def states(view: View) -> list[Text]:
 
 def _state(arm: Training) -> str:
     state, steps = arm.state, arm.steps
+    word, plural = ("batch", "batches") if arm.case.evaluation else ("step", "steps")
     util = state.gpu_util_pct
     parts = [
         f"utilisation {util.mean:.0f} % ({util.min:.0f} to {util.max:.0f})"
@@ -123,8 +126,8 @@ def _state(arm: Training) -> str:
         f"SM clock {state.sm_clock_mhz:.0f} MHz" if state.sm_clock_mhz else "",
         f"{state.temperature_c:.0f} °C" if state.temperature_c else "",
         fmt.clean(", ".join(state.throttle)),
-        f"{steps.launches} launches per step" if steps and steps.launches else "",
-        fmt.count(len(steps.times_s), "step") + " timed" if steps else "",
+        f"{steps.launches} launches per {word}" if steps and steps.launches else "",
+        fmt.count(len(steps.times_s), word, plural) + " timed" if steps else "",
     ]  # fmt: skip
     return ", ".join(filter(None, parts))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from e2e.case import TrainCase
 from e2e.input_stalls import fewest_from
-from e2e.report.arms import grouped
+from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
 from e2e.report.figures import bottleneck_of, signed_pct
 from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import Loading, load_case
@@ -72,6 +72,10 @@ class Joint:
         """Errors of predicted throughput in per cent, where it was measured."""
         known = map(_error_pct, self.trainings)
         return [error for error in known if error is not None]
+
+    def title(self, recipe: str, short: str = SHORT_WORDS) -> str:
+        """A recipe that others are held against; `short` follows as in `View.title`."""
+        return fmt.clean(recipe) + short * is_short(recipe, self.trainings)
 
     def per_s(self, recipe: str, workers: int) -> float:
         """Units per second as measured, else as predicted; 0 if neither is known."""
@@ -192,7 +196,7 @@ def joint_table(joint: Joint) -> Table[int]:
     ]
     for name in others:
         gain = partial(joint.speedup, name, base)
-        title = f"{fmt.clean(name)}\nx {fmt.clean(base)}"
+        title = f"{fmt.clean(name)}\nx {joint.title(base, SHORT_MARK)}"
         columns.append(Column(title, partial(_gain_cell, gain), right=True, drop=1))
     return Table(columns, [Row(count) for count in joint.workers])
 
@@ -253,6 +257,7 @@ def _notes(joint: Joint) -> list[str]:
         "two values: predicted / measured, by the wall clock; one value, or one in brackets: "
         "predicted"
     ]
+    notes += [SHORT_NOTE] * is_short(joint.recipes[0], joint.trainings)
     lost = [t for t in joint.trainings if t.status == "failed"]
     failed = grouped((fmt.clean(t.reason or ""), _point(t)) for t in lost)
     notes += [f"{fmt.listed(names)} failed: {reason}" for reason, names in failed.items()]
@@ -276,7 +281,7 @@ def joint_sentences(joint: Joint) -> list[str]:
 
 
 def _pays(joint: Joint, name: str, base: str, most: int) -> str:
-    low, high = fmt.clean(name), fmt.clean(base)
+    low, high = fmt.clean(name), joint.title(base)
     start = joint.pays_from(name, base)
     if start is None:
         only = _times(joint.speedup(name, base, most), high, most)

@@ -7,20 +7,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from e2e.report.arms import Group, View, arms_of
+from e2e.case import SHORT
+from e2e.report.arms import SHORT_WORDS, Group, View, arms_of, step_word
 from e2e.report.table import raw
+from e2e.results.baselines import BASELINES
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
 from microbench.report.table import Column, Part, Row, Table
+from microbench.results.types import Ratio
 
 SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
 NOTHING_SHARE = 0.001  # of it: changes up to it are not named
 OTHERS = "other small terms"
 MOST_RESIDUAL = 0.05  # of a step: the largest residual without a remark
-RUINED_RESIDUAL = 0.20  # of a step: a ledger with more is not shown
+RUINED_RESIDUAL = 0.20  # of a step or of the difference: a ledger with more explains nothing
 MOST_SENTENCES = 4
-MOST_SHOWN = 4  # ledgers on the screen without --verbose
 DIGITS = 4  # of the longer step, in the numbers shown
 MOST_DECIMALS, WIDEST = 9, 16
 FROM_TO = re.compile(r"(-?[\d.e+-]+) to (-?[\d.e+-]+) ms(?:; (.*))?")
@@ -68,9 +70,16 @@ def base_name(arm: Training) -> str:
     return fmt.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
 
 
+def base_words(arm: Training) -> str:
+    """The same, where the baseline is float32 with how long algorithms were searched."""
+    short = arm.case.search == SHORT and arm.ledger_base in BASELINES["fp32"]
+    return base_name(arm) + SHORT_WORDS * short
+
+
 def ledger_title(view: View, arm: Training) -> str:
     """ "From fp32 to amp (batch 256): where the time of a step goes, in ms"."""
-    return f"From {base_name(arm)} to {view.full_label(arm)}: where the time of a step goes, in ms"
+    what = f"where the time of a {step_word(arm)} goes, in ms"
+    return f"From {base_name(arm)} to {view.full_label(arm)}: {what}"
 
 
 def changes(arm: Training, *, fold: bool) -> list[Change]:
@@ -93,7 +102,9 @@ def changes(arm: Training, *, fold: bool) -> list[Change]:
             place = next((i for i, row in enumerate(rows) if row.term == RESIDUAL), len(rows))
             rows.insert(place, Change(OTHERS, *sums))  # pyright: ignore[reportArgumentType]
             rows = [row for row in rows if row not in small]
-    whole = Change("step", first.ms, last.ms, last.ms - first.ms, whole=True, source=last.source)
+    whole = Change(
+        step_word(arm), first.ms, last.ms, last.ms - first.ms, whole=True, source=last.source
+    )
     return [*rows, whole]
 
 
@@ -127,41 +138,78 @@ def unexplained(arm: Training) -> float:
     return max(shares, default=0.0)
 
 
+def gain(arm: Training) -> Ratio | None:
+    """The speed-up that its ledger explains, or the one over its slowest baseline."""
+    base = [name for name, recipes in BASELINES.items() if arm.ledger_base in recipes]
+    return next(
+        (arm.speedup[n] for n in (*base, "fp32", "first", "tf32") if n in arm.speedup), None
+    )
+
+
+def is_unclear(arm: Training) -> bool:
+    """Whether the interval of its speed-up holds 1, or its steps say the opposite."""
+    ratio = gain(arm)
+    if ratio is None:
+        return False
+    seen = arm.ledger[0].ms / arm.ledger[-1].ms if has_ledger(arm) else ratio.ratio
+    return ratio.no_difference or (seen - 1) * (ratio.ratio - 1) < 0
+
+
+def unexplained_change(arm: Training) -> float:
+    """The share of the difference between the steps that its ledger does not explain."""
+    *rows, whole = changes(arm, fold=False)
+    rest_ms = math.fsum(row.ms for row in rows if row.term == RESIDUAL)
+    return abs(rest_ms / whole.ms) if whole.ms else math.inf
+
+
 def is_sound(view: View, arm: Training) -> bool:
     """Whether what was measured is good enough to say where its time goes."""
-    known = not has_ledger(arm) or unexplained(arm) <= RUINED_RESIDUAL
-    return known and not view.group_of(arm).ruined_pct
+    if view.group_of(arm).ruined_pct or is_unclear(arm):
+        return False
+    return not has_ledger(arm) or _most_unexplained(arm) <= RUINED_RESIDUAL
+
+
+def _most_unexplained(arm: Training) -> float:
+    return max(unexplained(arm), unexplained_change(arm))
+
+
+def doubts_part(view: View) -> Part:
+    """Why there is no ledger and no cause of some arms; the verdict says it of ruined groups."""
+    arms = [
+        arm for arm in view.arms
+        if (arm.causes or has_ledger(arm)) and not view.group_of(arm).ruined_pct
+    ]  # fmt: skip
+    same = [view.full_label(arm) for arm in arms if is_unclear(arm)]
+    unlike = [
+        f"{view.full_label(arm)} {100 * _most_unexplained(arm):.0f} %"
+        for arm in arms
+        if not is_unclear(arm) and not is_sound(view, arm)
+    ]
+    lines = [
+        f"No clear difference was measured: {fmt.listed(same, MOST_SENTENCES)}." * bool(same),
+        f"More than {100 * RUINED_RESIDUAL:.0f} % is unexplained, the recorded steps are not like "
+        f"the timed ones: {fmt.listed(unlike, MOST_SENTENCES)}." * bool(unlike),
+        "Measure again on an idle machine, or longer (--budget); the figures are in the run file.",
+    ]
+    return Part("Not explained", None, [line for line in lines if line] if same or unlike else [])
 
 
 # ---------------------------------------------------------------- the table
 
 
 def ledger_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
-    """Each training's ledger as a table, those that say nothing as three lines why.
-
-    Without `details`, MOST_SHOWN of them, without small terms.
-    """
+    """Each training's ledger as a table; without `details` a few, without small terms."""
     found: list[tuple[Training, Part]] = []
-    for arm in filter(has_ledger, view.arms):
-        if view.group_of(arm).ruined_pct:
-            continue  # the verdict says so
-        title, share = ledger_title(view, arm), unexplained(arm)
-        if share > RUINED_RESIDUAL:
-            found.append((arm, Part(title, None, [
-                f"Not known: {100 * share:.0f} % of a step is unexplained (at most "
-                f"{100 * RUINED_RESIDUAL:.0f} % is good enough).",
-                "The steps that were recorded are not like those that were timed: another program "
-                "ran, or the CPU's speed changed.",
-                "Measure again on an idle machine; the terms are in the run file.",
-            ])))  # fmt: skip
-        else:
+    for arm in view.arms:
+        if has_ledger(arm) and is_sound(view, arm):
             table = ledger_table(arm, view.label(arm), fold=not details)
-            found.append((arm, Part(title, table, account(arm, view.label(arm)))))
-    if details or len(found) <= MOST_SHOWN:
-        return found
-    more = f"and {fmt.count(len(found) - MOST_SHOWN, 'more ledger')} (--verbose shows all)"
-    arm, last = found[MOST_SHOWN - 1]
-    return [*found[: MOST_SHOWN - 1], (arm, replace(last, below=[*last.below, more]))]
+            found.append((arm, Part(ledger_title(view, arm), table, account(arm, view.label(arm)))))
+    shown = found if details else view.first_of(found)
+    if len(shown) < len(found):
+        more = f"and {fmt.count(len(found) - len(shown), 'more ledger')} (--verbose shows all)"
+        arm, last = shown[-1]
+        shown[-1] = (arm, replace(last, below=[*last.below, more]))
+    return shown
 
 
 def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:
@@ -204,6 +252,7 @@ def raw_columns() -> list[Column[Training]]:
 
 def account(arm: Training, label: str) -> list[str]:
     """Below a ledger: Amdahl's bound, and a remark where much is unexplained."""
+    step = step_word(arm)
     found: list[str] = []
     if arm.bound and math.isfinite(arm.bound):
         seen = arm.ledger[0].ms / arm.ledger[-1].ms
@@ -211,13 +260,13 @@ def account(arm: Training, label: str) -> list[str]:
         is_now = f"{fmt.number(max(seen, 1 / seen))} times {'faster' if seen >= 1 else 'slower'}"
         found.append(
             f"Amdahl's bound: if GEMMs, convolutions and attention took no time in "
-            f"{base_name(arm)}, the step would be {fmt.number(arm.bound)} times faster; {label} is "
-            f"{is_now}{also}."
+            f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times faster; "
+            f"{label} is {is_now}{also}."
         )
     share = unexplained(arm)
     if share > MOST_RESIDUAL:
         found.append(
-            f"{100 * share:.0f} % of a step is unexplained: do not trust single terms (a good "
+            f"{100 * share:.0f} % of a {step} is unexplained: do not trust single terms (a good "
             f"ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
         )
     return found
@@ -226,16 +275,17 @@ def account(arm: Training, label: str) -> list[str]:
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: each ledger of the family in a sentence."""
     found = [arm for arm in arms_of(family) if has_ledger(arm) and is_sound(view, arm)]
-    lines = [_in_short(arm, view.label_among(arm, family)) for arm in found[:MOST_SENTENCES]]
-    if len(found) > MOST_SENTENCES:
-        lines.append(f"  And {fmt.count(len(found) - MOST_SENTENCES, 'more ledger')}, above.")
+    shown = view.first_of(found)
+    lines = [_in_short(arm, view.label_among(arm, family)) for arm in shown]
+    if len(found) > len(shown) and not view.evaluates:
+        lines.append(f"  And {fmt.count(len(found) - len(shown), 'more ledger')}, above.")
     return lines
 
 
 def _in_short(arm: Training, label: str) -> str:
     """What was saved or added, and which term saved and which took most."""
     first, *between, last = arm.ledger
-    whole = f"{fmt.hundredths(first.ms)} ms of a step in {base_name(arm)}"
+    whole = f"{fmt.hundredths(first.ms)} ms of a {step_word(arm)} in {base_words(arm)}"
     saved_ms = first.ms - last.ms
     if saved_ms > 0:
         parts = [f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"]

@@ -13,6 +13,8 @@ from typing import Any
 
 from e2e.case import DATA_WORDS
 from e2e.report.arms import (
+    SHORT_MARK,
+    SHORT_WORDS,
     Group,
     View,
     arms_of,
@@ -20,6 +22,7 @@ from e2e.report.arms import (
     grouped,
     is_generated,
     shows_no_difference,
+    step_word,
     view_of,
     what_was_trained,
 )
@@ -80,7 +83,8 @@ def heading(run: Run, reading: Sequence[str]) -> Any:
     ran = any(arm.steps for arm in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
-    what = "training" if ran else "predicted training of"
+    evaluates = view_of(run).evaluates
+    what = "evaluation" if evaluates else "training" if ran else "predicted training of"
     return main_title(f"{what} {title} on {device}", [", ".join(facts), *reading])
 
 
@@ -147,8 +151,9 @@ def bar_rows(view: View) -> dict[str, list[Json]]:
 def _bar(arm: Training, view: View) -> Json:
     per_s, steps = arm.per_s or 0.0, arm.steps
     fast, slow = steps.ci95_s if steps and steps.ci95_s else (None, None)
-    name = next(iter(view.compared), "")
-    gain = f" ({ratio(arm.speedup[name])} x {view.title(name)})" if name in arm.speedup else ""
+    name = next((name for name in view.compared if name in arm.speedup), "")
+    over = view.title(name, SHORT_MARK)
+    gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
     lost = arm.converged is False
     return {
         "label": view.label(arm),
@@ -177,6 +182,7 @@ def bars(run: Run, view: View) -> Any:
     reading = [
         "lines at the ends of the bars: 95 % confidence interval",
         *["grey: no difference measured"] * same,
+        *[f"{SHORT_MARK}{SHORT_WORDS}"] * any(map(view.is_short, view.compared)),
     ]
     if learnt:
         reading.append(
@@ -286,7 +292,10 @@ def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
     accuracy = f"held-out accuracy, %{data}"
-    times: tuple[str, Values] = ("ms/step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
+    times: tuple[str, Values] = (
+        f"ms/{view.per_step}",
+        lambda arm: [arm.step_s and 1e3 * arm.step_s],
+    )
     if any(arm.train_s for arm in arms_of(family)):
         times = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
     read: list[tuple[str, Values]] = [
@@ -455,12 +464,13 @@ def waterfall_rows(arm: Training, label: str) -> list[Json]:
     *terms, whole = changes(arm, fold=True)
     first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
     ends = list(accumulate((one.ms for one in terms), initial=first_ms))
-    bars = [(f"{base_name(arm)} step", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
+    word = step_word(arm)
+    bars = [(f"{base_name(arm)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
     for one, start, end in zip(terms, ends, ends[1:], strict=False):
         colour = SAVED if one.ms < 0 else ADDED if one.ms > 0 else NEUTRAL
         colour = REST if one.term == RESIDUAL else colour
         bars.append((term_words(one.term), start, end, f"{one.ms:+.3g}", colour))
-    bars.append((f"{label} step", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
+    bars.append((f"{label} {word}", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
     return [
         {
             "place": place, "term": term, "low": min(start, end), "high": max(start, end),
@@ -478,14 +488,14 @@ def _waterfall_panel(alt: Any, title: str, rows: list[Json]) -> Any:
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")
     y = alt.Y("place:O", title=None, axis=names)
     x_axis = alt.Axis(grid=False, tickCount=6)
-    x = alt.X("low:Q", title="ms/step", scale=scale, axis=x_axis)
+    x = alt.X("low:Q", title="ms", scale=scale, axis=x_axis)
     base = alt.Chart(alt.InlineData(values=rows))
     colour = alt.Color("colour:N", scale=None, legend=None)
     stroke = alt.Stroke("colour:N", scale=None, legend=None)  # so that small terms are seen
     links = alt.Chart(alt.InlineData(values=rows[:-1]))
     return alt.layer(
         links.mark_rule(color=NEUTRAL, strokeWidth=1).encode(
-            x=alt.X("end:Q", title="ms/step", scale=scale, axis=x_axis), y=y, y2="next:O"
+            x=alt.X("end:Q", title="ms", scale=scale, axis=x_axis), y=y, y2="next:O"
         ),
         base.mark_bar(height=LINE * 0.68, strokeWidth=1).encode(
             x=x, x2="high:Q", y=y, color=colour, stroke=stroke

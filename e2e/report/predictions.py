@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from e2e.report.arms import Group, View, arms_of, grouped, in_order, place
+from e2e.report.arms import SHORT_MARK, Group, View, arms_of, grouped, in_order, place
 from e2e.report.figures import bottleneck_short, signed_pct
 from e2e.report.table import BASELINES, arms_table, raw, raw_pair
 from e2e.results.types import Predicted, Training
@@ -80,7 +80,7 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
         Column("interval", lambda arm: interval(_of(arm)), right=True, drop=9),
         Column("measured\nms", _measured, right=True),
         Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
-        *(Column(f"x {view.title(name)}", _ratio(name), right=True) for name in names),
+        *(Column(f"x {view.title(name, SHORT_MARK)}", _ratio(name), right=True) for name in names),
         Column("exchange\nadds ms", lambda arm: fmt.milliseconds(_of(arm).exchange_s),
                right=True, drop=5),
         Column("launches", lambda arm: str(_of(arm).launches or ""), right=True, drop=6),

@@ -180,7 +180,8 @@ def _accounts(view: View, width: int, details: bool) -> list[Section]:
     ]  # fmt: skip
     place = {id(arm): i for i, arm in enumerate(view.arms)}
     parts.sort(key=lambda part: place[id(part[0])])
-    return [(title, lines) for _, title, lines in parts]
+    doubts = _shown([ledger.doubts_part(view)], width)
+    return [*((title, lines) for _, title, lines in parts), *doubts]
 
 
 def _warnings(run: Run, view: View) -> Section:
@@ -237,10 +238,11 @@ def training_parts(run: Run) -> list[Part]:
         *_tables(view),
         *(part for _, part in ledger.ledger_parts(view)),
         *(causes.causes_part(view, arm) for arm in view.arms),
+        ledger.doubts_part(view),
     ]
     return [
-        Part("", table.train_table(view, learning.learning_columns(view))),
-        *(replace(part, title=f"{part.title}:") for part in found),
+        Part("", table.train_table(view, learning.learning_columns(view)), table.short_note(view)),
+        *(replace(part, title=f"{part.title}:") for part in found if part.table or part.below),
     ]
 
 

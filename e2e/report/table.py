@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from rich.text import Text
 
-from e2e.case import OP, SHORT, TrainCase
-from e2e.report.arms import LADDER, View, is_base, reason, was_run
+from e2e.case import OP, TrainCase
+from e2e.report.arms import LADDER, SHORT_MARK, SHORT_NOTE, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
 from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
@@ -23,12 +23,6 @@ R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
 JOIN = "; "  # between the values of a list in CSV
 NOT_CONVERGED = " *"
-OVER_FP32 = ("fp32", "first")
-SHORT_MARK = "¹"  # of ratios over a float32 baseline whose algorithms were searched briefly
-SHORT_NOTE = (
-    f"{SHORT_MARK} by a short search for algorithms, in fp32 alone: fp32 may be up to 7 % slower "
-    "than with --search full, and these ratios as much too high"
-)
 
 
 def arms_table(
@@ -91,7 +85,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
                        lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
         }),
-        Column("ms/step", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
+        Column(f"ms/{view.per_step}", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
                csv=raw("steps", step_s="median_s")),
         *_ratio_columns(view),
         Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
@@ -197,18 +191,10 @@ def _ratio_columns(view: View) -> list[Column[Training]]:
         return "-" if own else ratio(found)
 
     return [
-        Column(f"x {view.title(name)}{SHORT_MARK * _is_short(view, name)}",
+        Column(f"x {view.title(name, SHORT_MARK)}",
                partial(cell, view.compared[:place]), right=True, drop=place)
         for place, name in enumerate(view.compared, 1)
     ]  # fmt: skip
-
-
-def _is_short(view: View, name: str) -> bool:
-    """Whether ratios over this baseline depend on how long cuDNN searched.
-
-    They do over IEEE float32; in tf32 and below the first three algorithms are as fast as all.
-    """
-    return name in OVER_FP32 and any(arm.case.search == SHORT for arm in view.arms)
 
 
 def busy_pct(arm: Training) -> float | None:
@@ -246,10 +232,10 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
          any(found.ruined_pct for found in ratios)),
     ]  # fmt: skip
     titles = [
-        ("GPU busy", ": share of the step in which a kernel runs", has("busy_s")),
-        ("CPU ms", ": to launch one step on an idle GPU", has("host_s")),
-        ("data wait ms", ": per step, on the CPU", any(arm.case.fed for arm in arms)),
-        ("of the card", ": share of the step that its work takes at the card's rates",
+        ("GPU busy", f": share of the {view.step} in which a kernel runs", has("busy_s")),
+        ("CPU ms", f": to launch one {view.step} on an idle GPU", has("host_s")),
+        ("data wait ms", f": per {view.per_step}, on the CPU", any(arm.case.fed for arm in arms)),
+        ("of the card", f": share of the {view.step} that its work takes at the card's rates",
          any(of_card_pct(arm) is not None for arm in timed)),
     ]  # fmt: skip
     lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
@@ -267,14 +253,19 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
         "; ".join(title + text for title, text, there in titles
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
-        SHORT_NOTE * any(_is_short(ran, name) for name in ran.compared),
-        "a step is the mean by the wall clock" * any(arm.case.fed for arm in timed),
+        *short_note(ran),
+        f"a {view.step} is the mean by the wall clock" * any(arm.case.fed for arm in timed),
         f"wall-clock throughput: {', '.join([*apart[:4], *near])}" * bool(apart or near),
         processes(timed),
         f"steps skipped by the loss scaler: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
+
+
+def short_note(view: View) -> list[str]:
+    """What the mark of ratios over float32 says, where there are any."""
+    return [SHORT_NOTE] if any(map(view.is_short, view.compared)) else []
 
 
 def processes(timed: Sequence[Training]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from e2e.report.arms import (
+    SHORT_WORDS,
     Group,
     View,
     arms_of,
@@ -18,13 +19,14 @@ from e2e.report.arms import (
     place,
     reason,
     reference,
+    trains,
     view_of,
     was_run,
 )
 from e2e.report.causes import cause_sentences, has_causes
 from e2e.report.figures import bottleneck, faster, noun, times
 from e2e.report.learning import accuracy, loss
-from e2e.report.ledger import ledger_sentences
+from e2e.report.ledger import is_sound, ledger_sentences
 from e2e.report.predictions import is_predicted, prediction_sentences
 from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
@@ -94,7 +96,7 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
     if not lines and timed:
         best = max(timed, key=lambda arm: arm.per_s or 0.0)
         rate = f"{fmt.throughput(best.per_s or 0.0)} {fmt.clean(best.unit)}/s"
-        lines = [f"{view.label(best)} trains {rate} ({place(best)})."]
+        lines = [f"{view.label(best)} {trains(best)} {rate} ({place(best)})."]
     return lines
 
 
@@ -112,7 +114,7 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
     gains = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
-    return f"{view.label(arm)} trains {gains} {where}{f'; {alike}' * bool(alike)}."
+    return f"{view.label(arm)} {trains(arm)} {gains} {where}{f'; {alike}' * bool(alike)}."
 
 
 def _seen(arm: Training, name: str) -> bool:
@@ -139,14 +141,14 @@ def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
         parts.append(f"with {arm.per_j / base.per_j:.2g} times the {noun(arm.unit)} per joule")
     if not parts:
         return ""
-    name = "the first rung" if compared[0] == "first" else view.title(compared[0])
+    name = "the first rung" if compared[0] == "first" else fmt.clean(base.case.recipe)
     return f", {fmt.joined(parts)} of {name}"
 
 
 def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str]) -> str:
     """ "amp trains 2.1 ±0.1 (batch 128) to 5.8 ±0.1 (batch 2048) times as fast as fp32"."""
     label = view.label(timed[0])
-    names = ["network", *(["data"] if is_generated(timed[0].case) else [])]
+    names = ["network", "evaluation", *["data"] * is_generated(timed[0].case)]
     where = ", ".join(in_words(timed[0].case, names))
     if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
         unseen = fmt.joined([view.title(name) for name in compared])
@@ -157,17 +159,18 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
         low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
         ends = [f"{times(ratio)} (batch {batch})" for ratio, batch in (low, high)]
         clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {view.title(name)}")
-    return f"{label} trains {fmt.joined(clauses)} ({where})."
+    return f"{label} {trains(timed[0])} {fmt.joined(clauses)} ({where})."
 
 
 def _no_gain(view: View, arm: Training) -> str:
     """A recipe that does not converge, and its speed."""
     label, why = view.label(arm), fmt.clean(arm.convergence or "no reason given")
     lost = f"did not converge ({why}; {place(arm)})"
-    name = next((name for name in ("fp32", "first", "tf32") if name in arm.speedup), None)
+    name = next((name for name in ("tf32", "first", "fp32") if name in arm.speedup), None)
     if name is None or not _seen(arm, name) or arm.speedup[name].ratio <= 1:
         return f"{label} {lost}."
     than = "the first rung" if name == "first" else view.title(name)
+    than += SHORT_WORDS * (name == "first" and view.is_short(name))
     return f"{label} runs {faster(arm.speedup[name])} than {than} but {lost}: no gain."
 
 
@@ -182,7 +185,8 @@ def _ladder(view: View, group: Group) -> list[str]:
     last = next((arm for arm in reversed(sound) if "first" in arm.speedup), None)
     if last is not None:
         gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference measured"
-        lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({place(last)})"
+        start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
+        lines.append(f"From {start} to {view.label(last)}: {gain} ({place(last)})"
                      f"{_extras(view, last, ['first'])}.")  # fmt: skip
     lost = [_no_gain(view, arm) for arm in timed if arm.converged is False]
     return [*lines, *_steps(view, sound), *lost]
@@ -250,7 +254,7 @@ def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
 def _waiting(view: View, family: Sequence[Group]) -> list[str]:
     """The arms whose bottleneck is not the GPU, the share of the step, and a remedy."""
     found = grouped(
-        ((arm.limit, _remedy(arm)), arm)
+        ((arm.limit, _remedy(arm) * is_sound(view, arm)), arm)
         for arm in arms_of(family)
         if arm.limit in ("host", "data")
         and arm.steps
@@ -263,7 +267,7 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
         ends = dict.fromkeys(f"{pct:.0f}" for pct in (*known[:1], *known[-1:]))
         names = fmt.listed(_named(view, arms, several=len(family) > 1), MOST_NAMED)
         idle = "the GPU is idle" if limit == "host" else "the CPU waits for data"
-        much = f" ({idle} for {' to '.join(ends)} % of the step)" if ends else ""
+        much = f" ({idle} for {' to '.join(ends)} % of the {view.step})" if ends else ""
         lines.append(f"Bottleneck of {names}: {bottleneck(limit)}{much}"
                      f"{f'. Try {remedy}' * bool(remedy)}.")  # fmt: skip
     return lines

@@ -205,7 +205,7 @@ def test_workers_that_amp_needs() -> None:
     says(STALLS, "error of the six", halves[0], halves[-1])
     by_median = [100 * abs((t.predicted_per_s or 0) * steps_of(t).median_s / t.step_units - 1)
                  for t in together.values()]  # fmt: skip
-    rate = 256 / (together["amp", 16].step_s or 1)
+    rate = 256 / steps_of(together["amp", 16]).median_s
     says(LOADER, "By the median block", rate, median(by_median), max(by_median))
     (joint,) = joints(run("stalls-resnet50"))
     pinned = next(t for t in trainings("stalls-resnet50")
