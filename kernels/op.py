@@ -69,8 +69,7 @@ def _check_capability(case: Case, have: Capability) -> None:
 class Op:
     """An operation that can be measured: its back ends, and what its cases may be.
 
-    Its package `kernels.NAME` has its `Problem`, and the modules `operands`, `check` and
-    `triton.backend`.
+    Its package `kernels.NAME` has its `Problem`, and the modules `operands` and `triton.backend`.
     """
 
     name: str
@@ -183,14 +182,13 @@ class Session:
         whose packages are missing.
         """
         operands = launched = self.pool.get(case)
-        check = importlib.import_module(f"kernels.{case.op}.check")
         entry = OPS[case.op].entry(case.backend)
         found = entry.candidates(case, operands, self.target, search=search)
 
         def rel_error(candidate: Candidate) -> float:
             nonlocal launched
             launched = self.checking.launch_poisoned(operands, candidate)
-            return check.relative_error(launched)
+            return self.checking.relative_error(launched)
 
         renewal = cache(lambda: self.checking.renewal(operands.inputs))
 
@@ -211,14 +209,14 @@ class Session:
             self.checking.ends(operands.output)  # loads its kernel, which no gate can hold
             sample(launch)
             result, ends_then = kept
-            error = check.relative_error(operands.holding(result))
+            error = self.checking.relative_error(operands.holding(result))
             late = not self.checking.ends(result).equal(ends_then)
             if late and error <= case.tolerance:
                 raise LeftBehind
             return error
 
         def total_error() -> float:
-            return check.total_error(launched)
+            return self.checking.total_error(launched)
 
         return Prepared(found, rel_error, renew, rel_error_again, total_error)
 

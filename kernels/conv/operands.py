@@ -86,6 +86,11 @@ class ConvOperands:
         """What the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R, S]."""
         return getattr(self, OUTPUT[self.which])
 
+    @property
+    def convolutions(self) -> tuple[Self]:
+        """What is checked: itself."""
+        return (self,)
+
     def holding(self, result: torch.Tensor) -> Self:
         """The same with another output."""
         return replace(self, **{OUTPUT[self.which]: result})

@@ -8,6 +8,9 @@ from typing import Self
 
 import torch
 
+from kernels.conv import operands as conv
+from kernels.conv.operands import ConvOperands
+from kernels.conv.shape import ConvShape
 from kernels.data import choose
 from kernels.gemm import Gemm
 
@@ -17,9 +20,8 @@ SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of A and columns of B to check C by, as drawn: float64, before any rounding.
-
-    `rows` and `columns` are int64 indices; `a` is [rows, K], `b` [K, columns].
+    """Rows of A and columns of B to check C by: int64 indices, and the values as drawn, [rows, K]
+    and [columns, K], before any rounding.
     """
 
     rows: torch.Tensor
@@ -42,6 +44,15 @@ class Operands:
     one: torch.Tensor
     sample: Sample
     scale: float = 1.0
+
+    @property
+    def convolutions(self) -> tuple[ConvOperands, ConvOperands]:
+        """The 1x1 convolutions, of images of one pixel, that have C and its transpose."""
+        a, b, s = self.a, self.b.t(), self.sample
+        return (
+            _convolution(a, b, self.c, (s.rows, s.columns), (s.a, s.b), self.scale),
+            _convolution(b, a, self.c.t(), (s.columns, s.rows), (s.b, s.a), self.scale),
+        )
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +109,20 @@ def sample(problem: Gemm, drawn: Callable[[str], torch.Tensor]) -> Sample:
     a, b = drawn("a"), drawn("b")
     count = SAMPLED_ROWS[a.device.type]
     rows, columns = (choose(size, count, a.device) for size in (problem.m, problem.n))
-    return Sample(rows, columns, a[rows].double(), b[:, columns].double())
+    return Sample(rows, columns, a[rows], b.t()[columns])
+
+
+def _convolution(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sampled: tuple[torch.Tensor, torch.Tensor],
+    drawn: tuple[torch.Tensor, torch.Tensor], scale: float,
+) -> ConvOperands:  # fmt: skip
+    """y[N, K] = x[N, C] @ w[K, C] transposed; `sampled` are images and filters."""
+    shape = ConvShape(x.shape[0], x.shape[1], 1, 1, w.shape[0], 1, 1)
+    part = replace(shape, n=len(sampled[0]), k=len(sampled[1]))
+    every = torch.arange(shape.c, device=x.device)
+    x, w, y, *drawn_4d = (matrix[:, :, None, None] for matrix in (x, w, y, *drawn))
+    sample = conv.Sample(*sampled, every, every, part, dict(zip("xw", drawn_4d, strict=True)))
+    return ConvOperands(x, w, y, shape, "fprop", sample, scale)
 
 
 def operands(

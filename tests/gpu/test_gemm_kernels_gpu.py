@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from kernels.case import Candidate, Case
-from kernels.checking import launch_poisoned, poison
+from kernels.checking import launch_poisoned, poison, relative_error
 from kernels.data import OperandPool
 from kernels.gemm import LAYOUTS, Gemm
-from kernels.gemm.check import relative_error
 from kernels.gemm.triton import backend
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kernels.case import Candidate, Case
-from kernels.checking import launch_poisoned
+from kernels.checking import launch_poisoned, relative_error
 from kernels.conv import Conv
-from kernels.conv.check import relative_error
 from kernels.conv.shape import PASSES, ConvShape
 from kernels.conv.triton import backend, data_configs, wgrad_configs
 from kernels.conv.triton.problem import ImplicitGemm

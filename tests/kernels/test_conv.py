@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from samples.convolutions import by_torch
 
 from kernels.case import Candidate, Case, Target
+from kernels.checking import reference, relative_error
 from kernels.conv import Conv
-from kernels.conv.check import reference, relative_error
 from kernels.conv.operands import OUTPUT
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.data import OperandPool

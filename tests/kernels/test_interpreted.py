@@ -164,9 +164,8 @@ def margins_hold(tensor: Tensor) -> bool:
 
 def gemm_error(label: str, precision: str, size: tuple[int, int, int], layout: str) -> float:
     """Of two launches: one leaves its scratch as it found it."""
-    from kernels.checking import poison
+    from kernels.checking import poison, relative_error
     from kernels.data import OperandPool
-    from kernels.gemm.check import relative_error
     from kernels.gemm.triton.config import Problem, parse
     from kernels.gemm.triton.launch import Launcher
 

@@ -11,9 +11,9 @@ import torch
 
 from kernels import OPS
 from kernels.case import Case, Target
+from kernels.checking import relative_error, total_error
 from kernels.data import OperandPool
 from kernels.gemm import Gemm
-from kernels.gemm.check import relative_error, total_error
 from kernels.gemm.operands import Operands
 from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 
@@ -119,7 +119,7 @@ def test_the_errors_size_is_what_was_planted(name: str) -> None:
     exact = float((wrong.c.double() - product).norm() / product.norm())
     assert exact == pytest.approx(0.3, rel=0.05)
     assert relative_error(wrong) == pytest.approx(exact, rel=1e-9)
-    drawn = wrong.sample.a @ wrong.sample.b
+    drawn = wrong.sample.a.double() @ wrong.sample.b.double().t()
     total = float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm())
     assert total_error(wrong) == pytest.approx(total)
 
