@@ -332,14 +332,12 @@ def diagnose(
 @app.command()
 @click.argument("words", metavar="[list | show NAME | report DIR | NAME | FILE.toml]", nargs=-1)
 @click.option("--profile", help="Size of the study: full, short or smoke  [default: short]")
-@click.option("--data", multiple=True, metavar="NAME=DIR", help="Where data is: cifar10=DIR")
-@click.option("--weights", type=FILE, metavar="DIR", help="Folder of pretrained weights")
 @click.option(
     "--out", type=FILE, metavar="DIR", help="Folder to write; goes on with a run that is there"
 )
 @click.option(
     "--set", "sets", multiple=True, metavar="OPTION=VALUE",
-    help="Replace an option of every run that has it",
+    help="Replace an option of every run that has it: data=cifar10:DIR",
 )  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")

@@ -2,94 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from e2e.case import TrainCase, label_of
-from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import PREDICTED, Training
-from e2e.studies.columns import COLUMNS
-from e2e.studies.run import RUNS, State
-from e2e.studies.schema import Run, Study
+from e2e.report.figures import bottleneck
+from e2e.results.baselines import BASELINES
+from e2e.results.types import PREDICTED, Repeat, Training
 from microbench import fmt
-from microbench.report.table import Column, Row, Table
-from microbench.results.runfile import read_run
+from microbench.results.types import AnyCase, Ratio
+from microbench.timing.stats import t_quantile
 
-NOT_RUN = "not run"
-MEASURED = ("ok", PREDICTED)
-ALWAYS = ("network", "recipe", "batch", "gpus", "data")  # of a case, in every table of cells
-UNSEEN = ("why", "losses")  # in cells.csv only
-GENERATED = ("generated", "made")  # accuracy on them compares with nothing published
+HERE = "here"  # the machine, where the author's are keys
+DEVIATION, HALF = "_std", "_ci95"  # of a column's repeats: endings of its name
+Read = Callable[[Training], Any]
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean of repeats, by Student's t; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    return t_quantile(0.95, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def gain_of(training: Training) -> Ratio | None:
+    """Times faster than float32 (fp32 or O0), else than TF32; None for float32 itself."""
+    if training.case.recipe in BASELINES["fp32"]:
+        return None
+    return training.speedup.get("fp32") or training.speedup.get("tf32")
+
+
+def _finite(training: Training, each: Callable[[Repeat], float | None]) -> list[float]:
+    """The values of all repeats; none where one is not finite: the others went well by chance."""
+    values = [each(one) for one in training.repeats]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return known if len(known) == len(values) else []
+
+
+def _repeated(name: str, each: Callable[[Repeat], float | None]) -> dict[str, Read]:
+    """The mean over the repeats, their population deviation, and the half interval of the mean."""
+    return {
+        name: lambda t: fmean(values) if (values := _finite(t, each)) else None,
+        name + DEVIATION: lambda t: pstdev(v) if len(v := _finite(t, each)) > 1 else None,
+        name + HALF: lambda t: half_interval(_finite(t, each)),
+    }
+
+
+def _losses(training: Training) -> str | None:
+    """ "4.8026 (5.1898)": the last loss and the average."""
+    last, mean = _finite(training, lambda r: r.last_loss), _finite(training, lambda r: r.mean_loss)
+    return f"{fmean(last):.4f} ({fmean(mean):.4f})" if last and mean else None
+
+
+def _per_s(end: int) -> Read:
+    """Throughput of the shortest (0) or longest (-1) single step."""
+    return lambda t: t.step_units / t.step_range_s[end] if t.step_range_s else None
+
+
+def _over(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+COLUMNS: dict[str, Read] = {
+    "per_s": lambda t: t.per_s,
+    "step_ms": lambda t: _over(t.step_s, 1e-3),
+    "speedup": lambda t: (gain := gain_of(t)) and gain.ratio,
+    "limit": lambda t: t.limit,
+    "wait_ms": lambda t: _over(t.data_wait_s, 1e-3),
+    "slowest_per_s": _per_s(-1),
+    "fastest_per_s": _per_s(0),
+    **_repeated("iterations_s", lambda r: r.train_s),
+    **_repeated("hundred_s", lambda r: 100 * r.train_s / r.steps if r.steps else None),
+    **_repeated("accuracy_pct", lambda r: _over(r.accuracy, 0.01)),
+    "converged": lambda t: t.converged,
+    "losses": _losses,
+    "bandwidth_gb_s": lambda t: _over(t.exchange.bus_bytes_per_s, 1e9) if t.exchange else None,
+    "allocated_mb": lambda t: _over(t.memory_peak_bytes, 1e6),
+    "nvml_mib": lambda t: _over(t.memory_process_bytes, 2**20),
+    "gpu_util_pct": lambda t: t.state.gpu_util_pct and t.state.gpu_util_pct.mean,
+    "model_mb": lambda t: _over(t.model_bytes, 1e6),
+    "epochs": lambda _: None,  # the cell has these two: they take the options of its run
+    "projected_s": lambda _: None,
+}
+
+
+def written(name: str, value: Any) -> str:
+    """A value of a column, or a field of a case, for a person."""
+    if name == "limit":
+        return bottleneck(value)
+    if name not in COLUMNS or not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 1000 else fmt.number(value)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One result of a run. `id` is "RUN-N", as in cells.csv; `reason` is why it has no values.
+    """One result of the run with the id `run`. `cell` is its name, "RUN-N".
 
-    `case` None stands for what a run has not measured.
+    `reason` is why it has no values; `case` None stands for what a run has not measured.
     """
 
-    id: str
-    run: Run
+    cell: str
+    run: str
     status: str
     reason: str = ""
-    case: TrainCase | LoadCase | None = None
+    case: AnyCase | None = None
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: Training | None = None
 
     @property
     def measured(self) -> bool:
         """Whether it has values."""
-        return self.status in MEASURED
+        return self.status in ("ok", PREDICTED)
 
     def value(self, name: str) -> Any:
-        """The value of a column, or else of a field of the case; None where it has neither."""
-        found = self.values.get(name)
-        return getattr(self.case, name, None) if found is None else found
+        """The value of a column, or a field of the case or of the cell; None where it has none."""
+        if name in COLUMNS:
+            return self.values.get(name)
+        return getattr(self.case, name, getattr(self, name, None))
 
     def words(self, names: Sequence[str]) -> list[str]:
-        """These fields of its case in words: ["resnet50", "amp", "2 GPUs"]; usual ones are left
-        out.
-        """
+        """These fields of its case, as ["resnet50", "amp", "2 GPUs"]; usual ones are left out."""
         if not isinstance(self.case, TrainCase):
             return []
         return [text for name in names if (text := label_of(self.case, name))]
-
-
-def cells_of(study: Study, state: State, out: Path) -> list[Cell]:
-    """All cells of a folder: every result of each run, and a cell for what a run lacks.
-
-    UserError for a damaged file.
-    """
-    found: list[Cell] = []
-    for run in study.runs(state.profile):
-        path = out / RUNS / f"{run.id}.json"
-        read = read_run(path) if path.exists() else None
-        results = read.others if read else ()
-        epochs = read and read.settings.get("training", {}).get("epochs")
-        for number, result in enumerate(results, 1):
-            found.append(_cell(f"{run.id}-{number}", run, result, study.targets, epochs))
-        if run.id not in state.done:
-            why = state.failed.get(run.id) or ("broken off" if results else "not run yet")
-            found.append(Cell(run.id, run, NOT_RUN, why))
-    return found
-
-
-def _cell(name: str, run: Run, result: Any, targets: Sequence[float], epochs: int | None) -> Cell:
-    reason = result.reason or ""
-    if not isinstance(result, Training):
-        values = {"per_s": result.per_s} if isinstance(result, Loading) else {}
-        return Cell(name, run, result.status, reason, result.case, values)
-    values = {column: one.read(result) for column, one in COLUMNS.items()}
-    for target in targets:
-        times = result.seconds_to(target) if result.repeats else None
-        values[f"s_to_{100 * target:g}_pct"] = times and times[0]
-    values["epochs"] = epochs if result.repeats else None
-    if epochs and run.of_epochs and values["iterations_s"] is not None:
-        values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
-    return Cell(name, run, result.status, reason, result.case, values, result)
 
 
 def differing(cells: Sequence[Cell]) -> list[str]:
@@ -99,44 +138,3 @@ def differing(cells: Sequence[Cell]) -> list[str]:
         name for name in TrainCase.__dataclass_fields__
         if len({getattr(case, name) for case in cases if hasattr(case, name)}) > 1
     ]  # fmt: skip
-
-
-def cells_table(cells: Sequence[Cell]) -> Table[Cell]:
-    """Every cell with its fields and columns; a column that nothing has is left out."""
-    fields = list(dict.fromkeys([*ALWAYS, *differing(cells)]))
-    named = dict.fromkeys(name for cell in cells for name in [*COLUMNS, *cell.values])
-    names = [name for name in named if any(c.values.get(name) is not None for c in cells)]
-
-    def field_of(name: str) -> Column[Cell]:
-        def text(cell: Cell) -> str:
-            value = getattr(cell.case, name, None)
-            return "" if value is None else str(value)
-
-        return Column(name, text, key=True, csv={name: text})
-
-    def column(name: str) -> Column[Cell]:
-        title, write = name, fmt.number
-        if name in COLUMNS:
-            title, write = COLUMNS[name].title, COLUMNS[name].text
-
-        def text(cell: Cell) -> str:
-            value = cell.values.get(name)
-            return "" if value is None else write(value)
-
-        return Column(
-            title, None if name in UNSEEN else text, right=True, drop=9,
-            csv={name: lambda cell: cell.values.get(name)},
-        )  # fmt: skip
-
-    return Table(
-        [
-            Column("cell", lambda cell: cell.id, key=True, csv={"cell": lambda cell: cell.id}),
-            *map(field_of, fields),
-            Column("status", lambda cell: cell.status, csv={
-                "status": lambda cell: cell.status, "reason": lambda cell: cell.reason,
-                "key": lambda cell: cell.case.key if cell.case else "",
-            }),
-            *map(column, names),
-        ],
-        [Row(cell) for cell in cells],
-    )  # fmt: skip

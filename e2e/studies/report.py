@@ -3,137 +3,191 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from e2e.report import ranks
-from e2e.report.arms import view_of
+from rich.console import Console
+
 from e2e.report.figures import ratio
-from e2e.results.baselines import scaled
-from e2e.studies.cells import GENERATED, Cell, cells_of, cells_table
-from e2e.studies.columns import gain_of
-from e2e.studies.run import RUNS, STATE, TOML, State, read_state
-from e2e.studies.schema import Study, read_study
-from e2e.studies.tables import part_of
+from e2e.results.loader_types import Loading
+from e2e.results.types import Training
+from e2e.studies.cells import COLUMNS, DEVIATION, HALF, HERE, Cell, differing, gain_of, written
+from e2e.studies.run import RUNS, read_folder
+from e2e.studies.schema import Published, Study
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.export import report_page, write_page
-from microbench.report.table import Part, markdown, records, write_csv
+from microbench.report.table import Column, Part, Row, Table, markdown, write_csv
 from microbench.results.runfile import read_run, write_text
-from microbench.results.types import Run
+from microbench.results.types import RUINED_PCT
 
 PAGE, TEXT, CELLS = "report.html", "report.md", "cells.csv"
 NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
+ALWAYS = ("network", "recipe", "batch", "gpus", "data")  # of a case, among all cells
+UNSEEN = ("reason", "key", "losses", DEVIATION, HALF)  # of cells, in cells.csv only
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a report is made of. `run` is one of the run files; None: none yet."""
+def report(out: Path, console: Console) -> int:
+    """Write page, Markdown and CSV of a folder from its run files, and print what stands out.
 
-    study: Study
-    state: State
-    cells: Sequence[Cell]
-    run: Run | None
-
-    @property
-    def device(self) -> str:
-        """The name of the device."""
-        return fmt.clean(str(self.run.device.get("name"))) if self.run else "nothing yet"
-
-    @property
-    def published(self) -> list[Part]:
-        """The published tables, with ours below."""
-        return [part_of(one, self.cells, self.device) for one in self.study.published]
-
-
-def read_report(out: Path) -> Report:
-    """The report of a folder, from its run files. UserError where it holds no study."""
-    state, study = read_state(out), read_study(str(out / TOML))
-    first = next(iter(sorted((out / RUNS).glob("*.json"))), None)
-    return Report(study, state, cells_of(study, state, out), read_run(first) if first else None)
-
-
-def write_report(found: Report, out: Path) -> None:
-    """Write page, Markdown and CSV into a folder. UserError if it cannot."""
-    parts, about, answer = _parts(found), _about(found), answer_of(found.cells)
-    title = f"{found.study.title or found.study.name}, on {found.device}"
-    lines = [f"# {title}", "", *about, "", *(f"**{line}**" for line in answer), ""]
-    for part in parts:
-        lines += [f"## {part.title}", ""]
-        lines += [markdown(part.table)] if part.table else []
-        lines += [f"{line}\n" for line in part.below]
-    write_page(report_page(title, about, answer, parts, found.run), out / PAGE)
-    try:
-        write_text("\n".join(lines).rstrip("\n"), out / TEXT)
-        write_text(write_csv([records(cells_table(found.cells))]).rstrip("\n"), out / CELLS)
-    except OSError as error:
-        raise UserError(f"cannot write the report in {out} ({error.strerror})") from None
-
-
-def _about(found: Report) -> list[str]:
-    """What was run: the study's question, its profile and data."""
-    measured = [cell for cell in found.cells if cell.measured]
-    data = list(dict.fromkeys(str(cell.value("data")) for cell in measured))
-    made = " (generated: accuracies are not the author's)" * any(one in GENERATED for one in data)
-    return [
-        *([found.study.question] if found.study.question else []),
-        f"Study {found.study.name}, profile {found.state.profile}, data: {', '.join(data)}{made}; "
+    Returns how many cells were measured. UserError where it holds no study, or cannot be written.
+    """
+    study = read_folder(out)
+    cells = cells_of(study, out)
+    run = next(map(read_run, sorted((out / RUNS).glob("*.json"))), None)
+    device = fmt.clean(str(run.device.get("name"))) if run else "nothing yet"
+    parts = [*(_part(one, cells, device) for one in study.published)]
+    raw = _raw(cells)
+    names = [name for name in (raw[0] if raw else ()) if not name.endswith(UNSEEN)]
+    texts = [[_text(name, cell) for name in names] for cell in cells if cell.case]
+    numbers = range(names.index("status") + 1 if names else 0, len(names))
+    parts.append(Part("Every cell", _table(names, texts, 1, numbers), [
+        f"{CELLS} has them too; halfway show {RUNS}/ID.json has the rest of a run: time by term, "
+        "charts, how it scales over GPUs.",
+    ]))  # fmt: skip
+    if study.differences:
+        parts.append(Part("What differs from the original", None, study.differences))
+    lost = [f"{c.cell}: {c.status}: {c.reason}." for c in cells if not c.measured]
+    if lost:
+        parts.append(Part("Not measured", None, lost))
+    title = f"{study.title or study.name}, on {device}"
+    measured = [cell for cell in cells if cell.measured]
+    data = ", ".join(dict.fromkeys(str(cell.value("data")) for cell in measured))
+    about = [
+        *[study.question] * bool(study.question),
+        f"Study {study.name}, profile {study.run[0].profile}, data: {data}; "
         f"{fmt.count(len(measured), 'cell')} measured.",
     ]
+    answer = _answer(cells)
+    lines = [f"# {title}", "", *about, "", *(f"**{line}**" for line in answer), ""]
+    for part in parts:
+        table = [markdown(part.table)] if part.table else []
+        lines += [f"## {part.title}", "", *table, *(f"{line}\n" for line in part.below)]
+    write_page(report_page(title, about, answer, parts, run), out / PAGE)
+    try:
+        write_text("\n".join(lines).rstrip("\n"), out / TEXT)
+        write_text(write_csv([(list(raw[0]) if raw else [], raw)]).rstrip("\n"), out / CELLS)
+    except OSError as error:
+        raise UserError(f"cannot write the report in {out} ({error.strerror})") from None
+    console.print()
+    for line in answer:
+        console.print(line, style="bold")
+    console.print(f"Page: {out / PAGE}; also {TEXT} and {CELLS}")
+    return len(measured)
 
 
-def answer_of(cells: Sequence[Cell]) -> list[str]:
+def cells_of(study: Study, out: Path) -> list[Cell]:
+    """All cells of a folder: every result of each run, and a cell for what a run lacks.
+
+    UserError for a damaged file.
+    """
+    found: list[Cell] = []
+    for run in study.run:
+        path = out / RUNS / f"{run.id}.json"
+        read = read_run(path) if path.exists() else None
+        results = read.others if read else ()
+        epochs = read and read.settings.get("training", {}).get("epochs")
+        for number, one in enumerate(results, 1):
+            values = dict[str, Any]()
+            if isinstance(one, Training):
+                values |= {name: read_from(one) for name, read_from in COLUMNS.items()}
+                values["epochs"] = epochs if one.repeats else None
+                if epochs and run.of_epochs and values["iterations_s"] is not None:
+                    values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
+            elif isinstance(one, Loading):
+                values["per_s"] = one.per_s
+            training = one if isinstance(one, Training) else None
+            name, reason = f"{run.id}-{number}", one.reason or ""
+            found.append(Cell(name, run.id, one.status, reason, one.case, values, training))
+        if not run.done:
+            why = run.why or ("broken off" if results else "not run yet")
+            found.append(Cell(run.id, run.id, "not run", why))
+    return found
+
+
+def _raw(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Every cell with the fields of its case and its values, as far as any cell has them."""
+    fields = list(dict.fromkeys([*ALWAYS, *differing(cells)]))
+    names = [name for name in COLUMNS if any(c.values.get(name) is not None for c in cells)]
+    return [
+        {"cell": cell.cell, **{name: getattr(cell.case, name, None) for name in fields},
+         "status": cell.status, "reason": cell.reason, "key": cell.case.key if cell.case else "",
+         **{name: cell.values.get(name) for name in names}}
+        for cell in cells
+    ]  # fmt: skip
+
+
+def _answer(cells: Sequence[Cell]) -> list[str]:
     """What stands out, and what was left out.
 
     Only a speedup whose interval is wholly above 1, and narrow enough, stands out.
     """
     lines: list[str] = []
     gains = [(gain, c) for c in cells if c.training and (gain := gain_of(c.training))]
-    proven = [
-        (gain, cell) for gain, cell in gains
-        if gain.ci95 and gain.ci95[0] > 1 and not gain.ruined_pct
-    ]  # fmt: skip
+    proven = [one for one in gains if one[0].ci95 and one[0].ci95[0] > 1 and not one[0].ruined_pct]
     if proven:
         best, cell = max(proven, key=lambda pair: pair[0].ratio)
         words = ", ".join(cell.words(NAMED))
-        lines.append(f"Largest speedup: {ratio(best)} times, {words} ({cell.id}).")
+        lines.append(f"Largest speedup: {ratio(best)} times, {words} ({cell.cell}).")
     elif gains:
         lines.append("No cell is faster than float32 beyond doubt.")
-    lost = len({cell.run.id for cell in cells if not cell.measured})
+    lost = len({cell.run for cell in cells if not cell.measured})
     if lost:
         lines.append(f"{fmt.count(lost, 'run')} not measured, or not all of it: see below.")
     return lines
 
 
-def _parts(found: Report) -> list[Part]:
-    """All parts of the report, in its order."""
-    study, state = found.study, found.state
-    parts = [*found.published]
-    parts += [part for run in study.runs(state.profile) for part in _scaling(run.id, found)]
-    rows = [cell for cell in found.cells if cell.case]
-    parts.append(Part("Every cell", cells_table(rows), [f"{CELLS} has all columns."]))
-    differences = [*study.differences, *state.lacking]
-    if differences:
-        parts.append(Part("What differs from the original", None, differences))
-    reasons = [f"{c.id}: {c.status}: {c.reason}." for c in found.cells if not c.measured]
-    if reasons:
-        parts.append(Part("Not measured", None, reasons))
-    sets = "".join(f" --set {name}={value}" for name, value in state.sets.items())
-    parts.append(Part("Run it again", None, [
-        f"halfway study {study.name} --profile {state.profile}{sets}; the report alone: halfway "
-        "study report DIR.",
-        f"{STATE} and {RUNS}/ hold what was measured; sha256 of the study: {state.sha256}.",
-    ]))  # fmt: skip
-    return parts
+def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
+    """A row a published row, then a row a cell of its runs; and why some do not compare."""
+    ours = [cell for cell in cells if cell.run in published.runs and cell.case]
+    keys, columns = published.keys, published.columns
+    words = {ours: word for word, ours in published.words.items()}  # the author's, by ours
+    rows = () if published.template else published.rows
+    lines = [[*map(str, row), "published"] for row in rows]
+    beside = [name for name in differing(ours) if name not in keys.values()]
+    for cell in ours:
+        own = [HERE if name == HERE else str(cell.value(name)) for name in keys.values()]
+        line = [words.get(text, text) for text in own]
+        texts = [_text(column.value, cell) if cell.measured else cell.status for column in columns]
+        line += [text and text + column.unit for text, column in zip(texts, columns, strict=True)]
+        lines.append([*line, ", ".join([cell.cell, *cell.words(beside)])])
+    titles = [*keys, *(column.title for column in columns), "cell"]
+    numbers = range(len(keys), len(titles) - 1)
+
+    notes = [f"{HERE}: {device}."]
+    if published.template:
+        notes.append("The published table is a template without numbers.")
+    steps = {repeat.steps for c in ours if c.training for repeat in c.training.repeats}
+    if steps:
+        notes.append(f"A training here has {' or '.join(f'{n:,}' for n in sorted(steps))} steps.")
+    notes += [published.note] * bool(published.note)
+    notes += [f"{one.title}: {one.reason}." for one in columns if one.reason]
+    notes += dict.fromkeys(f"{cell.cell}: {cell.reason}." for cell in ours if cell.reason)
+    if any(text.endswith(fmt.UNCERTAIN) for line in lines for text in line):
+        notes.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict.")
+    return Part(published.title, _table(titles, lines, len(keys), numbers), notes)
 
 
-def _scaling(run: str, found: Report) -> list[Part]:
-    """How a run of the study scales over GPUs, and what its exchange of gradients costs."""
-    trainings = [cell.training for cell in found.cells if cell.run.id == run and cell.training]
-    if found.run is None or not scaled(trainings):
-        return []
-    view = view_of(replace(found.run, others=tuple(trainings)))
-    return [
-        replace(one, title=f"{one.title}, run {run}", below=one.notes)
-        for one in (ranks.scaling_part(view), ranks.exchange_part(view))
-    ]
+def _table(
+    titles: Sequence[str], lines: Sequence[Sequence[str]], keys: int, numbers: range
+) -> Table[Any]:
+    """Lines under titles, the first of which are keys; `numbers` are places on the right."""
+
+    def column(i: int, title: str) -> Column[Sequence[str]]:
+        return Column(
+            title, lambda line: line[i], right=i in numbers, key=i < keys,
+            csv={title: lambda line: line[i]},
+        )  # fmt: skip
+
+    return Table([column(i, title) for i, title in enumerate(titles)], list(map(Row, lines)))
+
+
+def _text(name: str, cell: Cell) -> str:
+    """A value of a cell, with the deviation of repeats, or the interval of a speedup."""
+    if name == "speedup":
+        gain = cell.training and gain_of(cell.training)
+        return ratio(gain) if gain else ""
+    value, deviation = cell.value(name), cell.values.get(name + DEVIATION)
+    if value is None:
+        return ""
+    return written(name, value) + ("" if deviation is None else f" ± {deviation:.2f}")

@@ -224,7 +224,7 @@ AT_ONCE = {
     "study wrn-levels --set bach=3": "no run has 'bach'; did you mean batch?",
     "study wrn-levels --set batch": "write --set OPTION=VALUE",
     "study wrn-levels --set batch=many": "run levels: --batch",
-    "study wrn-levels --data cifar10=/nowhere": "no such folder",
+    "study wrn-levels --set data=cifar10:/nowhere": "no such folder",
     "study show": "study takes list, show NAME",
     "study report .": "holds no study",
     "study none.toml": "cannot read none.toml",

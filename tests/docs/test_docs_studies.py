@@ -14,7 +14,7 @@ from samples.pages import ROOT, Row, document, run, says, shows, table, text, tr
 from e2e.report.figures import bottleneck
 from e2e.results.baselines import scaled
 from e2e.results.types import Training
-from e2e.studies.command import report
+from e2e.studies.report import report
 from microbench.fmt import half_interval
 from microbench.report.screen import make_console
 from microbench.results.types import Result

@@ -6,23 +6,24 @@ import csv
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from samples.training_runs import arm, repeats, run_of
 
 from e2e.__main__ import app
-from e2e.studies.columns import COLUMNS, half_interval
-from e2e.studies.report import read_report, write_report
-from e2e.studies.run import Given, State, planned
+from e2e.studies.cells import COLUMNS, half_interval
+from e2e.studies.report import cells_of, report
+from e2e.studies.run import planned, read_folder
 from e2e.studies.schema import Study, parse_study, read_study, shipped
-from e2e.studies.tables import number_of, records_of
 from microbench.errors import UserError
+from microbench.report.screen import make_console
 from microbench.results.runfile import write_run
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,6 @@ SOURCES: dict[str, list[str]] = json.loads(
     (ROOT / "tests/samples/published.json").read_text(encoding="utf-8")
 )
 STUDIES = [read_study(name) for name in shipped()]
-ONE_GPU = Given(gpus=1)
 SMALL = """
 schema = 2
 name = "mine"
@@ -67,8 +67,12 @@ def small(**changes: str) -> Study:
     return parse_study(text.encode(), "mine.toml")
 
 
-def options(study: Study, given: Given = ONE_GPU, profile: str = "full") -> list[dict[str, Any]]:
-    return [one.options for one in planned(study, profile, given, app.commands)]
+def plan(study: Study, profile: str = "full", gpus: int = 1, **sets: str) -> Study:
+    return planned(study, profile, sets, "", gpus, app.commands)
+
+
+def options(study: Study, **sets: str) -> list[dict[str, Any]]:
+    return [run.options for run in plan(study, **sets).run]
 
 
 # ---------------------------------------------------------------- published numbers
@@ -82,14 +86,18 @@ def test_the_five_studies_are_there_and_their_runs_are_commands() -> None:
         assert study.profile_names == list(study.profiles) == ["full", "short", "smoke"]
         assert study.published
         for profile in study.profiles:
-            runs = planned(study, profile, ONE_GPU, app.commands)
-            assert any(not one.skipped for one in runs)
+            assert any(not run.why for run in plan(study, profile).run)
+
+
+def records_of(published: Any) -> list[dict[str, Any]]:
+    names = [*published.keys, *(column.value for column in published.columns)]
+    return [dict(zip(names, row, strict=True)) for row in published.rows]
 
 
 def in_text(source: str, published: Any, record: Any) -> bool:
     """Whether one row of the author's table has the record's words, in order."""
     rows = SOURCES[source]
-    values = [column.value for column in published.columns]
+    values = [column.value for column in published.columns if column.value != "speedup"]
     if "card" in published.keys:  # a metric a row, a batch a column
         place = (128, 256, 512, 1024, 2048).index(record["batch"])
         named = f"{record['card']} - {record['method']} | "
@@ -115,12 +123,37 @@ def test_published_numbers_are_those_of_the_texts() -> None:
     assert found["001_2fa5950b8c0c6afe.txt"] * 3 == 5 * rows["001_2fa5950b8c0c6afe.txt"] == 135
 
 
-def test_the_number_of_a_published_cell() -> None:
-    for text, number in (
-        ("57min 17s", 3437), ("1h 43min 7s", 6187), ("7657 MB", 7657), ("40.92 ± 2.08", 40.92),
-        ("0.835+-0.006", 0.835), ("Not Converged.", None), ("", None), (192, 192),
-    ):  # fmt: skip
-        assert number_of(text) == number
+def seconds_of(text: str) -> float:
+    """Of "57min 17s", "1h 43min 7s" or "5.16 ± 0.73"."""
+    parts = re.findall(r"([\d.]+)(h|min|s)", text)
+    if not parts:
+        return float(text.split()[0])
+    return sum(float(number) * {"h": 3600, "min": 60, "s": 1}[unit] for number, unit in parts)
+
+
+def test_a_published_speedup_is_the_quotient_of_published_numbers() -> None:
+    """Of each machine, to its float32; no row that has both numbers lacks its quotient."""
+    quotients = 0
+    for study in STUDIES:
+        for one in study.published:
+            column = next((c.value for c in one.columns if c.value in
+                           ("iterations_s", "hundred_s", "per_s")), "")  # fmt: skip
+            (recipe,) = [key for key, field in one.keys.items() if field == "recipe"] or [""]
+            for record in records_of(one):
+                if "speedup" not in record:
+                    continue
+                alike = [other for other in records_of(one) if all(
+                    other[key] == record[key] for key in one.keys if key != recipe
+                )]  # fmt: skip
+                (base,) = [o for o in alike if o[recipe] in ("FP32", "O0", "32")]
+                if record is not base and base != record and record[column] != "N/A":
+                    own, of = (seconds_of(str(row[column])) for row in (record, base))
+                    quotient = own / of if column == "per_s" else of / own
+                    assert record["speedup"] == f"{quotient:.3f}"
+                    quotients += 1
+                else:
+                    assert record["speedup"] == ""
+    assert quotients == 4 + 30 + 4
 
 
 # ---------------------------------------------------------------- files
@@ -135,6 +168,7 @@ def test_the_number_of_a_published_cell() -> None:
         ("workers = 1", 'workers = "few"', "run one: Invalid value for '--workers'"),
         ("fp32,amp", "fp23,amp", "run one: --recipe: unknown 'fp23'; choose"),
         ("[[run]]", "[run]", "mine.toml"),
+        ("warmup = 100", "done = true", "run two: no option 'done'"),
         ('network = "cnn-cifar"', "", "run one has no network"),
         ('id = "two"', 'id = "one"', "profile full has several runs one"),
         ('runs = ["one"]', 'runs = ["on"]', "published theirs: unknown run 'on'; did you mean one"),
@@ -171,32 +205,38 @@ def test_common_options_are_those_of_the_commands_that_take_them() -> None:
     assert loader == {"data": "generated", "workers": "1,2"}
 
 
-def test_what_the_user_sets_replaces_what_a_run_has() -> None:
-    one, two = options(small(), Given({"iterations": "2", "recipe": "bf16"}, gpus=1))
-    assert (one["iterations"], one["recipe"]) == ("2", "bf16")
+def test_what_the_user_sets_replaces_what_a_run_has(tmp_path: Path) -> None:
+    one, two = options(small(), iterations="2", recipe="bf16", data=f"folder:{tmp_path}")
+    assert (one["iterations"], one["recipe"], one["data"]) == ("2", "bf16", f"folder:{tmp_path}")
     assert "iterations" not in two
+    own, _ = options(small(**{"workers = 1": 'data = "synthetic"'}), data=f"folder:{tmp_path}")
+    assert own["data"] == "synthetic"  # a run that names its own data is about them
+    assert plan(small(), network="vgg16-cifar,cnn-cifar").run[0].networks == (
+        "vgg16-cifar", "cnn-cifar",
+    )  # fmt: skip
+
+
+def test_weights_are_those_that_the_user_has(tmp_path: Path) -> None:
+    study = small(**{"workers = 1": 'weights = "pretrained"'})
+    random = plan(study, gpus=2)
+    assert "weights" not in random.run[0].options
+    assert random.differences == (
+        "Run one: weights are random; --set weights=DIR has the pretrained.",
+    )
+    weights = tmp_path / "cnn-cifar.pth"
+    weights.touch()
+    assert options(study, weights=str(weights))[0]["weights"] == str(weights)
 
 
 def test_more_gpus_than_there_are_are_left_out_with_the_reason() -> None:
-    (_, one), (_, two) = (
-        planned(small(), "full", Given(gpus=count), app.commands) for count in (1, 2)
-    )
-    assert one.options["gpus"] == "1"
-    assert one.lacking == ["Run two: not over 2 GPUs: this machine has 1."]
-    assert "compress" not in one.options  # one GPU exchanges nothing
-    assert (two.options["gpus"], two.options["compress"], two.lacking) == ("1,2", "none,bf16", [])
+    one, two = (plan(small(), gpus=count) for count in (1, 2))
+    assert one.run[1].options["gpus"] == "1"
+    assert one.differences == ("Run two: not over 2 GPUs: this machine has 1.",)
+    assert "compress" not in one.run[1].options  # one GPU exchanges nothing
+    assert two.run[1].options["gpus"] == "1,2"
+    assert (two.run[1].options["compress"], two.differences) == ("none,bf16", ())
     study = small(**{'gpus = "1,2"': "gpus = 2"})
-    assert planned(study, "full", ONE_GPU, app.commands)[1].skipped.endswith("this machine has 1")
-
-
-def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
-    study = small(**{'data = "generated"': 'data = ["cifar10", "folder:own"]'})
-    skipped = planned(study, "full", ONE_GPU, app.commands)[0].skipped
-    assert skipped == "no data: give --data cifar10=DIR or --data own=DIR"
-    own, _ = options(study, Given(data={"own": tmp_path}, gpus=1))
-    assert own["data"] == f"folder:{tmp_path}"
-    plain, _ = options(small(**{'data = "generated"': f'data = "folder:{tmp_path}"'}))
-    assert plain["data"] == f"folder:{tmp_path}"
+    assert plan(study).run[1].why.endswith("this machine has 1")
 
 
 # ---------------------------------------------------------------- cells
@@ -205,12 +245,12 @@ def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
 def folder(out: Path, text: str, **runs: Sequence[Any]) -> list[dict[str, str]]:
     """The cells of a folder in which these runs have been measured."""
     (out / "runs").mkdir()
-    (out / "study.toml").write_text(text, encoding="utf-8")
-    state = State("mine", "0" * 64, "full", {}, (), done=list(runs))
-    (out / "study.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+    study = plan(parse_study(text.encode(), "mine.toml"))
+    done = [replace(run, done=run.id in runs) for run in study.run]
+    (out / "study.json").write_bytes(msgspec.json.encode(replace(study, run=tuple(done))))
     for name, trainings in runs.items():
         write_run(run_of(*trainings), out / f"runs/{name}.json")
-    write_report(read_report(out), out)
+    report(out, make_console(quiet=True))
     with (out / "cells.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -240,7 +280,7 @@ def test_what_is_projected_is_by_the_epochs_that_were_run(tmp_path: Path) -> Non
     run = run_of(done, settings={"training": {"epochs": 2}})
     folder(tmp_path, text, one=[])
     write_run(run, tmp_path / "runs/one.json")
-    (cell,) = read_report(tmp_path).cells[:1]
+    (cell,) = cells_of(read_folder(tmp_path), tmp_path)[:1]
     assert (cell.value("epochs"), cell.value("projected_s")) == (2, pytest.approx(9.0 * 300))
 
 
@@ -269,7 +309,7 @@ def test_the_interval_of_a_few_repeats_holds_the_truth_in_95_of_100_studies(coun
 def test_of_repeats_that_diverged_there_is_no_mean() -> None:
     training = arm("amp", 100.0, repeats=repeats(0.6, 1.0, 9.0, count=2))
     lost = arm("amp", 100.0, repeats=(*training.repeats, *repeats(0.1, float("nan"), 9.0, 1)))
-    values = {name: [COLUMNS[name].read(one) for one in (training, lost)]
+    values = {name: [COLUMNS[name](one) for one in (training, lost)]
               for name in ("accuracy_pct", "accuracy_pct_ci95", "losses")}  # fmt: skip
     assert values["accuracy_pct"] == pytest.approx([59.9, 43.3], abs=0.1)
     # Student's t of one and of two degrees of freedom, times deviations over roots of 2 and 3.
