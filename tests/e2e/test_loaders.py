@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import Contended
-from e2e.data.loaders.gpu_decode import Ahead
+from e2e.data.loaders.gpu import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
@@ -35,7 +36,11 @@ from e2e.data.types import IMAGENET, Arrays, Data, Files, LoadSpec, Picture
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-FROM_FILES = ("torchvision", "resident")
+CODEC = find_spec("nvidia") and find_spec("nvidia.nvimgcodec")
+FROM_FILES = (
+    "torchvision", "resident",
+    pytest.param("nvimgcodec", marks=pytest.mark.skipif(not CODEC, reason="not installed")),
+)  # fmt: skip
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 
@@ -462,7 +467,8 @@ def test_all_come_in_order_and_an_error_in_its_turn() -> None:
     assert [ahead.get() for _ in range(10)] == list(range(10))
     assert len(made) <= 10 + 2 + 1, "got, ready, and one that found no room"
     assert [ahead.get() for _ in range(10)] == list(range(10, 20))
-    for _ in range(2):
-        with pytest.raises(UserError, match="number twenty"):
-            ahead.get()
-    ahead.close()
+    with pytest.raises(UserError, match="number twenty"):
+        ahead.get()
+    ahead.close(1.0)
+    with pytest.raises(RuntimeError):
+        ahead.get()

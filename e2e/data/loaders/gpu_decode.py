@@ -7,19 +7,17 @@ host once all buffers have their final size; until then the driver may block bot
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import fmean
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from e2e.data.loaders.decode import none_left
+from e2e.data.loaders.gpu import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
 from e2e.data.loaders.workers import Shuffled, Workers
@@ -105,75 +103,12 @@ class GpuDecoded(Loader):
         """End the thread, then the workers; these first if the thread waits for them too long."""
         self._batches.close(LAST_BATCH_S)
         self._workers.close()
-        self._batches.close()
+        self._batches.close(CLOSE_S)
         self._decoder.close()
 
     def _make(self) -> Ready:
         with torch.cuda.device(self._device):  # where the workers' batches are pinned, too
             return self._decoder(next(self._workers))
-
-
-@dataclass(frozen=True)
-class _Failed:
-    error: BaseException
-
-
-class Ahead(Generic[Made]):
-    """The results of calling `make` over and over in a thread, up to `ready` of them ahead.
-
-    The thread starts with the first `get`. An error of `make` ends it and is raised by the `get`
-    that its result would have answered, and by all later ones.
-    """
-
-    def __init__(self, make: Callable[[], Made], ready: int) -> None:
-        self._make, self._most = make, ready
-        self._ready: deque[Made | _Failed] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def get(self) -> Made:
-        """Wait for the next result. Raises `make`'s error; RuntimeError when closed meanwhile."""
-        assert not self._closed, "closed"
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
-            self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._closed)
-            if self._closed:
-                raise RuntimeError("closed while it was waited for")
-            first = self._ready[0]
-            if isinstance(first, _Failed):
-                raise first.error
-            self._ready.popleft()
-            self._changed.notify_all()
-        return first
-
-    def close(self, within_s: float = CLOSE_S) -> None:
-        """End the thread after its current call, within `within_s` seconds, and drop the results.
-
-        May be called again when that was too short.
-        """
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(within_s)
-
-    def _run(self) -> None:
-        going = True
-        while going:
-            try:
-                made: Made | _Failed = self._make()
-            except BaseException as error:  # any error is the caller's
-                made = _Failed(error)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._ready) < self._most)
-                going = not self._closed and not isinstance(made, _Failed)
-                if not self._closed:
-                    self._ready.append(made)
-                self._changed.notify_all()
 
 
 def _numbered(device: torch.device) -> torch.device:
