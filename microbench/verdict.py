@@ -308,9 +308,6 @@ def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
 # ---------------------------------------------------------------- libraries
 
 
-ORDER = (True, False, None)  # tuned sizes, others, and those of which it is not known
-
-
 @dataclass(frozen=True)
 class Beside:
     """A result and the better library: the one with the shorter time for this very problem.
@@ -327,15 +324,11 @@ class Beside:
 
 @dataclass(frozen=True)
 class Summary:
-    """One back end in one precision, over the sizes that were tuned, or the others.
-
-    `tuned` is None where nothing is tuned, or it is not known. `which` is what else they share.
-    """
+    """One back end in one precision, over all sizes; `which` is what else they share."""
 
     backend: str
     precision: str
     which: str
-    tuned: bool | None
     rows: Sequence[Beside]
 
     @property
@@ -387,18 +380,6 @@ class Summary:
             if count
         )
 
-    def count(self, noun: str = "size") -> str:
-        """ "6 tuned sizes", "1 size that was not tuned"; "6 sizes" where nothing is tuned."""
-        count = len(self.rows)
-        nouns = noun + "s" * (count != 1)
-        if self.tuned:
-            return f"{count} tuned {nouns}"
-        if self.backend != TUNED:
-            return f"{count} {nouns}"
-        if self.tuned is None:
-            return f"{count} {nouns}, not known whether tuned"
-        return f"{count} {nouns} that {'was' if count == 1 else 'were'} not tuned"
-
 
 def is_rival(result: Result) -> bool:
     """Whether the result is of a kernel of ours or of the user's."""
@@ -410,18 +391,13 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
 
     `which` names what else is summed up apart: passes, say.
     """
-    found: dict[tuple[str, str, str], dict[bool | None, list[Beside]]] = {}
+    found: dict[tuple[str, str, str], list[Beside]] = {}
     for result in run.results:
         row = beside(result) if is_rival(result) else None
         if row:
             key = (result.case.backend, result.case.precision_name, which(result))
-            found.setdefault(key, {}).setdefault(result.tuned, []).append(row)
-    return [
-        Summary(*key, tuned, rows)
-        for key, kinds in found.items()
-        for tuned in ORDER
-        if (rows := kinds.get(tuned))
-    ]
+            found.setdefault(key, []).append(row)
+    return [Summary(*key, rows) for key, rows in found.items()]
 
 
 def beside(result: Result) -> Beside | None:
@@ -450,12 +426,12 @@ def _libraries(result: Result) -> tuple[str, ...]:
 
 def sentence(found: Summary) -> str:
     """ "triton in int8 is 1.05 times as fast as the better of cublas and cublaslt (geometric mean
-    of 6 tuned sizes; least 0.96 at 256, most 1.19 at 512)." """
+    of 6 sizes; least 0.96 at 256, most 1.19 at 512)." """
     least, most = (f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
                    for row in (found.least, found.most))  # fmt: skip
-    over = f"geometric mean of {found.count()}; least {least}, most {most}"
+    over = f"geometric mean of {len(found.rows)} sizes; least {least}, most {most}"
     if len(found.rows) == 1:
-        over = f"{found.count()}, {found.least.result.case.problem.size}"
+        over = f"1 size, {found.least.result.case.problem.size}"
     which = f" {found.which}" if found.which else ""
     note = f"; {found.not_measured}" if found.not_measured else ""
     if found.libraries == [*OPS["conv"].libraries]:

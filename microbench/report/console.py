@@ -11,7 +11,7 @@ from rich.text import Text
 from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
-from microbench.device.load import AT_START, COMPUTING, HELD, LATER, LOAD, LOADED, PROCESSES, SHARE
+from microbench.device import load as loads
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative, states_of
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.payoff_map import is_map, map_tables, map_verdict
@@ -304,26 +304,28 @@ def machine(run: Run) -> list[Text]:
 
 def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
     """Warnings about other programs, from a run's settings; see `microbench.device.load`."""
-    load = settings.get(LOAD)
+    load = settings.get(loads.LOAD)
     if not isinstance(load, dict):
         return []
     facts = cast("dict[str, Any]", load)
-    share, average, processes = (facts.get(name) or 0 for name in (SHARE, AT_START, PROCESSES))
+    share, average, processes = (
+        facts.get(name) or 0 for name in (loads.SHARE, loads.AT_START, loads.PROCESSES)
+    )
     found: list[Warning] = []
-    if share > LOADED:
+    if share > loads.LOADED:
         symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
         found.append(Warning(symptom, *_BUSY_CPU))
-    elif average > LOADED:
+    elif average > loads.LOADED:
         symptom = f"the load average was {average:.2f} per core before the run"
         found.append(Warning(symptom, *_BUSY_CPU))
     if processes:
-        held = (facts.get(HELD) or 0) / 1e9
+        held = (facts.get(loads.HELD) or 0) / 1e9
         symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
         found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
-    if busy_pct := facts.get(COMPUTING):
+    if busy_pct := facts.get(loads.COMPUTING):
         symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
         found.append(Warning(symptom, *_BUSY_GPU))
-    if later := facts.get(LATER):
+    if later := facts.get(loads.LATER):
         came = fmt.count(later, "other process was", "other processes were")
         found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
     return found

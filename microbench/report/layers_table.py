@@ -284,7 +284,7 @@ def _faster(gain: Ratio) -> str:
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:
     """Our convolutions, and the user's own kernels, against the better library: the geometric mean
-    over the distinct problems, by pass; those that a configuration was tuned for apart.
+    over the distinct problems, by pass.
     """
     uses = {use.group: use.which for use in network.layers}
     found = summaries(run, lambda result: uses.get(result.case.group, ""))
@@ -298,7 +298,7 @@ def against_library(run: Run, network: NetworkUse) -> list[str]:
             doubt[title] = one.ruined_pct
             continue
         lines.append(
-            f"{title}: {one.mean:.3f} (geometric mean of {one.count('layer')}), "
+            f"{title}: {one.mean:.3f} (geometric mean of {fmt.count(len(one.rows), 'layer')}), "
             f"lowest {one.least.ratio.ratio:.2f}, highest {one.most.ratio.ratio:.2f}"
             f"{f'; {one.not_measured}' if one.not_measured else ''}."
         )

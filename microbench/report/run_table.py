@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from rich.cells import cell_len
 
 from kernels import is_library
-from kernels.op import OWN, TUNED
+from kernels.op import OWN
 from microbench import fmt
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
@@ -349,23 +349,14 @@ def backends_table(run: Run) -> Table[str]:
 
 
 def rivals_table(run: Run) -> Table[Summary]:
-    """Our kernels, and the user's, against the better library: a row for the tuned sizes of each
-    precision, one for the others. Empty where none was measured beside a library.
+    """Our kernels, and the user's, against the better library: a row for each precision. Empty
+    where none was measured beside a library.
     """
     table = Table(_RIVALS)
     rows = [Row(found) for found in summaries(run)]
     if rows:
         table.block(BETTER, rows)
     return table
-
-
-def _sizes(found: Summary) -> str:
-    """ "6 tuned", "2 others", "2 unknown"; "6" where nothing is tuned."""
-    count = len(found.rows)
-    if found.backend != TUNED:
-        return str(count)
-    kinds = {True: "tuned", False: "other" + "s" * (count != 1), None: "unknown"}
-    return f"{count} {kinds[found.tuned]}"
 
 
 def _libraries(found: Summary) -> str:
@@ -419,7 +410,7 @@ _SETTINGS: Sequence[Column[Payoff]] = (
 _RIVALS: Sequence[Column[Summary]] = (
     Column("back end", lambda found: fmt.clean(found.backend)),
     Column("precision", lambda found: fmt.clean(found.precision)),
-    Column("sizes", _sizes),
+    Column("sizes", lambda found: str(len(found.rows)), right=True),
     Column("libraries", _libraries),
     Column("geometric\nmean", _mean, right=True),
     Column("least", lambda found: f"{found.least.ratio.ratio:.2f}", right=True),

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from kernels.error_words import first_line
 from kernels.files import check_regular, read_json_file, write_atomically
 from microbench.errors import UserError
@@ -71,10 +73,8 @@ def read_json(path: Path) -> Json:
         raise UserError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {_short(error)}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path} is not complete JSON (line {error.lineno}: {error.msg}); is the copy cut off?"
-        ) from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"{path} is not complete JSON ({error}); is the copy cut off?") from None
     except ValueError as error:
         raise UserError(f"{path} is not a run file: {first_line(error)}") from None
     if not isinstance(data, dict):
