@@ -162,6 +162,36 @@ def held_by_others() -> str:
     return f"other processes hold {theirs / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB"
 
 
+def limit_memory(index: int, limit: int) -> None:
+    """Let torch's allocator take no more than `limit` bytes of cuda:`index`, in this process.
+
+    It raises torch.OutOfMemoryError beyond. The CUDA context is not counted, nor what libraries
+    allocate themselves.
+    """
+    import torch
+
+    _, total = torch.cuda.mem_get_info(index)
+    cuda: Any = torch.cuda
+    cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
+
+
+def memory_of_process(index: int) -> int | None:
+    """Bytes that this process uses of the GPU that torch calls cuda:`index`, by NVML.
+
+    In a container processes have other ids than NVML knows: where just one is on the GPU, it is
+    this one, and where NVML shows none, what is used of the whole card is taken. None if unknown.
+    """
+    gpu = gpu_for(index)
+    if gpu is None:
+        return None
+    found = dict(gpu.processes() or ())
+    if os.getpid() in found:
+        return found[os.getpid()]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return None if found else gpu.memory_used()
+
+
 def open_sensors(info: DeviceInfo) -> NvmlGpu | None:
     """The sensors of a device; None for a CPU or where NVML is missing."""
     return gpu_for(info.index) if info.kind == "cuda" else None

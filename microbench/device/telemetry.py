@@ -276,6 +276,11 @@ class NvmlGpu:
         now = self.temperature_c()
         return None if slowdown is None or now is None else slowdown - now
 
+    def memory_used(self) -> int | None:
+        """Bytes that are used of the whole card."""
+        memory = self.ask("nvmlDeviceGetMemoryInfo")
+        return None if memory is None else int(memory.used)
+
     def processes(self) -> tuple[tuple[int, int | None], ...] | None:
         """(id, bytes or None) of each compute process; None where NVML does not say."""
         running = self.ask("nvmlDeviceGetComputeRunningProcesses")
