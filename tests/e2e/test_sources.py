@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,13 +28,14 @@ from samples.fetching import message, same
 from samples.images import flat, noise, save
 from samples.images import levels as numbers
 from torch import Tensor
+from torchvision.datasets import CIFAR10
 
 from e2e.data.datasets import Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.tokens import SUCCESSORS, TokenRows, entropy, rows_of_tokens
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.resident import PADDING
-from e2e.data.sources import cifar10, generated
+from e2e.data.sources import generated
 from e2e.data.sources.listing import list_images
 from e2e.data.types import Arrays, Data, LoadSpec, Normal
 
@@ -288,28 +290,6 @@ def test_held_out_rows_are_others_and_are_their_own_targets() -> None:
 # ---- CIFAR-10
 
 
-# The pickler that is written in Python, whose parts can be replaced.
-PythonPickler: Any = vars(pickle)["_Pickler"]
-
-
-class Python2Pickler(PythonPickler):
-    """Writes text and bytes as Python 2 did, in which the published files are."""
-
-    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        if not isinstance(obj, str | bytes):
-            super().save(obj, save_persistent_id)
-            return
-        raw = obj.encode() if isinstance(obj, str) else obj
-        self.write(pickle.BINSTRING + struct.pack("<i", len(raw)) + raw)
-
-
-def write_as_python2(path: Path, table: dict[bytes, Any]) -> None:
-    with path.open("wb") as file:
-        Python2Pickler(file, 2).dump(table)
-    raw = path.read_bytes()
-    path.write_bytes(raw.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1))
-
-
 RECORDS = 200  # a file, in place of 10,000
 
 
@@ -318,82 +298,44 @@ def cifar_records(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return raw.reshape(RECORDS, 3072), raw[:RECORDS] % 10
 
 
-CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-
-
-@pytest.fixture(scope="module")
-def cifar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Short files of CIFAR-10's kind with noise in them, in both forms, below one folder each."""
-    assert cifar10.RECORDS == 10_000
-    root = tmp_path_factory.mktemp("cifar")
-    python, binary = root / "a" / "cifar-10-batches-py", root / "b" / "cifar-10-batches-bin"
-    python.mkdir(parents=True)
-    binary.mkdir(parents=True)
-    for seed, name in enumerate(CIFAR_NAMES):
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Short files of CIFAR-10's kind with noise in them, as if they were the published ones."""
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    tables: dict[str, dict[str, Any]] = {"batches.meta": {"label_names": list("abcdefghij")}}
+    for seed, name in enumerate((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")):
         pixels, labels = cifar_records(seed)
-        table = {b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"any"}
-        if seed % 3 == 0:
-            write_as_python2(python / name, table)
-        else:
-            (python / name).write_bytes(pickle.dumps(table, protocol=(2, 5)[seed % 3 - 1]))
-        np.concatenate([labels[:, None], pixels], 1).tofile(binary / f"{name}.bin")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cifar10, "RECORDS", RECORDS)
-        yield root
+        tables[name] = {"data": pixels, "labels": labels.tolist()}
+    sums = {}
+    for name, table in tables.items():
+        (folder / name).write_bytes(content := pickle.dumps(table))
+        sums[name] = hashlib.md5(content).hexdigest()
+    *train, kept = ([name, sums[name]] for name in tables if "batch_" in name or "_batch" in name)
+    monkeypatch.setattr(CIFAR10, "train_list", train)
+    monkeypatch.setattr(CIFAR10, "test_list", [kept])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": sums["batches.meta"]})
+    return folder
 
 
-def altered(source: Path, target: Path, name: str, content: bytes | None) -> Path:
-    """A folder as `source`, with one file replaced, or left out."""
-    target.mkdir()
-    for path in source.iterdir():
-        if path.name != name:
-            (target / path.name).symlink_to(path)
-    if content is not None:
-        (target / name).write_bytes(content)
-    return target
-
-
-@pytest.mark.parametrize("folder", ["a", "b/cifar-10-batches-bin"])
-def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
-    data = opened(f"cifar10:{cifar / folder}")
-    assert isinstance(data, InMemory)
-    assert (data.name, data.classes) == ("cifar10", 10)
-    assert (data.train_samples, data.held_out_samples) == (5 * RECORDS, RECORDS)
-    for images, number, at in (
-        (data.train, 1, RECORDS),
-        (data.train, 3, 3 * RECORDS),
-        (data.kept, 5, 0),
-    ):
-        pixels, labels = cifar_records(number)
-        assert np.array_equal(images.images[at : at + RECORDS].reshape(-1, 3072), pixels)
-        assert np.array_equal(images.classes[at : at + RECORDS], labels)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "said"),
-    [
-        ("py", "data_batch_3", None, "lacks data_batch_3"),
-        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is truncated"),
-        (
-            "py", "data_batch_1",
-            pickle.dumps({b"data": np.zeros((5, 3072), np.uint8), b"labels": [0] * 5}), "[5, 3072]",
-        ),
-        ("bin", "data_batch_1.bin", b"\0" * 3073, f"3,073 bytes, not {RECORDS * 3073:,}"),
-        ("bin", "data_batch_1.bin", b"\x0b" * (RECORDS * 3073), "labels go from 11 to 11"),
-    ],
-)  # fmt: skip
-def test_broken_cifar10_files_are_named(
-    cifar: Path, tmp_path: Path, kind: str, name: str, content: bytes | None, said: str
-) -> None:
-    source = cifar / {"py": "a/cifar-10-batches-py", "bin": "b/cifar-10-batches-bin"}[kind]
-    folder = altered(source, tmp_path / "cifar", name, content)
-    heard = message(lambda: opened(f"cifar10:{folder}"))
-    assert said in heard
-    assert name in heard
+def test_cifar10_is_read_from_its_folder_and_the_one_above(cifar: Path) -> None:
+    for folder in (cifar, cifar.parent):
+        data = opened(f"cifar10:{folder}")
+        assert isinstance(data, InMemory)
+        assert (data.name, data.classes) == ("cifar10", 10)
+        assert (data.train_samples, data.held_out_samples) == (5 * RECORDS, RECORDS)
+        for images, number, at in (
+            (data.train, 1, RECORDS),
+            (data.train, 3, 3 * RECORDS),
+            (data.kept, 5, 0),
+        ):
+            pixels, labels = cifar_records(number)
+            assert np.array_equal(images.images[at : at + RECORDS].reshape(-1, 3072), pixels)
+            assert np.array_equal(images.classes[at : at + RECORDS], labels)
 
 
 class Trap:
-    """Runs a program when it is unpickled by the usual unpickler."""
+    """Runs a program when it is unpickled."""
 
     def __init__(self, sprung: Path) -> None:
         self.sprung = sprung
@@ -402,16 +344,21 @@ class Trap:
         return os.system, (f"touch {self.sprung}",)
 
 
-def test_a_pickle_with_a_program_in_it_is_refused(cifar: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_the_published_ones_are_refused_and_not_unpickled(
+    cifar: Path, tmp_path: Path
+) -> None:
     sprung = tmp_path / "sprung"
-    evil = pickle.dumps({b"data": Trap(sprung), b"labels": []})
-    folder = altered(cifar / "a/cifar-10-batches-py", tmp_path / "cifar", "data_batch_1", evil)
-    said = message(lambda: opened(f"cifar10:{folder}"))
-    assert "data_batch_1 is refused" in said
-    assert "system" in said
+    evil = pickle.dumps({"data": Trap(sprung), "labels": []})
+    (cifar / "data_batch_3").write_bytes(evil)
+    said = message(lambda: opened(f"cifar10:{cifar}"))
+    assert f"no CIFAR-10 in {cifar}" in said
+    assert "unpack cifar-10-python.tar.gz there" in said
     assert not sprung.exists()
     pickle.loads(evil)  # it is a real trap
     assert sprung.exists()
+    (tmp_path / "cifar-10-python.tar.gz").touch()
+    (cifar / "data_batch_3").unlink()
+    assert f"tar -xf {tmp_path}" in message(lambda: opened(f"cifar10:{tmp_path}"))
 
 
 # ---- folders

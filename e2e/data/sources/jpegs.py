@@ -38,7 +38,7 @@ from microbench.stopping import die_with_parent
 # Raised when other pixels or other files are made.
 KIND = {"what": "images made by halfway", "format": 2}
 MANIFEST = "manifest.json"
-PART, DRAFT = ".part-", ".draft"  # how names begin and end of what is not complete
+PART, DRAFT, LOCK = ".part-", ".draft", "lock"  # names of what is not complete
 TRAIN, HELD_OUT = "train", "val"
 HELD_OUT_OF = 10  # rounds of all classes, of which the second is held out
 CHUNK = 16  # images that a process makes before it reports them
@@ -178,80 +178,56 @@ def cached(on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
 
 
 def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | None = None) -> bool:
-    """Generate a dataset in a folder, as far as it is not there; False if it is there already.
+    """Generate a dataset in a folder that holds nothing else; False if it is there already.
 
     UserError for a folder with other content, too little disk space, and a file that cannot be
     written. Files that are not the dataset's are never changed.
     """
-    work = folder / (
-        PART + "-".join(str(value) for value in (KIND["format"], *asdict(plan).values()))
-    )
+    manifest = KIND | asdict(plan)
+    work = folder / (PART + "-".join(map(str, (KIND["format"], *asdict(plan).values()))))
     try:
-        if _is_whole(folder, work, plan):
-            on_progress(plan.images, plan.images)
+        if _manifest(folder) == manifest:
             return False
+        others = folder.exists() and any(not name.startswith(PART) for name in os.listdir(folder))
+        if others and _manifest(work) != manifest:
+            raise UserError(
+                f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
+                "name another folder, or delete it"
+            )
         work.mkdir(parents=True, exist_ok=True)
-        with (work / "lock").open("w") as lock:
+        with (work / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two that make the same, one does it
-            missing = not _is_whole(folder, work, plan)
-            if missing:
-                _write(folder, work, plan, processes or usable_cores(), on_progress)
-                (work / MANIFEST).write_text(json.dumps(KIND | asdict(plan), indent=1))
-                for path in (*sorted(_files(work)), MANIFEST):
-                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                    (work / path).rename(folder / path)
+            if _manifest(folder) == manifest:
+                return False
+            if _manifest(work) != manifest:  # else it was interrupted while it was moved up
+                _write(work, plan, processes or usable_cores(), on_progress)
+                (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            for path in sorted(work.iterdir(), key=lambda path: path.name == MANIFEST):
+                if path.name != LOCK:
+                    path.rename(folder / path.name)
             shutil.rmtree(work, ignore_errors=True)
-            return missing
+            return True
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
 
 
-def _is_whole(folder: Path, work: Path, plan: Plan) -> bool:
-    """Whether a folder holds the whole dataset. UserError where it holds anything else."""
+def _manifest(folder: Path) -> object:
+    """Which dataset a folder holds; None where it has no manifest that can be read."""
     try:
-        names = [name for name in os.listdir(folder) if not name.startswith(PART)]
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}") from None
-    if not names:
-        return False
-    try:
-        # Without its own manifest it was interrupted when it was moved up.
-        held = read_json_file((folder if MANIFEST in names else work) / MANIFEST)
-    except (OSError, UserError, ValueError):
-        held = None
-    if held != KIND | asdict(plan):
-        raise UserError(
-            f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
-            "name another folder, or delete it"
-        )
-    wanted, found = {*map(plan.path, range(plan.images)), *plan.tars()}, _files(folder)
-    if strange := sorted(found - wanted):
-        raise UserError(
-            f"{folder} was not generated with the file {strange[0]}; name another folder"
-        )
-    return MANIFEST in names and found == wanted
+        return read_json_file(folder / MANIFEST)
+    except (OSError, ValueError):
+        return None
 
 
-def _files(root: Path) -> set[str]:
-    """The complete images and tar files below a folder."""
-    parts = [step for part in (TRAIN, HELD_OUT) for step in os.walk(root / part)]
-    images = {os.path.relpath(os.path.join(here, name), root) for here, _, s in parts for name in s}
-    found = images | {path.name for path in root.glob("*.tar")}
-    return {name for name in found if not name.endswith(DRAFT)}
-
-
-def _write(folder: Path, work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
-    """Write what is in neither folder to `work`. UserError when a process was killed."""
-    found = _files(folder) | _files(work)
-    todo = [index for index in range(plan.images) if plan.path(index) not in found]
-    tars = {name: images for name, images in plan.tars().items() if name not in found}
-    needed, free = MEAN_BYTES * sum(map(len, (todo, *tars.values()))), shutil.disk_usage(work).free
+def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
+    """Write what is not there yet. UserError when a process was killed."""
+    todo = [index for index in range(plan.images) if not (work / plan.path(index)).exists()]
+    packed = len(plan.trained()) if plan.shards else 0
+    needed, free = MEAN_BYTES * (len(todo) + packed), shutil.disk_usage(work).free
     if needed > free:
         raise UserError(
-            f"{len(todo):,} images{' and their tar files' if tars else ''} need about "
-            f"{needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; "
+            f"{len(todo):,} images{' and their tar files' * bool(packed)} need about "
+            f"{needed / 1e9:.1f} GB, and {work.parent} has {free / 1e9:.1f} GB free; "
             "use fewer --images or a folder on another disk"
         )
     for name in {os.path.dirname(plan.path(index)) for index in todo}:
@@ -285,20 +261,17 @@ def _write(folder: Path, work: Path, plan: Plan, processes: int, on_progress: On
         for process in set(multiprocessing.active_children()) - before:
             process.kill()  # the pool forgets those that it started before one failed to start
             process.join()
-    for name, images in tars.items():
-        with tarfile.open(work / f"{name}{DRAFT}", "w", format=tarfile.USTAR_FORMAT) as tar:
+    for name, images in plan.tars().items():
+        with tarfile.open(work / name, "w", format=tarfile.USTAR_FORMAT) as tar:
             for index in images:
-                _pack(tar, folder, work, plan, index)
-        (work / f"{name}{DRAFT}").rename(work / name)
+                _pack(tar, ".jpg", index, (work / plan.path(index)).read_bytes())
+                _pack(tar, ".cls", index, str(index % plan.classes).encode())
 
 
-def _pack(tar: tarfile.TarFile, folder: Path, work: Path, plan: Plan, index: int) -> None:
-    path, label = plan.path(index), str(index % plan.classes).encode()
-    image = (work if (work / path).exists() else folder) / path
-    for suffix, content in ((".jpg", image.read_bytes()), (".cls", label)):
-        member = tarfile.TarInfo(f"{index:08}{suffix}")  # without owner and time
-        member.size = len(content)
-        tar.addfile(member, io.BytesIO(content))
+def _pack(tar: tarfile.TarFile, suffix: str, index: int, content: bytes) -> None:
+    member = tarfile.TarInfo(f"{index:08}{suffix}")  # without owner and time
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
 
 
 def _write_chunk(work: Path, plan: Plan, indices: Sequence[int]) -> int:
