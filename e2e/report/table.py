@@ -13,7 +13,6 @@ from rich.text import Text
 from e2e.case import OP, TrainCase
 from e2e.report.arms import LADDER, SHORT_MARK, SHORT_NOTE, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
-from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Part, Row, Screen, Table, Value, screen
@@ -127,7 +126,8 @@ def raw_columns() -> list[Column[Training]]:
                   "setup_s", "compile_s", "skipped_steps", "why"),
             **raw("steps", "launches"),
             **raw("state", "sm_clock_mhz", "temperature_c"),
-            **raw("", *LATER),
+            **raw("", "memory_reserved_bytes", "memory_process_bytes", "model_bytes",
+                  "checkpoint_bytes", "first_step_s", "float8_layers", "linear_layers"),
             **raw_pair("step_min_s", "step_max_s", attrgetter("step_range_s")),
             "throttle": lambda arm: JOIN.join(arm.state.throttle),
             **raw("state.gpu_util_pct", **utilisation),

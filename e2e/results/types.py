@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, pstdev, stdev
 from typing import Annotated
 
+from msgspec import Meta
+
 from e2e.case import TrainCase
 from e2e.results.exchange import Exchange
 from e2e.results.terms import TracedStep
 from microbench.results.types import (
     NOT_EMPTY,
+    STATUSES,
     Amount,
     AtLeastOne,
     Count,
@@ -29,6 +32,11 @@ from microbench.results.types import (
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 BORDER = "border"  # a predicted one only: GPU or CPU launch, too close to call
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
+Status = Annotated[str, Meta(pattern=f"^({'|'.join((*STATUSES, PREDICTED))})\\Z")]
+Limit = Annotated[str, Meta(pattern=f"^({'|'.join(LIMITS)})\\Z")]
+PredictedLimit = Annotated[str, Meta(pattern=f"^({'|'.join((*LIMITS, BORDER))})\\Z")]
+Gain = Annotated[float, Meta(ge=-100)]  # of throughput, in per cent
+Milliseconds = Annotated[float, Meta(ge=-1e15, le=1e15)]  # thirty thousand years: more is an error
 MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, both are named
 
 Setting = str | int | float | bool | None  # a field of a case
@@ -170,7 +178,7 @@ class Predicted:
 
     step_s: Positive
     interval_s: Interval | None
-    limit: str | None
+    limit: PredictedLimit | None
     speedup: Mapping[str, Positive]
     memory_bytes: Count | None = None
     uncovered: tuple[str, ...] = ()
@@ -208,7 +216,7 @@ class LedgerLine:
     """
 
     term: str
-    ms: float
+    ms: Milliseconds
     source: str
     detail: str = ""
 
@@ -226,9 +234,9 @@ class Cause:
     title: str
     why: str
     fix: str = ""
-    predicted_gain_pct: float | None = None
+    predicted_gain_pct: Gain | None = None
     case_change: Mapping[str, Setting] | None = None
-    measured_gain_pct: float | None = None
+    measured_gain_pct: Gain | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +265,7 @@ class Training:
     """
 
     case: TrainCase
-    status: str
+    status: Status
     reason: str | None = None
     unit: str = "img"
     step_units: Count = 0
@@ -274,7 +282,7 @@ class Training:
     chance: Amount | None = None
     converged: bool | None = None
     convergence: str | None = None
-    limit: str | None = None
+    limit: Limit | None = None
     why: str | None = None
     rung: str | None = None  # of a ladder: what this arm adds to the previous one
     warnings: tuple[Warning, ...] = ()
