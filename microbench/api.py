@@ -8,7 +8,6 @@ raise `UserError`. Results print themselves, also in notebooks.
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -91,27 +90,17 @@ class Run(types.Run):
         write_run(self, Path(path))
 
 
-class _AsTable(ABC):
-    """What shows itself as a table, 100 columns wide."""
-
-    @abstractmethod
-    def _table(self) -> Table[_Line]: ...
-
-    def __str__(self) -> str:
-        return "\n".join(line.plain for line in screen(self._table(), WIDTH).lines)
-
-    def _repr_html_(self) -> str:
-        return html(self._table())
-
-
 @dataclass(frozen=True)
-class Measurement(_AsTable, types.Measurement):
+class Measurement(types.Measurement):
     """The time of one callable, in seconds a call, and the state of the device meanwhile."""
 
     name: str = ""
 
-    def _table(self) -> Table[_Line]:
-        return _table([(self, None)])
+    def __str__(self) -> str:
+        return str(Variants({self.name: self}))
+
+    def _repr_html_(self) -> str:
+        return html(Variants({self.name: self}).table)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
@@ -120,13 +109,11 @@ class Measurement(_AsTable, types.Measurement):
 
     def chart(self) -> Any:
         """An Altair chart of the samples."""
-        from microbench.report.charts import samples_chart
-
-        return samples_chart({self.name: self})
+        return Variants({self.name: self}).chart()
 
 
 @dataclass(frozen=True)
-class Variants(_AsTable):
+class Variants:
     """Callables timed interleaved. `speedups`: how many times faster than the first each is."""
 
     measurements: Mapping[str, Measurement]
@@ -136,9 +123,15 @@ class Variants(_AsTable):
         """The measurement of one callable."""
         return self.measurements[name]
 
+    def __str__(self) -> str:
+        return "\n".join(line.plain for line in screen(self.table, WIDTH).lines)
+
+    def _repr_html_(self) -> str:
+        return html(self.table)
+
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
-        return _pandas().DataFrame(records(self._table())[1])
+        return _pandas().DataFrame(records(self.table)[1])
 
     def chart(self) -> Any:
         """An Altair chart of all samples, a row a callable."""
@@ -146,8 +139,11 @@ class Variants(_AsTable):
 
         return samples_chart(self.measurements)
 
-    def _table(self) -> Table[_Line]:
-        return _table([(one, self.speedups.get(name)) for name, one in self.measurements.items()])
+    @property
+    def table(self) -> Table[_Line]:
+        """A row a callable, the table that it is shown as."""
+        lines = [(one, self.speedups.get(name)) for name, one in self.measurements.items()]
+        return Table(_COLUMNS, [Row(line) for line in lines])
 
 
 # ---------------------------------------------------------------- measuring
@@ -281,24 +277,22 @@ def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
 _Line = tuple[Measurement, Ratio | None]  # a callable's time; how much faster it is than the first
 
 
-def _table(lines: Iterable[_Line]) -> Table[_Line]:
-    columns: list[Column[_Line]] = [
-        Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
-        Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
-               csv={"median_s": lambda line: line[0].median_s}),
-        Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
-               csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
-        Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
-               csv={"speedup": lambda line: line[1] and line[1].ratio,
-                    **ends_of("speedup{}", lambda line: line[1] and line[1].ci95)}),
-        Column("MHz", lambda line: fmt.whole(line[0].sm_clock_mhz), right=True,
-               csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
-        Column("W", lambda line: fmt.whole(line[0].power_w), right=True,
-               csv={"power_w": lambda line: line[0].power_w}),
-        Column("samples", lambda line: str(len(line[0].times_s)), right=True,
-               csv={"samples": lambda line: len(line[0].times_s)}),
-    ]  # fmt: skip
-    return Table(columns, [Row(line) for line in lines])
+_COLUMNS: list[Column[_Line]] = [
+    Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
+    Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
+           csv={"median_s": lambda line: line[0].median_s}),
+    Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
+           csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
+    Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
+           csv={"speedup": lambda line: line[1] and line[1].ratio,
+                **ends_of("speedup{}", lambda line: line[1] and line[1].ci95)}),
+    Column("MHz", lambda line: fmt.whole(line[0].sm_clock_mhz), right=True,
+           csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
+    Column("W", lambda line: fmt.whole(line[0].power_w), right=True,
+           csv={"power_w": lambda line: line[0].power_w}),
+    Column("samples", lambda line: str(len(line[0].times_s)), right=True,
+           csv={"samples": lambda line: len(line[0].times_s)}),
+]  # fmt: skip
 
 
 def _pandas() -> Any:

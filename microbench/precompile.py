@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import forkserver
@@ -48,13 +48,12 @@ def compile_ahead(
     case: Case,
     target: Target,
     labels: Sequence[str],
-    on_done: Callable[[int], None] = lambda _done: None,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, str]:
     """Compile the configurations of a case side by side. Those that failed, with the reason.
 
-    `on_done` is called with the number done after each one. Where no process can start, or it
-    takes longer than `patience_s`, what is not compiled yet is left to the caller.
+    Where no process can start, or it takes longer than `patience_s`, what is not compiled yet is
+    left to the caller.
     """
     failed: dict[str, str] = {}
     waiting, end_s = list(reversed(labels)), time.monotonic() + patience_s
@@ -77,7 +76,6 @@ def compile_ahead(
                 label, _ = under_way.pop(answers)
                 if reason := _reason(answers):
                     failed[label] = reason
-                on_done(len(labels) - len(waiting) - len(under_way))
     except OSError:
         pass
     finally:

@@ -2,6 +2,9 @@
 
 `256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
 joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. Commas mix them.
+`--shapes FILE` takes problems from a CSV file, a line each. GEMM has the columns m, n, k and perhaps
+layout. Convolution has n, c, k, h, w, r, s and perhaps stride, padding, dilation, groups, pass,
+layout; what is missing or empty is as usual.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape
     text = " ".join(text.split())
     shapes: list[Shape] = []
     for part in text.split(","):
-        shapes += _Part(part.strip(), option, rank).shapes(text)
+        shapes += _shapes(part.strip(), text, option, rank)
     if len(shapes) > MAX_SIZES:
         raise UserError(f"{option} {text}: {len(shapes)} sizes; one run takes at most {MAX_SIZES}")
     return list(dict.fromkeys(shapes))
@@ -71,46 +74,41 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return [shape[0] for shape in parse_sizes(text, option, rank=1)]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One part of a list of sizes: the text between two commas."""
+def _shapes(part: str, whole: str, option: str, rank: int) -> list[Shape]:
+    """The sizes of one part of a list: the text between two commas."""
+    forms = f"write {_FORMS[option]}"
+    if not part:
+        raise UserError(f"{option} {whole!r} has an empty part; {forms}")
+    about = f"{option} {part}"
+    if found := _RANGE.fullmatch(part):
+        return [(n,) * rank for n in _expanded(found, about)]
+    if re.fullmatch(_NUMBER, part):
+        return [(_positive(part, about),) * rank]
+    if rank > 1 and (found := re.fullmatch("x".join([_NUMBER] * rank), part)):
+        return [tuple(_positive(number, about) for number in found.groups())]
+    shown = part if len(part) <= 40 else f"{part[:40]}..."
+    raise UserError(f"{option}: cannot read {shown!r}; {forms}")
 
-    text: str
-    option: str
-    rank: int
 
-    def shapes(self, whole: str) -> list[Shape]:
-        forms = f"write {_FORMS[self.option]}"
-        if not self.text:
-            raise UserError(f"{self.option} {whole!r} has an empty part; {forms}")
-        if found := _RANGE.fullmatch(self.text):
-            return [(n,) * self.rank for n in self._expand(found)]
-        if re.fullmatch(_NUMBER, self.text):
-            return [(self._positive(int(self.text)),) * self.rank]
-        if self.rank > 1 and (found := re.fullmatch("x".join([_NUMBER] * self.rank), self.text)):
-            return [tuple(self._positive(int(number)) for number in found.groups())]
-        shown = self.text if len(self.text) <= 40 else f"{self.text[:40]}..."
-        raise UserError(f"{self.option}: cannot read {shown!r}; {forms}")
+def _expanded(found: re.Match[str], about: str) -> list[int]:
+    start, end = (_positive(found[i], about) for i in (1, 2))
+    if start > end:
+        raise UserError(f"{about}: the range runs backwards; write {end}..{start}")
+    sign, step = found[3] or "*", int(found[4] or 2)
+    if step < (2 if sign == "*" else 1):
+        raise UserError(f"{about}: the step {sign}{step} never reaches the end")
+    sizes = [start]
+    while (following := sizes[-1] * step if sign == "*" else sizes[-1] + step) <= end:
+        sizes.append(following)
+        if len(sizes) > MAX_SIZES:
+            raise UserError(f"{about}: more than {MAX_SIZES} sizes; use a larger step")
+    return sizes
 
-    def _expand(self, found: re.Match[str]) -> list[int]:
-        about = f"{self.option} {self.text}"
-        start, end = (self._positive(int(found[i])) for i in (1, 2))
-        if start > end:
-            raise UserError(f"{about}: the range runs backwards; write {end}..{start}")
-        sign, step = found[3] or "*", int(found[4] or 2)
-        if step < (2 if sign == "*" else 1):
-            raise UserError(f"{about}: the step {sign}{step} never reaches the end")
-        sizes = [start]
-        while (following := sizes[-1] * step if sign == "*" else sizes[-1] + step) <= end:
-            sizes.append(following)
-            if len(sizes) > MAX_SIZES:
-                raise UserError(f"{about}: more than {MAX_SIZES} sizes; use a larger step")
-        return sizes
 
-    def _positive(self, number: int) -> int:
-        if number < 1:
-            raise UserError(f"{self.option} {self.text}: a size must be at least 1, not {number}")
-        return number
+def _positive(number: str, about: str) -> int:
+    if int(number) < 1:
+        raise UserError(f"{about}: a size must be at least 1, not {int(number)}")
+    return int(number)
 
 
 def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
@@ -152,7 +150,7 @@ def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
         raise UserError(f"{option}: {error}") from None
 
 
-# ---------------------------------------------------------------- shapes
+# ---------------------------------------------------------------- --shapes FILE
 
 
 USUAL: Mapping[str, Mapping[str, str]] = {
@@ -228,6 +226,6 @@ def _problem(op: str, row: Mapping[str, str], where: str) -> Problem:
     if op == "gemm":
         return Gemm(*map(number, NEEDED[op]), layout=layout)
     one_of(PASSES)(f"{where}: pass", filled["pass"])
-    by_axis = {n: of_axes(*parse_axes(filled[n], f"{where}: {n}")) for n in LEAST_BY_AXIS}
-    shape = ConvShape(*map(number, NEEDED[op]), **by_axis, groups=number("groups"))
+    axes = {n: of_axes(*parse_axes(filled[n], f"{where}: {n}")) for n in LEAST_BY_AXIS}
+    shape = ConvShape(*map(number, NEEDED[op]), **axes, groups=number("groups"))
     return Conv(shape, filled["pass"], layout)

@@ -119,15 +119,12 @@ class Tuner:
 
     def _compiled(self, case: Case, labels: Sequence[str], announce: Announce) -> Broken:
         """Wait until these are compiled; those that failed."""
-        ahead = self._ahead.get(case.key)
-        while ahead:
+        while True:
             announce(case.key, f"compiling {len(labels)} configurations")
+            if case.key not in self._ahead:
+                return precompile.compile_ahead(case, self.target, labels)
             with suppress(TimeoutError):
-                return ahead.result(SIGN_S)
-        return precompile.compile_ahead(
-            case, self.target, labels,
-            lambda n: announce(case.key, f"compiling, {n} of {len(labels)} done"),
-        )  # fmt: skip
+                return self._ahead[case.key].result(SIGN_S)
 
     def choose(
         self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None

@@ -1,4 +1,6 @@
-"""The parts that all drawn charts share: library, colours, heading, the settings that vary."""
+"""The charts of kernels: rate against size, a row a layer, samples of callables; and what all drawn
+charts share: library, colours, heading.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Files that are not runs (`microbench.report.documents`), laid out as tables."""
+"""Files that are not runs, laid out as tables: a fleet check, and documents of other programs.
+
+Each GPU of a fleet is compared with the median of the others of its model, so that it does not hide
+itself.
+"""
 
 from __future__ import annotations
 

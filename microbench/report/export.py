@@ -1,4 +1,5 @@
-"""A run as one HTML page: it opens offline, runs no script and loads nothing.
+"""A run as Markdown, CSV and HTML tables, and as one page: it opens offline, runs no script and loads
+nothing.
 
 All text of a run file passes the template's escaping, so it can never become markup. Charts are
 images, in which scripts do not run either.

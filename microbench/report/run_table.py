@@ -1,4 +1,6 @@
-"""The tables of kernels: one row a result, grouped by size on the screen; or one row a problem."""
+"""The tables of kernels: one row a result, grouped by size on the screen; one row a problem; the
+summary of a long run, with the back ends side by side.
+"""
 
 from __future__ import annotations
 
