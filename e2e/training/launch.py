@@ -6,15 +6,18 @@ import faulthandler
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NoReturn
 
 from microbench.device.host import usable_cores
 from microbench.stopping import die_with_parent
 
 LOOK_S = 0.1  # between two looks at the ranks
+LOST = 3  # exit code of a rank that has lost another
+LAST_S = 2.0  # that it stays: the launcher is to see first who ended first
 LAST = -100  # of what runs at a process's end
 
 
@@ -28,6 +31,8 @@ class Death:
     @property
     def reason(self) -> str:
         """Such as "rank 1 ended (SIGSEGV)"."""
+        if self.code == LOST:
+            return f"rank {self.rank} waited for another in vain"
         if self.code >= 0:
             return f"rank {self.rank} ended (exit code {self.code})"
         how = signal.Signals(-self.code)
@@ -65,9 +70,20 @@ def launch(count: int, work: Callable[..., None], *args: object) -> Death | None
     return None
 
 
+def leave_lost() -> NoReturn:
+    """End a rank that has lost another, after the launcher has seen whether that one died."""
+    time.sleep(LAST_S)
+    os._exit(LOST)
+
+
 def _as_rank(work: Callable[..., None], *args: object) -> None:
+    from e2e.training.ranks import RanksLost
+
     faulthandler.disable()  # the launcher turns it on
     die_with_parent()
-    work(*args)
+    try:
+        work(*args)
+    except RanksLost:
+        leave_lost()
     # Now and then torch's threads of gloo abort a process that ends by itself.
     Finalize(None, os._exit, args=(0,), exitpriority=LAST)
