@@ -1,7 +1,10 @@
 """The parts that all command lines share: options declared as fields, and how a program ends.
 
 An option is one field of a dataclass: `field(default=..., metadata=option("Its help"))`. The click
-option, the check of its value and what a resumed run must agree on are derived from it.
+option, the check of its value and what a resumed run must agree on are derived from it. Options
+that were not typed, those of the run file to resume or a function's keywords, are defaults of the
+command (click's `default_map`): click reads, checks and counts them as if they were typed, and what
+is typed comes before them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Parses sizes as people write them, and lists of names.
+"""Parses sizes as people write them, lists of names, and files of shapes.
 
 `256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
 joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. Commas mix them.
-`--shapes FILE` takes problems from a CSV file, a line each. GEMM has the columns m, n, k and perhaps
-layout. Convolution has n, c, k, h, w, r, s and perhaps stride, padding, dilation, groups, pass,
-layout; what is missing or empty is as usual.
+`--shapes FILE` takes problems from a CSV file, a line each. GEMM has the columns m, n, k and
+perhaps layout. Convolution has n, c, k, h, w, r, s and perhaps stride, padding, dilation, groups,
+pass, layout; what is missing or empty is as usual.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Clock, power, temperature and throttling of the device while it is measured, by variant.
+"""The sensors of a GPU by NVML, and what they read while the device is measured, by variant.
 
 Variants are interleaved, so samples are filed under the one that runs: `with
-telemetry.during(key)`. The sensors come from the caller (`microbench.device.device.open_sensors`).
+telemetry.during(key)`. The caller passes the pynvml module (`microbench.device.device.load_nvml`).
+Virtual machines, MIG slices and consumer cards refuse many calls; each refusal becomes None, never
+an error. Nothing here changes a setting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Finds and builds networks: torchvision's by name, or those that a user's function returns.
+"""Finds and builds networks: torchvision's by name, timm's and transformers' without weights
+("timm:NAME", "hf:path/config.json"), or those that a user's function returns.
 
-`layers` and training both use it; in a `BuildMode` no weights are allocated.
+`layers` and training both use it; in a `BuildMode` no weights are allocated. timm and transformers
+are optional: each is imported when one of its networks is asked for.
 """
 
 from __future__ import annotations

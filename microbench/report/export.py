@@ -1,5 +1,4 @@
-"""A run as Markdown, CSV and HTML tables, and as one page: it opens offline, runs no script and loads
-nothing.
+"""A run as Markdown, CSV and HTML tables, and as one page that opens offline and runs no script.
 
 All text of a run file passes the template's escaping, so it can never become markup. Charts are
 images, in which scripts do not run either.

@@ -1,6 +1,14 @@
-"""Compares two runs case by case: faster, slower, same, cannot tell or not measured; and why.
+"""Compares two runs case by case: B is faster, slower, same, cannot tell or not measured; and why.
 
-How one case is judged: `microbench.results.comparison`.
+Runs happen at different times on different allocations of memory and at different temperatures, so
+the interval of one process is too narrow for the ratio of two. Where both runs measured a case in
+several processes, the interval is of the ratio of the means over processes, with a variance between
+processes that is learnt from all cases of both runs (`microbench.timing.processes`), and a verdict
+needs it beyond LEAST_PCT. That of a kernel in one process has in it what kernels like it were seen
+to differ by, and must be beyond NOISE_PCT. For trainings and loaders of one process a `Noise`
+stands for what is not known. Where both runs know their clock, a verdict must be the same in
+cycles. Steps that the CPU limits are compared as they would be at one CPU speed. Where the figures
+come from: docs/method.md, "Comparing runs".
 """
 
 from __future__ import annotations
@@ -69,12 +77,12 @@ class CompareRow:
     @property
     def guessed(self) -> bool:
         """Whether the threshold stands for what one process cannot know."""
-        return self._of_one and not is_learnt(self.case.op)
+        return self._of_one and self.case.op not in PRIORS
 
     @property
     def widened(self) -> bool:
         """Whether the interval has in it what processes usually differ by."""
-        return self._of_one and is_learnt(self.case.op)
+        return self._of_one and self.case.op in PRIORS
 
     @property
     def _of_one(self) -> bool:
@@ -251,12 +259,12 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
         statuses = f"{a.status} | {b.status}"
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
     noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
-    ratio, interval = ratio_between(timed_a, timed_b, learnt, noise.op)
+    times = ratio_between(timed_a, timed_b, learnt, noise.op)
     found = judge(timed_a, timed_b, noise, learnt)
     notes = [text for text in (found.note, a.caveat(b)) if text]
     return CompareRow(
-        case.key, case, found.verdict, ratio, interval, a_s, b_s, "; ".join(notes), found.reason,
-        noise.pct, (processes_of(timed_a), processes_of(timed_b)),
+        case.key, case, found.verdict, times.ratio, times.ci95, a_s, b_s, "; ".join(notes),
+        found.reason, noise.pct, (processes_of(timed_a), processes_of(timed_b)),
     )  # fmt: skip
 
 
@@ -321,15 +329,11 @@ class Noise:
     near_pct: float | None = None
     op: str = ""
 
-    @property
-    def beyond(self) -> float:
-        """The share beyond which they differ."""
-        return self.pct / 100
-
-    @property
-    def near(self) -> float:
-        """The share within which they are the same."""
-        return (self.pct if self.near_pct is None else self.near_pct) / 100
+    def differs(self, interval: Interval) -> str:
+        """What an interval says that is wholly beyond it; "" for any other."""
+        low, high = interval
+        beyond = 1 + self.pct / 100
+        return "faster" if low > beyond else "slower" if high < 1 / beyond else ""
 
 
 class Judgement(NamedTuple):
@@ -338,18 +342,6 @@ class Judgement(NamedTuple):
     verdict: str
     note: str
     reason: str
-
-
-class Times(NamedTuple):
-    """A ratio of two times, A over B, and its 95 % interval, None where it is not known."""
-
-    ratio: float
-    interval: Interval | None
-
-    def scaled(self, by: float) -> Times:
-        """Both times `by`."""
-        ends = self.interval
-        return Times(self.ratio * by, ends and (ends[0] * by, ends[1] * by))
 
 
 def processes_of(timed: Timed) -> int:
@@ -362,11 +354,6 @@ def in_processes(a: Timed, b: Timed) -> bool:
     return min(processes_of(a), processes_of(b)) > 1
 
 
-def is_learnt(op: str) -> bool:
-    """Whether it is known what processes differ by, of cases of this op."""
-    return op in PRIORS
-
-
 def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) -> Noise:
     """What these two may differ by; `threshold_pct` replaces the per cent in it."""
     usual_pct = kinds()[op].noise_pct if op in kinds() else NOISE_PCT
@@ -374,7 +361,7 @@ def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) ->
         noise = Noise(CPU_BOUND_PCT)
     elif in_processes(a, b):
         noise = Noise(LEAST_PCT, usual_pct)
-    elif is_learnt(op):
+    elif op in PRIORS:  # it is known what processes differ by
         noise = Noise(usual_pct, op=op)
     else:
         noise = Noise(usual_pct)
@@ -433,9 +420,9 @@ def _own(a: Timed, b: Timed, reading: Reading) -> Variance:
     return pooled([variance_between([reading(p) for p in timed.processes]) for timed in (a, b)])
 
 
-def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) -> Times:
+def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) -> Ratio:
     ours, theirs = ([reading(p) for p in timed.processes] for timed in (a, b))
-    return Times(*ratio_over(ours, theirs, usual.posterior(_own(a, b, reading))))
+    return Ratio(*ratio_over(ours, theirs, usual.posterior(_own(a, b, reading))))
 
 
 # ---------------------------------------------------------------- ratios and verdicts
@@ -444,7 +431,7 @@ def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) 
 RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
 
 
-def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = "") -> Times:
+def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = "") -> Ratio:
     """Time in A over time in B.
 
     Of the means over processes, where both have several; else from the medians' intervals, taken
@@ -453,40 +440,37 @@ def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = ""
     if in_processes(a, b):
         return _over_processes(a, b, _seconds, (learnt or Learnt()).seconds)
     ratio = a.median_s / b.median_s
-    a_s, b_s = _interval(a, op), _interval(b, op)
+    a_s, b_s = (
+        over_processes(one.median_s, own, prior_of(op, one.median_s))
+        if (own := one.ci95_s) and op and processes_of(one) == 1 else own
+        for one in (a, b)
+    )  # fmt: skip
     if a_s is None or b_s is None:
-        return Times(ratio, None)
+        return Ratio(ratio, None)
     below = math.hypot(math.log(a.median_s / a_s[0]), math.log(b_s[1] / b.median_s))
     above = math.hypot(math.log(a_s[1] / a.median_s), math.log(b.median_s / b_s[0]))
-    return Times(ratio, (ratio * math.exp(-below), ratio * math.exp(above)))
-
-
-def _interval(timed: Timed, op: str) -> Interval | None:
-    own = timed.ci95_s
-    if own is None or processes_of(timed) > 1 or not op:
-        return own
-    return over_processes(timed.median_s, own, prior_of(op, timed.median_s))
+    return Ratio(ratio, (ratio * math.exp(-below), ratio * math.exp(above)))
 
 
 def judge(a: Timed, b: Timed, noise: Noise, learnt: Learnt | None = None) -> Judgement:
     """The verdict on B. The whole interval must lie beyond the noise of two runs."""
     own, times = (ratio_between(a, b, learnt, op) for op in ("", noise.op))
-    if own.interval is None or times.interval is None:
+    if own.ci95 is None or times.ci95 is None:
         return Judgement("cannot tell", "one round only", "one round only")
     if a.cpu_bound or b.cpu_bound:
         return _judge_at_one_speed(own, a, b, noise, learnt or Learnt())
-    if Ratio(*own).ruined_pct:
+    if own.ruined_pct:
         return Judgement("cannot tell", "", RUINED)
-    differs = _differs(times.interval, noise)
+    differs = noise.differs(times.ci95)
     cycles = _in_cycles(times, a, b, learnt) if differs else None
-    if cycles and cycles.interval and _differs(cycles.interval, noise) != differs:
+    if cycles and cycles.ci95 and noise.differs(cycles.ci95) != differs:
         clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
         note = f"the clocks differ ({clocks}): {cycles.ratio:.2f}x in cycles"
         return Judgement("cannot tell", note, "clocks differ")
-    return _judged(differs, own.interval, noise)
+    return _judged(differs, own.ci95, noise)
 
 
-def _in_cycles(times: Times, a: Timed, b: Timed, learnt: Learnt | None) -> Times | None:
+def _in_cycles(times: Ratio, a: Timed, b: Timed, learnt: Learnt | None) -> Ratio | None:
     """The ratio in cycles of the SM; None where a run does not know its clock."""
     if in_processes(a, b) and _know_clocks(a, b):
         return _over_processes(a, b, _cycles, (learnt or Learnt()).cycles)
@@ -496,7 +480,7 @@ def _in_cycles(times: Times, a: Timed, b: Timed, learnt: Learnt | None) -> Times
 
 
 def _judge_at_one_speed(
-    times: Times, a: Timed, b: Timed, noise: Noise, learnt: Learnt
+    times: Ratio, a: Timed, b: Timed, noise: Noise, learnt: Learnt
 ) -> Judgement:
     """The verdict on a step that the CPU limits: of the times at one CPU speed.
 
@@ -508,29 +492,22 @@ def _judge_at_one_speed(
     at_one = times.scaled(b.host_pace / a.host_pace)
     if in_processes(a, b) and _know_paces(a, b):
         at_one = _over_processes(a, b, _at_one_speed, learnt.at_one_speed)
-    assert at_one.interval is not None
+    assert at_one.ci95 is not None
     note = f"{at_one.ratio:.2f}x at one CPU speed"
-    if Ratio(*at_one).ruined_pct:
+    if at_one.ruined_pct:
         return Judgement("cannot tell", note, RUINED)
-    differs = _differs(at_one.interval, noise)
+    differs = noise.differs(at_one.ci95)
     if differs and (at_one.ratio > 1) != (times.ratio > 1):
         return Judgement("cannot tell", note, "CPU speeds differ")
-    return _judged(differs, at_one.interval, noise)._replace(note=note)
-
-
-def _differs(interval: Interval, noise: Noise) -> str:
-    """What an interval says that is wholly beyond the noise; "" for any other."""
-    low, high = interval
-    if low > 1 + noise.beyond:
-        return "faster"
-    return "slower" if high < 1 / (1 + noise.beyond) else ""
+    return _judged(differs, at_one.ci95, noise)._replace(note=note)
 
 
 def _judged(differs: str, own: Interval, noise: Noise) -> Judgement:
     """The verdict with its reason, from how the runs differ, and their own interval."""
     low, high = own
-    least, most = 1 / (1 + noise.near), 1 + noise.near
-    near = f"{100 * noise.near:g} %"
+    near_pct = noise.pct if noise.near_pct is None else noise.near_pct
+    most = 1 + near_pct / 100
+    least, near = 1 / most, f"{near_pct:g} %"
     if differs:
         return Judgement(differs, "", "interval is beyond it")
     if least <= low and high <= most:

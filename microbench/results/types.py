@@ -51,6 +51,11 @@ class Ratio:
         """Whether the interval contains 1; False where there is none."""
         return self.ci95 is not None and self.ci95[0] <= 1 <= self.ci95[1]
 
+    def scaled(self, by: float) -> Ratio:
+        """The ratio and its interval times `by`."""
+        ends = self.ci95
+        return Ratio(self.ratio * by, ends and (ends[0] * by, ends[1] * by))
+
     @property
     def ruined_pct(self) -> float:
         """Half of its interval in per cent where that is beyond RUINED_PCT; 0 within, or for none.

@@ -1,7 +1,10 @@
 """Explains each result of a run: its bottleneck with the number that shows it, and its warnings.
 
 A pure function of the run: measured peaks, launch latency, bytes, strides, tiles, clocks, and the
-other cases of the run that differ in one thing only.
+other cases of the run that differ in one thing only. Of the causes the first that applies counts. A
+share of the time must be that large over its whole interval, and a difference between two cases
+beyond both intervals; a share of what the SMs can do is at the clock of the case, with which its
+time varies. `tests.validation.plants` checks it on cases whose bottleneck is known by construction.
 """
 
 from __future__ import annotations

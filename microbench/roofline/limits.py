@@ -1,4 +1,6 @@
-"""The peaks that apply to one result: of the datasheet, at its clock, as measured."""
+"""The peaks that apply to a result: of the datasheet, at its clock, as measured; and how the tiles
+of a kernel fill the SMs.
+"""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ def test_one_process_on_a_side_is_judged_as_one() -> None:
     many, single = several([1e-5] * 3), once(1e-5)
     assert not in_processes(many, single)
     both = noise_of("gemm", many, many)
-    assert (both.pct, both.near) == (LEAST_PCT, NOISE_PCT / 100)
+    assert (both.pct, both.near_pct) == (LEAST_PCT, NOISE_PCT)
     assert noise_of("gemm", many, single) == noise_of("gemm", single, single) == GEMM
     assert noise_of("train", single, single) == Noise(kinds()["train"].noise_pct)
     asked = noise_of("gemm", many, many, threshold_pct=7.0)
-    assert (asked.pct, asked.near) == (7.0, 0.07)
+    assert (asked.pct, asked.near_pct) == (7.0, None)
     assert learn([(many, single)]) == Learnt(DEFAULT_PRIOR, DEFAULT_PRIOR)
 
 
@@ -139,7 +139,8 @@ def test_a_verdict_changes_at_the_noise_or_at_the_users_threshold(
 def test_intervals_of_single_processes_add_like_independent_errors() -> None:
     a = Timed(1e-3, (0.97e-3, 1.06e-3))
     b = Timed(2e-3, (1.92e-3, 2.08e-3))
-    ratio, interval = ratio_between(a, b)
+    found = ratio_between(a, b)
+    ratio, interval = found.ratio, found.ci95
     assert ratio == 0.5
     assert interval == pytest.approx((0.475777, 0.536879), rel=1e-4)
 
