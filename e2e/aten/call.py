@@ -1,5 +1,5 @@
-"""A recorded ATen call as plain data: its parts, its identity, how it is made from torch's objects,
-and its arguments by the names of the operator's schema.
+"""A recorded ATen call as plain data: its parts, its identity, its arguments by the names of the
+operator's schema, and how it is made from torch's objects.
 """
 
 from __future__ import annotations
@@ -82,6 +82,26 @@ class Named:
 Argument = None | bool | int | float | str | TensorSpec | Named | tuple["Argument", ...]
 
 
+# Arguments that are written though the schema does not say so: running statistics in training.
+_RUNNING = ("running_mean", "running_var")
+_WRITE_RUNNING = (
+    "native_batch_norm", "cudnn_batch_norm", "batch_norm_gather_stats_with_counts",
+    "batch_norm_update_stats",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor argument. `position` is its place in a list of tensors, None outside one;
+    `written` says whether the operator writes it.
+    """
+
+    name: str
+    position: int | None
+    spec: TensorSpec
+    written: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One call of an operator: its overload's name ("aten.mm.default") and its arguments.
@@ -117,6 +137,41 @@ class Call:
         """The operator's name without namespace and overload: "convolution_backward"."""
         return self.name.split(".")[1]
 
+    @cached_property
+    def func(self) -> OpOverload:
+        """The overload of this name. CannotReplay as of `resolve`."""
+        return resolve(self.name)
+
+    @cached_property
+    def named(self) -> dict[str, Argument]:
+        """Arguments by the schema's names; those left to their defaults are left out.
+
+        CannotReplay if this torch has no such operator, or it does not take them.
+        """
+        known = schema_of(self.func).arguments
+        names = [argument.name for argument in known if not argument.kwarg_only]
+        if len(self.args) > len(names):
+            raise CannotReplay(f"{self.name}: this torch's operator takes fewer arguments")
+        if not {argument.name for argument in known}.issuperset(dict(self.kwargs)):
+            raise CannotReplay(f"{self.name}: this torch's operator has other arguments")
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """Every tensor argument in the order of the schema. CannotReplay as of `named`."""
+        marked = schema_of(self.func).arguments
+        written = {a.name for a in marked if a.alias_info and a.alias_info.is_write}
+        if self.operator in _WRITE_RUNNING and self.named.get("training", True):
+            written.update(_RUNNING)
+        return tuple(
+            Slot(name, position, spec, name in written)
+            for name, value in self.named.items()
+            for position, spec in (
+                enumerate(value) if isinstance(value, tuple) else [(None, value)]
+            )
+            if isinstance(spec, TensorSpec)
+        )
+
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, Call) else NotImplemented
 
@@ -135,6 +190,23 @@ def _to_json(value: Argument) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value
+
+
+def resolve(name: str) -> OpOverload:
+    """The overload with this name; CannotReplay if torch has none, or its library is not loaded."""
+    found: Any = None
+    if re.fullmatch(r"\w+\.\w+\.\w+", name):
+        found = torch.ops
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    if not isinstance(found, OpOverload):
+        raise CannotReplay(f"{name}: this torch has no such operator, or its library is not loaded")
+    return cast(OpOverload, found)
+
+
+def schema_of(func: OpOverload) -> Any:
+    """The operator's schema: its arguments and returns."""
+    return func._schema  # pyright: ignore[reportPrivateUsage]
 
 
 # ------------------------------------------------------------ from torch
@@ -194,73 +266,3 @@ def _plain(value: Any) -> Argument:
 
 def _bare(constant: object) -> str:
     return str(constant).removeprefix("torch.")
-
-
-# ------------------------------------------------------------ by the operator's schema
-
-# Arguments that are written though the schema does not say so: running statistics in training.
-_RUNNING = ("running_mean", "running_var")
-_WRITE_RUNNING = (
-    "native_batch_norm", "cudnn_batch_norm", "batch_norm_gather_stats_with_counts",
-    "batch_norm_update_stats",
-)  # fmt: skip
-
-
-def resolve(name: str) -> OpOverload:
-    """The overload with this name; CannotReplay if torch has none, or its library is not loaded."""
-    found: Any = None
-    if re.fullmatch(r"\w+\.\w+\.\w+", name):
-        found = torch.ops
-        for part in name.split("."):
-            found = getattr(found, part, None)
-    if not isinstance(found, OpOverload):
-        raise CannotReplay(f"{name}: this torch has no such operator, or its library is not loaded")
-    return cast(OpOverload, found)
-
-
-def schema_of(func: OpOverload) -> Any:
-    """The operator's schema: its arguments and returns."""
-    return func._schema  # pyright: ignore[reportPrivateUsage]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One tensor argument. `position` is its place in a list of tensors, None outside one;
-    `written` says whether the operator writes it.
-    """
-
-    name: str
-    position: int | None
-    spec: TensorSpec
-    written: bool
-
-
-def named_arguments(call: Call, func: OpOverload | None = None) -> dict[str, Argument]:
-    """Arguments by the schema's names; those left to their defaults are left out.
-
-    CannotReplay if this torch has no such operator, or it does not take them.
-    """
-    schema = schema_of(func or resolve(call.name))
-    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    if len(call.args) > len(names):
-        raise CannotReplay(f"{call.name}: this torch's operator takes fewer arguments")
-    known = {argument.name for argument in schema.arguments}
-    if not known.issuperset(name for name, _ in call.kwargs):
-        raise CannotReplay(f"{call.name}: this torch's operator has other arguments")
-    return dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
-
-
-def slots_of(call: Call) -> list[Slot]:
-    """Every tensor argument in the order of the schema. CannotReplay as `named_arguments`."""
-    func = resolve(call.name)
-    arguments = named_arguments(call, func)
-    marked = schema_of(func).arguments
-    written = {a.name for a in marked if a.alias_info and a.alias_info.is_write}
-    if call.operator in _WRITE_RUNNING and arguments.get("training", True):
-        written.update(_RUNNING)
-    return [
-        Slot(name, position, spec, name in written)
-        for name, value in arguments.items()
-        for position, spec in (enumerate(value) if isinstance(value, tuple) else ((None, value),))
-        if isinstance(spec, TensorSpec)
-    ]

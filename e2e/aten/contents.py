@@ -263,28 +263,24 @@ SAVED: dict[str, Saved] = {
 }  # fmt: skip
 
 
-def run_forward(
-    saved: Saved, call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the forward pass returns for the backward pass's other arguments, by name.
+def run_forward(call: Call, values: Values) -> dict[str, Any]:
+    """What the forward pass of a call in SAVED returns for its other arguments, by name.
 
     CannotReplay where the forward pass does not run here, torch.OutOfMemoryError where it does not
     fit.
     """
+    saved = SAVED.get(call.operator)
+    if saved is None:
+        return {}
     forward = getattr(torch.ops.aten, saved.forward).default
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for argument in schema_of(forward).arguments:
-        name = argument.name
-        value = values.get(name, argument.default_value)
-        if name in saved.given:
-            value = saved.given[name](values)
-        if argument.kwarg_only:
-            kwargs[name] = value
-        else:
-            args.append(value)
+    passed = {
+        one.name: saved.given[one.name](values)
+        if one.name in saved.given
+        else values.get(one.name, one.default_value)
+        for one in schema_of(forward).arguments
+    }
     try:
-        returned = forward(*args, **kwargs)
+        returned = forward(**passed)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -292,9 +288,9 @@ def run_forward(
             f"{call.name}: its forward pass does not run here: {first_line(error)}"
         ) from None
     return {
-        name: _fit(returned[place], arguments[name])
+        name: _fit(returned[place], call.named[name])
         for name, place in saved.outputs.items()
-        if isinstance(arguments.get(name), TensorSpec)
+        if isinstance(call.named.get(name), TensorSpec)
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from e2e.aten.call import Call, CannotReplay, resolve, schema_of
+from e2e.aten.call import Call, CannotReplay, schema_of
 
 # "view" launches no kernel; "other" is what no rule knows.
 KINDS = (
@@ -132,7 +132,7 @@ def _stem(operator: str) -> str:
 def _returns_a_view(call: Call) -> bool:
     """Whether the result only shares an argument's memory, by the schema, or reshapes it there."""
     try:
-        func = resolve(call.name)
+        func = call.func
     except CannotReplay:
         return False
     if torch.Tag.inplace_view in func.tags:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from e2e.aten.arena import ALIGNMENT_BYTES, WARM, Area, Cold, Pool, fill, writable
 from e2e.aten.call import (
@@ -20,9 +19,6 @@ from e2e.aten.call import (
     Named,
     Slot,
     TensorSpec,
-    named_arguments,
-    resolve,
-    slots_of,
 )
 from e2e.aten.contents import REFUSED, SAVED, Site, fill_of, run_forward
 
@@ -61,14 +57,14 @@ def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM)
     valid arguments here; torch.OutOfMemoryError where memory does not suffice.
     """
     assert pool.device == device, "a pool is for one device"
-    func = _resolved(call)
-    arguments = named_arguments(call, func)
+    if reason := why_not(call):
+        raise CannotReplay(reason)
     layout = _layout(call, pool, cold)
     pool.grow(layout.needs)
     made: dict[_At, Tensor] = {}
     once: list[Callable[[], object]] = []
     again: list[Callable[[], object]] = []
-    for slot in slots_of(call):
+    for slot in call.slots:
         if slot.name in _saved(call):
             continue
         spec, place = slot.spec, layout.places.get(slot)
@@ -81,7 +77,7 @@ def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM)
             )
         )  # fmt: skip
         if (content := fill_of(call.operator, slot)) is not None:
-            site = Site(arguments, slot.position, pool.generator(tensor.device))
+            site = Site(call.named, slot.position, pool.generator(tensor.device))
             (again if slot.written else once).append(partial(content, writable(tensor), site))
     written = [
         (pool.flats[area][:elements], pool.generator(area.device))
@@ -98,16 +94,15 @@ def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM)
     restore()
     for give_content in once:
         give_content()
-    saved: Mapping[str, Any] = {}
-    if call.operator in SAVED:
-        passed = _values(arguments, made, device)
-        saved = run_forward(SAVED[call.operator], call, arguments, passed)
+    saved = run_forward(call, _values(call, made, device))
     launches: list[partial[Any]] = []
     for turn in layout.turns:
         there = {(s.name, s.position): pool.view(*at, s.spec) for s, at in turn.items()}
-        values = _values(arguments, made | there, device) | saved
-        args = [values[name] for name in list(arguments)[: len(call.args)]]
-        launches.append(partial(func, *args, **{name: values[name] for name, _ in call.kwargs}))
+        values = _values(call, made | there, device) | saved
+        args = [values[name] for name in list(call.named)[: len(call.args)]]
+        launches.append(
+            partial(call.func, *args, **{name: values[name] for name, _ in call.kwargs})
+        )
     launch = pool.in_turns(launches, cold) if cold else launches[0]
     return Replay(launch, launches[0], restore)
 
@@ -127,11 +122,12 @@ def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
 def why_not(call: Call) -> str | None:
     """Why a call cannot be replayed, as reports print it; None if, as far as is known, it can."""
     try:
-        _resolved(call)
-        slots_of(call)
+        if reason := _refusal(call):
+            return f"{call.name}: {reason}"
+        _ = call.slots
+        return None
     except CannotReplay as error:
         return str(error)
-    return None
 
 
 def movable(call: Call) -> tuple[int, ...]:
@@ -142,22 +138,16 @@ def movable(call: Call) -> tuple[int, ...]:
     """
     if why_not(call) is not None:
         return ()
-    slots = enumerate(slots_of(call))
-    return tuple(i for i, slot in slots if _is_shared(call, slot) and not slot.written)
+    return tuple(
+        i for i, slot in enumerate(call.slots) if _is_shared(call, slot) and not slot.written
+    )
 
 
 # ------------------------------------------------------------ what cannot run
 
 
-def _resolved(call: Call) -> OpOverload:
-    """The operator. CannotReplay, with the reason, where it cannot run alone."""
-    func = resolve(call.name)
-    if reason := _refusal(call, func):
-        raise CannotReplay(f"{call.name}: {reason}")
-    return func
-
-
-def _refusal(call: Call, func: OpOverload) -> str | None:
+def _refusal(call: Call) -> str | None:
+    func = call.func
     if call.operator in REFUSED:
         return REFUSED[call.operator]
     if func.namespace not in _OWN_NAMESPACES and any(
@@ -177,7 +167,7 @@ def _refusal(call: Call, func: OpOverload) -> str | None:
 
 
 _At = tuple[str, int | None]  # an argument's name, and its place in a list of tensors
-_Places = Mapping[Slot, tuple[Area, int]]  # an area of the pool, and elements from its beginning
+_Places = dict[Slot, tuple[Area, int]]  # an area of the pool, and elements from its beginning
 
 
 @dataclass(frozen=True)
@@ -197,7 +187,7 @@ def _layout(call: Call, pool: Pool, cold: Cold) -> _Layout:
     needs: dict[Area, int] = defaultdict(int)
 
     def placed(slots: Iterable[Slot]) -> _Places:
-        found: dict[Slot, tuple[Area, int]] = {}
+        found: _Places = {}
         for slot in slots:
             area = pool.area(slot.spec, slot.written)
             found[slot] = area, needs[area]
@@ -205,9 +195,8 @@ def _layout(call: Call, pool: Pool, cold: Cold) -> _Layout:
             needs[area] += -(-slot.spec.span // unit) * unit
         return found
 
-    slots = slots_of(call)
-    places = placed(slot for slot in slots if _is_shared(call, slot))
-    moving = [slots[i] for i in movable(call) if i in cold.arguments]
+    places = placed(slot for slot in call.slots if _is_shared(call, slot))
+    moving = [call.slots[i] for i in movable(call) if i in cold.arguments]
     turn_bytes = sum(slot.spec.distinct * slot.spec.itemsize for slot in moving)
     more = range(1, cold.turns(turn_bytes) if moving else 1)
     return _Layout(places, [{}, *(placed(moving) for _ in more)], needs)
@@ -224,12 +213,7 @@ def _saved(call: Call) -> Iterable[str]:
     return SAVED[call.operator].outputs if call.operator in SAVED else ()
 
 
-# ------------------------------------------------------------ what is passed
-
-
-def _values(
-    arguments: Mapping[str, Argument], made: Mapping[_At, Tensor], device: torch.device
-) -> dict[str, Any]:
+def _values(call: Call, made: Mapping[_At, Tensor], device: torch.device) -> dict[str, Any]:
     """The arguments as torch takes them; None for a tensor that has not been made yet."""
 
     def value_of(name: str, value: Argument, position: int | None = None) -> Any:
@@ -243,4 +227,4 @@ def _values(
             return device if value.name == "cuda" else torch.device(value.name)
         return getattr(torch, value.name)
 
-    return {name: value_of(name, value) for name, value in arguments.items()}
+    return {name: value_of(name, value) for name, value in call.named.items()}

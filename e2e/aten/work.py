@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
-from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec, resolve, slots_of
+from e2e.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
 from e2e.aten.kinds import kind_of
 from kernels import flops as flop_counts
 
@@ -30,7 +30,7 @@ def flops(call: Call) -> int | None:
     if own is not None:
         return own(call.args)
     try:
-        formula: Any = flop_registry.get(resolve(call.name).overloadpacket)
+        formula: Any = flop_registry.get(call.func.overloadpacket)
     except CannotReplay:
         return None
     if formula is None:
@@ -124,7 +124,7 @@ def min_bytes(call: Call) -> int:
         return 0
     if call.operator == "embedding":
         return _looked_up(call)
-    return sum(_moved(call, slot) * slot.spec.itemsize for slot in slots_of(call))
+    return sum(_moved(call, slot) * slot.spec.itemsize for slot in call.slots)
 
 
 def _moved(call: Call, slot: Slot) -> int:

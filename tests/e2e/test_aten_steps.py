@@ -30,7 +30,6 @@ from e2e.aten import (
     tensors_among,
     why_not,
 )
-from e2e.aten.call import slots_of
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
@@ -181,7 +180,7 @@ def test_each_call_alone_is_the_recorded_one_and_returns_what_the_step_did(name:
         tensors = tensors_among(replay.plain.args, replay.plain.keywords)
         before = [tensor.clone() for tensor in tensors]
         assert specs(tensors) == op.call.tensors, key
-        written = any(slot.written for slot in slots_of(op.call))
+        written = any(slot.written for slot in op.call.slots)
         assert written or not op.call.operator.endswith("_"), key
         with Recorder() as seen:
             replay.launch()
@@ -210,7 +209,7 @@ def test_many_launches_stay_finite(name: str) -> None:
     pool = Pool(CPU)
     for op in distinct(name):
         replay = materialise(op.call, CPU, pool)
-        written = any(slot.written for slot in slots_of(op.call))
+        written = any(slot.written for slot in op.call.slots)
         if not written or op.call.name == "aten._foreach_div_.ScalarList":
             continue
         for _ in range(3):

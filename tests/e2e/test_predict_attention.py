@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
-from e2e.aten.call import named_arguments
 from e2e.aten.contents import SAVED, run_forward
 from e2e.prediction.trace.recorder import Recorder, TracedOp
 
@@ -91,13 +90,13 @@ def test_the_backward_pass_runs_on_what_the_forward_pass_saves(
     """The replayed forward pass gives every argument that it should, as it was recorded."""
     _, backward = recorded(backend, dtype)
     call, saved = backward.call, SAVED[backward.call.operator]
-    arguments = named_arguments(call)
+    arguments = call.named
     with FakeTensorMode():
         values: dict[str, Any] = {
             name: None if name in saved.outputs else passed(value)
             for name, value in arguments.items()
         }
-        made = run_forward(saved, call, arguments, values)
+        made = run_forward(call, values)
         expected = {n for n in saved.outputs if isinstance(arguments.get(n), TensorSpec)}
         assert made.keys() == expected
         for name, tensor in made.items():
@@ -117,7 +116,7 @@ def test_seeds_lie_where_each_backend_keeps_them_and_gradients_have_no_gaps() ->
     """On the host for efficient attention; gradients of a joined product."""
     for backend, dtypes in BACKENDS.items():
         _, backward = recorded(backend, dtypes[0])
-        arguments = named_arguments(backward.call)
+        arguments = backward.call.named
         for name in ("philox_seed", "philox_offset"):
             seed = arguments[name]
             assert isinstance(seed, TensorSpec)
