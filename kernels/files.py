@@ -5,23 +5,21 @@ runs, with what takes their place: containers have no home, cluster jobs one tha
 from __future__ import annotations
 
 import errno
-import json
 import logging
-import math
 import os
 import pwd
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+import msgspec
 
 PROGRAM = "halfway"
 
 MAX_BYTES = 128 << 20  # of a file that is read: 25 times the largest published run file
-MAX_DEPTH = 100  # of lists and objects in one another
 MAX_DIGITS = 40  # of an integer: no size, count or seed has more
 
 
@@ -60,29 +58,13 @@ def _too_large(path: Path, most: int) -> OSError:
 def read_json_file(path: Path) -> Any:
     """The JSON value in a file.
 
-    OSError as of `read_regular`. ValueError for what is not JSON in UTF-8, for numbers that are not
-    finite or have more than MAX_DIGITS digits, and for a nesting deeper than MAX_DEPTH.
+    OSError as of `read_regular`. ValueError for what is not JSON in UTF-8, for a number that is too
+    large, and for lists and objects that are nested too deep.
     """
-    text = read_regular(path).decode()
     try:
-        value: Any = json.loads(
-            text, parse_int=bounded_int, parse_float=_finite, parse_constant=_refused
-        )
+        return msgspec.json.decode(read_regular(path))
     except RecursionError:
-        value = None
-    else:
-        level: list[Any] = [value]
-        for _ in range(MAX_DEPTH):
-            level = [i for one in level for i in _items(one) if isinstance(i, (dict, list))]
-            if not level:
-                return value
-    raise ValueError(f"its lists and objects are nested deeper than {MAX_DEPTH}")
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return cast("dict[str, Any]", value).values()
-    return cast("list[Any]", value) if isinstance(value, list) else ()
+        raise ValueError("its lists and objects are nested too deep") from None
 
 
 def bounded_int(digits: str) -> int:
@@ -90,17 +72,6 @@ def bounded_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {digits[:MAX_DIGITS]} is too large")
-    return value
-
-
-def _refused(word: str) -> float:
-    raise ValueError(f"{word} is not a number")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import LAYOUTS as CONV_LAYOUTS
 from kernels.gemm import LAYOUTS as GEMM_LAYOUTS
-from kernels.precision import Capability
 from kernels.tune import NONE
 from kernels.user import UserBackend
 
@@ -21,14 +20,13 @@ TUNED = "triton"  # the back end of our kernels, whose configurations are tuned
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One back end of an op: the module that offers `check` and `candidates`; with `tuned`,
+    """One back end of an op: the module that offers `check` and `candidates`; that of TUNED,
     `configurations` and `compiled` too.
     """
 
     module: str
     title: str
     kind: str  # of device: "cuda" or "cpu"
-    tuned: bool = False
 
     def load(self) -> Any:
         """The module. ImportError where a package that it needs is not installed."""
@@ -40,7 +38,7 @@ class BackendEntry:
         """The ways to run the case; of our kernels those that a search (NONE, QUICK or WIDE) times.
         Raises CannotRun with the reason where there is none, ImportError as `load` does.
         """
-        searched = (search,) if self.tuned else ()
+        searched = (search,) if case.backend == TUNED else ()
         return tuple(self.load().candidates(case, operands, target, *searched))
 
     def check(self, case: Case, target: Target) -> None:
@@ -51,18 +49,17 @@ class BackendEntry:
             device = "a CUDA GPU" if self.kind == "cuda" else "--device cpu"
             raise CannotRun(f"back end {case.backend} needs {device}")
         if target.kind == "cuda":
-            _check_capability(case, target.capability or (0, 0))
+            name, have = case.precision_name, target.capability or (0, 0)
+            need = case.precision.min_capability.get(case.backend)
+            if need is None:
+                raise CannotRun(f"{case.backend} has no {name}")
+            if have < need:
+                (least, minor), (major, own_minor) = need, have
+                raise CannotRun(
+                    f"{name} needs compute capability {least}.{minor}, "
+                    f"this GPU has {major}.{own_minor}"
+                )
         self.load().check(case, target)
-
-
-def _check_capability(case: Case, have: Capability) -> None:
-    name, need = case.precision_name, case.precision.min_capability.get(case.backend)
-    if need is None:
-        raise CannotRun(f"{case.backend} has no {name}")
-    if have < need:
-        raise CannotRun(
-            f"{name} needs compute capability {need[0]}.{need[1]}, this GPU has {have[0]}.{have[1]}"
-        )
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ class Op:
     name: str
     entries: Mapping[str, BackendEntry]
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
-    library: str  # the back end that stands for the vendor's on a GPU
-    libraries: tuple[str, ...]  # those of the vendor's back ends that ours are held against
+    libraries: tuple[str, ...]  # of the vendor, the usual one first; ours are held against these
     layouts: tuple[str, ...]
     axis_name: str  # what a problem's `axis` counts
 
@@ -95,7 +91,7 @@ class Op:
 
     def library_backend(self, kind: str) -> str:
         """The back end that baselines are measured with on a kind of device."""
-        return self.library if kind == "cuda" else "cpu"
+        return self.libraries[0] if kind == "cuda" else "cpu"
 
     def check(self, case: Case, target: Target) -> None:
         """CannotRun, with the reason, where the case cannot run on the target. KeyError for an
@@ -117,44 +113,35 @@ class Op:
         return frozenset(config.label for config in ranked)
 
 
+_BLAS, _CONV = "kernels.gemm.torch_blas", "kernels.conv.torch_conv"
 GEMM = Op(
     "gemm",
     {
-        "cublas": BackendEntry("kernels.gemm.torch_blas", "cuBLAS as torch calls it", "cuda"),
+        "cublas": BackendEntry(_BLAS, "cuBLAS as torch calls it", "cuda"),
         "cublaslt": BackendEntry(
             "kernels.gemm.cublaslt", "fastest of cuBLASLt's candidates", "cuda"
         ),
         "cupy": BackendEntry(
             "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
         ),
-        "triton": BackendEntry(
-            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda", tuned=True
-        ),
-        "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
+        TUNED: BackendEntry("kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"),
+        "cpu": BackendEntry(_BLAS, "torch on the CPU (oneDNN, MKL)", "cpu"),
     },
-    gpu_defaults=("cublas", "cublaslt", "triton"),
-    library="cublas",
+    gpu_defaults=("cublas", "cublaslt", TUNED),
     libraries=("cublas", "cublaslt"),
     layouts=GEMM_LAYOUTS,
     axis_name="size",
 )
-
 CONV = Op(
     "conv",
     {
-        "cudnn": BackendEntry(
-            "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
+        "cudnn": BackendEntry(_CONV, "cuDNN as torch calls it, cudnn.benchmark on", "cuda"),
+        TUNED: BackendEntry(
+            "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda"
         ),
-        "triton": BackendEntry(
-            "kernels.conv.triton.backend",
-            "this project's Triton kernels, NHWC",
-            "cuda",
-            tuned=True,
-        ),
-        "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
+        "cpu": BackendEntry(_CONV, "torch on the CPU (oneDNN)", "cpu"),
     },
     gpu_defaults=("cudnn",),
-    library="cudnn",
     libraries=("cudnn",),
     layouts=CONV_LAYOUTS,
     axis_name="channels",
@@ -165,7 +152,7 @@ OPS: Mapping[str, Op] = {op.name: op for op in (GEMM, CONV)}
 
 def is_library(case: Case) -> bool:
     """Whether the case uses the vendor's library (or torch on a CPU), as baselines do."""
-    return case.backend in ("cpu", OPS[case.op].library)
+    return case.backend in ("cpu", OPS[case.op].libraries[0])
 
 
 class Session:

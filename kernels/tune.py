@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from kernels.case import CannotRun, Case, Target
 from kernels.error_words import first_line
@@ -261,27 +263,20 @@ def triton_version() -> str:
 
 @cache
 def _read(file: Path) -> dict[str, Found]:
+    """The entries of a file, but for those that no version of this module wrote."""
     try:
-        value: Any = read_json_file(file)
-        entries = cast("dict[str, Any]", value).items()
+        entries = msgspec.convert(read_json_file(file), dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except OSError as error:
-        return _damaged(file, error.strerror or str(error))
-    except ValueError as error:
-        return _damaged(file, first_line(error))
-    except AttributeError:
-        return _damaged(file, "it is no object")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        warn(f"{file} cannot be read ({reason}): shapes are tuned again")
+        return {}
     found: dict[str, Found] = {}
-    for name, entry in entries:
+    for name, entry in entries.items():
         match entry:
             case [str(label), int(candidates)] if 1 <= candidates <= MOST_CANDIDATES:
                 found[name] = label, candidates
             case _:
-                pass  # as if it were not there
+                pass
     return found
-
-
-def _damaged(file: Path, reason: str) -> dict[str, Found]:
-    warn(f"{file} cannot be read ({reason}): shapes are tuned again")
-    return {}

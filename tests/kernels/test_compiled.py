@@ -123,9 +123,9 @@ def test_it_multiplies_by_wgmma_and_spills_nothing(tried: Tried) -> None:
 
 @pytest.mark.parametrize("tried", [tried for tried in TRIED if "gluon" in tried.kernel], ids=str)
 def test_a_gluon_tile_is_as_wide_as_it_says(tried: Tried) -> None:
-    config, kernel = data_configs.parse(tried.label), data_configs.KERNELS[tried.kernel]
+    config = data_configs.parse(tried.label)
     parts = data_configs.split_n(config.bk)
-    estimated = kernel.shared_memory(config, ImplicitGemm.of(tried.case))
+    estimated = data_configs.shared_memory(config, ImplicitGemm.of(tried.case))
     found = re.findall(r"m64n(\d+)k", " ".join(built(tried).wgmma))
     assert set(map(int, found)) == {width for width in parts if width}
     assert built(tried).shared <= estimated

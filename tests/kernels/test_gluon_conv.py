@@ -55,7 +55,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 def valid(config: Config, problem: ImplicitGemm) -> bool:
-    return cfg.KERNELS[config.kernel].valid(config, problem, HOPPER)
+    return cfg.valid(config, problem, HOPPER)
 
 
 def carried_out(config: Config, shape: ConvShape, which: str, precision: str) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def test_views_taps_and_tiles_make_the_convolution(
     shape: ConvShape, config: Config, which: str, precision: str
 ) -> None:
     what = ImplicitGemm(shape, which, PRECISIONS[precision])
-    assume(not cfg.no_gluon(what, HOPPER))
+    assume(cfg.gluon_runs(what, HOPPER))
     if what.pixel(padded=True) == what.pixel(padded=False):
         config = replace(config, padded=False)
     assume(valid(config, what))

@@ -317,7 +317,7 @@ def test_every_kernel_is_tried_on_what_its_rules_allow() -> None:
     for label, which, precision, name in (*CONVS, *LONG):
         config = backend.parse(label)
         problem = ImplicitGemm(shape_of(name), which, PRECISIONS[precision])
-        allowed = backend.KERNELS[config.kernel].valid(config, problem, (9, 0))
+        allowed = backend.rules(label).valid(config, problem, (9, 0))
         assert allowed, (label, which, precision, name)
     kernels = {*backend.KERNELS} - {"conv_gluon"}
     assert {label.split("/")[0] for label, *_ in CONVS} == kernels

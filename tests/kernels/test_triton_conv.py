@@ -17,7 +17,7 @@ from kernels.case import Candidate, Case, Target  # noqa: E402
 from kernels.conv import Conv  # noqa: E402
 from kernels.conv.operands import INPUTS, without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
-from kernels.conv.triton import backend, copies, wgrad_configs  # noqa: E402
+from kernels.conv.triton import backend, copies, data_configs, wgrad_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.gpus import architecture  # noqa: E402
 from kernels.precision import PRECISIONS  # noqa: E402
@@ -56,14 +56,15 @@ def test_every_shape_has_choices_that_fit_and_read_back(
         found = backend.configurations(what, target).ranked
         assert len(set(found)) == len(found) > 1
         assert [backend.parse(config.label) for config in found] == list(found)
-        assert all(backend.valid(config, what, target) for config in found)
+        problem = ImplicitGemm.of(what)
+        rules = backend.rules(found[0].label)
+        assert all(rules.valid(config, problem, capability) for config in found)
         kernels = {config.kernel.split("_")[1] for config in found}
         assert capability >= (9, 0) or kernels <= {"gather", "exchanged"}
-        problem = ImplicitGemm.of(what)
         for config in found:
             if isinstance(config, wgrad_configs.Config):
                 assert 1 <= config.splits <= wgrad_configs.steps(config, problem)
-            shared = backend.KERNELS[config.kernel].shared_memory(config, problem)
+            shared = rules.shared_memory(config, problem)
             assert shared <= architecture(capability).block_shared_bytes
 
 
@@ -113,7 +114,8 @@ def test_a_configuration_of_another_kind_is_not_valid(
 ) -> None:
     config = backend.parse(label)
     assert config.label == label
-    assert not backend.valid(config, case(ALIGNED, which, precision), target)
+    problem, capability = ImplicitGemm.of(case(ALIGNED, which, precision)), target.capability
+    assert not backend.rules(label).valid(config, problem, capability)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +162,7 @@ def test_boxes_past_the_edge_of_an_image_are_tiles_too() -> None:
     """205 tiles would cover these pixels and filters as a matrix; 2 x 5 x 5 boxes, 5 of filters."""
     layer = ConvShape(32, 301, 18, 18, 590, 3, 3, 1, 1)
     label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
-    counted = backend.KERNELS["conv_gluon"].tiles(
-        backend.parse(label), ImplicitGemm.of(case(layer, "fprop"))
-    )
+    counted = data_configs.tiles(backend.parse(label), ImplicitGemm.of(case(layer, "fprop")))
     assert counted == launched(label, case(layer, "fprop")) == 250
 
 

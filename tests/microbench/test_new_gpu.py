@@ -72,7 +72,7 @@ def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     taken = [
         *(gemm_config.shared_memory(c, fp16)
           for c in gemm_config.choices(problem, CAPABILITY, SMS)),
-        *(backend.KERNELS[c.kernel].shared_memory(c, ImplicitGemm.of(layer))
+        *(backend.rules(c.label).shared_memory(c, ImplicitGemm.of(layer))
           for layer in layers for c in backend.configurations(layer, gpu).ranked),
     ]  # fmt: skip
     assert taken

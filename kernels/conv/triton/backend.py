@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv.operands import ConvOperands, without_memory
 from kernels.conv.triton import data_configs, wgrad_configs
 from kernels.conv.triton.copies import channels_last
-from kernels.conv.triton.problem import WEIGHT_PASSES, ImplicitGemm, Kernel
+from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import has_tma
 from kernels.triton_util import Step, bound, candidate
 from kernels.tune import NONE, Configurations
@@ -20,7 +20,7 @@ from kernels.tune import NONE, Configurations
 Config = data_configs.Config | wgrad_configs.Config
 
 PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")
-KERNELS = cast("Mapping[str, Kernel[Any]]", {**data_configs.KERNELS, **wgrad_configs.KERNELS})
+KERNELS = (*data_configs.KERNELS, *wgrad_configs.KERNELS)
 
 
 def check(case: Case, target: Target) -> None:
@@ -32,7 +32,7 @@ def check(case: Case, target: Target) -> None:
         raise CannotRun("the Triton convolution has no groups")
     if case.precision.is_float8:
         # wgmma adds up adjacent elements of 8 bits; the gradient of the weights adds up pixels.
-        if problem.which in WEIGHT_PASSES:
+        if problem.weights:
             raise CannotRun("the Triton convolution in fp8 is for fprop and dgrad")
         if not has_tma(capability):
             raise CannotRun(
@@ -55,7 +55,7 @@ def candidates(
 
     def ready(config: Config) -> Candidate:
         found = candidate(config.label, config.tile, bind(config, case, operands, target))
-        found = replace(found, tiles=KERNELS[config.kernel].tiles(config, problem))
+        found = replace(found, tiles=rules(config.label).tiles(config, problem))
         return copied(found) if copied else found
 
     return bound(configurations(case, target).tried(search), ready)
@@ -64,14 +64,14 @@ def candidates(
 def configurations(case: Case, target: Target) -> Configurations[Config]:
     """The configurations that may run a case."""
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
-    rules = wgrad_configs if problem.which in WEIGHT_PASSES else data_configs
+    ranked: Any = (wgrad_configs if problem.weights else data_configs).ranked
     return Configurations(
         case=case,
         target=target,
-        rank=lambda: rules.ranked(problem, capability, target.sm_count),
+        rank=lambda: ranked(problem, capability, target.sm_count),
         tile=attrgetter("tile"),
         parse=parse,
-        valid=lambda config: valid(config, case, target),
+        valid=lambda config: rules(config.label).valid(config, problem, capability),
         families=(
             attrgetter("kernel"),
             lambda config: None if config.padded else "as it is",
@@ -92,22 +92,20 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError for any other text."""
-    for rules in (data_configs, wgrad_configs):
-        if label.split("/")[0] in rules.KERNELS:
-            return rules.parse(label)
-    raise ValueError(f"not a configuration of the Triton convolution: {label!r}")
+    return rules(label).parse(label)
 
 
-def valid(config: Config, case: Case, target: Target) -> bool:
-    """Whether the configuration can run the case on the target. ValueError for no convolution."""
-    kernel, problem = KERNELS[config.kernel], ImplicitGemm.of(case)
-    capability = target.capability or (0, 0)
-    return problem.which in kernel.passes and kernel.valid(config, problem, capability)
+def rules(label: str) -> Any:
+    """The module of what a configuration may be, and costs."""
+    return wgrad_configs if label.startswith(wgrad_configs.KERNELS) else data_configs
 
 
 def bind(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
-    """The launches of a valid configuration on channels_last operands, in order. Scratch is
-    allocated here (torch.OutOfMemoryError).
+    """The launches of a configuration that is valid, in order, on operands that are channels_last
+    without gaps. Scratch is allocated here (torch.OutOfMemoryError).
     """
-    module = import_module(KERNELS[config.kernel].module)
-    return module.bind(config, operands, case.precision, target.sm_count)
+    name = "wgrad" if isinstance(config, wgrad_configs.Config) else "data"
+    if config.kernel == data_configs.GLUON:  # loaded only where this Triton has Gluon
+        name = "gluon"
+    launch = import_module(f"kernels.conv.triton.{name}_launch")
+    return launch.bind(config, operands, case.precision, target.sm_count)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from kernels import cost
-from kernels.conv.triton.problem import DATA_PASSES, ImplicitGemm, Kernel
+from kernels.conv.triton.problem import ImplicitGemm
 from kernels.cost import Work, gathered_spread, spread
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability
@@ -24,10 +24,8 @@ from kernels.triton_util import (
     split_n,
 )
 
-GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
-NAMES = (GATHER, PERSISTENT, GLUON)
-
-LABELS = Grammar("Triton fprop and dgrad", NAMES, 5, ("s", "w"), ("sub", "p"), "padded")
+KERNELS = GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
+LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
@@ -141,7 +139,10 @@ def _least_depth(problem: ImplicitGemm) -> int:
     return max(MIN_DEPTH, MIN_ROW_BYTES // problem.element_bytes)
 
 
-def _shared_memory(config: Config, problem: ImplicitGemm) -> int:
+def shared_memory(config: Config, problem: ImplicitGemm) -> int:
+    """Estimated bytes of shared memory of one program."""
+    if config.kernel == GLUON:
+        return _gluon_shared_memory(config, problem)
     size = problem.element_bytes
     buffers = config.stages * (config.pixels + config.bk) * config.bc * size
     staged = config.pixels * config.bk * problem.precision.output_bytes // config.split
@@ -152,7 +153,7 @@ def _shared_memory(config: Config, problem: ImplicitGemm) -> int:
 
 def _room(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
     """Whether a GPU has the shared memory."""
-    taken = config.per_sm * KERNELS[config.kernel].shared_memory(config, problem)
+    taken = config.per_sm * shared_memory(config, problem)
     return taken <= architecture(capability).block_shared_bytes
 
 
@@ -174,7 +175,7 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
     resident = config.per_sm
     if config.kernel == GATHER:
         loaded = 1.0
-        shared = _shared_memory(config, problem)
+        shared = shared_memory(config, problem)
         resident = min(4, HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared))
     work = Work(
         tiles=count,
@@ -335,19 +336,17 @@ def _power(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def no_gluon(problem: ImplicitGemm, capability: Capability) -> str | None:
-    """Why conv_gluon cannot run a pass on a GPU of this capability, or None."""
-    if capability != (9, 0):
-        return "it multiplies by wgmma, which Hopper alone has"
-    if problem.shape.stride not in range(1, MOST_STRIDE + 1):
-        return f"it has descriptors for strides up to {MOST_STRIDE}, the same along both axes"
-    if problem.precision.is_float8:
-        return "its inputs and outputs are of one type"
-    return gluon_missing()
+def gluon_runs(problem: ImplicitGemm, capability: Capability) -> bool:
+    """Whether conv_gluon can run a pass: it multiplies by wgmma, which Hopper alone has, has
+    descriptors for strides up to MOST_STRIDE, the same along both axes, and one type for all.
+    """
+    strided = problem.shape.stride not in range(1, MOST_STRIDE + 1)
+    one_type = not problem.precision.is_float8
+    return capability == (9, 0) and not strided and one_type and not gluon_missing()
 
 
 def _gluon_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
-    if no_gluon(problem, capability) or not _for_tma(config, problem, capability):
+    if not gluon_runs(problem, capability) or not _for_tma(config, problem, capability):
         return False
     first, second = split_n(config.bk)
     widths = first >= LEAST_WIDTH and (second == 0 or (_power(second) and second >= LEAST_WIDTH))
@@ -419,19 +418,18 @@ FACTS: Mapping[str, cost.Kernel] = {
     PERSISTENT: cost.Kernel(rows_first=False, stored=0.3),
     GLUON: cost.Kernel(slowdown=1.05, stored=0.3),  # its warps meet at a barrier each step
 }
-_LAUNCH = "kernels.conv.triton.data_launch"
-KERNELS: Mapping[str, Kernel[Config]] = {
-    GATHER: Kernel(
-        DATA_PASSES, _LAUNCH, _gather, _gather_valid, tiles, _shared_memory, _cost
-    ),
-    PERSISTENT: Kernel(
-        DATA_PASSES, _LAUNCH, _persistent, _persistent_valid, tiles, _shared_memory, _cost
-    ),
-    GLUON: Kernel(
-        DATA_PASSES, "kernels.conv.triton.gluon_launch",  # only where this Triton has Gluon
-        _gluon, _gluon_valid, tiles, _gluon_shared_memory, _cost,
-    ),
-}  # fmt: skip
+# What of a kernel is worth a try, and what it can run.
+RULES = {
+    GATHER: (_gather, _gather_valid),
+    PERSISTENT: (_persistent, _persistent_valid),
+    GLUON: (_gluon, _gluon_valid),
+}
+
+
+def valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    """Whether a GPU of this capability can run the pass with it."""
+    _, runs = RULES[config.kernel]
+    return not problem.weights and runs(config, problem, capability)
 
 
 # Clocks of the model over those that arithmetic or memory take at least. On an H200 gradients of
@@ -465,9 +463,9 @@ def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list
     """All valid configurations of the catalogue, the most promising first."""
     found = [
         config
-        for kernel in KERNELS.values()
-        for config in dict.fromkeys(kernel.catalogue(problem))
-        if kernel.valid(config, problem, capability)
+        for catalogue, _ in RULES.values()
+        for config in dict.fromkeys(catalogue(problem))
+        if valid(config, problem, capability)
         and (config.kernel == GLUON or config.accumulators <= MAX_ACCUMULATORS)
     ]
     return sorted(found, key=lambda config: _cost(config, problem, sm_count))

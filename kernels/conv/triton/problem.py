@@ -1,24 +1,18 @@
-"""A pass of a convolution as the matrix product that our kernels compute, and what a kernel is.
+"""A pass of a convolution as the matrix product that our kernels compute.
 
 Nothing here imports torch or triton: tables and rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Generic, TypeVar
 
 from kernels.case import Case
 from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
-from kernels.precision import Capability, Precision
+from kernels.precision import Precision
 from kernels.triton_util import row_for_tma
-
-DATA_PASSES, WEIGHT_PASSES = ("fprop", "dgrad"), ("wgrad",)
-
-Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,11 @@ class ImplicitGemm:
     def element_bytes(self) -> int:
         """Bytes of an element of the inputs."""
         return self.precision.bytes_per_element
+
+    @property
+    def weights(self) -> bool:
+        """Whether it is the gradient of the weights."""
+        return self.which == "wgrad"
 
     @property
     def dgrad(self) -> bool:
@@ -100,22 +99,3 @@ class ImplicitGemm:
     def pixel(self, padded: bool) -> int:
         """Elements from one pixel of the input to the next, as conv_gluon reads it."""
         return row_for_tma(self.c * self.element_bytes, padded) // self.element_bytes
-
-
-@dataclass(frozen=True)
-class Kernel(Generic[Config]):
-    """One kernel: what it can run, which of its configurations are worth a try, what they cost.
-
-    `tiles` counts all tiles of a launch, those of each part of a split sum too. `shared_memory` is
-    the estimated bytes of one program; only the compiler knows the exact number. `cost` is the
-    clocks of one launch on so many SMs, by `kernels.cost`: it only ranks. `module` has `bind`,
-    which makes the launches; it is imported where a kernel is launched or compiled.
-    """
-
-    passes: tuple[str, ...]
-    module: str
-    catalogue: Callable[[ImplicitGemm], Iterable[Config]]
-    valid: Callable[[Config, ImplicitGemm, Capability], bool]
-    tiles: Callable[[Config, ImplicitGemm], int]
-    shared_memory: Callable[[Config, ImplicitGemm], int]
-    cost: Callable[[Config, ImplicitGemm, int], float]

@@ -6,22 +6,22 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import ceil, prod
 
 from kernels import cost
 from kernels.conv.shape import ConvShape, of_axes
-from kernels.conv.triton.problem import WEIGHT_PASSES, ImplicitGemm, Kernel
+from kernels.conv.triton.problem import ImplicitGemm
 from kernels.cost import WARPGROUP_ROWS, Work
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability
 from kernels.triton_util import MAX_BOX, MAX_INDEX, Grammar, power_of_two, row_for_tma
 
-TMA, GATHER, EXCHANGED = "wgrad_tma", "wgrad_gather", "wgrad_exchanged"
-NAMES = (TMA, GATHER, EXCHANGED)
-LABELS = Grammar("Triton weight gradient", NAMES, 4, ("t", "r", "s", "w", "x"), flag="padded")
+KERNELS = TMA, GATHER, EXCHANGED = "wgrad_tma", "wgrad_gather", "wgrad_exchanged"
+LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"), flag="padded")
 
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
@@ -359,17 +359,19 @@ def _steps_of_pixels(problem: ImplicitGemm) -> Iterator[tuple[int, int, int]]:
 
 # ------------------------------------------------------------ the list
 
-_LAUNCH = "kernels.conv.triton.wgrad_launch"
-KERNELS: Mapping[str, Kernel[Config]] = {
-    GATHER: Kernel(
-        WEIGHT_PASSES, _LAUNCH, lambda problem: _gather(GATHER, problem), _gather_valid,
-        tiles, shared_memory, _cost,
-    ),
-    EXCHANGED: Kernel(
-        WEIGHT_PASSES, _LAUNCH, _exchanged, _gather_valid, tiles, shared_memory, _cost
-    ),
-    TMA: Kernel(WEIGHT_PASSES, _LAUNCH, _tma, _tma_valid, tiles, shared_memory, _cost),
-}  # fmt: skip
+# What of a kernel is worth a try, and what it can run.
+RULES = {
+    GATHER: (partial(_gather, GATHER), _gather_valid),
+    EXCHANGED: (_exchanged, _gather_valid),
+    TMA: (_tma, _tma_valid),
+}
+
+
+def valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+    """Whether a GPU of this capability can run the pass with it."""
+    _, runs = RULES[config.kernel]
+    return problem.weights and runs(config, problem, capability)
+
 
 SPLITS_KEPT = 3  # of one tile
 LATER_SPLIT = 1.15  # clocks of a tile's second-best split count this much more
@@ -385,14 +387,14 @@ def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> Sequ
     that a search over the first ones tries every kind of tile.
     """
     found: dict[Config, float] = {}
-    for kernel in KERNELS.values():
-        for base in kernel.catalogue(problem):
-            if not kernel.valid(base, problem, capability):
+    for catalogue, _ in RULES.values():
+        for base in catalogue(problem):
+            if not valid(base, problem, capability):
                 continue
             clocks = {
                 config: _cost(config, problem, sm_count)
                 for config in _split(base, problem, sm_count)
-                if kernel.valid(config, problem, capability)
+                if valid(config, problem, capability)
             }
             best = sorted(clocks, key=clocks.__getitem__)[:SPLITS_KEPT]
             for place, config in enumerate(best):

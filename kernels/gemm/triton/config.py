@@ -278,23 +278,16 @@ class Problem:
         return ceil(self.m / config.bm) * ceil(self.n / config.bn)
 
 
-def why_not(config: Config, problem: Problem, capability: Capability) -> str | None:
-    """Why a GPU of this capability cannot run it, or None: TMA, alignment of C, shared memory."""
-    if config.kernel != POINTER and not has_tma(capability):
-        return "this GPU has no TMA"
-    if config.kernel in (TMA, PERSISTENT) and config.direct < problem.c_misaligned:
-        return "the rows of C do not start on 16 bytes"
-    if config.slices > ceil(problem.k / config.bk):
-        return "it has more slices than steps over K"
-    needed = shared_memory(config, problem.precision)
-    if needed > (there := architecture(capability).block_shared_bytes):
-        return f"it needs {needed} bytes of shared memory, a block has {there}"
-    return None
-
-
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether a GPU of this capability can run it; `why_not` says what is in the way."""
-    return why_not(config, problem, capability) is None
+    """Whether a GPU of this capability can run it: TMA, alignment of C, slices, shared memory."""
+    if config.kernel != POINTER and not has_tma(capability):
+        return False
+    if config.kernel in (TMA, PERSISTENT) and config.direct < problem.c_misaligned:
+        return False
+    if config.slices > ceil(problem.k / config.bk):
+        return False
+    needed = shared_memory(config, problem.precision)
+    return needed <= architecture(capability).block_shared_bytes
 
 
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
@@ -373,7 +366,6 @@ def _work(config: Config, problem: Problem) -> Work:
     transposed = [is_transposed for is_transposed, _ in p.copies] if by_tma else []
     copies = transposed.count(True) + (False in transposed)
     threads, shared = 32 * config.warps, shared_memory(config, kind)
-    straddles = p.straddles(packed=by_tma) and (by_tma or p.loads_single)
     return Work(
         tiles=p.tiles(config) * slices,
         rows=config.bm,
@@ -388,7 +380,7 @@ def _work(config: Config, problem: Problem) -> Work:
         resident=1
         if config.kernel == PERSISTENT
         else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
-        spread=STRADDLING if straddles else 1.0,
+        spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
         extra_moved=sum(moved for _, moved in p.copies) if by_tma else 0,
