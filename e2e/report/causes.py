@@ -5,26 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
-
 from e2e.report.arms import Group, View, arms_of, grouped
 from e2e.report.figures import signed_pct
 from e2e.report.ledger import is_sound
 from e2e.results.types import Cause, Training
 from microbench import fmt
-from microbench.report.screen import WIDTH
-from microbench.report.table import DIM, Column, Part, Row, Table
+from microbench.report.table import Column, Part
 
 MOST_SENTENCES = 4
-INDENT = "   "
-
-_FOLDING = Console()  # rich needs a console to wrap text; nothing is printed on it
-
-
-def causes_title(view: View, arm: Training) -> str:
-    """ "What limits amp (batch 256)"."""
-    return f"What limits {view.full_label(arm)}"
 
 
 def has_causes(view: View, arm: Training) -> bool:
@@ -47,46 +35,24 @@ def title_words(cause: Cause) -> str:
     return fmt.clean(cause.title) or "-"
 
 
-def causes_part(view: View, arm: Training) -> Part:
-    """One row per cause, in the order of the file; for Markdown and pages."""
-    columns: list[Column[Cause]] = [
-        Column("cause", title_words, key=True),
-        Column("why", lambda cause: fmt.clean(cause.why)),
-        Column("try", lambda cause: fmt.clean(cause.fix)),
-        Column("gain", gains),
-    ]
-    rows = [Row(cause) for cause in arm.causes] if has_causes(view, arm) else []
-    return Part(causes_title(view, arm), Table(columns, [*rows]))
-
-
-def cause_lines(view: View, width: int, *, details: bool) -> list[tuple[Training, list[Text]]]:
-    """The causes of each training for the screen; of a few trainings unless `details`."""
+def causes_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
+    """The causes of each training, in the order of the file; of a few without `details`."""
     found = [arm for arm in view.arms if has_causes(view, arm)]
     shown = found if details else view.first_of(found)
-    lines = [
-        (arm, [line for i, one in enumerate(arm.causes, 1) for line in _lines(i, one, width)])
-        for arm in shown
-    ]
-    if len(found) > len(shown):
-        more = fmt.count(len(found) - len(shown), "more training")
-        lines[-1][1].append(Text(f"and causes of {more} (--verbose shows all)", DIM))
-    return lines
-
-
-def _lines(place: int, cause: Cause, width: int) -> list[Text]:
-    gain = gains(cause)
     parts = [
-        (f"{place}. ", title_words(cause), "bold"),
-        (INDENT, fmt.clean(cause.why), ""),
-        (INDENT, f"try: {fmt.clean(cause.fix)}{f' ({gain})' * bool(gain)}" * bool(cause.fix), ""),
+        (arm, [f"{i}. {_sentence(one)}" for i, one in enumerate(arm.causes, 1)]) for arm in shown
     ]
-    inside = max(2, min(width, WIDTH) - len(INDENT))
-    return [
-        Text((start if not i else " " * len(start)) + line.plain.rstrip(), style)
-        for start, text, style in parts
-        if text
-        for i, line in enumerate(Text(text).wrap(_FOLDING, inside, overflow="fold"))
-    ]
+    if len(shown) < len(found):
+        more = fmt.count(len(found) - len(shown), "more training")
+        parts[-1][1].append(f"and causes of {more} (--verbose shows all)")
+    return [(arm, Part(f"What limits {view.full_label(arm)}", below=lines)) for arm, lines in parts]
+
+
+def _sentence(cause: Cause) -> str:
+    """ "the host launches too slowly: ... Try: --graph (measured +49.0 %)." """
+    why, fix, gain = fmt.clean(cause.why), fmt.clean(cause.fix), gains(cause)
+    said = f"{title_words(cause)}{f': {why}' * bool(why)}."
+    return said + f" Try: {fix}{f' ({gain})' * bool(gain)}." * bool(fix)
 
 
 def raw_columns() -> list[Column[Training]]:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from e2e.case import TrainCase
 from e2e.input_stalls import fewest_from
 from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
-from e2e.report.figures import bottleneck_of, signed_pct
+from e2e.report.figures import bottleneck_of
 from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Part, Row, Table, blank
+from microbench.report.table import Column, Part, Row, Table
 from microbench.results.types import Ratio, Run
 from microbench.verdict import MIN_GAIN
 
@@ -180,16 +180,9 @@ def joint_table(joint: Joint) -> Table[int]:
         Column("loader\nalone", lambda count: _rate(joint.loading.get(count)), right=True, drop=3),
     ]
     columns += [
-        Column(f"{fmt.clean(name)}\nimg/s", cell(name, _rates), right=True, markdown=blank)
+        Column(f"{fmt.clean(name)}\nimg/s", cell(name, _rates), right=True)
         for name in joint.recipes
     ]
-    for name in joint.recipes:  # in Markdown: predicted, measured, and the error
-        columns += [
-            Column(f"{fmt.clean(name)}, predicted", markdown=cell(name, _predicted), right=True),
-            Column("measured", markdown=cell(name, _rate), right=True),
-            Column("error", markdown=cell(name, lambda arm: signed_pct(_error_pct(arm))),
-                   right=True),
-        ]  # fmt: skip
     columns += [
         Column(f"{fmt.clean(name)}\nbottleneck", cell(name, bottleneck_of), drop=2)
         for name in joint.recipes
@@ -203,18 +196,7 @@ def joint_table(joint: Joint) -> Table[int]:
 
 def joint_part(joint: Joint) -> Part:
     """The table with its notes; pairs are predicted / measured."""
-    return Part(f"Together: {joint_title(joint)}", joint_table(joint), notes=_notes(joint))
-
-
-def joint_warnings(joint: Joint) -> list[str]:
-    """The warnings of the measured points, each with its point, for below a Markdown table."""
-    found = [
-        (_point(training), fmt.clean(warning.symptom).removeprefix(f"{training.case.recipe}: "))
-        for training in joint.trainings
-        for warning in training.warnings
-    ]
-    by_symptom = "; ".join(f"{point}: {symptom}" for point, symptom in found)
-    return [f"Warnings: {by_symptom}."] if found else []
+    return Part(f"Together: {joint_title(joint)}", joint_table(joint), _notes(joint))
 
 
 def _point(training: Training) -> str:

@@ -23,13 +23,7 @@ from e2e.report import (
 )
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
-from e2e.report.joint import (
-    joint_part,
-    joint_sentences,
-    joint_table,
-    joint_warnings,
-    joints,
-)
+from e2e.report.joint import joint_part, joint_sentences, joints
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
 from e2e.report.verdict import verdict
 from e2e.results import loader_types
@@ -142,7 +136,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         reasons,
         *_shown([learning.learning_part(view), *_tables(view, details=details), *stages], width),
         (costs.STATES_TITLE, costs.states(view) if details else []),
-        *_accounts(view, width, details),
+        *_shown(_accounts(view, details=details), width),
         ("In short", sentences(verdict(run))),
         _warnings(run, view),
     ]
@@ -170,18 +164,14 @@ def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
     return (title, lines), ("Reasons in full", table.reasons(view, shown.cut))
 
 
-def _accounts(view: View, width: int, details: bool) -> list[Section]:
-    """Training by training: its ledger, its causes."""
-    parts = [
-        *((arm, part.title, table.part_lines(part, width))
-          for arm, part in ledger.ledger_parts(view, details=details)),
-        *((arm, causes.causes_title(view, arm), lines)
-          for arm, lines in causes.cause_lines(view, width, details=details)),
-    ]  # fmt: skip
+def _accounts(view: View, *, details: bool = True) -> list[Part]:
+    """Training by training: its ledger, its causes; then why some have none."""
     place = {id(arm): i for i, arm in enumerate(view.arms)}
+    parts = [
+        *ledger.ledger_parts(view, details=details), *causes.causes_parts(view, details=details)
+    ]  # fmt: skip
     parts.sort(key=lambda part: place[id(part[0])])
-    doubts = _shown([ledger.doubts_part(view)], width)
-    return [*((title, lines) for _, title, lines in parts), *doubts]
+    return [*(part for _, part in parts), ledger.doubts_part(view)]
 
 
 def _warnings(run: Run, view: View) -> Section:
@@ -207,10 +197,7 @@ def parts(run: Run) -> list[Part]:
         device = fmt.clean(run.device.get("name", "unknown device"))
         found = [Part(f"{device}: {', '.join(what_was_trained(run))}."), *training_parts(run)]
     if run.of(Loading):
-        found += [Part(table=loaders_table(run))]
-        found += [
-            Part(table=joint_table(joint), below=joint_warnings(joint)) for joint in joints(run)
-        ]
+        found += [Part(table=loaders_table(run)), *map(joint_part, joints(run))]
     return found
 
 
@@ -234,12 +221,7 @@ def training_parts(run: Run) -> list[Part]:
     follow in tables of their own.
     """
     view = view_of(run)
-    found = [
-        *_tables(view),
-        *(part for _, part in ledger.ledger_parts(view)),
-        *(causes.causes_part(view, arm) for arm in view.arms),
-        ledger.doubts_part(view),
-    ]
+    found = [*_tables(view), *_accounts(view)]
     return [
         Part("", table.train_table(view, learning.learning_columns(view)), table.short_note(view)),
         *(replace(part, title=f"{part.title}:") for part in found if part.table or part.below),

@@ -293,11 +293,6 @@ def _markdown_text(column: Column[R], item: R) -> str:
     return read(item) if read else ""
 
 
-def blank(_: object) -> str:
-    """ "": the `markdown` of a column that is only for the screen."""
-    return ""
-
-
 def plain_markdown(text: str) -> str:
     """Markdown without HTML and links: text of a run file may look like either."""
     return printable(text).replace("<", "&lt;").replace("](", "]\\(")
