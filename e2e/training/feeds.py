@@ -1,6 +1,6 @@
-"""The feeds of arms. Arms that load alike share one loader; the host's waits are timed.
+"""The feeds of variants. Those that load alike share one loader; the host's waits are timed.
 
-Separate workers would slow the other arms, since they go on loading while others are timed.
+Separate workers would slow the other variants, since they go on loading while others are timed.
 """
 
 from __future__ import annotations

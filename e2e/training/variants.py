@@ -310,6 +310,7 @@ class Variants:
                 if host_speed:
                     host_speed.forget()
         for key, variant in list(self.held.items()):
+            variant.trainer.switch()
             if not self.ranks.same(variant.trainer.is_finite(variant.feed)):
                 failed.append(_not_finite(variant))
                 self.drop(key)
@@ -405,7 +406,6 @@ class Variants:
         """Its training with measurements that would slow the timed steps, taken afterwards."""
         training, trainer = variant.training, variant.trainer
         steps, exchange = training.steps, training.exchange
-        trainer.switch()
         assert steps
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
         fit = int(LOOK_S / (training.step_s or steps.median_s))
