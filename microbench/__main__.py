@@ -19,7 +19,6 @@ import click
 
 from microbench.command_line import (
     FILE,
-    REST,
     Named,
     Outputs,
     Program,
@@ -52,12 +51,8 @@ def app() -> None:
 def measuring(kind: type[Schema], backends: str, *changed: Said) -> Callable[..., Any]:
     """The options of a measuring command: those of its request, then the conditions."""
     said = {row.name: row for row in (Said("backend", help=backends), *changed)}
-    names = (
-        *options_of(kind), "dtype", "backend", "vs", "data", "device", "l2", "regime", "timer",
-        REST, "budget", "json", "chart", "html", "overwrite", "resume",
-        "autotune", "no_tune", "without", "seed", "verbose", "quiet",
-    )  # fmt: skip
-    return click_options([said.get(name, name) for name in names], kind, Conditions, Outputs)
+    schemas = (kind, Conditions, Outputs)
+    return click_options([said.get(name, name) for name in options_of(*schemas)], *schemas)
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
@@ -97,7 +92,6 @@ def conv(**options: Any) -> None:
 
 
 @app.command()
-@click.option("--op", type=click.Choice(["conv"]), default="conv", show_default=True)
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
@@ -107,8 +101,8 @@ def conv(**options: Any) -> None:
     Said("batch", default="8..256", help="Batch size: 8..256 doubles"),
     Said("kernel", help="Filter height and width"),
 )
-def payoff(op: str, **options: Any) -> None:
-    """Map the FP16 break-even over channels, image, batch."""
+def payoff(**options: Any) -> None:
+    """Map the FP16 break-even of convolutions over channels, image, batch."""
     _measure(PayoffRequest, options)
 
 

@@ -242,18 +242,14 @@ class Said:
 
 
 Row = str | Said | Callable[..., Any]  # an option of a schema, or a click option of one command
-REST = "..."  # stands for the options of the schemas that no other row names
 
 
 def click_options(rows: Sequence[Row], *schemas: type[Schema]) -> Callable[..., Any]:
     """A decorator that gives a command these options, in this order."""
     known = options_of(*schemas)
-    named = {row.name if isinstance(row, Said) else row for row in rows}
     found: list[Callable[..., Any]] = []
     for row in rows:
-        if row == REST:
-            found += [one.click() for name, one in known.items() if name not in named]
-        elif isinstance(row, Said):
+        if isinstance(row, Said):
             found.append(known[row.name].click(**row.changes))
         else:
             found.append(known[row].click() if isinstance(row, str) else row)
@@ -374,16 +370,6 @@ class Command(click.Command):
                     raise click.UsageError(why if path else NO_NETWORK, ctx=ctx)
         return rest
 
-    def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a folder or file of which the run file has the name only."""
-        if name in FILES and not Path(str(value)).exists():
-            given = f"--{name} PATH/{Path(str(value)).name}"
-            raise UserError(f"--resume {path} keeps no paths: give {given}")
-        kind, colon, place = str(value).partition(":")
-        if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
-            option = "--data" if name == "data" else "NETWORK"
-            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
-
     def _kept(self, path: Path, given: set[str]) -> dict[str, Any]:
         """The options of a run file that are to be taken; none where it is of another command.
 
@@ -410,7 +396,11 @@ class Command(click.Command):
         for name, value in taken.items():
             if not isinstance(value, str | int | float):
                 raise UserError(f"{path} is damaged or not a halfway file: options.{name}")
-            self.check_taken(path, name, value)
+            kind, _, place = str(value).rpartition(":")  # of a folder or a file, the name alone
+            if (name in FILES or kind in PLACES.get(name, ())) and not Path(place).exists():
+                option = "NETWORK" if name.startswith("network") else f"--{name}"
+                lacking = f"{kind}:PATH/{place}" if kind else f"PATH/{place}"
+                raise UserError(f"--resume {path} keeps no paths: give {option} {lacking}")
         return taken
 
 

@@ -76,7 +76,7 @@ VALUES = {
         "--padding": ["valid", "-1", "1x2x3"], "--dilation": ["0"], "--groups": ["0", "all"],
         "--pass": ["up"], "--layout": ["nn"], "--backend": ["cublas"], "--sizes": ["16"],
     },
-    "payoff": {"--channels": ["64..8"], "--op": ["gemm"], "--json": ["/nowhere/a.json"]},
+    "payoff": {"--channels": ["64..8"], "--json": ["/nowhere/a.json"]},
     "layers alexnet": {"--batch": ["0"], "--image": ["0"], "--layout": ["nhwc,nchw", "abc"],
                        "--chart": ["a.gif"], "--data": ["x"], "--dtype": ["x"]},
     "train cnn-cifar": {
