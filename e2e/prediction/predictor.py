@@ -115,18 +115,14 @@ class Predictor:
         times: dict[str, CallTime] = {}
         problems: dict[str, str] = {}
         missing: dict[str, PlacedCall] = {}
-        counts = Counter(key_of(case, op) for op in traced.launched)
-        for op in traced.launched:
-            key = key_of(case, op)
-            if key in times or key in problems or key in missing:
-                continue
-            known = self._fresh.get(key) or self._store.get(key)
-            why = why_not(op.call)
-            if known is not None:
+        keys = [key_of(case, op) for op in traced.launched]
+        counts = Counter(keys)
+        for key, op in zip(keys, traced.launched, strict=True):
+            if known := self._fresh.get(key) or self._store.get(key):
                 times[key] = known
-            elif why is not None:
+            elif why := why_not(op.call):
                 problems[key] = why.removeprefix(f"{op.call.name}: ")
-            else:
+            elif key not in missing:
                 missing[key] = PlacedCall(op.call, counts[key], op.phase == BACKWARD, op.cold)
         measured = time_calls(self._target, list(missing.values()), doing) if missing else []
         for key, found in zip(missing, measured, strict=True):
@@ -158,6 +154,7 @@ def predicted_of(
     no time.
     """
     keys = [key_of(traced.case, op) for op in traced.launched]
+    launched = list(zip(traced.launched, keys, strict=True))
     known = [times[key] for key in keys if key in times]
     middle_s = math.fsum(median(one.times_s) for one in known)
     rounds_s = [
@@ -165,13 +162,8 @@ def predicted_of(
         for number in range(max((len(one.times_s) for one in known), default=1))
     ]
     ends = ((1 - GPU_ERROR) * min(rounds_s), (1 + GPU_ERROR) * max(rounds_s))
-    launched = zip(traced.launched, keys, strict=True)
     scratch = {op.call.key: times[key].scratch_bytes for op, key in launched if key in times}
-    lost = Counter(
-        (op.call.name, problems[key])
-        for op, key in zip(traced.launched, keys, strict=True)
-        if key in problems
-    )
+    lost = Counter((op.call.name, problems[key]) for op, key in launched if key in problems)
     return Predicted(
         middle_s,
         None if problems else ends,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,7 +24,6 @@ from microbench.results.codec import decode
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
 FORMAT = 13  # raised when times are taken in another way
-MOST_S = 86_400.0  # no call takes a day
 LOST = "the next run measures again what this one did"
 
 
@@ -66,28 +65,18 @@ class Store:
             warn(f"{self.path} cannot be written ({error.strerror}): {LOST}")
 
 
+@dataclass(frozen=True)
+class _Content:
+    calls: dict[str, CallTime]
+
+
 def _read(path: Path | None) -> dict[str, CallTime]:
-    """The contents of the file; what cannot be read is measured again, and a warning says so."""
-    found: dict[str, CallTime] = {}
-    faults: list[str] = []
+    """What the file has; where it cannot be read, nothing, and a warning says so."""
     try:
-        content: Any = read_json_file(path) if path else {"calls": {}}
-        for key, entry in cast("dict[str, object]", content["calls"]).items():
-            try:
-                time: CallTime = decode(CallTime, entry, key)
-                if not time.times_s or not all(0 < each_s <= MOST_S for each_s in time.times_s):
-                    raise ValueError(f"{key}.times_s is {time.times_s}")
-                if min(time.kernels, time.scratch_bytes) < 0:
-                    raise ValueError(f"{key} has fewer than 0 kernels or bytes")
-                found[key] = time
-            except (ValueError, OverflowError) as error:
-                faults.append(first_line(error))
+        return decode(_Content, read_json_file(path), "").calls if path else {}
     except (FileNotFoundError, NotADirectoryError):
-        pass  # nothing has been kept
-    except OSError as error:
-        faults.append(error.strerror or str(error))
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        faults.append(first_line(error))
-    if faults:
-        warn(f"{path} has entries that cannot be read ({faults[0]}): they are measured again")
-    return found
+        return {}  # nothing has been kept
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        warn(f"{path} cannot be read ({why}): its times are measured again")
+        return {}

@@ -14,15 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 
 from e2e.aten import WARM, Call, CannotReplay, Cold, Pool, Replay, materialise, reserve
 from e2e.training.step_timer import union_s
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
 from microbench.device.profiler import KernelTime, record
+from microbench.results.types import NOT_EMPTY, Amount, Count
 
 ROUNDS = 5
 LEAD_ROUNDS = 1  # that are profiled before, of which CUPTI may lose the first kernels
@@ -32,6 +34,7 @@ LEAST, LEAST_LONG = 5, 2  # launches of a call in a round; of a long one
 LONG_S = 1e-3
 CPU_LAUNCHES = 5
 MARK = "empty"  # the kernel of `microbench.timing.instruments` that is launched before a call
+MOST_S = 86_400.0  # no call takes a day
 TOO_LARGE = "it alone needs more memory than there is"
 
 
@@ -52,9 +55,9 @@ class CallTime:
     `scratch_bytes` are allocated during the call, beside its results.
     """
 
-    times_s: tuple[float, ...]
-    kernels: float = 0.0
-    scratch_bytes: int = 0
+    times_s: Annotated[tuple[Annotated[float, Meta(gt=0, le=MOST_S)], ...], NOT_EMPTY]
+    kernels: Amount = 0.0
+    scratch_bytes: Count = 0
 
 
 def time_calls(
