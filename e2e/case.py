@@ -56,7 +56,22 @@ USUAL_LOADER = {
 DATA_WORDS = {"made": "synthetic JPEG"}
 DATA_ALIASES = {"synthetic-jpeg": "made"}
 
+OWN = "dataloader"  # what loads data of the user's own
+
 Label = Callable[["TrainCase"], str]
+
+
+def is_own(data: str) -> bool:
+    """Whether data is of the user's own, "module:function"."""
+    kind, _, function = data.partition(":")
+    names = [*kind.split("."), *function.split(".")]
+    return kind not in USUAL_LOADER and all(name.isidentifier() for name in names)
+
+
+def kind_and_loader(data: str) -> tuple[str, str]:
+    """What a case calls data ("folder" of folder:DIR, all of module:function); its usual loader."""
+    kind = data if is_own(data) else data.partition(":")[0]
+    return kind, OWN if is_own(data) else USUAL_LOADER.get(kind, kind)
 
 
 # ---------------------------------------------------------------- names of values
@@ -70,7 +85,7 @@ def _count(number: int, noun: str) -> str:
 
 def _loader(case: TrainCase) -> str:
     """What a loader is called: "one pinned batch", "torchvision-io loader"; "" for the usual."""
-    if case.loader == USUAL_LOADER.get(case.data):
+    if case.loader == kind_and_loader(case.data)[1]:
         return ""
     at_hand = case.loader in AT_HAND and case.loader != RESIDENT
     return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"

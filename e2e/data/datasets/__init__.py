@@ -1,4 +1,5 @@
-"""What networks train on, by a word: "synthetic", "generated", "made", "cifar10:DIR", "folder:DIR".
+"""What networks train on, by a word: "synthetic", "generated", "made", "cifar10:DIR", "folder:DIR",
+or the name of a function, "module:function".
 
 To add a kind, put an entry into `KINDS`.
 """
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.case import is_own
 from e2e.data.datasets.images import Folder, InMemory, Options
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.datasets.tokens import GeneratedTokens
@@ -42,8 +44,13 @@ def open_data(spec: str, options: Options) -> Data:
     """
     name, colon, path = spec.partition(":")
     kind = KINDS.get(name)
+    if is_own(spec):
+        from e2e.data.datasets.own import Own  # loads what other data does not need
+
+        return Own(spec, options)
     if kind is None:
         choices = ", ".join(name + ":DIR" * kind.folder for name, kind in KINDS.items())
+        choices += " or module:function"
         raise UserError(
             f"--data: unknown {name!r}; choose from {choices}{suggest(name.lower(), KINDS)}"
         )

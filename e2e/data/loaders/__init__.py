@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from e2e.case import OWN
 from kernels.error_words import suggest
 from microbench.errors import UserError
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class Backend:
     """How files or arrays become batches: by a module of this package.
 
-    `sources` are what it takes: "files", "arrays", "shards". `processes`: it has workers. `trains`:
-    its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the training.
-    `own_order`: not the one that ranks share.
+    `sources` are what it takes: "files", "arrays", "shards", "own". `processes`: it has workers.
+    `trains`: its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the
+    training. `own_order`: not the one that ranks share.
     """
 
     module: str
@@ -82,6 +83,7 @@ LOADERS: dict[str, Backend] = {
         "resident", "all images stay on the device and are cropped and flipped there",
         ("files", "arrays"), processes=False,
     ),
+    OWN: Backend("workers", "torch's DataLoader over what your function returns", ("own",)),
     "read": Backend(
         "reading", "files are read and discarded: the speed of the disk", ("files",), trains=False
     ),
@@ -95,6 +97,7 @@ _NEEDED = {
     "files": "image files (--data folder:DIR)",
     "arrays": "images in memory (--data cifar10:DIR, generated)",
     "shards": "tar shards (*.tar in the folder)",
+    "own": "data of your own (--data module:function)",
 }
 
 

@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from typing import Any
@@ -48,15 +49,15 @@ class Workers(Loader):
     UserError that names it.
 
     `batch_bytes` is the shared memory of a batch: UserError, before any worker starts, when the
-    batches under way do not fit.
+    batches under way do not fit. `on_start` is called in each worker with its number.
     """
 
     def __init__(
         self, dataset: Dataset[Any], spec: LoadSpec, *, batch_bytes: int, pinned: bool = False,
-        **options: Any,
+        on_start: Callable[[int], object] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._dataset, self._spec, self._options = dataset, spec, options
-        self._batch_bytes, self._pinned = batch_bytes, pinned
+        self._batch_bytes, self._pinned, self._on_start = batch_bytes, pinned, on_start
         self._batches: Iterator[Any] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
         self._closed = False
@@ -107,7 +108,7 @@ class Workers(Loader):
                 pin_memory=self._pinned,
                 prefetch_factor=(self._spec.prefetch or PREFETCH) if workers else None,
                 generator=torch.Generator().manual_seed(self._spec.seed),
-                worker_init_fn=_in_worker,
+                worker_init_fn=partial(_in_worker, self._on_start),
                 **self._options,
             )
             before = signal.getsignal(signal.SIGCHLD)
@@ -148,7 +149,7 @@ class Workers(Loader):
                 )
 
 
-def _in_worker(_: int) -> None:
+def _in_worker(on_start: Callable[[int], object] | None, number: int) -> None:
     """In a worker: end when its parent does, or when a batch cannot be handed to it.
 
     torch's would wait for ever, in the first case for someone to read what it made; in the second
@@ -156,6 +157,8 @@ def _in_worker(_: int) -> None:
     """
     control(DIE_WITH_PARENT, signal.SIGKILL)
     Queue._on_queue_feeder_error = staticmethod(_cannot_hand_over)  # type: ignore[attr-defined]
+    if on_start is not None:
+        on_start(number)
 
 
 def _cannot_hand_over(_error: Exception, _batch: object) -> None:
