@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.train_cases import case_of, quietly
 
+from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.results.types import Training
+from e2e.training.ranks import Ranks
 from e2e.training.speedups import with_speedups
 from e2e.training.step_timer import (
     Bursts,
@@ -29,10 +32,12 @@ from e2e.training.step_timer import (
     time_phases,
     union_s,
 )
-from e2e.training.timing import SpeedByTurn
+from e2e.training.timing import SpeedByTurn, VariantFailed, Watch, time_interleaved
+from e2e.training.variant import Part, Variant
 from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import KernelTime
+from microbench.errors import UserError
 from microbench.timing import FEWEST_ROUNDS
 from microbench.timing.timers import Launch
 
@@ -209,6 +214,54 @@ def test_the_phases_are_everything_from_the_first_mark_to_the_last() -> None:
     clock("c")
     outer_s = time.perf_counter() - outer_s
     assert inner_s <= sum(phase.host_s for phase in clock.phases(1)) <= outer_s
+
+
+# ---------------------------------------------------------------- turns
+
+
+def stub(name: str) -> Variant:
+    """A variant whose steps take a millisecond."""
+    trainer: Any = SimpleNamespace(skipped_steps=0, switch=lambda: None)
+    feed: Any = SimpleNamespace(refill=lambda: None, skip_ready=lambda: None)
+    training = Training(TrainCase("own", name, 1, "1"), "ok", step_units=1)
+    return Variant(training, trainer, feed, (Part(name, lambda: time.sleep(1e-3), 1e-3),))
+
+
+def test_each_round_has_a_turn_of_each_variant_in_an_order_of_its_own() -> None:
+    variants = [stub(name) for name in "abcdef"]
+    turns: list[str] = []
+
+    def during(key: str) -> AbstractContextManager[object]:
+        turns.append(key)
+        return nullcontext()
+
+    time_interleaved(
+        variants, 0.5, CpuSteps(), Ranks.alone(torch.device("cpu")), Watch(during, quietly)
+    )
+    rounds = [tuple(turns[at : at + 6]) for at in range(0, len(turns), 6)]
+    assert len(rounds) >= FEWEST_ROUNDS
+    assert all(sorted(one) == sorted("abcdef") for one in rounds)
+    assert len(set(rounds)) > 1
+    assert [len(variant.blocks) for variant in variants] == [len(rounds)] * 6
+
+
+def test_a_step_that_raises_is_blamed_on_its_variant_but_a_mistake_is_the_user_s() -> None:
+    for error in (ValueError("planted"), UserError("planted")):
+        variants = [stub("a"), stub("b")]
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        variants[1].parts[0].launch = fail
+        expected = UserError if isinstance(error, UserError) else VariantFailed
+        with pytest.raises(expected) as raised:
+            time_interleaved(
+                variants, 0.1, CpuSteps(), Ranks.alone(torch.device("cpu")),
+                Watch(lambda _: nullcontext(), quietly),
+            )  # fmt: skip
+        if isinstance(raised.value, VariantFailed):
+            assert raised.value.variant is variants[1]
+            assert raised.value.__cause__ is error
 
 
 # ---------------------------------------------------------------- how fast the host launches

@@ -403,6 +403,17 @@ def test_evaluation_between_replays_changes_nothing() -> None:
     assert found == near(expected, "amp")
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "bf16"])
+def test_a_captured_evaluation_has_the_outputs_of_the_network(recipe: str) -> None:
+    plain, graph = (trainer_of(MLP, recipe, evaluation=True, graph=how) for how in (False, True))
+    given = samples(3)
+    graph.capture(Batches(*given))
+    plain_feed, graph_feed = Batches(*given), Batches(*given)
+    for _ in given:
+        assert torch.equal(graph.step(graph_feed), plain.step(plain_feed))
+    assert graph.is_finite(graph_feed)
+
+
 def broken(batch: Batch) -> Batch:
     inputs, targets = batch[0].clone(), batch[1]
     inputs[0, 0] = float("inf")
