@@ -308,7 +308,7 @@ def plan_layers(
     `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
     UserError for an invalid back end or precision.
     """
-    from microbench.results.types import LayerUse, NetworkUse, NotMeasured
+    from microbench.results.types import LayerUse, NetworkUse
 
     groups: list[Group] = []
     uses: list[LayerUse] = []
@@ -320,8 +320,8 @@ def plan_layers(
         if group.name not in {known.name for known in groups}:
             groups.append(group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
-    skipped = tuple(NotMeasured(s.what, s.reason, s.count, s.flops) for s in network.skipped)
-    return groups, NetworkUse(network.network, network.batch, network.image, tuple(uses), skipped)
+    of_network = network.network, network.batch, network.image
+    return groups, NetworkUse(*of_network, tuple(uses), network.skipped)
 
 
 def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:

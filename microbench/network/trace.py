@@ -50,6 +50,7 @@ from microbench.network.networks import (
     usual_image,
     usual_tokens,
 )
+from microbench.results.types import NotMeasured
 
 CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 
@@ -66,7 +67,7 @@ class Traced:
     batch: int
     image: int | None
     layers: tuple[Layer, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[NotMeasured, ...]
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def trace(network: str, batch: int, image: int | None = None) -> Traced:
         built.name,
         built.inputs[0].shape[0],
         built.image,
-        tuple(recorder.merged(Layer)),
-        tuple(recorder.merged(Skipped)),
+        tuple(recorder.layers()),
+        tuple(recorder.skipped()),
     )
 
 
@@ -270,20 +271,6 @@ class Layer:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A GEMM, convolution or attention that cannot be measured, and why.
-
-    `flops` are those of one run.
-    """
-
-    what: str
-    reason: str
-    count: int
-    flops: int
-    names: tuple[str, ...]
-
-
 def storage_of(tensor: Tensor) -> int:
     """An integer that tensors share exactly when they share memory."""
     return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
@@ -293,7 +280,7 @@ def storage_of(tensor: Tensor) -> int:
 class _Row:
     """A distinct GEMM or convolution while it is counted; `place` sorts it by its forward pass."""
 
-    item: Layer | Skipped
+    item: Layer | NotMeasured
     place: int
     count: int = 0
     names: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
@@ -306,14 +293,6 @@ class _Source:
     name: str
     place: int
     weight: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Entered:
-    """A module whose forward runs, and the autograd node that was running when it began."""
-
-    path: str
-    under: int | None
 
 
 class ProductRecorder(TorchDispatchMode):
@@ -332,20 +311,26 @@ class ProductRecorder(TorchDispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self._module: Any = module
         self._weights = weights
-        self._entered = [_Entered(type(module).__name__, None)]
+        # The modules whose forward runs, and the autograd node that was running as each began.
+        self._entered: list[tuple[str, int | None]] = [(type(module).__name__, None)]
         self._sources: dict[int, _Source] = {}  # by number of the autograd node
-        self._rows: dict[tuple[object, ...], _Row] = {}
+        self._rows: dict[Layer | NotMeasured, _Row] = {}
 
-    def merged(self, kind: type[Any]) -> list[Any]:
-        """The rows of a type (`Layer` or `Skipped`), with counts and names, in forward order."""
-
-        def order(row: _Row) -> tuple[int, int]:
-            return row.place, PASSES.index(getattr(row.item, "which", PASSES[0]))
-
+    def layers(self) -> list[Layer]:
+        """What can be measured, with counts and names, in forward order, pass by pass."""
+        found = [(row, row.item) for row in self._rows.values() if isinstance(row.item, Layer)]
+        found.sort(key=lambda one: (one[0].place, PASSES.index(one[1].which)))
         return [
-            dataclasses.replace(row.item, count=row.count, names=tuple(row.names))
-            for row in sorted(self._rows.values(), key=order)
-            if isinstance(row.item, kind)
+            dataclasses.replace(layer, count=row.count, names=tuple(row.names))
+            for row, layer in found
+        ]
+
+    def skipped(self) -> list[NotMeasured]:
+        """What cannot, with counts, in forward order."""
+        return [
+            dataclasses.replace(row.item, count=row.count)
+            for row in sorted(self._rows.values(), key=lambda row: row.place)
+            if isinstance(row.item, NotMeasured)
         ]
 
     @contextmanager
@@ -367,7 +352,7 @@ class ProductRecorder(TorchDispatchMode):
 
     def _enter(self, path: str, *_: object) -> None:
         """Called before the submodule of this path runs."""
-        self._entered.append(_Entered(path, _running_node()))
+        self._entered.append((path, _running_node()))
 
     def _leave(self, *_: object) -> None:
         """Called when the submodule entered last has run, or raised."""
@@ -407,9 +392,9 @@ class ProductRecorder(TorchDispatchMode):
         if m and n and k:
             self._add(Layer(Gemm(m, n, k, _letter(a) + _letter(b)), which, 0, ()), weight)
 
-    def _add(self, item: Layer | Skipped, weight: Tensor | None = None) -> None:
+    def _add(self, item: Layer | NotMeasured, weight: Tensor | None = None) -> None:
         source = self._source
-        row = self._rows.setdefault(_key(item), _Row(item, source.place))
+        row = self._rows.setdefault(item, _Row(item, source.place))
         row.count += 1
         row.names[source.name] = None
         if not self._backward:
@@ -419,13 +404,13 @@ class ProductRecorder(TorchDispatchMode):
     @property
     def _backward(self) -> bool:
         """Whether the call that is seen is one of the backward pass."""
-        return _running_node() not in (None, self._entered[-1].under)
+        return _running_node() not in (None, self._entered[-1][1])
 
     @property
     def _source(self) -> _Source:
         """What a backward call belongs to in the forward pass; of a forward call, itself."""
         known = self._sources.get(_running_node() or 0) if self._backward else None
-        return known or _Source(self._entered[-1].path, len(self._rows), None)
+        return known or _Source(self._entered[-1][0], len(self._rows), None)
 
 
 def _running_node() -> int | None:
@@ -434,14 +419,7 @@ def _running_node() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-def _key(item: Layer | Skipped) -> tuple[object, ...]:
-    """The identity by which calls are counted as one."""
-    if isinstance(item, Skipped):
-        return item.what, item.reason, item.flops
-    return item.problem, item.which
-
-
-def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Skipped]:
+def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | NotMeasured]:
     """The GEMMs and convolutions of one operator call, except plain GEMMs."""
     if name in ("bmm", "baddbmm"):
         yield _skipped(name, BATCHED, 2 * args[-2].numel() * args[-1].shape[-1])
@@ -458,11 +436,11 @@ def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Sk
         yield _attention(args, backward="backward" in name)
 
 
-def _skipped(what: str, reason: str, flops: int) -> Skipped:
-    return Skipped(what, reason, 0, flops, ())
+def _skipped(what: str, reason: str, flops: int) -> NotMeasured:
+    return NotMeasured(what, reason, 0, flops)
 
 
-def _attention(args: tuple[Any, ...], *, backward: bool) -> Skipped:
+def _attention(args: tuple[Any, ...], *, backward: bool) -> NotMeasured:
     query, key, value = args[1:4] if backward else args[:3]
     flops = attention(query.shape, key.shape, value.shape)
     if backward:
@@ -474,7 +452,7 @@ def _convolution(
     x: Tensor, weight: Tensor, y: Tensor, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
     mask: tuple[bool, ...] | None = None,
-) -> Iterator[Layer | Skipped]:  # fmt: skip
+) -> Iterator[Layer | NotMeasured]:  # fmt: skip
     """One forward call, or with `mask` the requested gradients of a backward call."""
     passes = ("dgrad", "fprop") if transposed else ("fprop", "dgrad")
     wanted = [passes[0]]
