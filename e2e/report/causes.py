@@ -35,17 +35,10 @@ def title_words(cause: Cause) -> str:
     return fmt.clean(cause.title) or "-"
 
 
-def causes_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
-    """The causes of each training, in the order of the file; of a few without `details`."""
-    found = [arm for arm in view.arms if has_causes(view, arm)]
-    shown = found if details else view.first_of(found)
-    parts = [
-        (arm, [f"{i}. {_sentence(one)}" for i, one in enumerate(arm.causes, 1)]) for arm in shown
-    ]
-    if len(shown) < len(found):
-        more = fmt.count(len(found) - len(shown), "more training")
-        parts[-1][1].append(f"and causes of {more} (--verbose shows all)")
-    return [(arm, Part(f"What limits {view.full_label(arm)}", below=lines)) for arm, lines in parts]
+def causes_part(view: View, arm: Training) -> Part:
+    """The causes of a training, in the order of the file."""
+    lines = [f"{i}. {_sentence(one)}" for i, one in enumerate(arm.causes, 1)]
+    return Part(f"What limits {view.full_label(arm)}", below=lines)
 
 
 def _sentence(cause: Cause) -> str:

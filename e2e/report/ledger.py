@@ -122,20 +122,20 @@ def _change(line: LedgerLine) -> Change:
     return replace(plain, base_ms=base_ms, other_ms=other_ms, where=fmt.clean(where))
 
 
-def unexplained(arm: Training) -> float:
-    """The largest share of either step that its ledger does not explain."""
-    rows = changes(arm, fold=False)
-    shares = [
+def unexplained(arm: Training) -> tuple[float, float]:
+    """The shares that its ledger does not explain: at most of a step, and of the difference."""
+    *rows, whole = changes(arm, fold=False)
+    rest = [row for row in rows if row.term == RESIDUAL]
+    of_steps = [
         abs(ms) / step_ms
-        for row in rows
-        if row.term == RESIDUAL
+        for row in rest
         for ms, step_ms in (
-            (row.base_ms, rows[-1].base_ms), (row.other_ms, rows[-1].other_ms),
-            (row.ms, rows[-1].other_ms),
+            (row.base_ms, whole.base_ms), (row.other_ms, whole.other_ms), (row.ms, whole.other_ms)
         )
         if ms is not None and step_ms
     ]  # fmt: skip
-    return max(shares, default=0.0)
+    rest_ms = math.fsum(row.ms for row in rest)
+    return max(of_steps, default=0.0), abs(rest_ms / whole.ms) if whole.ms else math.inf
 
 
 def gain(arm: Training) -> Ratio | None:
@@ -155,22 +155,16 @@ def is_unclear(arm: Training) -> bool:
     return ratio.no_difference or (seen - 1) * (ratio.ratio - 1) < 0
 
 
-def unexplained_change(arm: Training) -> float:
-    """The share of the difference between the steps that its ledger does not explain."""
-    *rows, whole = changes(arm, fold=False)
-    rest_ms = math.fsum(row.ms for row in rows if row.term == RESIDUAL)
-    return abs(rest_ms / whole.ms) if whole.ms else math.inf
+def is_explained(view: View, arm: Training) -> bool:
+    """Whether it is said where its time goes, or what limits it."""
+    return bool(has_ledger(arm) or arm.causes) and is_sound(view, arm)
 
 
 def is_sound(view: View, arm: Training) -> bool:
     """Whether what was measured is good enough to say where its time goes."""
     if view.group_of(arm).ruined_pct or is_unclear(arm):
         return False
-    return not has_ledger(arm) or _most_unexplained(arm) <= RUINED_RESIDUAL
-
-
-def _most_unexplained(arm: Training) -> float:
-    return max(unexplained(arm), unexplained_change(arm))
+    return not has_ledger(arm) or max(unexplained(arm)) <= RUINED_RESIDUAL
 
 
 def doubts_part(view: View) -> Part:
@@ -181,7 +175,7 @@ def doubts_part(view: View) -> Part:
     ]  # fmt: skip
     same = [view.full_label(arm) for arm in arms if is_unclear(arm)]
     unlike = [
-        f"{view.full_label(arm)} {100 * _most_unexplained(arm):.0f} %"
+        f"{view.full_label(arm)} {100 * max(unexplained(arm)):.0f} %"
         for arm in arms
         if not is_unclear(arm) and not is_sound(view, arm)
     ]
@@ -197,19 +191,12 @@ def doubts_part(view: View) -> Part:
 # ---------------------------------------------------------------- the table
 
 
-def ledger_parts(view: View, *, details: bool = True) -> list[tuple[Training, Part]]:
-    """Each training's ledger as a table; without `details` a few, without small terms."""
-    found: list[tuple[Training, Part]] = []
-    for arm in view.arms:
-        if has_ledger(arm) and is_sound(view, arm):
-            table = ledger_table(arm, view.label(arm), fold=not details)
-            found.append((arm, Part(ledger_title(view, arm), table, account(arm, view.label(arm)))))
-    shown = found if details else view.first_of(found)
-    if len(shown) < len(found):
-        more = f"and {fmt.count(len(found) - len(shown), 'more ledger')} (--verbose shows all)"
-        arm, last = shown[-1]
-        shown[-1] = (arm, replace(last, below=[*last.below, more]))
-    return shown
+def ledger_part(view: View, arm: Training, *, fold: bool) -> Part:
+    """A training's ledger as a table; `fold`: small terms share a row."""
+    if not has_ledger(arm):
+        return Part()
+    label = view.label(arm)
+    return Part(ledger_title(view, arm), ledger_table(arm, label, fold=fold), account(arm, label))
 
 
 def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:
@@ -263,7 +250,7 @@ def account(arm: Training, label: str) -> list[str]:
             f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times faster; "
             f"{label} is {is_now}{also}."
         )
-    share = unexplained(arm)
+    share, _ = unexplained(arm)
     if share > MOST_RESIDUAL:
         found.append(
             f"{100 * share:.0f} % of a {step} is unexplained: do not trust single terms (a good "

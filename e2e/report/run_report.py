@@ -99,7 +99,7 @@ def sections(run: Run, width: int, *, details: bool) -> list[Section]:
 
 
 def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """Loaders alone; then, where recipes were measured too, those alone and both together.
+    """In short; loaders alone; and where recipes were measured too, those alone and both together.
 
     `details` adds what a screen of trainings has for each of them.
     """
@@ -107,15 +107,12 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
     fed = run.with_all(Training, [t for joint in pictures for t in joint.trainings])
     together = {t.case.key for t in fed.of(Training)}
     apart = run.with_all(Training, [t for t in run.of(Training) if t.case.key not in together])
-    found: list[Section] = [(TITLE, loaders_lines(run, width))]
+    said = [line for joint in pictures for line in joint_sentences(joint)]
+    found: list[Section] = [("In short", sentences(said)), (TITLE, loaders_lines(run, width))]
     if apart.of(Training):
         view = view_of(apart)
         found += [*_speed(view, width, "Recipes alone"), _warnings(apart, view)]
-    for joint in pictures:
-        said = [
-            Text(line, "" if line.startswith(" ") else "bold") for line in joint_sentences(joint)
-        ]
-        found += [*_shown([joint_part(joint)], width), ("In short", said)]
+    found += _shown([joint_part(joint) for joint in pictures], width)
     if pictures:
         found.append(("Warnings on recipes fed by a loader", _warnings(fed, view_of(fed))[1]))
     if details and pictures:
@@ -165,13 +162,23 @@ def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
 
 
 def _accounts(view: View, *, details: bool = True) -> list[Part]:
-    """Training by training: its ledger, its causes; then why some have none."""
-    place = {id(arm): i for i, arm in enumerate(view.arms)}
+    """Training by training, of a few without `details`: its ledger, its causes; then why some have
+    none.
+    """
+    known = [arm for arm in view.arms if ledger.is_explained(view, arm)]
+    shown = known if details else view.first_of(known)
     parts = [
-        *ledger.ledger_parts(view, details=details), *causes.causes_parts(view, details=details)
+        part
+        for arm in shown
+        for part in (
+            ledger.ledger_part(view, arm, fold=not details), causes.causes_part(view, arm)
+        )
+        if part.table or part.below
     ]  # fmt: skip
-    parts.sort(key=lambda part: place[id(part[0])])
-    return [*(part for _, part in parts), ledger.doubts_part(view)]
+    if len(shown) < len(known):
+        more = f"and {fmt.count(len(known) - len(shown), 'more training')} (--verbose shows all)"
+        parts[-1] = replace(parts[-1], below=[*parts[-1].below, more])
+    return [*parts, ledger.doubts_part(view)]
 
 
 def _warnings(run: Run, view: View) -> Section:
