@@ -63,7 +63,6 @@ class Variant:
 
     @property
     def source(self) -> str:
-        """The CUDA source."""
         defines = "".join(f"#define {name} {value}\n" for name, value in self.defines.items())
         return defines + Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
 
@@ -192,7 +191,6 @@ def load(variant: Variant, name: str, target: Target) -> Loaded:
 
 
 def _operands(variant: Variant, kind: Precision, device: torch.device) -> list[torch.Tensor]:
-    """A and B, normal; of FFMA a factor and a term."""
     import torch
 
     from kernels.data import draw, store

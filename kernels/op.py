@@ -208,5 +208,4 @@ class Session:
         return Prepared(found, rel_error, renew, rel_error_again, total_error)
 
     def close(self) -> None:
-        """Free the shared operands."""
         self.pool.clear()

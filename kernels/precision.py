@@ -56,22 +56,18 @@ class Precision:
 
     @property
     def accumulator_bytes(self) -> int:
-        """Bytes of one sum while it is added up."""
         return DTYPE_BYTES[self.accumulate]
 
     @property
     def bytes_per_element(self) -> int:
-        """Bytes of one stored element."""
         return DTYPE_BYTES[self.storage]
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of one output element."""
         return DTYPE_BYTES[self.output]
 
     @property
     def is_float8(self) -> bool:
-        """Whether the operands are stored in an 8-bit floating-point type."""
         return self.storage.startswith("float8")
 
 

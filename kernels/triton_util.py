@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
 from math import ceil
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kernels.case import Candidate, CannotRun
 from kernels.gpus import LINE_BYTES, SECTOR_BYTES
@@ -32,46 +32,44 @@ Config = TypeVar("Config")
 class Grammar:
     """How a back end writes its configurations: "kernel/128x256x64/s4/w8/sub2/direct".
 
-    A kernel, `sizes` numbers, then numbers by prefix: those of `always`, those of `above_one` if
-    they are above 1, and last the word `flag`, if it holds.
+    A kernel, the fields of `sizes`, then numbers, by prefix the field: those of `always`, those of
+    `above_one` if they are above 1, and last the names of the `flags` that hold.
     """
 
     name: str
     kernels: tuple[str, ...]
-    sizes: int
-    always: tuple[str, ...]
-    above_one: tuple[str, ...] = ()
-    flag: str = ""
+    sizes: tuple[str, ...]
+    always: Mapping[str, str]
+    above_one: Mapping[str, str] = field(default_factory=dict[str, str])
+    flags: tuple[str, ...] = ()
 
-    def write(
-        self, kernel: str, sizes: Sequence[int], numbers: Sequence[int], flag: bool = False
-    ) -> str:
-        """The label; `numbers` are in the order of `always`, then `above_one`. ValueError where
-        there are more or fewer of them than prefixes.
-        """
-        parts = [kernel, "x".join(map(str, sizes))]
-        for prefix, number in zip((*self.always, *self.above_one), numbers, strict=True):
+    def write(self, config: Any) -> str:
+        """The label of a configuration with these fields and `kernel`."""
+        parts = [config.kernel, "x".join(str(getattr(config, size)) for size in self.sizes)]
+        for prefix, name in {**self.always, **self.above_one}.items():
+            number = getattr(config, name)
             if prefix in self.always or number > 1:
                 parts.append(f"{prefix}{number}")
-        return "/".join([*parts, self.flag] if flag else parts)
+        return "/".join([*parts, *(flag for flag in self.flags if getattr(config, flag))])
 
-    def read(self, label: str) -> tuple[str, list[int], list[int], bool]:
-        """(kernel, sizes, numbers, flag) of a label; numbers left out are 1. Raises ValueError."""
+    def read(self, label: str) -> dict[str, Any]:
+        """The fields of a label; numbers left out are 1. Raises ValueError."""
         found = self._pattern.fullmatch(label)
         if found is None:
             raise ValueError(f"not a configuration of the {self.name}: {label!r}")
-        kernel, sizes, *numbers = found.groups()[: 2 + len(self.always) + len(self.above_one)]
-        flag = bool(self.flag) and found.groups()[-1] is not None
-        return kernel, [int(s) for s in sizes.split("x")], [int(n or 1) for n in numbers], flag
+        fields: dict[str, Any] = found.groupdict()
+        kernel, flags = fields.pop("kernel"), {name: bool(fields.pop(name)) for name in self.flags}
+        numbers = {name: int(number or 1) for name, number in fields.items()}
+        return {"kernel": kernel, **numbers, **flags}
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         number = r"[1-9]\d{0,6}"
-        sizes = "x".join([number] * self.sizes)
-        always = "".join(rf"/{prefix}({number})" for prefix in self.always)
-        above_one = "".join(rf"(?:/{prefix}({number}))?" for prefix in self.above_one)
-        flag = f"(/{self.flag})?" if self.flag else ""
-        return re.compile(rf"({'|'.join(self.kernels)})/({sizes}){always}{above_one}{flag}")
+        parts = [f"(?P<kernel>{'|'.join(self.kernels)})/"]
+        parts += ["x".join(f"(?P<{name}>{number})" for name in self.sizes)]
+        parts += [f"/{prefix}(?P<{name}>{number})" for prefix, name in self.always.items()]
+        parts += [f"(?:/{prefix}(?P<{name}>{number}))?" for prefix, name in self.above_one.items()]
+        return re.compile("".join([*parts, *(f"(?P<{flag}>/{flag})?" for flag in self.flags)]))
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,9 @@ class Step:
     options: dict[str, int]
 
     def launch(self) -> None:
-        """Queue the kernel on the current stream; does not wait for it."""
         self.kernel[self.grid](*self.args, **self.options)  # type: ignore[index]
 
     def compile(self) -> object:
-        """Compile without launching; returns the compiled kernel."""
         return self.kernel.warmup(*self.args, grid=self.grid, **self.options)  # type: ignore[attr-defined]
 
 

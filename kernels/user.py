@@ -154,7 +154,6 @@ class UserBackend:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The names of the function's parameters."""
         try:
             return frozenset(inspect.signature(self._found).parameters)
         except (TypeError, ValueError):  # a builtin that does not say

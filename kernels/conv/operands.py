@@ -83,7 +83,6 @@ class ConvOperands:
 
     @property
     def output(self) -> torch.Tensor:
-        """What the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R, S]."""
         return getattr(self, OUTPUT[self.which])
 
     @property
@@ -92,12 +91,10 @@ class ConvOperands:
         return (self,)
 
     def holding(self, result: torch.Tensor) -> Self:
-        """The same with another output."""
         return replace(self, **{OUTPUT[self.which]: result})
 
 
 def names(problem: Conv) -> Sequence[str]:
-    """The two inputs and the output."""
     return *INPUTS[problem.which], OUTPUT[problem.which]
 
 
@@ -112,12 +109,10 @@ def stored(problem: Conv, name: str) -> Sequence[int]:
 
 
 def arranged(problem: Conv, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the layout stores it."""
     return tensor.contiguous(memory_format=memory_format(problem.layout))
 
 
 def empty(problem: Conv, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor without values."""
     form = memory_format(problem.layout)
     return torch.empty(stored(problem, name), dtype=dtype, device=device, memory_format=form)
 
@@ -136,7 +131,6 @@ def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
 def operands(
     problem: Conv, tensors: dict[str, torch.Tensor], sample: Sample | None = None, scale: float = 1
 ) -> ConvOperands:
-    """All that variants are given."""
     x, w, y = (tensors[name] for name in NAMES)
     return ConvOperands(x, w, y, problem.shape, problem.which, sample, scale)
 

@@ -90,7 +90,6 @@ def require_current_device(target: Target) -> None:
 
 @cache
 def _handle(index: int) -> int:
-    """The process's cuBLASLt handle for the (current) device; never destroyed."""
     handle = ctypes.c_void_p()
     api.load().call("Create", ctypes.byref(handle))
     assert handle.value is not None, f"no handle for cuda:{index}"

@@ -68,29 +68,14 @@ CUBLASLT_ALGO_CONFIG_STAGES_ID = 6
 CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7
 CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
 
-# The type that the header names for each setting of an algorithm
-ALGO_CONFIG_TYPES: Mapping[int, type[ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_uint16]] = {
-    CUBLASLT_ALGO_CONFIG_ID: ctypes.c_int32,
-    CUBLASLT_ALGO_CONFIG_TILE_ID: ctypes.c_uint32,
-    CUBLASLT_ALGO_CONFIG_SPLITK_NUM: ctypes.c_int32,
-    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME: ctypes.c_uint32,
-    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING: ctypes.c_uint32,
-    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION: ctypes.c_uint32,
-    CUBLASLT_ALGO_CONFIG_STAGES_ID: ctypes.c_uint32,
-    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID: ctypes.c_uint16,
-    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID: ctypes.c_uint16,
-}
+# Settings of an algorithm that the header has in 16 bits; others have 32
+_OF_16_BITS = (CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
 
 DATA_TYPES: Mapping[str, int] = {
-    "float64": CUDA_R_64F,
-    "float32": CUDA_R_32F,
-    "float16": CUDA_R_16F,
-    "bfloat16": CUDA_R_16BF,
-    "float8_e4m3fn": CUDA_R_8F_E4M3,
-    "float8_e5m2": CUDA_R_8F_E5M2,
-    "int8": CUDA_R_8I,
+    "float64": CUDA_R_64F, "float32": CUDA_R_32F, "float16": CUDA_R_16F, "bfloat16": CUDA_R_16BF,
+    "float8_e4m3fn": CUDA_R_8F_E4M3, "float8_e5m2": CUDA_R_8F_E5M2, "int8": CUDA_R_8I,
     "int32": CUDA_R_32I,
-}
+}  # fmt: skip
 
 _HALF_ONE = 0x3C00  # 1.0 as IEEE binary16; ctypes has no half type
 
@@ -280,21 +265,17 @@ class Library:
             self.functions[name].restype = _INT
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call cublasLt`name`. Raises CublasLtError unless it succeeds."""
         status = self.functions[name](*arguments)
         if status != CUBLAS_STATUS_SUCCESS:
             raise self.error(name, status)
 
     def error(self, name: str, status: int) -> CublasLtError:
-        """The CublasLtError for a `status` that cublasLt`name` returned."""
         text = self._status_name(status)
         return CublasLtError(f"cublasLt{name} returned {text.decode()} ({status})")
 
     def algo_config(self, algo: Algo, attribute: int) -> int:
-        """A setting of an algorithm; 0, the default of most, where the library does not know it.
-        KeyError for an attribute that is not in ALGO_CONFIG_TYPES.
-        """
-        value = ALGO_CONFIG_TYPES[attribute]()
+        """A setting of an algorithm; 0, the default of most, where the library does not know it."""
+        value = ctypes.c_uint16() if attribute in _OF_16_BITS else ctypes.c_uint32()
         status = self.functions["MatmulAlgoConfigGetAttribute"](
             ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), None
         )

@@ -66,21 +66,17 @@ class Operands:
 
     @property
     def output(self) -> torch.Tensor:
-        """C [M, N]."""
         return self.c
 
     def holding(self, result: torch.Tensor) -> Self:
-        """The same with another C."""
         return replace(self, c=result)
 
     @property
     def mnk(self) -> tuple[int, int, int]:
-        """(M, N, K)."""
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
 
 def names(problem: Gemm) -> Sequence[str]:
-    """The two inputs and the output."""
     return NAMES
 
 
@@ -100,7 +96,6 @@ def _transposed(problem: Gemm, name: str) -> bool:
 
 
 def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """C [M, N]."""
     return torch.empty(problem.m, problem.n, dtype=dtype, device=device)
 
 
@@ -128,6 +123,5 @@ def _convolution(
 def operands(
     problem: Gemm, tensors: dict[str, torch.Tensor], sample: Sample, scale: float
 ) -> Operands:
-    """All that variants are given."""
     one = torch.ones((), device=tensors["c"].device)
     return Operands(**tensors, one=one, sample=sample, scale=scale)

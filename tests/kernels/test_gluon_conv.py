@@ -50,7 +50,7 @@ def configs(draw: st.DrawFn) -> Config:
     box = draw(st.sampled_from(BOXES))
     warps = 4 if box[0] * box[1] * box[2] == 64 else 8
     bk, bc = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((16, 32, 64)))
-    plain = Config(GLUON, box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
+    plain = Config(GLUON, *box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
     return replace(plain, padded=draw(st.booleans()))
 
 

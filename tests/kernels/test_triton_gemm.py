@@ -54,7 +54,6 @@ def test_labels_read_back() -> None:
         "tma/64x64x64/s4/w4/g8/",
         "wmma/1x1x1/s1/w1/g1",
         "/swapped",
-        "tma/64x64x64/s4/w4/g8/swapped",
     ],
 )
 def test_what_is_not_a_label_is_refused(label: str) -> None:
@@ -155,6 +154,7 @@ def test_rules_find_something_that_fits() -> None:
         ("tma/128x128x64/s3/w4/g8", 4096, 4096, (8, 0)),  # no TMA
         ("tma/128x128x64/s3/w4/g8", 4095, 4096, (9, 0)),  # rows of C that TMA cannot store
         ("split_k/64x64x64/s3/w4/g8/k4", 4096, 192, (9, 0)),  # more slices than steps
+        ("tma/64x64x64/s4/w4/g8/swapped", 4096, 4096, (9, 0)),  # a kernel of one order alone
     ],
 )
 def test_what_cannot_run_is_not_valid(
@@ -162,7 +162,7 @@ def test_what_cannot_run_is_not_valid(
 ) -> None:
     config = parse(label)
     assert not cfg.valid(config, Problem.of(case(4096, n, k)), capability)
-    able = replace(config, stages=3, slices=1)
+    able = replace(config, stages=3, slices=1, swapped=False)
     assert cfg.valid(able, Problem.of(case(4096, 4096, 4096)), (9, 0))
 
 

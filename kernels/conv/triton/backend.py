@@ -62,7 +62,6 @@ def candidates(
 
 
 def configurations(case: Case, target: Target) -> Configurations[Config]:
-    """The configurations that may run a case."""
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     ranked: Any = (wgrad_configs if problem.weights else data_configs).ranked
     return Configurations(

@@ -1,7 +1,4 @@
-"""Configurations of the Triton fprop and dgrad: labels, what a shape allows, which to try.
-
-Nothing here imports torch or triton: tables and rules can be checked on any machine.
-"""
+"""Configurations of the Triton fprop and dgrad: labels, what a shape allows, which to try."""
 
 from __future__ import annotations
 
@@ -25,7 +22,10 @@ from kernels.triton_util import (
 )
 
 KERNELS = GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
-LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"), "padded")
+LABELS = Grammar(
+    "Triton fprop and dgrad", KERNELS, ("images", "rows", "columns", "bk", "bc"),
+    {"s": "stages", "w": "warps"}, {"sub": "split", "p": "per_sm"}, ("padded",),
+)  # fmt: skip
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
@@ -37,14 +37,16 @@ BARRIERS = 1024  # bytes beside the buffers
 class Config:
     """One way to run a kernel.
 
-    `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
+    A tile, or `box`, has these images, rows and columns, and `bk` output channels; `bc` channels
     are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
     number of parts that a tile is stored in, `per_sm` the programs of a persistent kernel on one
     SM. `padded`: conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
-    box: tuple[int, int, int]
+    images: int
+    rows: int
+    columns: int
     bk: int
     bc: int
     stages: int
@@ -56,12 +58,14 @@ class Config:
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
-        numbers = (self.stages, self.warps, self.split, self.per_sm)
-        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers, self.padded)
+        return LABELS.write(self)
+
+    @property
+    def box(self) -> tuple[int, int, int]:
+        return self.images, self.rows, self.columns
 
     @property
     def pixels(self) -> int:
-        """Pixels of a tile: images * rows * columns of `box`."""
         return prod(self.box)
 
     @property
@@ -76,9 +80,7 @@ class Config:
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError for any other text."""
-    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), padded = LABELS.read(label)
-    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm, padded)
+    return Config(**LABELS.read(label))
 
 
 def tiles(config: Config, problem: ImplicitGemm) -> int:
@@ -135,7 +137,6 @@ def _taps_met(problem: ImplicitGemm, axis: int, start: int, taps: int, box: int)
 
 
 def _least_depth(problem: ImplicitGemm) -> int:
-    """Elements that a step of Triton's kernels adds up at least."""
     return max(MIN_DEPTH, MIN_ROW_BYTES // problem.element_bytes)
 
 
@@ -152,7 +153,6 @@ def shared_memory(config: Config, problem: ImplicitGemm) -> int:
 
 
 def _room(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
-    """Whether a GPU has the shared memory."""
     taken = config.per_sm * shared_memory(config, problem)
     return taken <= architecture(capability).block_shared_bytes
 
@@ -164,7 +164,6 @@ def _for_tma(config: Config, problem: ImplicitGemm, capability: Capability) -> b
 
 
 def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
-    """The tile model's clocks for one launch."""
     size, count = problem.element_bytes, tiles(config, problem)
     flops = problem.shape.flops * products(config, problem) / count
     by_gluon = config.kernel == GLUON
@@ -198,7 +197,6 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
 
 
 def _moved(problem: ImplicitGemm) -> int:
-    """Bytes of the input and the output."""
     read = problem.element_bytes * prod(problem.image) * problem.c
     return read + problem.precision.output_bytes * prod(problem.whole_output) * problem.k
 
@@ -220,7 +218,7 @@ def _gather(problem: ImplicitGemm) -> Iterator[Config]:
     widths = dict.fromkeys(min(width, widest) for width in _GATHER_WIDTHS)
     for pixels, bd, stages, warps in _GATHER_TILES:
         for bk in widths:
-            yield Config(GATHER, (1, 1, pixels), bk, min(bd, depth), stages, warps)
+            yield Config(GATHER, 1, 1, pixels, bk, min(bd, depth), stages, warps)
 
 
 def _gather_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
@@ -264,7 +262,7 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
     ]
 
     def work(box: tuple[int, int, int]) -> float:
-        return products(Config(kernel, box, 64, 64, 1, 4), problem)
+        return products(Config(kernel, *box, 64, 64, 1, 4), problem)
 
     least = min(found, key=work)
     near = sorted(
@@ -287,7 +285,7 @@ def _persistent(problem: ImplicitGemm) -> Iterator[Config]:
         if bc < _least_depth(problem):
             continue
         for box in boxes(pixels, problem, PERSISTENT):
-            config = Config(PERSISTENT, box, bk, bc, stages, warps, split * wide)
+            config = Config(PERSISTENT, *box, bk, bc, stages, warps, split * wide)
             yield config
             if warps == 4:
                 yield replace(config, per_sm=2, stages=min(stages, 4))
@@ -397,14 +395,15 @@ def _gluon(problem: ImplicitGemm) -> Iterator[Config]:
                 most = min(most, MOST_ACCUMULATORS_OF_SINGLES)
             if sums > most or (split > 1 and split_n(bk)[0] < 2 * LEAST_WIDTH):
                 continue
-            empty = Config(GLUON, (1, 1, pixels), bk, bc, 0, warps, split, per_sm)
+            empty = Config(GLUON, 1, 1, pixels, bk, bc, 0, warps, split, per_sm)
             left = HOPPER.sm_shared_bytes // per_sm - HOPPER.block_reserve_bytes
             left -= _gluon_shared_memory(empty, problem)
             stages = left // ((pixels + bk) * bc * size)
             if stages < STAGES[1]:
                 continue
-            for box in boxes(pixels, problem, GLUON):
-                config = replace(empty, box=box, stages=min(stages, STAGES[0]))
+            for images, rows, columns in boxes(pixels, problem, GLUON):
+                config = replace(empty, images=images, rows=rows, columns=columns)
+                config = replace(config, stages=min(stages, STAGES[0]))
                 yield config
                 if copies:
                     yield replace(config, padded=True)

@@ -1,7 +1,4 @@
-"""conv_gather and conv_persistent: binds a configuration to tensors. Descriptors, scratch, grids.
-
-Whatever can be done beforehand is done here, so that a launch does nothing else.
-"""
+"""conv_gather and conv_persistent: binds a configuration to tensors. Descriptors, grids."""
 
 from __future__ import annotations
 
@@ -24,11 +21,7 @@ from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, input_precision, optio
 def bind(
     config: Config, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
-    """The launches of one pass, in order; scratch is allocated here (torch.OutOfMemoryError).
-
-    `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
-    [N, K, P, Q] must be channels_last.
-    """
+    """The launches of one pass: `kernels.conv.triton.backend.bind`."""
     problem = ImplicitGemm(operands.shape, operands.which, precision)
     if config.kernel == GATHER:
         return [_gather(config, operands, problem)]
@@ -36,7 +29,6 @@ def bind(
 
 
 def _gather(config: Config, operands: ConvOperands, problem: ImplicitGemm) -> Step:
-    """The kernel that loads through pointers."""
     s = operands.shape
     source = operands.y if problem.dgrad else operands.x
     x, y = (s.h, s.w), (s.p, s.q)
@@ -91,7 +83,6 @@ def _weights(
 
 
 def _stored_box(config: Config) -> tuple[int, int, int]:
-    """The part of a tile's box that is stored at a time."""
     (n, h, w), parts = config.box, config.split
     while parts > 1:
         n, h, w = (n // 2, h, w) if n > 1 else (n, h // 2, w) if h > 1 else (n, h, w // 2)

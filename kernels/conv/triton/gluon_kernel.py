@@ -299,7 +299,6 @@ def _consumer(
     LAST: gl.constexpr, N0: gl.constexpr, N1: gl.constexpr, STAGES: gl.constexpr,
     SPLIT: gl.constexpr, PARITIES: gl.constexpr, WORD: gl.constexpr, K_MAJOR: gl.constexpr,
 ):  # fmt: skip
-    """The warps that multiply what is loaded, and store."""
     empty = barriers[1]
     BM: gl.constexpr = BN * BH * BW
     N1_BUFFER: gl.constexpr = N1 if N1 > 0 else 16

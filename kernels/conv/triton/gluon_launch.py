@@ -36,11 +36,7 @@ Tap = tuple[tuple[int, int], int, int, int]
 def bind(
     config: Config, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
-    """The launches of one pass, in order; scratch is allocated here (torch.OutOfMemoryError).
-
-    `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
-    [N, K, P, Q] must be channels_last.
-    """
+    """The launches of one pass: `kernels.conv.triton.backend.bind`."""
     problem = ImplicitGemm(operands.shape, operands.which, precision)
     s, source = operands.shape, operands.y if problem.dgrad else operands.x
     x, apart, copies = padded(source, prod(problem.image), problem.c, lines=config.padded)
@@ -137,7 +133,6 @@ class _View:
         return cls((row * w + column) * apart, sizes, strides)
 
     def descriptor(self, base: torch.Tensor, box: Sequence[int]) -> TensorDescriptor:
-        """The view of a flat tensor, read or written in boxes."""
         return _descriptor(base[self.offset :], self.sizes, self.strides, box)
 
 
@@ -191,7 +186,6 @@ def _taps(problem: ImplicitGemm, row: int, column: int) -> Iterator[Tap]:
 def _tables(
     parts: Sequence[Parity], used: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's `table` and `starts`."""
     taps = [tap for part in parts for tap in part.taps]
     table = [(used.index(at), rows, columns, tap) for at, rows, columns, tap in taps]
     starts = list(accumulate((len(part.taps) for part in parts), initial=0))

@@ -1,7 +1,4 @@
-"""A pass of a convolution as the matrix product that our kernels compute.
-
-Nothing here imports torch or triton: tables and rules can be checked on any machine.
-"""
+"""A pass of a convolution as the matrix product that our kernels compute."""
 
 from __future__ import annotations
 
@@ -30,13 +27,11 @@ class ImplicitGemm:
 
     @classmethod
     def of(cls, case: Case) -> ImplicitGemm:
-        """The pass of a case."""
         assert isinstance(case.problem, Conv)
         return cls(case.problem.shape, case.problem.which, case.precision)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of the inputs."""
         return self.precision.bytes_per_element
 
     @property

@@ -1,7 +1,4 @@
-"""Configurations of the Triton weight gradient: labels, what a shape allows, which to try.
-
-Nothing here imports torch or triton: tables and rules can be checked on any machine.
-"""
+"""Configurations of the Triton weight gradient: labels, what a shape allows, which to try."""
 
 from __future__ import annotations
 
@@ -21,7 +18,10 @@ from kernels.precision import Capability
 from kernels.triton_util import MAX_BOX, MAX_INDEX, Grammar, power_of_two, row_for_tma
 
 KERNELS = TMA, GATHER, EXCHANGED = "wgrad_tma", "wgrad_gather", "wgrad_exchanged"
-LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"), flag="padded")
+LABELS = Grammar(
+    "Triton weight gradient", KERNELS, ("images", "columns", "bk", "bc"),
+    {"t": "taps", "r": "rows", "s": "stages", "w": "warps", "x": "splits"}, flags=("padded",),
+)  # fmt: skip
 
 MAX_SPLITS = 65535
 BARRIERS = 512  # bytes beside the buffers
@@ -57,9 +57,7 @@ class Config:
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x44"."""
-        sizes = (self.images, self.columns, self.bk, self.bc)
-        numbers = (self.taps, self.rows, self.stages, self.warps, self.splits)
-        return LABELS.write(self.kernel, sizes, numbers, self.padded)
+        return LABELS.write(self)
 
     @property
     def tile(self) -> tuple[int, int, int]:
@@ -68,7 +66,6 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of one multiplication: images * columns."""
         return self.images * self.columns
 
     @property
@@ -78,11 +75,7 @@ class Config:
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError for any other text."""
-    kernel, sizes, numbers, padded = LABELS.read(label)
-    images, columns, bk, bc = sizes
-    taps, rows, stages, warps, splits = numbers
-    return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits, padded)
+    return Config(**LABELS.read(label))
 
 
 def exchangeable(shape: ConvShape) -> bool:
@@ -156,13 +149,11 @@ def _image_rows(config: Config, shape: ConvShape) -> int:
 
 
 def _step_bytes(config: Config, problem: ImplicitGemm) -> int:
-    """Bytes of x and dy that a step loads."""
     columns = config.rows * config.bk + _image_rows(config, problem.shape) * config.bc
     return config.pixels * columns * problem.element_bytes
 
 
 def shared_memory(config: Config, problem: ImplicitGemm) -> int:
-    """Estimated bytes of shared memory of one program."""
     buffers = config.stages * _step_bytes(config, problem)
     size = problem.element_bytes
     if config.kernel == TMA and size > 2:  # transposed for wgmma, by registers
@@ -207,7 +198,6 @@ SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another pag
 
 
 def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
-    """The tile model's clocks of a pass and its reduction."""
     shape, size, split = problem.shape, problem.element_bytes, config.splits > 1
     slowdown = TRANSPOSED_SLOWDOWN if size > 2 else 1.0
     if config.kernel == TMA and min(config.images, config.columns) > 1:

@@ -1,7 +1,4 @@
-"""The weight gradient through Triton: binds a configuration to tensors.
-
-Whatever can be done beforehand is done here, so that a launch does nothing else.
-"""
+"""The weight gradient through Triton: binds a configuration to tensors."""
 
 from __future__ import annotations
 

@@ -45,7 +45,6 @@ def bind(
 
 
 def configurations(case: Case, target: Target) -> Configurations[Config]:
-    """The configurations that may run a case."""
     problem, capability = Problem.of(case), target.capability or (0, 0)
     return Configurations(
         case=case,

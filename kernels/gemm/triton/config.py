@@ -21,8 +21,10 @@ from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two, split_n
 KERNELS = ("pointer", "tma", "tma_persistent", "split_k", "odd_width")
 POINTER, TMA, PERSISTENT, SPLIT_K, ODD_WIDTH = KERNELS
 EITHER_WAY = (SPLIT_K, ODD_WIDTH)  # either operand may be wgmma's first; C is stored by pointers
-LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub", "k"), "direct")
-SWAPPED = "/swapped"  # at the end of a label
+LABELS = Grammar(
+    "Triton GEMM", KERNELS, ("bm", "bn", "bk"), {"s": "stages", "w": "warps", "g": "group"},
+    {"sub": "split", "k": "slices"}, ("direct", "swapped"),
+)  # fmt: skip
 GROUP = 8  # rows of tiles that are walked together, as a rule
 
 
@@ -51,13 +53,10 @@ class Config:
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
-        numbers = (self.stages, self.warps, self.group, self.split, self.slices)
-        written = LABELS.write(self.kernel, self.tile, numbers, self.direct)
-        return written + SWAPPED * self.swapped
+        return LABELS.write(self)
 
     @property
     def tile(self) -> tuple[int, int, int]:
-        """(M, N, K) of the tile: (bm, bn, bk)."""
         return self.bm, self.bn, self.bk
 
     @property
@@ -72,13 +71,7 @@ class Config:
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError for any other text."""
-    swapped = label.startswith(EITHER_WAY) and label.endswith(SWAPPED)
-    kernel, tile, (stages, warps, group, split, slices), direct = LABELS.read(
-        label.removesuffix(SWAPPED) if swapped else label
-    )
-    bm, bn, bk = tile
-    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct, slices, swapped)
+    return Config(**LABELS.read(label))
 
 
 def shared_memory(config: Config, kind: Precision) -> int:
@@ -281,6 +274,8 @@ class Problem:
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
     """Whether a GPU of this capability can run it: TMA, alignment of C, slices, shared memory."""
     if config.kernel != POINTER and not has_tma(capability):
+        return False
+    if config.swapped and config.kernel not in EITHER_WAY:
         return False
     if config.kernel in (TMA, PERSISTENT) and config.direct < problem.c_misaligned:
         return False
