@@ -203,6 +203,10 @@ def odd() -> Iterator[tuple[str, Run]]:
         amp, 2, converged=True,
         repeats=tuple(Repeat(seed, 50, 4.0, 6.9, 6.1, None, None) for seed in (1, 2)),
     )  # fmt: skip
+    yield "weights that are not finite", changed(
+        amp, 2, status="failed", reason="weights are not finite after 4 steps", steps=None,
+        speedup={}, limit=None,
+    )  # fmt: skip
     predicted = predicted_only("amp", uncovered=tuple(f"custom.op{i}" for i in range(40)))
     yield "measured and predicted", run_of(*ledger_run().of(Training), predicted)
     named = arm("O1", 5_000, causes=(Cause("pad", "", "pad", 5.0),))
