@@ -116,7 +116,7 @@ def register(op: str, kind: Kind) -> None:
 
 
 def register_document(document: Document) -> None:
-    """Make a document known; of several that a file may be, the first counts."""
+    """Make a document known; of several that a file may be, one known by a value counts."""
     _DOCUMENTS.append(document)
 
 
@@ -144,8 +144,9 @@ def document_of(data: Json) -> Document | None:
     if "schema_version" in data:
         return None
     _load()
-    for document in _DOCUMENTS:
-        fields = document.fields.items()
-        if all(name in data and value in (None, data[name]) for name, value in fields):
-            return document
-    return None
+    found = [
+        document for document in _DOCUMENTS
+        if all(name in data and value in (None, data[name])
+               for name, value in document.fields.items())
+    ]  # fmt: skip
+    return max(found, key=lambda document: any(document.fields.values()), default=None)
