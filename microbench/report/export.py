@@ -111,9 +111,7 @@ def _shown(part: Part) -> dict[str, Any]:
     from markupsafe import Markup
 
     table = Markup(html(part.table)) if part.table else ""
-    chart, missing = _drawn(lambda: part.chart) if part.chart is not None else ("", [])
-    below = [*part.below, *missing]
-    return {"title": part.title.rstrip(":"), "table": table, "below": below, "chart": chart}
+    return {"title": part.title.rstrip(":"), "table": table, "below": part.below}
 
 
 def _title(run: Run) -> str:

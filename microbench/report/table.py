@@ -39,7 +39,7 @@ class Column(Generic[R]):
 
     `key` columns name the row and come before its sentence; `always` columns are filled in Markdown
     beside a sentence too. To fit the width, columns with a higher `drop` are left out first; 0
-    never is. `faint` cells are grey on a page.
+    never is.
     """
 
     title: str = ""
@@ -51,7 +51,6 @@ class Column(Generic[R]):
     always: bool = False
     markdown: Read[R] | None = None
     markdown_title: str | None = None
-    faint: Callable[[R], bool] | None = None
     csv: Mapping[str, Callable[[R], Value]] = field(default_factory=dict[str, Callable[[R], Value]])
 
 
@@ -96,7 +95,7 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True)
 class Part:
-    """A titled part of a report: a table, sentences below it, and on a page an Altair chart.
+    """A titled part of a report: a table, and sentences below it.
 
     `notes` say on a screen how to read the table.
     """
@@ -104,7 +103,6 @@ class Part:
     title: str = ""
     table: Table[Any] | None = None
     below: Sequence[str] = ()
-    chart: Any = None
     notes: Sequence[str] = ()
 
 
@@ -242,8 +240,15 @@ def markdown(table: Table[R]) -> str:
     """The table in Markdown."""
     grid = _grid(table)
     rules = ["---:" if right else "---" for right in grid.right]
-    lines = "".join(markdown_line(line) for line in (grid.titles, rules, *grid.rows))
-    return plain_markdown(lines)
+    lines: list[str] = []
+    for cells in (
+        grid.titles,
+        rules,
+        *grid.rows,
+    ):  # a backslash escapes nothing, not its "|" either
+        escaped = (re.sub(r"[|\\]", r"\\\g<0>", cell) for cell in cells)
+        lines.append(f"| {' | '.join(escaped)} |\n")
+    return plain_markdown("".join(lines))
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,6 @@ class _Grid:
     titles: list[str]
     right: list[bool]
     rows: list[list[str]]
-    faint: list[list[bool]]
 
 
 def _grid(table: Table[R]) -> _Grid:
@@ -272,9 +276,7 @@ def _grid(table: Table[R]) -> _Grid:
         [one_line(titles[i]) for i in kept],
         [columns[i].right for i in kept],
         [[row[i] for i in kept] for row in rows],
-        [[bool((faint := columns[i].faint) and faint(row.item)) for i in kept]
-         for row in table.items],
-    )  # fmt: skip
+    )
 
 
 def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:
@@ -298,34 +300,19 @@ def plain_markdown(text: str) -> str:
     return printable(text).replace("<", "&lt;").replace("](", "]\\(")
 
 
-def markdown_line(cells: Iterable[str]) -> str:
-    """A line of a Markdown table. A backslash in a cell escapes nothing, not its "|" either."""
-    escaped = (re.sub(r"[|\\]", r"\\\g<0>", cell) for cell in cells)
-    return f"| {' | '.join(escaped)} |\n"
-
-
 # ---------------------------------------------------------------- HTML
 
 
 def html(table: Table[R]) -> str:
     """The table as an HTML element, with the columns and texts of Markdown. All text is escaped."""
     grid = _grid(table)
-    marks = [_mark(right, False) for right in grid.right]
-    head = "".join(f"<th{m}>{escape(t)}</th>" for m, t in zip(marks, grid.titles, strict=True))
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{_mark(right, is_faint)}>{escape(text)}</td>"
-            for right, is_faint, text in zip(grid.right, faint, row, strict=True)
-        )
-        for faint, row in zip(grid.faint, grid.rows, strict=True)
+    marks = [' class="number"' if right else "" for right in grid.right]
+    head, *body = (
+        "".join(f"<{tag}{m}>{escape(t)}</{tag}>" for m, t in zip(marks, texts, strict=True))
+        for tag, texts in (("th", grid.titles), *(("td", row) for row in grid.rows))
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _mark(right: bool, faint: bool) -> str:
-    names = [*(["number"] if right else []), *(["faint"] if faint else [])]
-    return f' class="{" ".join(names)}"' if names else ""
+    rows = "".join(f"<tr>{row}" for row in body)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 # ---------------------------------------------------------------- CSV
