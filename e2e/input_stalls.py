@@ -114,19 +114,20 @@ def busy_points(workers: Sequence[int]) -> list[int]:
 
 
 def measured_points(speedups: Mapping[int, float]) -> list[int]:
-    """Numbers of workers to measure: both ends, and both sides of the break-even.
+    """Numbers of workers to measure: the greatest, and both sides of the break-even.
+
+    Without a break-even, both ends.
 
     `speedups` are predicted, by number of workers.
     """
     counts = sorted(speedups)
     if not counts:
         return []
-    chosen = {counts[0], counts[-1]}
     start = pays_from(speedups)
-    if start is not None:
-        at = counts.index(start)
-        chosen |= {counts[max(0, at - 1)], start}
-    return sorted(chosen)
+    if start is None:
+        return sorted({counts[0], counts[-1]})
+    at = counts.index(start)
+    return sorted({counts[max(0, at - 1)], start, counts[-1]})
 
 
 def pays_from(speedups: Mapping[int, float]) -> int | None:
