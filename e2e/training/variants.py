@@ -310,22 +310,24 @@ class Variants:
                 if host_speed:
                     host_speed.forget()
         for key, variant in list(self.held.items()):
-            variant.trainer.switch()
-            if not self.ranks.same(variant.trainer.is_finite(variant.feed)):
-                failed.append(_not_finite(variant))
-                self.drop(key)
-                continue
             announce(key, "timing phases")
+            untimed = variant.training
             variant.training = self._timed(variant, speeds.of(key) if speeds else None)
+            variant.trainer.switch()
             try:
                 with self.ranks.exchanging():
-                    variant.training = self._looked_closer(variant)
+                    if self.ranks.same(variant.trainer.is_finite(variant.feed)):
+                        variant.training = self._looked_closer(variant)
+                        continue
             except UserError:
                 raise
             except Exception as error:
                 self.raise_if_dead(error)
                 unseen = _unseen(variant.training, error)
                 variant.training = replace(variant.training, warnings=(unseen,))
+                continue
+            failed.append(replace(untimed, status="failed", reason=_not_finite(variant)))
+            self.drop(key)
         return [*(variant.training for variant in self.held.values()), *failed]
 
     def _look_s(self, variant: Variant) -> float:
@@ -490,11 +492,10 @@ class Variants:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def _not_finite(variant: Variant) -> Training:
-    why = f"its weights are not finite after {variant.trainer.steps_done} steps"
+def _not_finite(variant: Variant) -> str:
     if variant.training.case.evaluation:
-        why = "its outputs are not finite"
-    return replace(variant.training, status="failed", reason=why)
+        return "its outputs are not finite"
+    return f"its weights are not finite after {variant.trainer.steps_done} steps"
 
 
 def _unseen(training: Training, error: Exception) -> Warning:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a measuring process imports: five seconds of processor time for each that starts afresh.
 PRELOADED = [
-    "torch", "torchvision", "e2e.training.arm_timer", "e2e.data.datasets", "e2e.data.loader_bench",
+    "torch", "torchvision", "e2e.training.variants", "e2e.data.datasets", "e2e.data.loader_bench",
     "e2e.prediction.predictor", "microbench.measure", "microbench.roofline.ceilings",
 ]  # fmt: skip
 
