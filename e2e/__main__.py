@@ -370,10 +370,6 @@ def study(words: tuple[str, ...], **options: Any) -> None:
     help="Number of classes",
 )  # fmt: skip
 @click.option("--seed", default=1, show_default=True, type=AT_LEAST_0, help="Seed of the generator")
-@click.option(
-    "--shards", default=0, show_default=True, type=AT_LEAST_0,
-    help="Also pack the images into this many tar files",
-)  # fmt: skip
 @click.option("--workers", type=AT_LEAST_1, help="Worker processes  [default: one per core]")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def make_data(folder: Path, **options: Any) -> None:

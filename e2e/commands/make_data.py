@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from e2e.data.sources.jpegs import USUAL, Plan, cached, make
+from e2e.data.sources.jpegs import TRAIN, USUAL, Plan, cached, make
 from microbench import fmt
 from microbench.report.live import LiveLine
 from microbench.report.screen import is_live, make_console
@@ -17,23 +17,22 @@ SAY_EVERY_S = 10.0  # where nothing can be redrawn
 
 
 def run_make_data(
-    folder: Path, images: int, classes: int, seed: int, shards: int, workers: int | None,
-    quiet: bool,
-) -> None:  # fmt: skip
+    folder: Path, images: int, classes: int, seed: int, workers: int | None, quiet: bool
+) -> None:
     """Generate a dataset in a folder and summarise it. UserError as of `Plan` and `make`."""
     console = make_console(quiet=quiet)
-    plan, name = Plan(images, classes, seed, shards), fmt.clean(folder)
+    plan, name = Plan(images, classes, seed), fmt.clean(folder)
+    paths = [plan.path(index) for index in range(images)]
+    trained = sum(path.startswith(TRAIN) for path in paths)
     with MakeProgress(console, images) as progress:
         is_new = make(folder, plan, progress.there, workers)
-    sizes = [(folder / plan.path(index)).stat().st_size for index in range(images)]
+    size = sum((folder / path).stat().st_size for path in paths)
     console.print(
         f"{name}: {plan}\n"
-        f"  {len(plan.trained()):,} for training, {images - len(plan.trained()):,} held out\n"
-        f"  {sum(sizes) / images / 1e3:.0f} kB on average, {sum(sizes) / 1e9:.2f} GB in total",
+        f"  {trained:,} for training, {images - trained:,} held out\n"
+        f"  {size / images / 1e3:.0f} kB on average, {size / 1e9:.2f} GB in total",
         soft_wrap=True,
     )
-    if shards:
-        console.print(f"  {fmt.count(shards, 'tar file')} of the training images, train-*.tar")
     if not is_new:
         console.print("The dataset exists already: nothing to generate.")
     use = shlex.quote(f"folder:{name}")
@@ -43,7 +42,7 @@ def run_make_data(
 def make_usual(console: Console) -> None:
     """Generate the dataset of `--data made` in the cache if needed, with its progress."""
     with MakeProgress(console, USUAL.images) as progress:
-        cached(progress.there)
+        cached(progress.there, begin=progress.say)
 
 
 class MakeProgress(LiveLine):

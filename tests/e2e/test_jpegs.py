@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from e2e.data.sources import jpegs
 from e2e.data.sources.jpegs import MANIFEST, Plan, cached, make, size_of
 from e2e.data.sources.listing import list_images
 
-PLAN = Plan(20, 2, shards=3)
+PLAN = Plan(20, 2)
 
 
 def made_in(folder: Path, plan: Plan = PLAN, processes: int = 1) -> list[int] | None:
@@ -45,7 +44,7 @@ def snapshot(folder: Path) -> tuple[Files, list[int]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset made by two processes, with tar files; not to be changed."""
+    """A dataset made by two processes; not to be changed."""
     folder = tmp_path_factory.mktemp("made") / "whole"
     assert made_in(folder, processes=2) is not None
     return folder
@@ -86,39 +85,25 @@ def test_a_plan_names_each_image_once(
     classes: int, rounds: int, more: int, data: st.DataObject
 ) -> None:
     images = classes * rounds + more % classes
-    plan = Plan(images, classes, shards=data.draw(st.integers(0, classes)))
+    plan = Plan(images, classes)
     index = data.draw(st.integers(0, images - 1))
-    assert len({plan.path(i) for i in range(images)}) == images
-    trained = Counter(i % classes for i in plan.trained())
-    held_out = Counter(i % classes for i in range(images) if plan.is_held_out(i))
-    assert set(held_out) == set(trained) == set(range(classes))
-    assert sum(held_out.values()) <= max(classes, images / 10 + classes)
-    parts = plan.tars().values()
-    assert len(parts) == plan.shards
-    assert [i for part in parts for i in part] == plan.trained() * bool(parts)
+    paths = [plan.path(i) for i in range(images)]
+    assert len(set(paths)) == images
+    parts = Counter((path.split("/")[0], i % classes) for i, path in enumerate(paths))
+    assert set(parts) == {(part, label) for part in ("train", "val") for label in range(classes)}
+    held_out = sum(count for (part, _), count in parts.items() if part == "val")
+    assert held_out <= max(classes, images / 10 + classes)
     # A longer plan has the same images, and more.
     assert Plan(images + 7, classes).path(index) == plan.path(index)
 
 
-def test_the_folders_and_tar_files_are_what_training_opens(whole: Path) -> None:
+def test_the_folders_are_what_training_opens(whole: Path) -> None:
     listing = list_images(whole)
     assert (listing.notes, listing.broken) == ((), {})
     assert listing.classes == tuple(f"class-{label:04}" for label in range(PLAN.classes))
     assert (len(listing.train), len(listing.held_out)) == (18, 2)
     for image in (*listing.train, *listing.held_out):
         assert image.label == int(Path(image.path).stem) % PLAN.classes
-    found: dict[str, tuple[bytes, int]] = {}
-    for name in PLAN.tars():
-        with tarfile.open(whole / name) as tar:
-            files = [(member.name, tar.extractfile(member)) for member in tar.getmembers()]
-            content = [(name, file.read()) for name, file in files if file]
-        for (image, raw), (label, digits) in zip(content[::2], content[1::2], strict=True):
-            assert label == image.replace(".jpg", ".cls")
-            found[image] = (raw, int(digits))
-    assert found == {
-        Path(image.path).name: (Path(image.path).read_bytes(), image.label)
-        for image in listing.train
-    }
 
 
 # ---- made once, and whole or not at all
@@ -155,7 +140,7 @@ def test_an_interrupted_dataset_is_hidden_and_gone_on_with(
 
 
 def test_one_interrupted_while_it_moved_up_is_completed(copy: Path, whole: Path) -> None:
-    work = copy / ".part-2-20-2-1-3"
+    work = copy / ".part-2-20-2-1"
     (work / "val").parent.mkdir()
     for name in ("val", MANIFEST):
         (copy / name).rename(work / name)
@@ -167,10 +152,13 @@ def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(jpegs, "USUAL", Plan(4, 2))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
-    folder = cached(lambda *_: None, said.append)
+    begun: list[str] = []
+    folder = cached(lambda *_: None, said.append, begun.append)
     assert folder.is_relative_to(tmp_path)
+    assert begun == [f"--data made: 4 images, 0.0 GB, are kept in {folder}"]
     before = snapshot(folder)
-    assert cached(lambda *_: None, said.append) == folder
+    assert cached(lambda *_: None, said.append, begun.append) == folder
+    assert len(begun) == 1
     assert snapshot(folder) == before
     assert not said
 
@@ -183,7 +171,7 @@ def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.M
     [
         (lambda folder: alter(folder, seed=2), f"does not hold {PLAN}"),
         (lambda folder: alter(folder, format=1), f"does not hold {PLAN}, as this version makes"),
-        (lambda folder: alter(folder, shards=1), "seed 1 in 3 tar files too"),
+        (lambda folder: (folder / PLAN.path(3)).unlink(), f"lacks {PLAN.path(3)}; delete it"),
         (lambda folder: (folder / MANIFEST).unlink(), "is not empty"),
         (lambda folder: (folder / MANIFEST).write_text("[" * 5000), "is not empty"),
         (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "is not empty"),

@@ -1,4 +1,4 @@
-"""Synthetic JPEG datasets: class folders below train/ and val/, and optional tar shards.
+"""Synthetic JPEG datasets: class folders below train/ and val/.
 
 An image is a part of 1/f noise, as photographs are, with the tint and the stripes of its class.
 Sizes and compression are about those of ImageNet: most of it came from Flickr, which gives
@@ -18,10 +18,10 @@ import json
 import multiprocessing
 import os
 import shutil
-import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, ItemsView, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -110,13 +110,12 @@ def _field() -> NDArray[np.float32]:
 class Plan:
     """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one.
 
-    `shards` tar files have the training images too. UserError for numbers that do not fit.
+    UserError for numbers that do not fit.
     """
 
     images: int
     classes: int
     seed: int = 1
-    shards: int = 0
 
     def __post_init__(self) -> None:
         if self.images < 2 * self.classes:
@@ -124,43 +123,27 @@ class Plan:
                 f"--images {self.images:,} is too few for {self.classes:,} classes: each needs one "
                 f"for training and one held out, {2 * self.classes:,} in total"
             )
-        if self.shards > len(self.trained()):
-            raise UserError(
-                f"--shards takes at most {len(self.trained()):,} (each has an image), not "
-                f"{self.shards:,}"
-            )
 
     def __str__(self) -> str:
-        tars = f" in {self.shards} tar files too" * bool(self.shards)
-        return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}{tars}"
-
-    def is_held_out(self, index: int) -> bool:
-        """Whether an image belongs to val/."""
-        return index // self.classes % HELD_OUT_OF == 1
-
-    def trained(self) -> list[int]:
-        """The numbers of the training images."""
-        return [index for index in range(self.images) if not self.is_held_out(index)]
+        return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
 
     def path(self, index: int) -> str:
         """An image's file below the folder; names of classes sort as their numbers do."""
-        part = HELD_OUT if self.is_held_out(index) else TRAIN
+        part = HELD_OUT if index // self.classes % HELD_OUT_OF == 1 else TRAIN
         return f"{part}/class-{index % self.classes:04}/{index:08}.jpg"
-
-    def tars(self) -> dict[str, list[int]]:
-        """The images of each tar file: spread evenly, in order."""
-        trained, of = self.trained(), self.shards
-        parts = (slice(*(len(trained) * at // of for at in (n, n + 1))) for n in range(of))
-        return {f"{TRAIN}-{number:06}.tar": trained[part] for number, part in enumerate(parts)}
 
 
 USUAL = Plan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
 
 
-def cached(on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
+def cached(
+    on_progress: OnProgress, say: Callable[[str], None] = warn,
+    begin: Callable[[str], None] = lambda _: None,
+) -> Path:  # fmt: skip
     """The folder of `USUAL` in the user's cache; generated once. UserError as of `make`.
 
-    Without a cache that takes files it is among the temporary files; `say` gets the text.
+    Without a cache that takes files it is among the temporary files; `say` gets the text. `begin`
+    is told how much is written and where, before it is.
     """
     cache, name = cache_folder("made"), f"{KIND['format']}-{USUAL.images}-{USUAL.classes}"
     fault = made_writable(cache)
@@ -173,6 +156,9 @@ def cached(on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
                 f"{error.strerror}); set XDG_CACHE_HOME to one that does"
             ) from None
         say(f"no cache ({fault}): the images are in {cache}, and made again when it is emptied")
+    if not (KIND | asdict(USUAL)).items() <= _manifest(cache / name):
+        size = USUAL.images * MEAN_BYTES / 1e9
+        begin(f"--data made: {USUAL.images:,} images, {size:.1f} GB, are kept in {cache / name}")
     make(cache / name, USUAL, on_progress)
     return cache / name
 
@@ -183,13 +169,16 @@ def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | Non
     UserError for a folder with other content, too little disk space, and a file that cannot be
     written. Files that are not the dataset's are never changed.
     """
-    manifest = KIND | asdict(plan)
+    manifest = (KIND | asdict(plan)).items()
     work = folder / (PART + "-".join(map(str, (KIND["format"], *asdict(plan).values()))))
     try:
-        if _manifest(folder) == manifest:
+        if manifest <= _manifest(folder):
+            for index in range(plan.images):
+                if not (folder / plan.path(index)).exists():
+                    raise UserError(f"{folder} lacks {plan.path(index)}; delete it to make it anew")
             return False
         others = folder.exists() and any(not name.startswith(PART) for name in os.listdir(folder))
-        if others and _manifest(work) != manifest:
+        if others and not manifest <= _manifest(work):
             raise UserError(
                 f"{folder} is not empty, and does not hold {plan}, as this version makes them; "
                 "name another folder, or delete it"
@@ -197,11 +186,11 @@ def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | Non
         work.mkdir(parents=True, exist_ok=True)
         with (work / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of two that make the same, one does it
-            if _manifest(folder) == manifest:
+            if manifest <= _manifest(folder):
                 return False
-            if _manifest(work) != manifest:  # else it was interrupted while it was moved up
+            if not manifest <= _manifest(work):  # else it was interrupted while it was moved up
                 _write(work, plan, processes or usable_cores(), on_progress)
-                (work / MANIFEST).write_text(json.dumps(manifest, indent=1))
+                (work / MANIFEST).write_text(json.dumps(dict(manifest), indent=1))
             for path in sorted(work.iterdir(), key=lambda path: path.name == MANIFEST):
                 if path.name != LOCK:
                     path.rename(folder / path.name)
@@ -211,23 +200,22 @@ def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | Non
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
 
 
-def _manifest(folder: Path) -> object:
-    """Which dataset a folder holds; None where it has no manifest that can be read."""
-    try:
-        return read_json_file(folder / MANIFEST)
-    except (OSError, ValueError):
-        return None
+def _manifest(folder: Path) -> ItemsView[str, object]:
+    """What the manifest of a folder says of its dataset: nothing without one that can be read."""
+    found: dict[str, object] = {}
+    with suppress(OSError, ValueError, TypeError):
+        found |= read_json_file(folder / MANIFEST)
+    return found.items()
 
 
 def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
     """Write what is not there yet. UserError when a process was killed."""
     todo = [index for index in range(plan.images) if not (work / plan.path(index)).exists()]
-    packed = len(plan.trained()) if plan.shards else 0
-    needed, free = MEAN_BYTES * (len(todo) + packed), shutil.disk_usage(work).free
+    needed, free = MEAN_BYTES * len(todo), shutil.disk_usage(work).free
     if needed > free:
         raise UserError(
-            f"{len(todo):,} images{' and their tar files' * bool(packed)} need about "
-            f"{needed / 1e9:.1f} GB, and {work.parent} has {free / 1e9:.1f} GB free; "
+            f"{len(todo):,} images need about {needed / 1e9:.1f} GB, and {work.parent} has "
+            f"{free / 1e9:.1f} GB free; "
             "use fewer --images or a folder on another disk"
         )
     for name in {os.path.dirname(plan.path(index)) for index in todo}:
@@ -261,17 +249,6 @@ def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> N
         for process in set(multiprocessing.active_children()) - before:
             process.kill()  # the pool forgets those that it started before one failed to start
             process.join()
-    for name, images in plan.tars().items():
-        with tarfile.open(work / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for index in images:
-                _pack(tar, ".jpg", index, (work / plan.path(index)).read_bytes())
-                _pack(tar, ".cls", index, str(index % plan.classes).encode())
-
-
-def _pack(tar: tarfile.TarFile, suffix: str, index: int, content: bytes) -> None:
-    member = tarfile.TarInfo(f"{index:08}{suffix}")  # without owner and time
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
 
 
 def _write_chunk(work: Path, plan: Plan, indices: Sequence[int]) -> int:
