@@ -12,8 +12,10 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+
+from rich.console import Console
 
 from e2e.commands.record import (
     PROOFS,
@@ -90,7 +92,7 @@ def diagnose_script(
             place = folder / str(number)  # with the same arguments both have one name
             place.mkdir()
             out = place / _trace_name([Path(run.words()[-1]).stem, *run.arguments])
-            report.say(plan_of(run))
+            report.console.print(plan_of(run))
             code = record(run, out, folder, tries=run is script)  # it alone is explained
             traces = traces_in(place)
             if code and traces and proofs_of(out).exists():
@@ -115,49 +117,45 @@ def _trace_name(words: Sequence[str]) -> str:
 
 def _failure(script: Script, code: int) -> str:
     """ "train.py failed: exit code 7"."""
-    how = f"was ended by {_signal_name(-code)}" if code < 0 else f"failed: exit code {code}"
+    how = f"failed: exit code {code}"
+    if code < 0:
+        names = {one.value: one.name for one in signal.Signals}  # but of a real-time signal
+        how = f"was ended by {names.get(-code, f'signal {-code}')}"
     return f"{shlex.join(script.words())} {how}"
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where a diagnosis goes: the screen, files, and the exit code.
+    """Where a diagnosis goes: the screen, files, and the exit code. Use it while it is `held`."""
 
-    UserError, before anything runs, for two outputs of one name and for a condition that cannot be
-    read. Whoever uses it does so while it is `held`.
-    """
+    json_path: Path | None
+    html: Path | None
+    fail_on: str | None
+    verbose: bool
+    quiet: bool
+    prove: bool
+    ceilings: Path | None = None
 
-    def __init__(
-        self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool, prove: bool, ceilings: Path | None = None,
-    ) -> None:  # fmt: skip
-        check_apart({"--json": json_path, "--html": html})
-        self._ceilings = ceilings
-        if ceilings:
-            read_rates(ceilings)
-        self._json, self._html, self._verbose = json_path, html, verbose
-        self._prove = prove
-        self._condition = parse_condition(fail_on) if fail_on is not None else None
-        self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
-
-    def say(self, text: str) -> None:
-        """Print a sentence where the screen goes, unless the command is quiet."""
-        self._console.print(text, markup=False, highlight=False)
+    @cached_property
+    def console(self) -> Console:
+        """Where the screen goes, unless the command is quiet."""
+        return make_console(stderr=self.json_path == STDOUT, quiet=self.quiet)
 
     @contextmanager
     def held(self) -> Generator[None]:
         """Hold its files while the context is open: no other command writes them.
 
-        UserError for one that is there already, cannot be written, or that another command writes.
+        UserError, before anything runs, for a file that is there already, cannot be written, that
+        another command writes or that has two names; and for what cannot be read.
         """
+        outputs = {"--json": self.json_path, "--html": self.html}
+        check_apart(outputs)
+        if self.ceilings:
+            read_rates(self.ceilings)
+        if self.fail_on is not None:
+            parse_condition(self.fail_on)
         with ExitStack() as stack:
-            for name, path in (("--json", self._json), ("--html", self._html)):
+            for name, path in outputs.items():
                 if path and path != STDOUT:
                     stack.enter_context(claimed_new(path, name))
             yield
@@ -174,8 +172,8 @@ class Report:
         try:
             found = self._of_ranks(last, bool(names)) if len(runs) == 1 < len(last) else None
             if found is None:
-                replay = _replay() if self._prove else None
-                found = diagnose([traces[0] for traces in runs], self._ceilings, replay)
+                replay = _replay() if self.prove else None
+                found = diagnose([traces[0] for traces in runs], self.ceilings, replay)
         except NothingSeen as error:
             print(clean(f"error: {error}"), file=sys.stderr)
             return NOTHING_SEEN
@@ -183,7 +181,7 @@ class Report:
             named = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
             found = replace(found, runs=tuple(named))
         self._put(document_of_diagnosis(found, words))
-        met = self._condition.found_in(found.runs[-1]) if self._condition else ""
+        met = parse_condition(self.fail_on).found_in(found.runs[-1]) if self.fail_on else ""
         if met:
             print(clean(f"--fail-on: {met}"), file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
@@ -191,13 +189,13 @@ class Report:
     def _of_ranks(self, traces: Sequence[Path], or_first: bool) -> Diagnosis | None:
         """None, where the first is to do, if they have nothing in common: on a CPU, say."""
         try:
-            return diagnose_ranks(traces, self._ceilings)
+            return diagnose_ranks(traces, self.ceilings)
         except NothingSeen:
             raise
         except UserError as error:
             if not or_first:
                 raise
-            self.say(f"{error}: rank 0 alone is explained.")
+            self.console.print(f"{error}: rank 0 alone is explained.")
             return None
 
     def _put(self, document: Json) -> None:
@@ -205,14 +203,14 @@ class Report:
         plain = json.loads(text)
         kind = document_of(plain)
         assert kind is not None
-        if self._json == STDOUT:
+        if self.json_path == STDOUT:
             print(text)
-        elif self._json:
-            write_text(text, self._json)
-        print_sheet(kind.sheet(plain), self._console, details=self._verbose)
-        if self._html:
-            write_document(plain, self._html)
-            self._console.print(f"Page: {self._html}")
+        elif self.json_path:
+            write_text(text, self.json_path)
+        print_sheet(kind.sheet(plain), self.console, details=self.verbose)
+        if self.html:
+            write_document(plain, self.html)
+            self.console.print(f"Page: {self.html}")
 
 
 def _replay() -> Replay:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from e2e.profile.causes import Cause
 from e2e.profile.operators import HALF, is_product, product, shapes_of, types_of
 from e2e.profile.products import Product
-from e2e.profile.step import ELSEWHERE, FORWARD, Op, Step
+from e2e.profile.step import ELSEWHERE, FORWARD, Step
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results import terms
 from e2e.results.terms import IDLE, PRODUCT_TERMS, TERMS
@@ -146,9 +146,13 @@ def _alike(base: Times, other: Times) -> float:
 
 def _layers(base: Step, other: Step) -> tuple[LayerTime, ...]:
     """All work of both by module and phase: the changes add up to that of the GPU's work."""
-    times = [_work_by(step, lambda op: (op.module, op.phase)) for step in (base, other)]
+    times: list[Counter[tuple[str, str]]] = [Counter(), Counter()]
+    for found, step in zip(times, (base, other), strict=True):
+        for op in step.ops:
+            if op.term not in IDLE:
+                found[op.module, op.phase] += op.ns
     rows = [
-        LayerTime(str(key[0]), str(key[1]), *(some[key] for some in times))
+        LayerTime(*key, *(some[key] for some in times))
         for key in dict.fromkeys([*times[0], *times[1]])
     ]
 
@@ -157,14 +161,6 @@ def _layers(base: Step, other: Step) -> tuple[LayerTime, ...]:
         return -abs(change), row.module, row.phase
 
     return tuple(sorted(rows, key=largest))
-
-
-def _work_by(step: Step, key: Callable[[Op], Key]) -> Counter[Key]:
-    found: Counter[Key] = Counter()
-    for op in step.ops:
-        if op.term not in IDLE:
-            found[key(op)] += op.ns
-    return found
 
 
 # ---------------------------------------------------------------- what only two steps show

@@ -254,8 +254,7 @@ def _gain(
     changed = [[total_s(chosen, number, changed=True)] for number in rounds]
     names = dict.fromkeys(f"{pair.repeated.name} {pair.change}" for pair in chosen)
     said = ", ".join(list(names)[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
-    gain = gain_of(cause, f"replayed: {said}", as_is, changed)
-    return replace(gain, step_ms=step_ms) if gain else None
+    return gain_of(cause, f"replayed: {said}", as_is, changed, step_ms=step_ms)
 
 
 # ---------------------------------------------------------------- one call for many
@@ -289,8 +288,8 @@ def _attention(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | 
         for number, taken in enumerate(_seconds(once, device, len(as_is))):
             changed[number] += taken * count / run.step.steps
     change = "replayed: scaled_dot_product_attention of the same shapes"
-    gain = gain_of("attention", change, [[s] for s in as_is], [[s] for s in changed])
-    return replace(gain, step_ms=step_ms) if gain else None
+    blocks = [[s] for s in as_is], [[s] for s in changed]
+    return gain_of("attention", change, *blocks, step_ms=step_ms)
 
 
 def _makes_scores(span: Span, scores: Sequence[tuple[int, ...]]) -> bool:
@@ -327,11 +326,9 @@ def _loops(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None
         once = partial(call, first, 1.0) if name == "mul_" else partial(call, first, second)
         for number, taken in enumerate(_seconds(once, device, len(as_is))):
             changed[number] += taken
-    gain = gain_of(
-        "loops", "replayed: torch._foreach_* on the same tensors", [[s] for s in as_is],
-        [[s] for s in changed],
-    )  # fmt: skip
-    return replace(gain, step_ms=step_ms) if gain else None
+    blocks = [[s] for s in as_is], [[s] for s in changed]
+    change = "replayed: torch._foreach_* on the same tensors"
+    return gain_of("loops", change, *blocks, step_ms=step_ms)
 
 
 def _by_step(run: Unprofiled, ops: Sequence[Op]) -> list[float]:

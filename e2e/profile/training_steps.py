@@ -13,7 +13,7 @@ from e2e.profile.halfway_watch import Watch
 from e2e.profile.operators import HALF, misaligned, types_of
 from e2e.profile.products import products
 from e2e.profile.step import NothingSeen, Op, term_of_operators
-from e2e.profile.trace import WORK, Trace, read_trace
+from e2e.profile.trace import WORK, read_trace
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.results import terms
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
@@ -29,26 +29,23 @@ def traced_step(step: Callable[[], object], module: Any, count: int, *, named: b
     `module` is the network, whose layers have their names in it if `named`. UserError where nothing
     can be said of what was recorded; what a step raises is raised.
     """
-    with tempfile.TemporaryDirectory(prefix="halfway-trace-") as folder:
-        trace = _recorded(step, module, count, Path(folder) / "trace.json", named=named)
-    return summed(steps_in(trace), trace.device)
-
-
-def _recorded(
-    step: Callable[[], object], module: Any, count: int, path: Path, *, named: bool
-) -> Trace:
     said: list[str] = []
-    watch = Watch(str(path), 0, BARE_STEPS, count, module_names=named, quiet=True, say=said.append)
-    watch.model = module
-    try:
-        while not watch.done:
-            step()
-            watch.step()
-    finally:
-        watch.end()
-    if said:
-        raise NothingSeen(said[0])
-    return read_trace(Path(watch.out))
+    with tempfile.TemporaryDirectory(prefix="halfway-trace-") as folder:
+        watch = Watch(
+            str(Path(folder) / "trace.json"), 0, BARE_STEPS, count, module_names=named, quiet=True,
+            say=said.append,
+        )  # fmt: skip
+        watch.model = module
+        try:
+            while not watch.done:
+                step()
+                watch.step()
+        finally:
+            watch.end()
+        if said:
+            raise NothingSeen(said[0])
+        trace = read_trace(Path(watch.out))
+    return summed(steps_in(trace), trace.device)
 
 
 def summed(run: Unprofiled, device: str) -> TracedStep:
