@@ -173,6 +173,15 @@ class View:
         )
         return in_order(present)
 
+    def is_compared(self, training: Training, name: str) -> bool:
+        """Whether its speed-up over this baseline says something: that of this or a slower one
+        would repeat a ratio upside down.
+        """
+        names = list(BASELINES)
+        ones = names[: names.index(name) + 1] if name in BASELINES else []
+        group = self.group_of(training)
+        return name in training.speedup and not any(is_base(training, n, group) for n in ones)
+
     def title(self, name: str, short: str = SHORT_WORDS) -> str:
         """A baseline as the run calls it: "O0" where that takes the place of fp32.
 

@@ -151,7 +151,7 @@ def bar_rows(view: View) -> dict[str, list[Json]]:
 def _bar(arm: Training, view: View) -> Json:
     per_s, steps = arm.per_s or 0.0, arm.steps
     fast, slow = steps.ci95_s if steps and steps.ci95_s else (None, None)
-    name = next((name for name in view.compared if name in arm.speedup), "")
+    name = next((name for name in view.compared if view.is_compared(arm, name)), "")
     over = view.title(name, SHORT_MARK)
     gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
     lost = arm.converged is False

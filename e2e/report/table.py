@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.text import Text
 
 from e2e.case import OP, TrainCase
-from e2e.report.arms import LADDER, SHORT_MARK, SHORT_NOTE, View, is_base, reason, was_run
+from e2e.report.arms import SHORT_MARK, SHORT_NOTE, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
@@ -180,21 +180,16 @@ def _step_ms(name: str) -> Callable[[Training], str]:
 
 
 def _ratio_columns(view: View) -> list[Column[Training]]:
-    def cell(names: Sequence[str], arm: Training) -> str:
-        """Of the last of these baselines. A baseline is compared with those before it only: the
-        rest would repeat the same ratios upside down.
-        """
-        group, found = view.group_of(arm), arm.speedup.get(names[-1])
-        if found is None:
-            return "base" if is_base(arm, names[-1], group) else "-"
-        own = any(is_base(arm, name, group) for name in names if name not in LADDER)
-        return "-" if own else ratio(found)
+    def cell(name: str, arm: Training) -> str:
+        if view.is_compared(arm, name):
+            return ratio(arm.speedup[name])
+        is_own = name not in arm.speedup and is_base(arm, name, view.group_of(arm))
+        return "base" if is_own else "-"
 
     return [
-        Column(f"x {view.title(name, SHORT_MARK)}",
-               partial(cell, view.compared[:place]), right=True, drop=place)
+        Column(f"x {view.title(name, SHORT_MARK)}", partial(cell, name), right=True, drop=place)
         for place, name in enumerate(view.compared, 1)
-    ]  # fmt: skip
+    ]
 
 
 def busy_pct(arm: Training) -> float | None:
