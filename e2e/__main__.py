@@ -16,19 +16,18 @@ from typing import Any
 
 import click
 
-from e2e.case import SCHEMAS
 from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
-from e2e.training.distributed import place_of
+from e2e.options import TrainOptions
+from e2e.training.place import place_of
 from microbench.command_line import (
     FILE,
-    NO_NETWORK,
-    REST,
     Command,
     Named,
     Outputs,
     Program,
     Said,
     click_options,
+    options_of,
     run_app,
 )
 
@@ -86,26 +85,12 @@ LOADING = (
     "prefetch",
     "cpus",
 )  # fmt: skip
-ARMS = (
-    "amp", "recipe", "ladder", "batch", "input", "layout", "optimizer", "label_smoothing",
-    "accumulate", "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "compile", "graph",
-    "search", REST, "device",
-)  # fmt: skip
 # Which command takes which option, in the order of --help.
 OPTIONS = {
-    "train": (
-        *ARMS,
-        click.option(
-            "--explain", is_flag=True, help="Explain each recipe and exit"
-        ),
-        "data", "strict", "loader", "workers", "prefetch", "cpus", "iterations",
-        "epochs", "held_out", "repeats", "same_seed", "seed", "lr", "warmup", "schedule", "clip",
-        "count_gradients", "weights", "freeze", "memory_limit", "deterministic",
-        "verify", "budget", "processes", "gpus", "strong", "compress",
-        *OUTPUT,
-    ),
+    "train": (*options_of(TrainOptions), *OUTPUT),
     "predict": (
-        *(one for one in ARMS if one not in ("ladder", "compile", "graph", REST)), *OUTPUT,
+        "amp", "recipe", "batch", "input", "layout", "optimizer", "label_smoothing", "accumulate",
+        "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "search", "device", *OUTPUT,
     ),
     "stalls": (
         *LOADING,
@@ -135,36 +120,24 @@ OPTIONS = {
 
 
 def _options(command: str) -> Callable[..., Any]:
-    return click_options(OPTIONS[command], *SCHEMAS, Outputs)
+    return click_options(OPTIONS[command], TrainOptions, Outputs)
 
 
 @app.command()
-@click.argument("network", metavar="NETWORK", required=False)
+@click.argument("network", metavar="NETWORK", cls=Named)
 @_options("train")
-def train(network: str | None, explain: bool, **options: Any) -> None:
+def train(network: str, **options: Any) -> None:
     """Compare precisions in training NETWORK.
 
     NETWORK is a name (see `list`), timm:NAME, hf:path/config.json, or your own module:function:
     mynet:build calls build() of mynet.py in this folder, which returns a torch.nn.Module.
     """
-    if explain:
-        from e2e.commands.list import explain_recipes
-
-        explain_recipes(options["recipe"], quiet=options["quiet"])
-        return
-    if network is None:
-        raise click.UsageError(NO_NETWORK)
     place = place_of(os.environ)
     if place and place.rank:  # of torchrun's processes rank 0 has the screen and the files
-        from e2e.commands.rank import follow, leave
+        from e2e.commands.job import follow
 
-        leave(follow(place, options["device"]))
-    from e2e.commands.requests import request_of
-    from e2e.commands.train import check_known, run_training
-
-    done = run_training(request_of(network, options))
-    done.report()
-    check_known(done)
+        follow(options["device"])
+    _carry_out(network, options)
 
 
 @app.command()
@@ -176,10 +149,13 @@ def predict(network: str, **options: Any) -> None:
     It traces one step with fake tensors, benchmarks each operation in isolation, and sums them.
     The network itself does not run. NETWORK is as for `train`.
     """
-    from e2e.commands.requests import request_of
+    _carry_out(network, options, train=False)
+
+
+def _carry_out(network: str, options: dict[str, Any], **instead: Any) -> None:
     from e2e.commands.train import check_known, run_training
 
-    done = run_training(request_of(network, options, train=False))
+    done = run_training(TrainOptions.of(network, options, **instead))
     done.report()
     check_known(done)
 

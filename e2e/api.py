@@ -11,7 +11,7 @@ import copy
 import io
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from e2e.__main__ import app
 from e2e.commands.diagnose import document_of_diagnosis
-from e2e.commands.requests import request_of
 from e2e.commands.stalls import run_loaders, run_stalls
 from e2e.commands.train import run_training
+from e2e.options import TrainOptions
 from e2e.profile import halfway_watch
 from e2e.profile.diagnosis import diagnose
 from e2e.report.diagnosis import sheet
@@ -47,9 +47,7 @@ def train(network: Network | None = None, **options: Any) -> Run:
 
     `train("resnet50", recipe=["fp32", "amp"], batch=256)`. UserError for what the user can mend.
     """
-    with _asked("train", network, options, but=["explain"]) as words:
-        if words["network"] is None:
-            raise UserError("no network given; `halfway list` has all")
+    with _asked("train", network, options) as words:
         return _run(words)
 
 
@@ -69,7 +67,6 @@ def predict(
             return _run(words, train=False)
     if sample is None:
         raise UserError("predict(module, sample) needs sample, a batch of the module's input")
-    _start_profiler()
     given = {"batch": len(sample)} | options
     with _held(network, sample) as name, _asked("predict", name, given) as words:
         return _run(words, train=False, here=True)
@@ -142,16 +139,16 @@ def watch(**options: Any) -> Generator[Watch]:
 
 
 def _asked(
-    command: str, network: Network | None, options: dict[str, Any], but: Sequence[str] = ()
+    command: str, network: Network | None, options: dict[str, Any]
 ) -> AbstractContextManager[dict[str, Any]]:
     """What the command of this name is asked; see `microbench.command_line.called`."""
     name = None if network is None else _name(network)
-    return called(app.commands[command], [name], options, but=but)
+    return called(app.commands[command], [name], options)
 
 
 def _run(words: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
-    request = request_of(words.pop("network"), words, **instead)
-    return Run.of_done(run_training(request, here=here))
+    options = TrainOptions.of(words["network"], words, **instead)
+    return Run.of_done(run_training(options, here=here))
 
 
 def _name(network: Network) -> str:
@@ -165,15 +162,6 @@ def _name(network: Network) -> str:
             "pass the function or 'module:function'"
         )
     return f"{network.__module__}:{name}"
-
-
-def _start_profiler() -> None:
-    """Here, in the main thread: started in another, it complains on standard error."""
-    import torch
-
-    if torch.cuda.is_available():
-        with torch.profiler.profile(acc_events=True):  # without it, it warns as well
-            pass
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The known networks and loaders, and a table of what each recipe does."""
+"""The known networks and loaders, and what each recipe does."""
 
 from __future__ import annotations
 
@@ -7,22 +7,11 @@ from rich.text import Text
 
 from e2e.data.loaders import FIXED, LOADERS
 from e2e.networks.table import GROUPS
-from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
+from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe
 from microbench import fmt
 from microbench.report.screen import make_console
 
 HEADER = ("recipe", "weights", "GEMMs", "batch-norm", "optimizer", "loss scale", "summary")
-
-
-def explain_recipes(asked: str | None, *, quiet: bool) -> None:
-    """Print what the recipes of a list do (None: all). UserError as of `parse_recipes`."""
-    chosen = parse_recipes(asked) if asked else list(RECIPES)
-    table = Table(*HEADER, box=None, pad_edge=False)
-    for name in chosen:
-        table.add_row(*cells(RECIPES[name]))
-    console = make_console(quiet=quiet)
-    for line in console.render_lines(table, pad=False):
-        console.print(Text("".join(segment.text for segment in line).rstrip()))
 
 
 def cells(recipe: Recipe) -> tuple[str, ...]:
@@ -38,7 +27,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
 
 
 def print_names() -> None:
-    """Print the networks by group, and the loaders with what they need."""
+    """Print the networks by group, the loaders with what they need, and the recipes."""
     console = make_console(quiet=False)
     for title, known in GROUPS.items():
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")
@@ -50,3 +39,9 @@ def print_names() -> None:
         console.print(f"  {name}: {says}")
     for name, backend in LOADERS.items():
         console.print(f"  {name}: {backend.says}")
+    console.print("Recipes (--recipe):")
+    table = Table(*HEADER, box=None, pad_edge=False)
+    for recipe in RECIPES.values():
+        table.add_row(*cells(recipe))
+    for line in console.render_lines(table, pad=False):
+        console.print(Text("  " + "".join(segment.text for segment in line).rstrip()))

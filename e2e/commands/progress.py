@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
 
 from e2e.case import TrainCase
+from e2e.commands.job import (
+    HOLDING,
+    LOADING,
+    PREDICTING,
+    RECORDING,
+    SETTING_UP,
+    TIMING,
+    TRAINING,
+    VERIFYING,
+    Begun,
+)
 from e2e.report.arms import in_words
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
@@ -15,6 +27,12 @@ from microbench import fmt
 from microbench.report.live import LiveLine
 
 START_UP, OPENING = "start-up", "network and data"
+RECORDING_S = 2.5  # about, of an arm, before any was recorded
+# The kind of result that comes of what begins.
+KINDS = {
+    SETTING_UP: TIMING, TIMING: TIMING, VERIFYING: TIMING, RECORDING: TIMING, HOLDING: TRAINING,
+    TRAINING: TRAINING, LOADING: LOADING, PREDICTING: PREDICTING,
+}  # fmt: skip
 
 
 class StageTimes:
@@ -41,11 +59,121 @@ class StageTimes:
         }
 
 
+class TimeLeft:
+    """About how long it is to the end, from how long the parts took that are done.
+
+    Nothing is known in the first third. Results of a kind (timed, trained, loaded) are taken to
+    need as long as those before; of a comparison the set-ups and recordings of its arms likewise.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._took_s: dict[str, list[float]] = {}  # by what was done
+        self._to_come: Counter[str] = Counter()
+        self._result, self._result_s = "", self._began_s  # which kind is under way, since when
+        self._part, self._part_s = "", self._began_s  # of a comparison, likewise
+        self._key = ""  # of the arm that is set up or recorded
+        self._arms, self._arms_done = 0, 0
+        self._budget_s = 0.0
+        self._end_s: float | None = None  # of what is under way, where it says so itself
+
+    def expect(self, kind: str, more: int) -> None:
+        """So many more results of a kind are to come."""
+        self._to_come[kind] += more
+
+    def restart(self) -> None:
+        """Another process begins: it says what is to come."""
+        self._to_come.clear()
+
+    def begin(self, begun: Begun) -> None:
+        """A part begins."""
+        now_s = self._clock()
+        self._arm_ends(now_s)
+        kind = KINDS.get(begun.what, "")
+        if kind != self._result or begun.what in (SETTING_UP, TRAINING, LOADING, PREDICTING):
+            self._result, self._result_s = kind, now_s
+        self._part, self._part_s, self._end_s = begun.what, now_s, None
+        self._arms, self._arms_done, self._key = len(begun.cases), 0, ""
+        self._budget_s = begun.budget_s or self._budget_s
+
+    def arm(self, key: str) -> None:
+        """An arm of the part is at work."""
+        if key != self._key and self._part in (SETTING_UP, RECORDING):
+            now_s = self._clock()
+            self._arm_ends(now_s)
+            self._key, self._part_s = key, now_s
+
+    def _arm_ends(self, now_s: float) -> None:
+        if self._key:
+            self._took_s.setdefault(self._part, []).append(now_s - self._part_s)
+            self._arms_done += 1
+            self._key = ""
+
+    def ends_in(self, seconds: float) -> None:
+        """What is under way ends in about this many seconds."""
+        self._end_s = self._clock() + seconds
+
+    def done(self) -> None:
+        """A result was saved."""
+        now_s = self._clock()
+        self._arm_ends(now_s)
+        self._took_s.setdefault(self._result, []).append(now_s - self._result_s)
+        self._to_come[self._result] -= 1
+        self._part, self._result_s = "", now_s
+
+    def seconds(self) -> float | None:
+        """Seconds to the end of all that is to come; None while too little is known."""
+        now_s = self._clock()
+        rest_s, left = 0.0, +self._to_come
+        if self._part:
+            found = self._of_part(now_s)
+            if found is None:
+                return None
+            rest_s = found
+            left[self._result] -= 1
+        for kind, count in (+left).items():
+            each_s = self._mean_s(kind)
+            if each_s is None and self._part and kind == self._result:
+                each_s = now_s - self._result_s + rest_s
+            if each_s is None:
+                return None
+            rest_s += count * each_s
+        return rest_s if rest_s <= 2 * (now_s - self._began_s) else None
+
+    def _mean_s(self, what: str) -> float | None:
+        took_s = self._took_s.get(what)
+        return sum(took_s) / len(took_s) if took_s else None
+
+    def _of_part(self, now_s: float) -> float | None:
+        """The rest of the result that is under way."""
+        spent_s = now_s - self._part_s
+        if self._end_s is not None:
+            rest_s = max(0.0, self._end_s - now_s)
+            return rest_s + self._recording_s() * (self._part == TIMING)
+        if self._part in (SETTING_UP, RECORDING):
+            each_s = self._mean_s(self._part)
+            if each_s is None:
+                return None
+            arms_s = max(0.0, each_s - spent_s) + each_s * (self._arms - self._arms_done - 1)
+            later_s = self._budget_s + self._recording_s()
+            return arms_s + later_s * (self._part == SETTING_UP)
+        if self._part == TIMING:
+            return max(0.0, self._budget_s - spent_s) + self._recording_s()
+        if self._part == LOADING:
+            return max(0.0, self._budget_s - spent_s)
+        each_s = self._mean_s(self._result)
+        return None if each_s is None else max(0.0, each_s - (now_s - self._result_s))
+
+    def _recording_s(self) -> float:
+        each_s = self._mean_s(RECORDING)
+        return self._arms * (RECORDING_S if each_s is None else each_s)
+
+
 class TrainProgress(LiveLine):
     """Shows which arm runs, results so far, and the time left.
 
-    `total` counts what is saved one after another: timed comparisons, trainings, and measured
-    loaders.
+    What is counted is saved one after another: timed comparisons, trainings, and measured loaders.
     """
 
     _total: int
@@ -53,47 +181,53 @@ class TrainProgress(LiveLine):
     def __init__(
         self,
         console: Console,
-        total: int,
         *,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         stages: StageTimes | None = None,
     ) -> None:
-        super().__init__(console, total, quiet=quiet)
-        self._clock = clock
+        super().__init__(console, 0, quiet=quiet)
         self.stages = stages or StageTimes(clock)
-        self._began_s = clock()
+        self._left_s = TimeLeft(clock)
         self._names: dict[str, str] = {}
-        self._until_s: float | None = None
         self._process = ""
 
-    def expect(self, more: int) -> None:
-        """Add to the number of results that will be saved."""
+    def expect(self, kind: str, more: int) -> None:
+        """Add to the number of results of a kind that will be saved."""
         self._total += more
+        self._left_s.expect(kind, more)
+
+    def restarted(self) -> None:
+        """Another process goes on: it says what is left."""
+        self._total = self._done
+        self._left_s.restart()
 
     def next_process(self, number: int, of: int) -> None:
         """A fresh process times comparisons once more."""
         self._process = f"process {number} of {of}: "
         self._doing = f"{self._process}starting"
 
-    def begins(self, cases: tuple[TrainCase, ...]) -> None:
-        """A comparison begins. How long it takes is known when its steps are timed."""
-        self.about(cases)
-        first = cases[0]
-        variants = fmt.count(len(cases), "variant")
-        self.say(fmt.clean(f"{self._process}{first.network} {_size(first)}, {variants}"))
+    def begins(self, begun: Begun) -> None:
+        """Something begins with these cases."""
+        self._left_s.begin(begun)
+        cases = begun.cases
+        if cases and isinstance(cases[0], LoadCase):
+            self._doing = fmt.clean(f"{loader_name(cases[0])}: loading")
+            return
+        arms = [case for case in cases if isinstance(case, TrainCase)]
+        self._names = {case.key: arm_name(case) for case in arms}
+        if begun.what == SETTING_UP and not self._process:
+            variants = fmt.count(len(arms), "variant")
+            self.say(fmt.clean(f"{arms[0].network} {_size(arms[0])}, {variants}"))
 
-    def timing(self, rest_s: float) -> None:
-        """The timing of a comparison begins, which ends in about this many seconds."""
-        self._until_s = self._clock() + rest_s
-
-    def about(self, cases: tuple[TrainCase, ...]) -> None:
-        """Set the names of the next comparison's arms."""
-        self._names = {case.key: arm_name(case) for case in cases}
+    def ends_in(self, seconds: float) -> None:
+        """What is under way ends in about this many seconds."""
+        self._left_s.ends_in(seconds)
 
     def stage(self, key: str, stage: str) -> None:
         """An arm entered a stage."""
         self.stages.enter(stage)
+        self._left_s.arm(key)
         name = self._names.get(key, "")
         self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)
 
@@ -105,10 +239,6 @@ class TrainProgress(LiveLine):
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
         network = f"{self._process}{case.network}"
         self._advance(f"{network} {_size(case)}: {', '.join(parts)}{timed}")
-
-    def loading(self, case: LoadCase) -> None:
-        """A loader is about to be measured alone."""
-        self._doing = fmt.clean(f"{loader_name(case)}: loading")
 
     def loaded(self, loading: Loading) -> None:
         """A loader's measurement was saved."""
@@ -130,19 +260,12 @@ class TrainProgress(LiveLine):
 
     def _advance(self, line: str) -> None:
         self._done += 1
+        self._left_s.done()
         self.say(fmt.clean(f"[{self._done}/{self._total}] {line}"))
 
     def left_s(self) -> float | None:
-        """Estimated seconds to the end, at the rate so far; None if unknown.
-
-        Before the first result: the rest of a comparison, if it is the only one.
-        """
-        now_s = self._clock()
-        if self._done:
-            return (now_s - self._began_s) / self._done * (self._total - self._done)
-        if self._total == 1 and self._until_s is not None:
-            return max(0.0, self._until_s - now_s)
-        return None
+        """Estimated seconds to the end; None while too little is known."""
+        return self._left_s.seconds()
 
 
 def loader_name(case: LoadCase) -> str:

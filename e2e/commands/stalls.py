@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from e2e.case import TrainCase, TrainRequest
-from e2e.commands.plan import Comparison
-from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Job
-from e2e.commands.train import file_name, run_requests
+from e2e.case import OWN, TrainCase, is_own
+from e2e.commands.job import LOADING
+from e2e.commands.train import file_name, run_training
 from e2e.data.loaders import LOADERS, check_name
 from e2e.data.loaders.cpus import cores
 from e2e.input_stalls import Alone, busy_points, measured_points, predict_together
+from e2e.options import TrainOptions
+from e2e.plan import Cases
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, Training
@@ -23,7 +23,13 @@ from microbench.results.types import Run
 from microbench.run_output import Done
 from microbench.sweep import parse_names, parse_numbers
 
+if TYPE_CHECKING:
+    from e2e.commands.session import Session
+
 LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
+# The same of `stalls`, and its seconds of timing for each comparison: with what is set up in
+# between, ResNet-50 takes 100 seconds on a GPU with 16 cores.
+STALLS_LOAD_S, COMPARISON_S = 1.5, 5.0
 MEASURED = ("some", "all", "none")
 OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
@@ -36,46 +42,49 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
     """
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
-    request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
-    loader = request.arms.base.loader
+    own = is_own(str(words["data"]))
+    loader = words["loader"] or (OWN if own else "torchvision")
+    budget = words["budget"] or COMPARISON_S
+    options = _options(network, {**words, "loader": loader, "budget": budget})
     check_name(loader)
     fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
     if loader not in fitting:
         fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
-    counts = _counts(workers, request)
-    budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
+    counts = _counts(workers, options)
+    budget_s = min(STALLS_LOAD_S, options.budget or COMPARISON_S)
     procedure = Stalls(counts, words["prefetch"] or 0, measure, budget_s)
-    return run_requests([request], f"stalls-{file_name(network)}", procedure)
+    return run_training(options, procedure, f"stalls-{file_name(network)}")
 
 
 def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> Done:
     """Measure loaders alone, in images per second. UserError for options that do not fit."""
-    names = list(LOADERS)
+    own = is_own(str(words["data"]))
+    names = [name for name, one in LOADERS.items() if ("own" in one.sources) == own]
     if backend != "all":
         for name in filter(None, backend.split(",")):
             check_name(name.strip(), "--backend")
-        names = parse_names(backend, list(LOADERS), "--backend")
+        names = parse_names(backend, names, "--backend")
     data = str(words["data"]).partition(":")[0]
     if data == "synthetic":
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
     # No network is trained: a small one will do, at the size of the images.
     size = None if data in SMALL else "3x224x224"
-    request = _request("cnn-cifar", {**words, "input": words["input"] or size})
-    counts = _counts(workers, request)
-    budget_s = request.budget or LOAD_BUDGET_S
+    options = _options("cnn-cifar", {**words, "input": words["input"] or size})
+    counts = _counts(workers, options)
+    budget_s = options.budget or LOAD_BUDGET_S
     procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)
-    return run_requests([request], "loader", procedure)
+    return run_training(options, procedure, "loader")
 
 
-def _counts(workers: str | None, request: TrainRequest) -> list[int]:
+def _counts(workers: str | None, options: TrainOptions) -> list[int]:
     """The numbers of workers; unless they are given, doubled from one to one a core."""
-    return parse_numbers(workers or f"1..{request.arms.base.cpus or usable_cores()}", "--workers")
+    return parse_numbers(workers or f"1..{options.cpus or usable_cores()}", "--workers")
 
 
-def _request(network: str, words: dict[str, Any]) -> TrainRequest:
+def _options(network: str, words: dict[str, Any]) -> TrainOptions:
     """What is asked, but for the workers, which vary: what is held out is loaded without."""
-    return request_of(network, words, workers=0, record=False)
+    return TrainOptions.of(network, words, workers=0, record=False)
 
 
 @dataclass(frozen=True)
@@ -90,37 +99,35 @@ class Stalls:
     measure: str
     load_budget_s: float
 
-    def __call__(self, job: Job, run: Run) -> Run:
+    def __call__(self, job: Session, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
-        loader = job.work.request.arms.base.loader
-        for case in load_cases(job, [loader], self.workers, self.prefetch, ends=True):
-            job.progress.expect(1)
-            run = job.loaded(run, case, self.load_budget_s)
-        for comparison in job.work.comparisons:
-            plain = _changed(comparison, loader="synthetic", workers=0)
-            run = self._at_batch(job, run, plain)
+        loaders = [str(job.options.loader)]
+        run = _loaded(
+            job, run, load_cases(job, loaders, self.workers, self.prefetch, ends=True),
+            self.load_budget_s,
+        )  # fmt: skip
+        for cases in job.comparisons:
+            run = self._at_batch(job, run, _changed(cases, loader="synthetic", workers=0))
         return run
 
-    def _at_batch(self, job: Job, run: Run, plain: Comparison) -> Run:
+    def _at_batch(self, job: Session, run: Run, plain: Cases) -> Run:
         pinned = _changed(plain, loader="pinned")
         busy = {w: self._fed(job, plain, w, cached=True) for w in busy_points(self.workers)}
-        run = _timed(job, run, [plain, pinned, *busy.values()])
+        run = job.compare(run, [plain, pinned, *busy.values()])
         joint = {count: self._fed(job, plain, count) for count in self.workers}
         predicted = _predicted(job, run, pinned, busy, joint)
         run = _with_predictions(job, run, predicted)
-        points = self._points(plain.cases, joint, predicted)
-        return _with_predictions(job, _timed(job, run, [joint[w] for w in points]), predicted)
+        points = self._points(plain, joint, predicted)
+        return _with_predictions(job, job.compare(run, [joint[w] for w in points]), predicted)
 
-    def _fed(
-        self, job: Job, plain: Comparison, workers: int, *, cached: bool = False
-    ) -> Comparison:
-        loader, ahead = job.work.request.arms.base.loader, self.prefetch if workers else 0
+    def _fed(self, job: Session, plain: Cases, workers: int, *, cached: bool = False) -> Cases:
+        loader, ahead = job.options.loader, self.prefetch if workers else 0
         return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
 
     def _points(
         self,
         cases: Sequence[TrainCase],
-        joint: dict[int, Comparison],
+        joint: dict[int, Cases],
         predicted: dict[TrainCase, Predicted],
     ) -> list[int]:
         if self.measure == "none":
@@ -132,7 +139,7 @@ class Stalls:
             known = {
                 count: max(one.speedup.values(), default=1.0)
                 for count, comparison in joint.items()
-                if (one := predicted.get(comparison.cases[i])) is not None
+                if (one := predicted.get(comparison[i])) is not None
             }
             chosen.update(measured_points(known))
         return sorted(chosen)
@@ -151,85 +158,78 @@ class Loaders:
     cold: bool
     load_budget_s: float
 
-    def __call__(self, job: Job, run: Run) -> Run:
+    def __call__(self, job: Session, run: Run) -> Run:
         """One after another; a back end that cannot run here is a result with its reason."""
         cases = load_cases(job, self.names, self.workers, self.prefetch)
         if self.cold:
             cases += [replace(c, cold=True) for c in cases if LOADERS[c.loader].processes]
-        job.progress.expect(len(cases))
-        for case in cases:
-            run = job.loaded(run, case, self.load_budget_s)
-        return run
+        return _loaded(job, run, cases, self.load_budget_s)
+
+
+def _loaded(job: Session, run: Run, cases: Sequence[LoadCase], budget_s: float) -> Run:
+    """The run with these loaders measured alone."""
+    job.expect(LOADING, len(cases))
+    for case in cases:
+        run = job.loaded(run, case, budget_s)
+    return run
 
 
 def load_cases(
-    job: Job, names: Sequence[str], workers: Sequence[int], prefetch: int, *, ends: bool = False
+    job: Session, names: Sequence[str], workers: Sequence[int], prefetch: int, *, ends: bool = False
 ) -> list[LoadCase]:
     """Each loader with each number of workers; one without processes once.
 
     `ends` adds, for the most workers, cold files and reading without decoding.
     """
-    base = job.work.request.arms.base
     found: list[LoadCase] = []
-    for comparison in job.work.comparisons:
-        case = comparison.cases[0]
+    for cases in job.comparisons:
+        case = cases[0]
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
             found += [
                 LoadCase(
-                    base.data, name, case.batch, case.input, count,
-                    prefetch=prefetch if count else 0, cpus=base.cpus,
+                    case.data, name, case.batch, case.input, count,
+                    prefetch=prefetch if count else 0, cpus=case.cpus,
                 )
                 for count in counts
             ]  # fmt: skip
         last = found[-1]
-        if ends and "files" in LOADERS[last.loader].sources and base.data in OF_FILES:
+        if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
             read = replace(last, loader="read")
             found += [replace(last, cold=True), read, replace(read, cold=True)]
     return found
 
 
-def _changed(comparison: Comparison, **fields: object) -> Comparison:
-    """The comparison with these fields of its cases changed."""
-    return Comparison(
-        tuple(replace(arm, case=replace(arm.case, **fields)) for arm in comparison.arms)
-    )
-
-
-def _timed(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
-    job.progress.expect(len(comparisons))
-    return job.run(run, comparisons, lambda _: 0)
+def _changed(cases: Cases, **fields: Any) -> Cases:
+    """The cases with these fields changed."""
+    return [replace(case, **fields) for case in cases]
 
 
 def _predicted(
-    job: Job,
-    run: Run,
-    pinned: Comparison,
-    busy: dict[int, Comparison],
-    joint: dict[int, Comparison],
+    job: Session, run: Run, pinned: Cases, busy: dict[int, Cases], joint: dict[int, Cases]
 ) -> dict[TrainCase, Predicted]:
     """Predictions of each recipe with each number of workers, where its parts are known."""
     found: dict[TrainCase, Predicted] = {}
-    there = job.work.request.arms.base.cpus or cores()
-    for i, case in enumerate(pinned.cases):
+    there = job.options.cpus or cores()
+    for i, case in enumerate(pinned):
         training = run.find(Training, case.key)
         if training is None:
             continue
         beside = {
             count: one
             for count, comparison in busy.items()
-            if (one := run.find(Training, comparison.cases[i].key)) is not None
+            if (one := run.find(Training, comparison[i].key)) is not None
         }
         loadings = {
             count: loading
             for count, comparison in joint.items()
-            if (loading := run.find(Loading, load_case(comparison.cases[i]).key)) is not None
+            if (loading := run.find(Loading, load_case(comparison[i]).key)) is not None
         }
-        alone = Alone(training, beside, _host_s(training, job.work.kind, there), loadings)
+        alone = Alone(training, beside, _host_s(training, job.kind, there), loadings)
         for count, loading in loadings.items():
             together = predict_together(alone, loading, there)
             if together is not None:
-                found[joint[count].cases[i]] = together
+                found[joint[count][i]] = together
     return {case: replace(one, speedup=_speedups(case, found)) for case, one in found.items()}
 
 
@@ -249,12 +249,12 @@ def _speedups(case: TrainCase, predicted: dict[TrainCase, Predicted]) -> dict[st
     return {name: predicted[base].step_s / predicted[case].step_s for name, base in found}
 
 
-def _with_predictions(job: Job, run: Run, predictions: dict[TrainCase, Predicted]) -> Run:
+def _with_predictions(job: Session, run: Run, predictions: dict[TrainCase, Predicted]) -> Run:
     """The run with each prediction, beside its measurement where there is one."""
-    network = job.work.network
+    network, found = job.network, list[Training]()
     for case, predicted in predictions.items():
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.find(Training, case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
-        run = run.with_other(replace(training, predicted=predicted.beside(training.step_s)))
-    return job.saved(run)
+        found.append(replace(training, predicted=predicted.beside(training.step_s)))
+    return job.saved(run, *found, whole=False)

@@ -1,66 +1,92 @@
-"""`python -m e2e NETWORK`: check the options, plan, train, report."""
+"""`python -m e2e NETWORK`: the run file and the screen of a job, and what a dead process costs."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-
-from e2e.case import TrainCase, TrainRequest
-from e2e.commands.child import DataFacts
-from e2e.commands.plan import Comparison, Work, check_device, notes, plan
-from e2e.commands.progress import OPENING, StageTimes, TrainProgress
-from e2e.commands.requests import gpus_of
-from e2e.commands.worker import TrainWorker
+from e2e.commands.job import (
+    ENDING,
+    HOLDING,
+    LOADING,
+    OPENING,
+    PREDICTING,
+    RECORDING,
+    TRAINING,
+    VERIFYING,
+    Begun,
+    Ended,
+    Found,
+    Job,
+    Left,
+    More,
+    Opened,
+    Procedure,
+    Result,
+    can_step,
+    carry_out,
+    untraced,
+    with_what_was,
+)
+from e2e.commands.progress import OPENING as OPENING_STAGE
+from e2e.commands.progress import StageTimes, TrainProgress
+from e2e.commands.worker import JobProcess
 from e2e.networks.table import facts_of
-from e2e.prediction import Prediction
-from e2e.results.baselines import baselines
-from e2e.results.types import PREDICTED, Training
-from e2e.training.distributed import place_of
+from e2e.options import TrainOptions
+from e2e.plan import plan
+from e2e.report.costs import STAGES
+from e2e.results.loader_types import Loading
+from e2e.results.types import Training
+from e2e.training.place import place_of
+from e2e.training.processes import timed_by
 from microbench.command_line import kept
+from microbench.device.host import LoadMeter
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.types import Run
-from microbench.run_output import Done, check_goes_on, new_run, run_console, run_file, say_stopped
+from microbench.run_output import (
+    Done,
+    check_goes_on,
+    new_run,
+    now,
+    run_console,
+    run_file,
+    save,
+    say_stopped,
+)
 from microbench.stopping import last_words
-from microbench.worker import Greeting, WorkerDied, greet
-
-if TYPE_CHECKING:
-    from e2e.commands.scheduler import Job
-
-RATES = ("lr", "warmup")  # of a training, which older files have for the whole run
-
-Procedure = Callable[["Job", Run], Run]  # adds to the run
+from microbench.worker import Greeting, WorkerDied
 
 
-def compare_recipes(job: Job, run: Run, comparisons: Sequence[Comparison] = ()) -> Run:
-    """The usual procedure: comparisons timed and trained or, as requested, predicted.
-
-    They are those that the request plans, where none are given.
-    """
-    request = job.work.request
-    comparisons = comparisons or job.work.comparisons
-    if not request.train:
-        return predict_steps(job, run, comparisons)
-    steps = _steps_wanted(request, job.work.facts)
-    job.progress.expect(
-        sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
-    )
-    return job.run(run, comparisons, steps)
+def compare_recipes(session: Any, run: Run) -> Run:
+    """The usual procedure: what was asked for is timed and trained."""
+    return session.compare(run, session.comparisons)
 
 
-def run_training(request: TrainRequest, *, here: bool = False) -> Done:
-    """Train and time, or predict, as requested; in this process if `here`.
+def predict_steps(session: Any, run: Run) -> Run:
+    """What was asked for is predicted."""
+    return session.predict(run, session.comparisons)
+
+
+def run_training(
+    options: TrainOptions, procedure: Procedure | None = None, name: str = "", *, here: bool = False
+) -> Done:
+    """Do what the options ask for, in this process if `here`; `name` is for the run file.
 
     UserError for wrong options, data or networks.
     """
-    word = "train" if request.train else "predict"
-    return run_requests([request], f"{word}-{file_name(request.settings.network)}", here=here)
+    outputs = options.outputs
+    name = name or f"{'train' if options.train else 'predict'}-{file_name(options.network)}"
+    with run_file(outputs, name) as (path, run):
+        # Mistakes in words are said before anything loads.
+        plan(options, facts_of(options.network, options.shape), "cuda", None)
+        procedure = procedure or (compare_recipes if options.train else predict_steps)
+        with last_words(lambda: say_stopped("e2e", path)):
+            run = Keeper(options, procedure, path, run).carry_out(here=here)
+    return Done(run, path, outputs)
 
 
 def check_known(done: Done) -> None:
@@ -74,197 +100,222 @@ def file_name(network: str) -> str:
     return re.sub(r"[^\w.-]+", "-", network)
 
 
-def run_requests(
-    requests: Sequence[TrainRequest],
-    name: str,
-    procedure: Procedure = compare_recipes,
-    *,
-    here: bool = False,
-) -> Done:
-    """One run of all requests, saved as the first one says; `name` is for its file.
+class Here:
+    """In the place of a pipe where the job runs in this process."""
 
-    UserError for wrong options, data or networks.
+    def __init__(self, take: Callable[[Any], None], on_stage: Callable[[str, str], None]) -> None:
+        self._take, self._on_stage = take, on_stage
+
+    def send(self, message: tuple[Any, ...], /) -> None:
+        """Take what is said."""
+        kind, *rest = message
+        if kind == "stage":
+            self._on_stage(*rest)
+        else:
+            self._take(rest[0])
+
+
+class Keeper:
+    """Keeps what training processes find: each result is saved before it is shown.
+
+    Where a process dies, what was at stake has failed, and another goes on with the rest.
     """
-    outputs, console = requests[0].outputs, run_console(requests[0].outputs)
-    with run_file(outputs, name) as (path, run):
-        for request in requests:
-            whole = request is requests[-1]
-            run = _carry_out(request, run, path, console, procedure, here=here, whole=whole)
-    assert run is not None
-    return Done(run, path, outputs)
 
-
-def _carry_out(
-    request: TrainRequest, before: Run | None, path: Path, console: Console, procedure: Procedure,
-    *, here: bool, whole: bool,
-) -> Run:  # fmt: skip
-    """The run with what the request asks for added to it, and on disk at `path`.
-
-    It is `whole` then, unless another request is going to add to it.
-    """
-    stages, asked = StageTimes(), request.settings
-    # Mistakes in words are said before anything loads.
-    plan(facts_of(asked.network, asked.input), request.arms, "cuda", None)
-    gpus = gpus_of(request.arms)[0] if request.train else 1  # one predicts for several
-    worker = TrainWorker(asked, here=here, gpus=gpus)
-    try:
-        with last_words(lambda: say_stopped("e2e", path)):
-            from e2e.commands.scheduler import Job
-
-            work = _opened(request, worker, path, console, stages)
-            run = _begin(request, work.greeting, work.facts, before)
-            for note in [*notes(request.arms, work.kind), *work.facts.notes]:
-                console.print(note)
-            quiet = request.outputs.quiet
-            with TrainProgress(console, 0, quiet=quiet, stages=stages) as progress:
-                job = Job(work, worker, progress)
-                try:
-                    run = procedure(job, run)
-                    run = job.finished(run, whole=whole)
-                except UserError as error:
-                    where = "" if str(path) in str(error) else _so_far(path)
-                    raise UserError(f"{error}{where}") from None
-    except WorkerDied as death:
-        raise UserError(f"{death.reason}{_so_far(path)}") from None
-    finally:
-        worker.close()
-    return run
-
-
-def _opened(
-    request: TrainRequest, worker: TrainWorker, path: Path, console: Console, stages: StageTimes
-) -> Work:
-    """The work of a run, after opening network, device and data. UserError if one fails."""
-    if request.settings.data == "made":
-        from e2e.commands.make_data import make_usual
-
-        make_usual(console)
-    greeting = greet(worker)
-    device = greeting.target.kind, greeting.device.get("memory_bytes")
-    check_device(request.arms.base, *device)
-    stages.enter(OPENING)
-    facts = worker.open_data()
-    comparisons = plan(facts.network, request.arms, *device)
-    _steps_wanted(request, facts)
-    _check_held_out(request.arms.base.held_out, facts)
-    if request.train:
-        _check_gpus(max(gpus_of(request.arms)), facts.devices)
-    return Work(request, path, greeting, facts, comparisons)
-
-
-def _check_held_out(count: int, facts: DataFacts) -> None:
-    if count and facts.held_out is None:
-        raise UserError(f"--data {facts.name} has no held-out samples; leave out --held-out")
-    if count and facts.held_out is not None and count > facts.held_out:
-        raise UserError(
-            f"--held-out {count}: --data {facts.name} has {facts.held_out} held-out samples"
+    def __init__(
+        self, options: TrainOptions, procedure: Procedure, path: Path, before: Run | None
+    ) -> None:
+        self._options, self._procedure, self._path = options, procedure, path
+        self._before = before
+        self._run: Run | None = None
+        self._console = run_console(options.outputs)
+        self._stages, self._load = StageTimes(), LoadMeter()
+        self._progress = TrainProgress(
+            self._console, quiet=options.outputs.quiet, stages=self._stages
         )
+        self._greeting: Greeting | None = None
+        self._begun, self._ended = Begun(OPENING), Ended()
+        self._tried: frozenset[str] = frozenset()
 
+    def carry_out(self, *, here: bool) -> Run:
+        """The run with all that was asked for. UserError says where it is so far."""
+        options = self._options
+        if options.data == "made":
+            from e2e.commands.make_data import make_usual
 
-def _check_gpus(count: int, devices: int | None) -> None:
-    if count > 1 and devices is not None and count > devices and place_of(os.environ) is None:
-        raise UserError(
-            f"--gpus {count}: this machine has {devices}; start torchrun on each host for more"
-        )
+            make_usual(self._console)
+        try:
+            with self._progress:
+                for number in range(options.processes):
+                    self._tried = frozenset()
+                    for gpus in options.all_gpus if options.train else [1]:
+                        if not number or self._lacks(number, gpus):
+                            self._until_done(Job(options, self._procedure, gpus, number), here)
+                return self._finished()
+        except UserError as error:
+            raise UserError(f"{error}{self._so_far(str(error))}") from None
 
+    def _so_far(self, said: str) -> str:
+        """Where to find what was measured before a run broke off."""
+        path = self._path
+        if not path.exists() or str(path) in said:
+            return ""
+        return f"; results so far are in {path}; go on with --resume {path}"
 
-def _so_far(path: Path) -> str:
-    """Where to find what was measured before a run broke off."""
-    return f"; results so far are in {path}; go on with --resume {path}" if path.exists() else ""
+    def _lacks(self, number: int, gpus: int) -> bool:
+        """Whether something that can be timed has the times of fewer processes."""
+        trainings = self._known.of(Training)
+        todo = any(can_step(t) and timed_by(t) <= number for t in trainings if t.case.gpus == gpus)
+        if todo:
+            self._progress.next_process(number + 1, self._options.processes)
+        return todo
 
+    # ------------------------------------------------------------ processes
 
-def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparison], int]:
-    """Steps of a training for a comparison: 0 when none was asked for."""
-    if request.epochs is not None and facts.train_samples is None:
-        raise UserError(f"--data {facts.name} has no epochs; use --iterations")
+    def _until_done(self, job: Job, here: bool) -> None:
+        while True:
+            found = self._run or self._before
+            job = replace(job, found=found.others if found else (), tried=self._tried)
+            self._begun = Begun(OPENING)
+            try:
+                if here:
+                    carry_out(Here(self._take, self._progress.stage), job)
+                else:
+                    self._follow(job)
+                return
+            except WorkerDied as death:
+                if self._begun.what == ENDING:
+                    return  # all is saved
+                if self._begun.what == OPENING:
+                    raise UserError(death.reason) from None
+                if place_of(os.environ):
+                    raise UserError(f"{death.reason}: torchrun's ranks end together") from None
+                self._blame(job, death)
 
-    def steps(comparison: Comparison) -> int:
-        if request.epochs is None:
-            return request.iterations or 0
-        case = comparison.arms[0].case
-        assert facts.train_samples is not None
-        step = case.batch * case.accumulate * case.gpus
-        return request.epochs * math.ceil(facts.train_samples / step)
+    def _follow(self, job: Job) -> None:
+        process = JobProcess(job)
+        try:
+            while not process.ended:
+                self._take(process.next(self._begun, self._progress.stage))
+        finally:
+            process.close()
 
-    return steps
+    def _blame(self, job: Job, death: WorkerDied) -> None:
+        """Save what the death of a process costs: what it was at."""
+        run, begun, cases = self._known, self._begun, self._begun.cases
+        blamed: Any = next((case for case in cases if case.key == death.key), cases[0])
+        self._tried |= {blamed.key}
+        known = run.find(Training, blamed.key)
+        if begun.what == LOADING:
+            self._keep(Loading(blamed, "failed", death.reason))
+        elif begun.what == RECORDING:
+            found = [t for case in cases if (t := run.find(Training, case.key))]
+            self._tried |= {case.key for case in cases}
+            self._keep(*(untraced(training, death.reason) for training in found))
+        elif begun.what in (HOLDING, TRAINING):
+            assert known
+            at = "setting up its training"
+            if begun.what == TRAINING:
+                at = f"training from seed {begun.seed}"
+            reason = f"{at}: {death.reason}"
+            self._save(replace(known, status="failed", reason=reason))
+        elif begun.what == VERIFYING and known and known.steps:
+            pass
+        elif not job.number and not (begun.what == PREDICTING and known and known.steps):
+            failed = with_what_was(known, Training(blamed, "failed", death.reason))
+            self._save(failed)
+            if begun.what != VERIFYING and all(case.key in self._tried for case in cases):
+                self._progress.timed([failed])  # else it is told with the others
+        if begun.what == VERIFYING:
+            self._tried |= {VERIFYING + cases[0].key}
 
+    # ------------------------------------------------------------ what they say
 
-def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: Run | None) -> Run:
-    """A new run, or the one to go on with."""
-    chosen: dict[str, Any] = {
-        **kept(request.settings, request),
-        "data": facts.name,
-        "train_samples": facts.train_samples,
-        "held_out_samples": facts.held_out,
-    }
-    if before is None:
-        return new_run("e2e", greeting, {"training": chosen})
-    path = request.outputs.resume
-    if not before.of(Training) and before.results:
-        raise UserError(f"--resume {path} is not a run of e2e; start a new run")
-    check_goes_on(path, before, greeting)
-    before = _with_rates_in_cases(before)
-    known = before.settings.get("training", {})
-    for name, value in chosen.items():
-        if known.get(name, value) != value:
-            then, now = ("unset" if v is None else v for v in (known[name], value))
-            raise UserError(
-                f"--resume {path} was measured with {name} {then}, not {now}; give the same value"
-            )
-    return replace(before, finished_at=None)
+    def _take(self, event: Any) -> None:
+        match event:
+            case Greeting():
+                self._greeting = event
+                self._stages.enter(OPENING_STAGE)
+            case Opened():
+                if self._run is None:
+                    self._run = self._begin(event)
+                    for note in event.notes:
+                        self._console.print(note)
+                self._progress.restarted()
+            case Begun():
+                self._begun = event
+                self._progress.begins(event)
+            case Found():
+                self._save(*event.results)
+                if event.whole:
+                    self._show(event.results)
+            case More():
+                self._progress.expect(event.kind, event.results)
+            case Left():
+                self._progress.ends_in(event.seconds)
+            case _:
+                assert isinstance(event, Ended)
+                self._ended = event
 
+    def _save(self, *results: Result) -> None:
+        run = self._known
+        for result in results:
+            run = run.with_other(result)
+        self._tried |= {result.case.key for result in results}
+        self._run = run
+        save(run, self._path)
 
-def _with_rates_in_cases(run: Run) -> Run:
-    """The run with learning rate and warm-up in its cases; older files have them as settings."""
-    known = dict(run.settings.get("training", {}))
-    rates = {name: known.pop(name) for name in RATES if name in known}
-    if not rates:
-        return run
-    changes = {name: value for name, value in rates.items() if value}
-    found = [replace(one, case=replace(one.case, **changes)) for one in run.of(Training)]
-    return replace(run.with_all(Training, found), settings={**run.settings, "training": known})
+    def _show(self, results: Any) -> None:
+        last = results[-1]
+        if isinstance(last, Loading):
+            self._progress.loaded(last)
+        elif self._begun.what == TRAINING:
+            self._progress.trained(last.case, last.repeats[-1])
+        else:
+            self._progress.timed(list(results))
 
+    def _keep(self, *results: Result) -> None:
+        self._save(*results)
+        self._show(results)
 
-# ---------------------------------------------------------------- predict
+    @property
+    def _known(self) -> Run:
+        assert self._run
+        return self._run
 
+    # ------------------------------------------------------------ the run
 
-def predict_steps(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
-    """The run with the cases of these comparisons predicted, but for those that it has already."""
-    job.progress.expect(len(comparisons))
-    for comparison in comparisons:
-        known = [run.find(Training, case.key) for case in comparison.cases]
-        if all(one is not None and one.status != "failed" for one in known):
-            continue
-        job.progress.about(comparison.cases)
-        found = {case: _predicted(job, case) for case in comparison.cases}
-        trainings = _trainings(job, found)
-        measured = {t.case.key for t in run.of(Training) if t.steps is not None}
-        run = job.saved(run, *(t for t in trainings if t.case.key not in measured))
-        job.progress.timed(trainings)
-    return run
+    def _begin(self, opened: Opened) -> Run:
+        """A new run, or the one to go on with."""
+        assert self._greeting
+        chosen: dict[str, Any] = {
+            **kept(self._options),
+            "data": opened.data,
+            "train_samples": opened.train_samples,
+            "held_out_samples": opened.held_out,
+        }
+        before, path = self._before, self._options.outputs.resume
+        if before is None:
+            return new_run("e2e", self._greeting, {"training": chosen})
+        if not before.of(Training) and before.results:
+            raise UserError(f"--resume {path} is not a run of e2e; start a new run")
+        check_goes_on(path, before, self._greeting)
+        known = before.settings.get("training", {})
+        for name, value in chosen.items():
+            if known.get(name, value) != value:
+                then, now = ("unset" if v is None else v for v in (known[name], value))
+                raise UserError(
+                    f"--resume {path} was measured with {name} {then}, not {now}; give the same "
+                    "value"
+                )
+        return replace(before, finished_at=None)
 
-
-def _predicted(job: Job, case: TrainCase) -> Prediction:
-    """A case's step; where predicting kills the process, the reason."""
-    try:
-        return job.worker.predict(case, job.progress.stage)
-    except WorkerDied as death:
-        job.worker.restart()
-        return Prediction(reason=death.reason, broke=True)
-
-
-def _trainings(job: Job, predictions: Mapping[TrainCase, Prediction]) -> list[Training]:
-    """A training for each prediction of a comparison, with its speed-ups."""
-    known = {case: one.predicted for case, one in predictions.items() if one.predicted}
-    network = job.work.network
-    found: list[Training] = []
-    for case, one in predictions.items():
-        predicted = one.predicted
-        if predicted:
-            others = baselines(case, list(known)).items()
-            ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
-            predicted = replace(predicted, speedup=ratios)
-        status = PREDICTED if predicted else "failed" if one.broke else "skipped"
-        units = network.units_per_sample * case.batch * case.accumulate
-        found.append(Training(case, status, one.reason, network.unit, units, predicted=predicted))
-    return found
+    def _finished(self) -> Run:
+        """The run with its notes on the data, saved and marked as finished."""
+        run, settings = self._known, dict(self._known.settings)
+        if self._ended.notes:
+            settings["notes"] = list(self._ended.notes)
+        settings = self._load.noted(settings, self._ended.others)
+        settings[STAGES] = self._stages.so_far(settings.get(STAGES, {}))
+        self._run = replace(run, settings=settings, finished_at=now())
+        self._save()
+        return self._known

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import ON_CPU, TrainCase
-from e2e.commands.plan import Comparison
+from e2e.commands.job import VERIFYING
+from e2e.plan import Cases
 from e2e.results.ledger import COMPETING, LOADING
 from e2e.results.loader_types import load_case
 from e2e.results.types import Training
@@ -17,7 +18,7 @@ from microbench.errors import UserError
 from microbench.results.types import Run
 
 if TYPE_CHECKING:
-    from e2e.commands.scheduler import Job
+    from e2e.commands.session import Session
 
 VERIFIED = 3  # causes of a training whose options are measured, the costliest first
 # Of a cause by its name in a trace: the fields of a case that may remove it.
@@ -32,30 +33,27 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def verified(job: Job, run: Run, comparison: Comparison) -> Run:
+def verified(session: Session, run: Run, cases: Cases) -> Run:
     """The run with what the costliest causes of each arm propose measured, and its gains (%)."""
-    for case in comparison.cases:
+    for case in cases:
         training = run.find(Training, case.key)
-        if training is None or not training.steps or training.ruined_pct or is_verified(training):
+        if training is None or not training.steps or training.ruined_pct:
             continue
-        todo = list(_changes(training, job.work.kind))[:VERIFIED]
-        if not todo:
+        todo = list(_changes(training, session.kind))[:VERIFIED]
+        measured = any(cause.case_change for cause in training.causes)
+        if not todo or measured or session.was_tried(VERIFYING + case.key):
             continue
         fixed = [replace(case, **change) for _, change in todo]
-        again, *tried = _tried(job, case, fixed)
+        session.begin(VERIFYING, [case, *fixed])
+        again, *tried = _tried(session, run, case, fixed)
         causes = list(training.causes)
         for (i, change), one in zip(todo, tried, strict=True):
             gain = 100 * (one.per_s / again.per_s - 1) if one.per_s and again.per_s else None
             causes[i] = replace(
                 causes[i], fix=as_options(change), case_change=change, measured_gain_pct=gain
             )
-        run = job.saved(run, replace(training, causes=tuple(causes)), *tried)
+        run = session.saved(run, replace(training, causes=tuple(causes)), *tried, whole=False)
     return run
-
-
-def is_verified(training: Training) -> bool:
-    """Whether what its causes propose was measured."""
-    return any(cause.case_change for cause in training.causes)
 
 
 def _changes(training: Training, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -82,14 +80,16 @@ def as_options(change: Mapping[str, Any]) -> str:
     )
 
 
-def _tried(job: Job, case: TrainCase, fixed: Sequence[TrainCase]) -> list[Training]:
+def _tried(
+    session: Session, run: Run, case: TrainCase, fixed: Sequence[TrainCase]
+) -> list[Training]:
     """A case and some that differ from it, timed: interleaved, but for those that load otherwise,
     whose loaders would work in each other's turns.
     """
 
-    def timed(cases: Sequence[TrainCase]) -> dict[str, Training]:
-        job.progress.about(tuple(cases))
-        return {t.case.key: t for t in with_speedups(job.time(cases), {})}
+    def timed(cases: Cases) -> dict[str, Training]:
+        found = session.time(run, cases, verifies=True)
+        return {t.case.key: t for t in with_speedups(found, {})}
 
     alike = [one for one in fixed if load_case(one) == load_case(case)]
     found = timed([case, *dict.fromkeys(alike)])

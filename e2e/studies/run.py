@@ -87,7 +87,7 @@ def command_lines(run: Run, commands: Commands) -> list[list[str]]:
 
     UserError or TypeError for options that the command refuses.
     """
-    from e2e.commands.requests import request_of
+    from e2e.options import TrainOptions
     from e2e.recipes import parse_recipes
 
     found: list[list[str]] = []
@@ -100,7 +100,7 @@ def command_lines(run: Run, commands: Commands) -> list[list[str]]:
             if words.get("recipe") is not None:
                 parse_recipes(words["recipe"])
             if run.command in ("train", "predict") and not run.why:
-                request_of(words.pop("network"), words, train=run.command == "train")
+                TrainOptions.of(str(network), words)
     return found
 
 

@@ -49,8 +49,7 @@ def launch(count: int, work: Callable[..., None], *args: object) -> Death | None
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for quiet in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        logging.getLogger(quiet).setLevel(logging.CRITICAL + 1)  # the caller says it in a line
+    logging.disable(logging.CRITICAL)  # of torch's launcher: the caller says it in a line
     usual = {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // count)), "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "FATAL",  # a lost rank is reported in one line

@@ -17,7 +17,7 @@ from samples.commands import ROOT
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
 from e2e.__main__ import OPTIONS
-from e2e.case import SCHEMAS
+from e2e.options import TrainOptions
 from microbench.command_line import Outputs, options_of
 from microbench.conditions import Conditions
 from microbench.errors import UserError
@@ -136,9 +136,10 @@ def test_a_damaged_option_is_refused(tmp_path: Path) -> None:
 
 # file -> class, and the field that it gets
 ADDED = {
-    "e2e/case.py": {
-        "class TrainCase:": '    momentum: float = setting(0.9, "Of SGD")\n',
-        "class TrainSettings:": '    jitter: float = choice(0.0, "Of gradients", kept=True)\n',
+    "e2e/case.py": {"class TrainCase:": "    momentum: float = setting(0.9)\n"},
+    "e2e/options.py": {
+        "class TrainOptions:": '    momentum: float = choice(0.9, "Of SGD")\n'
+        '    jitter: float = choice(0.0, "Of gradients", kept=True)\n',
     },
     "microbench/conditions.py": {
         "class Conditions:": '    rest: float = choice(0.0, "Before a case", kept=True)\n',
@@ -152,9 +153,9 @@ from e2e.halfway import main
 assert [main([command, "--help"]) for command in ("train", "layers")] == [0, 0]
 
 from e2e.case import label_of
-from e2e.commands.plan import plan
-from e2e.commands.requests import request_of
-from e2e.networks import find
+from e2e.networks.table import facts_of
+from e2e.options import TrainOptions
+from e2e.plan import plan
 from e2e.report.run_report import csv
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import Training
@@ -163,11 +164,11 @@ from microbench.requests import GemmRequest, request_of as kernels_asked
 from microbench.results.types import Run
 
 def asked(**words):
-    return request_of("cnn-cifar", words)
+    return TrainOptions.of("cnn-cifar", words)
 
 def cases(**words):
-    (comparison,) = plan(find("cnn-cifar"), asked(**words).arms, "cpu", None)
-    return comparison.cases
+    (found,) = plan(asked(**words), facts_of("cnn-cifar"), "cpu", None)
+    return found
 
 usual, other = cases()[0], cases(momentum=0.5)[0]
 assert (usual.momentum, other.momentum) == (0.9, 0.5)
@@ -180,9 +181,7 @@ assert from_json(written, "an older file").case.momentum == 0.9
 columns, (row,) = csv(Run(("e2e",), "now", {}, {}).with_other(Training(other, "ok")))
 assert "momentum" in columns and str(row["momentum"]) == "0.5"
 
-settings = asked(jitter=1.0).settings
-assert settings.jitter == 1.0, "what the training process is given"
-assert kept(settings)["jitter"] == 1.0, "what --resume compares"
+assert kept(asked(jitter=1.0))["jitter"] == 1.0, "what --resume compares"
 conditions = kernels_asked(GemmRequest, {"seed": 1, "rest": 1.0}).conditions
 assert (kept(conditions)["rest"], kept(conditions)["l2"]) == (1.0, "cold")
 """
@@ -197,7 +196,8 @@ def test_a_field_is_an_option_and_in_cases_files_reports_and_what_resume_asks_fo
         text = (tmp_path / name).read_text()
         for of, line in added.items():
             before, start, rest = text.partition(of)
-            body, end, after = rest.partition("\n\n    @property" if "Case" in of else "\n\n\n")
+            last = "\n\n    outputs: Outputs" if "Options" in of else "\n\n\n"
+            body, end, after = rest.partition("\n\n    @property" if "Case" in of else last)
             text = before + start + body + "\n" + line + end + after
         (tmp_path / name).write_text(text)
     ran = subprocess.run(
@@ -210,9 +210,8 @@ def test_a_field_is_an_option_and_in_cases_files_reports_and_what_resume_asks_fo
 
 
 def test_every_option_has_a_command_and_is_declared_once() -> None:
-    """None but those that no command lists are options of train and predict alone."""
     listed = {getattr(row, "name", row) for rows in OPTIONS.values() for row in rows}
-    assert set(options_of(*SCHEMAS, Outputs)) <= listed
-    for schemas in ((*SCHEMAS, Outputs), (Conditions, Outputs)):
+    assert set(options_of(TrainOptions, Outputs)) <= listed
+    for schemas in ((TrainOptions, Outputs), (Conditions, Outputs)):
         each = [name for schema in schemas for name in options_of(schema)]
         assert len(set(each)) == len(each)

@@ -90,7 +90,7 @@ def test_a_file_that_is_no_run_and_no_network_are_refused(tmp_path: Path) -> Non
     path.write_text(json.dumps({"schema_version": 2, "kind": "train", "options": options}))
     with pytest.raises(UserError, match="not a halfway file"):
         e2e.train(resume=path)
-    with pytest.raises(UserError, match="no network"):
+    with pytest.raises(UserError, match="no NETWORK"):
         e2e.train()
 
 

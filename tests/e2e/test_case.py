@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,19 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.case import FULL, SHORT, ArmOptions, TrainCase
-from e2e.commands.plan import SMALL_CARD_BYTES, Planned, check_device, notes, plan
-from e2e.commands.requests import parse_shape, request_of
+from e2e.case import FULL, SHORT, TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.results.types import Training
+from e2e.options import OF_LEARNING, TrainOptions, parse_shape
+from e2e.plan import SMALL_CARD_BYTES, check_device, notes, plan, rungs_of
 from e2e.schedule import KINDS, parse_schedule
 from microbench.errors import UserError
-from microbench.results.runfile import read_run, write_run
 
 BIG = 141 * 10**9
 RUNGS = ["fp32", "tf32", "channels_last", "AMP", "fused optimizer", "compile", "CUDA graph"]
-PUBLISHED = Path(__file__).parents[2] / "results" / "nvidia-h200" / "train-resnet50.json"
 
 
 @cache
@@ -32,22 +29,22 @@ def network(name: str = "cnn-cifar") -> Network:
     return find(name)
 
 
-def arm_options(**options: Any) -> ArmOptions:
-    """What decides the arms; the fields of a case go to every arm."""
-    arms = {f.name for f in fields(ArmOptions)}
-    base = replace(ArmOptions().base, **{n: v for n, v in options.items() if n not in arms})
-    return ArmOptions(base=base, **{n: v for n, v in options.items() if n in arms})
-
-
 def planned(
     kind: str = "cuda", *, name: str = "cnn-cifar", memory: int | None = BIG, **options: Any
-) -> list[list[Planned]]:
-    comparisons = plan(network(name), arm_options(**options), kind, memory)
-    return [list(comparison.arms) for comparison in comparisons]
+) -> list[list[TrainCase]]:
+    return plan(TrainOptions.of(name, options), network(name).facts, kind, memory)
 
 
 def cases(kind: str = "cuda", **options: Any) -> list[TrainCase]:
-    return [arm.case for arms in planned(kind, **options) for arm in arms]
+    return [case for found in planned(kind, **options) for case in found]
+
+
+def climbed(kind: str = "cuda", name: str = "cnn-cifar") -> list[tuple[str | None, TrainCase]]:
+    """The rungs of a ladder."""
+    options = TrainOptions.of(name, {"ladder": True})
+    (found,) = plan(options, network(name).facts, kind, BIG)
+    rungs = rungs_of(options, network(name).facts, kind, found)
+    return [(rungs[case.key], case) for case in found]
 
 
 def changes_between(before: TrainCase, after: TrainCase) -> dict[str, Any]:
@@ -65,12 +62,12 @@ def test_the_usual_arms() -> None:
     found = cases()
     assert [case.recipe for case in found] == ["fp32", "tf32", "amp"]
     assert found[0] == TrainCase(
-        "cnn-cifar", "fp32", network().batch, "3x32x32", layout="nhwc", optimizer="sgd", fused=True
+        "cnn-cifar", "fp32", network().batch, "3x32x32", layout="nhwc", search=SHORT
     )
     assert len({case.group for case in found}) == 1, "they take turns"
     assert len({case.key for case in found}) == 3
     assert cases(amp=True) == found
-    assert all(arm.rung is None for arms in planned() for arm in arms)
+    assert rungs_of(TrainOptions(), network().facts, "cuda", found) == {}
 
 
 @pytest.mark.parametrize(
@@ -89,13 +86,13 @@ def test_recipes_come_in_the_order_given_and_once(
 
 
 def test_what_a_cpu_does_otherwise_is_noted() -> None:
-    (note,) = notes(arm_options(), "cpu")
+    (note,) = notes(TrainOptions(), "cpu")
     assert "amp-bf16" in note
-    assert notes(arm_options(recipe="amp"), "cpu") == [note]
-    (slow,) = notes(arm_options(recipe="fp32,O1,fp16"), "cpu")
+    assert notes(TrainOptions(recipe="amp"), "cpu") == [note]
+    (slow,) = notes(TrainOptions(recipe="fp32,O1,fp16"), "cpu")
     assert "O1, fp16" in slow
-    assert notes(arm_options(recipe="fp32,bf16"), "cpu") == []
-    assert notes(arm_options(), "cuda") == notes(arm_options(recipe="O1"), "cuda") == []
+    assert notes(TrainOptions(recipe="fp32,bf16"), "cpu") == []
+    assert notes(TrainOptions(), "cuda") == notes(TrainOptions(recipe="O1"), "cuda") == []
 
 
 def test_layouts_by_device_and_by_option() -> None:
@@ -114,9 +111,9 @@ def test_tokens_have_no_layout(kind: str) -> None:
     assert {(case.layout, case.input, case.optimizer) for case in found} == {("", "64", "adamw")}
     with pytest.raises(UserError, match="--layout"):
         cases(kind, name="gpt-tiny", layout="nhwc")
-    (arms,) = planned(kind, name="gpt-tiny", ladder=True)
-    assert [arm.rung for arm in arms] == [r for r in RUNGS if r != "channels_last"]
-    assert {arm.case.layout for arm in arms} == {""}
+    rungs = climbed(kind, "gpt-tiny")
+    assert [rung for rung, _ in rungs] == [r for r in RUNGS if r != "channels_last"]
+    assert {case.layout for _, case in rungs} == {""}
 
 
 # ---------------------------------------------------------------- batches
@@ -128,22 +125,22 @@ def test_batches_by_device_memory_and_option() -> None:
     assert {c.batch for c in cases("cuda", memory=None)} == {usual}
     assert {c.batch for c in cases("cuda", memory=small)} == {usual}
     assert {c.batch for c in cases("cuda", memory=small - 1)} == {usual // 4}
-    assert {c.batch for c in cases("cuda", memory_limit=small - 1)} == {usual // 4}
+    assert {c.batch for c in cases("cuda", memory_limit="31.9GB")} == {usual // 4}
     assert {c.batch for c in cases("cpu", memory=10**9)} == {network().cpu_batch}
     assert {c.batch for c in cases("cuda", memory=10**9, batch="1024")} == {1024}
     for kind, memory in (("cpu", None), ("cuda", 10**9)):
         with pytest.raises(UserError, match="--memory-limit"):
-            check_device(replace(cases()[0], memory_limit=2 * 10**9), kind, memory)
+            check_device(TrainOptions(memory_limit="2GB"), kind, memory)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_each_batch_is_a_comparison_of_its_own(kind: str) -> None:
     comparisons = planned(kind, batch="128..512,100")
-    assert [arms[0].case.batch for arms in comparisons] == [128, 256, 512, 100]
+    assert [arms[0].batch for arms in comparisons] == [128, 256, 512, 100]
     for arms in comparisons:
         assert len(arms) == 3
-        assert len({arm.case.batch for arm in arms}) == 1
-    assert len({arms[0].case.group for arms in comparisons}) == 4
+        assert len({case.batch for case in arms}) == 1
+    assert len({arms[0].group for arms in comparisons}) == 4
 
 
 # ---------------------------------------------------------------- options into cases
@@ -155,30 +152,19 @@ def test_each_batch_is_a_comparison_of_its_own(kind: str) -> None:
 )
 def test_cudnn_searches_briefly_where_it_searches_at_all(kind: str, name: str, search: str) -> None:
     for asked, expected in (({}, search), ({"search": FULL}, FULL)):
-        found = plan(network(name), request_of(name, asked).arms, kind, BIG)
-        assert {case.search for one in found for case in one.cases} == {expected}
-
-
-def test_a_run_is_gone_on_with_as_it_searched(tmp_path: Path) -> None:
-    assert request_of("resnet50", {"resume": PUBLISHED}).arms.base.search == FULL
-    new = tmp_path / "run.json"
-    run = read_run(PUBLISHED)
-    briefly = [replace(t, case=replace(t.case, search=SHORT)) for t in run.of(Training)]
-    write_run(replace(run, others=tuple(briefly)), new)
-    assert request_of("resnet50", {"resume": new}).arms.base.search == SHORT
-    assert request_of("resnet50", {"resume": new, "search": FULL}).arms.base.search == FULL
+        assert {case.search for case in cases(kind, name=name, **asked)} == {expected}
 
 
 def test_sizes_of_memory() -> None:
     for text, size in (
         ("16GB", 16 * 10**9), ("1.5 gb", 15 * 10**8), ("2GiB", 2**31), ("800MB", 8 * 10**8),
     ):  # fmt: skip
-        assert request_of("cnn-cifar", {"memory_limit": text}).arms.base.memory_limit == size
+        assert cases(memory_limit=text)[0].memory_limit == size
 
 
 def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
     def found(name: str) -> str:
-        return request_of(name, {"weights": tmp_path}).arms.base.weights
+        return TrainOptions.of(name, {"weights": tmp_path}).of_case["weights"]
 
     for name in ("resnet18-0a1b2c3d.pth", "resnet18-cifar.pt", "wide_resnet18.pth", "notes.txt"):
         (tmp_path / name).touch()
@@ -195,8 +181,8 @@ def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
 
 
 def test_each_rung_changes_what_its_name_says() -> None:
-    (arms,) = planned(ladder=True)
-    changes: dict[str, dict[str, Any]] = {
+    rungs = climbed()
+    changes: dict[str | None, dict[str, Any]] = {
         "tf32": {"recipe": "tf32"},
         "channels_last": {"layout": "nhwc"},
         "AMP": {"recipe": "amp"},
@@ -204,24 +190,54 @@ def test_each_rung_changes_what_its_name_says() -> None:
         "compile": {"compile": True},
         "CUDA graph": {"graph": True},
     }
-    assert [arm.rung for arm in arms] == RUNGS
-    first = arms[0].case
+    assert [rung for rung, _ in rungs] == RUNGS
+    _, first = rungs[0]
     assert (first.recipe, first.layout, first.fused) == ("fp32", "nchw", False)
     assert not first.compile
     assert not first.graph
-    for below, arm in pairwise(arms):
-        assert arm.rung is not None
-        assert changes_between(below.case, arm.case) == changes[arm.rung]
-    assert len({arm.case.group for arm in arms}) == 1
+    for (_, below), (rung, case) in pairwise(rungs):
+        assert changes_between(below, case) == changes[rung]
+    assert len({case.group for _, case in rungs}) == 1
 
 
 def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
     options = {"optimizer": "adamw", "label_smoothing": 0.1, "data": "generated"}
     comparisons = planned(ladder=True, loss_scale=128.0, batch="32,64", **options)
-    assert [arms[0].case.batch for arms in comparisons] == [32, 64]
-    for case in (arm.case for arms in comparisons for arm in arms):
+    assert [found[0].batch for found in comparisons] == [32, 64]
+    for case in (case for found in comparisons for case in found):
         assert {name: getattr(case, name) for name in options} == options
         assert case.loss_scale == (128.0 if case.recipe == "amp" else None)
+
+
+# ---------------------------------------------------------------- the forward pass alone
+
+
+def test_inference_is_compared_by_precision_at_batch_1_and_the_usual_one() -> None:
+    comparisons = planned(evaluation=True)
+    assert [[case.recipe for case in found] for found in comparisons] == [
+        ["fp32", "tf32", "amp"]
+    ] * 2
+    assert [found[0].batch for found in comparisons] == [1, network().batch]
+    usual = cases(batch="8")
+    for case, trained in zip(cases(evaluation=True, batch="8"), usual, strict=True):
+        assert changes_between(trained, case) == {"evaluation": True}
+        assert "evaluation=True" in case.group
+        assert "evaluation" not in trained.key, "keys of older files stand"
+    assert all(case.graph and case.compile for case in
+               cases(evaluation=True, graph=True, compile=True))  # fmt: skip
+
+
+def test_inference_refuses_what_is_about_learning() -> None:
+    values: dict[str, Any] = {
+        "ladder": True, "fused": False, "optimizer": "adam", "schedule": "cosine", "loss": "a:b",
+        "freeze": "body", "gpus": "2", "compress": "bf16", "label_smoothing": 0.1, "clip": 1.0,
+        "loss_scale": 8.0, "lr": 0.1,
+    }  # fmt: skip
+    for name in OF_LEARNING:
+        with pytest.raises(UserError, match=r"^--eval runs the forward pass alone; leave out --"):
+            TrainOptions.of("cnn-cifar", {"evaluation": True, name: values.get(name, 3)})
+    with pytest.raises(UserError, match="O2 is about it"):
+        cases(evaluation=True, recipe="fp32,O2")
 
 
 # ---------------------------------------------------------------- shapes

@@ -15,7 +15,7 @@ from samples.feeding import trainer_of
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
-from e2e.commands.from_scratch import BEHIND_SHARE, judged
+from e2e.commands.convergence import BEHIND_SHARE, judged
 from e2e.data.types import Loader, LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network

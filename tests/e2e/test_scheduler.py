@@ -1,7 +1,9 @@
-"""What a run saves and when, what a run that was timed before is given later, and its stages."""
+"""What a run saves and when, what the death of a process costs, and how long a run takes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,57 +11,35 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from samples.commands import warm_children
 from samples.training_runs import arm, run_of
 
 from e2e.case import TrainCase
-from e2e.commands.child import DataFacts
-from e2e.commands.plan import Comparison, Planned, Work
-from e2e.commands.progress import START_UP, StageTimes, TrainProgress
-from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Job, with_what_was
-from e2e.commands.train import compare_recipes
-from e2e.networks.table import facts_of
-from e2e.prediction import Prediction
+from e2e.commands.job import (
+    ENDING,
+    LOADING,
+    PREDICTING,
+    RECORDING,
+    SETTING_UP,
+    TIMING,
+    TRAINING,
+    Begun,
+    with_what_was,
+)
+from e2e.commands.progress import RECORDING_S, START_UP, StageTimes, TimeLeft, TrainProgress
+from e2e.commands.session import Session
+from e2e.commands.train import compare_recipes, run_training
+from e2e.commands.verify import verified
+from e2e.options import TrainOptions
 from e2e.report.costs import STAGES, stages_part
 from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
-from e2e.results.types import PREDICTED, Cause, Predicted, Repeat, Training
-from kernels.case import Target
+from e2e.results.types import PREDICTED, Cause, Training
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.worker import Greeting
 
 LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet50.json"
-
-
-class Child:
-    """A training process that has a result for what it is asked, and may predict nothing."""
-
-    def __init__(self, *, predicts: bool = False) -> None:
-        self.predicts, self.asked = predicts, list[str]()
-
-    def use(self, gpus: int) -> None:
-        """The same one."""
-
-    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
-        return [Training(case, "ok") for case in cases]
-
-    def time(self, budget_s: float, on_stage: object) -> list[Training]:
-        return []
-
-    def load(self, case: LoadCase, budget_s: float) -> Loading:
-        return Loading(case, "failed", "planted")
-
-    def train(self, key: str, seed: int, steps: int, on_stage: object, *_: object) -> Repeat:
-        return Repeat(seed, steps, 1.0, 2.0, 1.0, None, None)
-
-    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
-        self.asked.append(case.key)
-        if not self.predicts:
-            return Prediction(reason="cannot be traced: planted")
-        return Prediction(Predicted(1.0, (1.0, 1.0), None, {}, launches=3))
 
 
 @pytest.fixture
@@ -67,35 +47,14 @@ def run() -> Run:
     return read_run(LEDGER)
 
 
-@pytest.fixture
-def comparison(run: Run) -> Comparison:
-    return Comparison(tuple(Planned(training.case) for training in run.of(Training)))
-
-
-def job_with(worker: object, path: Path, **asked: Any) -> Job:
-    work = Work(
-        request_of("resnet50", {}, **asked), path,
-        Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
-        DataFacts(facts_of("resnet50"), "synthetic", 1000, None, None, ()), (),
-    )  # fmt: skip
-    return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
+def options(path: Path, **words: Any) -> TrainOptions:
+    """Of a short run on the CPU."""
+    asked = {"device": "cpu", "batch": "2", "recipe": "fp32", "budget": 0.2, "quiet": True}
+    file = {"resume" if path.exists() else "json": path}
+    return TrainOptions.of("cnn-cifar", asked | file | words)
 
 
 # ---------------------------------------------------------------- results
-
-
-def test_a_prediction_takes_the_place_of_no_measurement(
-    run: Run, comparison: Comparison, tmp_path: Path
-) -> None:
-    new = replace(comparison.cases[-1], recipe="bf16")
-    wider = Comparison((*comparison.arms, Planned(new)))
-    worker = Child(predicts=True)
-    job = job_with(worker, tmp_path / "run.json", train=False)
-    found = compare_recipes(job, run, [wider])
-    assert found.of(Training)[:-1] == run.of(Training)
-    added = found.of(Training)[-1]
-    assert (added.case, added.status) == (new, PREDICTED)
-    assert read_run(tmp_path / "run.json").of(Training)[:-1] == run.of(Training)
 
 
 def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
@@ -119,21 +78,34 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert with_what_was(None, again) == again
 
 
-class Quick(Child):
-    """A training process in which the changed cases are a quarter faster."""
+class Quick:
+    """A session in which the changed cases are a quarter faster."""
 
-    def time(self, budget_s: float, on_stage: object) -> list[Training]:
+    kind = "cuda"
+
+    def __init__(self, first: TrainCase) -> None:
+        self.first, self.timed = first, list[str]()
+
+    def begin(self, what: str, cases: Sequence[TrainCase]) -> None:
+        """Nothing dies here."""
+
+    def was_tried(self, key: str) -> bool:
+        return False
+
+    def time(self, run: Run, cases: Sequence[TrainCase], *, verifies: bool) -> list[Training]:
+        self.timed += [case.key for case in cases]
         return [
             arm(case.recipe, 1000.0 if case == self.first else 1250.0, case=asdict(case))
-            for case in self.held
+            for case in cases
         ]
 
-    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
-        self.held = cases
-        return super().set_up(cases, on_stage)
+    def saved(self, run: Run, *results: Training, whole: bool) -> Run:
+        for result in results:
+            run = run.with_other(result)
+        return run
 
 
-def test_what_causes_propose_is_measured_beside_the_training_once(tmp_path: Path) -> None:
+def test_what_causes_propose_is_measured_beside_the_training_once() -> None:
     names = ("optimizer", "", "launch", "casts", "layout")
     costs = tuple(TracedCost(f"of {name}", 50 - i, "", "", name) for i, name in enumerate(names))
     plain = arm(
@@ -141,11 +113,8 @@ def test_what_causes_propose_is_measured_beside_the_training_once(tmp_path: Path
         traced=TracedStep(1, 9, (TracedPart("elementwise", 100),), costs),
     )  # fmt: skip
     plain = replace(plain, causes=tuple(Cause(one.title, "") for one in costs))
-    worker = Quick()
-    worker.first = plain.case
-    job = job_with(worker, tmp_path / "run.json", verify=True)
-    comparison = Comparison((Planned(plain.case),))
-    run = job.run(run_of(plain), [comparison], lambda _: 0)
+    session = Quick(plain.case)
+    run = verified(cast("Any", session), run_of(plain), [plain.case])
     found = run.find(Training, plain.case.key)
     assert found is not None
     gains = {cause.title: (cause.fix, cause.measured_gain_pct) for cause in found.causes}
@@ -157,50 +126,160 @@ def test_what_causes_propose_is_measured_beside_the_training_once(tmp_path: Path
         "of layout": ("", None),  # it has that already
     }
     assert {t.case.compile for t in run.of(Training)} == {False, True}
-    worker.held = []
-    assert job.run(run, [comparison], lambda _: 0).of(Training) == run.of(Training)
-    assert worker.held == [], "not again"
+    session.timed.clear()
+    assert verified(cast("Any", session), run, [plain.case]).of(Training) == run.of(Training)
+    assert session.timed == [], "not again"
 
 
-class Watching(TrainProgress):
-    """Keeps what the run file holds whenever a result is announced."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(Console(quiet=True), 9)
-        self.path, self.held = path, list[Run | None]()
-
-    def say(self, line: str) -> None:
-        self.held.append(read_run(self.path) if self.path.exists() else None)
+def load_one(session: Session, run: Run) -> Run:
+    session.expect(LOADING, 1)
+    return session.loaded(run, LoadCase("folder", "dali", 8, "3x32x32", 1), 0.1)
 
 
-@pytest.mark.parametrize("what", ["predicted", "timed", "trained", "loaded"])
+def predict_then_time(session: Session, run: Run) -> Run:
+    run = session.predict(run, session.comparisons)
+    return session.compare(run, session.comparisons)
+
+
+@pytest.mark.parametrize("procedure", [compare_recipes, predict_then_time, load_one])
 def test_a_result_is_in_the_run_file_before_it_is_announced(
-    run: Run, tmp_path: Path, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, procedure: Any
 ) -> None:
+    path, held = tmp_path / "run.json", list[tuple[str, Run | None]]()
+
+    def say(self: TrainProgress, line: str) -> None:
+        held.append((line, read_run(path) if path.exists() else None))
+
+    monkeypatch.setattr(TrainProgress, "say", say)
+    words = {} if procedure is load_one else {"recipe": "fp32,tf32", "iterations": 2}
+    done = run_training(options(path, **words), procedure, "test", here=True)
+    results = [(line, then) for line, then in held if line.startswith("[")]
+    for i, (line, then) in enumerate(results, 1):
+        assert then is not None, line
+        assert line.startswith(f"[{i}/"), line
+    assert results[-1][0].startswith(f"[{len(results)}/{len(results)}]"), (
+        "what is skipped is not counted"
+    )
+    saved = [len(then.of(Training)) + len(then.of(Loading)) for _, then in results if then]
+    assert saved == sorted(saved)
+    assert saved[0] >= 1
+    assert read_run(path) == done.run
+    if procedure is predict_then_time:
+        (predicted, timed, trained), times = [then for _, then in results], []
+        for then in (predicted, timed, trained):
+            assert then
+            (fp32, tf32) = then.of(Training)
+            assert tf32.status == "skipped"
+            times.append((fp32.status, fp32.steps is not None, len(fp32.repeats)))
+            assert fp32.predicted
+        assert times == [(PREDICTED, False, 0), ("ok", True, 0), ("ok", True, 1)]
+
+
+# ---------------------------------------------------------------- processes that die
+
+
+def dies_at_the_end(session: Session, run: Run) -> Run:
+    run = session.compare(run, session.comparisons)
+    session.begin(ENDING, ())
+    os._exit(3)
+
+
+def dies_in_recording(session: Session, run: Run) -> Run:
+    def die(_trainings: object) -> list[Training]:
+        session.begin(RECORDING, session.comparisons[0])
+        os._exit(3)
+
+    vars(session)["_recorded"] = die
+    return session.compare(run, session.comparisons)
+
+
+@pytest.mark.parametrize("procedure", [dies_at_the_end, dies_in_recording])
+def test_a_process_that_dies_when_all_is_timed_costs_no_times(
+    tmp_path: Path, procedure: Callable[[Session, Run], Run]
+) -> None:
+    with warm_children():
+        run = run_training(options(tmp_path / "run.json"), procedure, "test").run
+    (training,) = run.of(Training)
+    assert training.status == "ok"
+    assert training.steps is not None
+    assert run.finished_at
+    reasons = [warning.cause for warning in training.warnings]
+    assert any("exit code 3" in why for why in reasons) == (procedure is dies_in_recording)
+
+
+def test_a_finished_run_measures_only_what_is_new(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    timed = run.of(Training)[0]
-    case = replace(timed.case, batch=7) if what in ("predicted", "timed") else timed.case
-    job = job_with(Child(), path, train=what != "predicted", repeats=1)
-    job.progress = watching = Watching(path)
-    if what == "loaded":
-        job.loaded(run, LoadCase("folder", "torchvision", 8, "3x224x224", 1), 1.0)
-    else:
-        steps = 3 if what == "trained" else 0
-        comparison = Comparison((Planned(case),))
-        if what == "predicted":
-            compare_recipes(job, run, [comparison])
-        else:
-            job.run(run, [comparison], lambda _: steps)
-    held = watching.held[-1]
-    assert held is not None
-    found = held.find(Training, case.key)
-    if what == "loaded":
-        assert held.of(Loading)
-    else:
-        assert found is not None
-    if what == "trained":
-        assert found is not None
-        assert len(found.repeats) == len(timed.repeats) + 1
+    first = run_training(options(path), here=True).run.of(Training)
+    both = run_training(options(path, recipe="fp32,bf16"), here=True).run.of(Training)
+    assert both[0].measured_at == first[0].measured_at or both[0] != first[0]
+    again = run_training(options(path, recipe="fp32,bf16"), here=True).run.of(Training)
+    assert again == both
+
+
+# ---------------------------------------------------------------- how long it takes
+
+
+@given(
+    st.floats(0.1, 90), st.floats(0.1, 30), st.floats(1, 60), st.floats(0.1, 8),
+    st.integers(2, 5), st.integers(1, 4), st.integers(0, 3),
+)  # fmt: skip
+def test_what_is_announced_is_right_from_a_third_on(
+    start_s: float, set_up_s: float, budget_s: float, record_s: float,
+    arms: int, comparisons: int, trainings: int,
+) -> None:  # fmt: skip
+    """Of a run whose parts take as long as those of the same kind before."""
+    now_s, said = 0.0, list[tuple[float, float]]()
+    left = TimeLeft(lambda: now_s)
+
+    def wait(seconds: float) -> None:
+        nonlocal now_s
+        for _ in range(10):
+            now_s += seconds / 10
+            rest_s = left.seconds()
+            if rest_s is not None:
+                said.append((now_s, rest_s))
+
+    cases = [arm("fp32", 1.0, case={"batch": i + 1}).case for i in range(arms)]
+    left.expect(TIMING, comparisons)
+    left.expect(TRAINING, trainings)
+    wait(start_s)
+    for _ in range(comparisons):
+        left.begin(Begun(SETTING_UP, cases, budget_s))
+        for case in cases:
+            left.arm(case.key)
+            wait(set_up_s)
+        left.begin(Begun(TIMING, cases, budget_s))
+        wait(budget_s / 3)
+        left.ends_in(2 * budget_s / 3)
+        wait(2 * budget_s / 3)
+        left.begin(Begun(RECORDING, cases))
+        for case in cases:
+            left.arm(case.key)
+            wait(record_s)
+        left.done()
+    for _ in range(trainings):
+        left.begin(Begun(TRAINING, cases[:1]))
+        wait(1.0)
+        left.ends_in(2.0)
+        wait(2.0)
+        left.done()
+    for at_s, rest_s in said:
+        assert at_s >= 0.95 * (at_s + rest_s) / 3, "nothing is said before a third"
+        unknown_s = arms * comparisons * abs(RECORDING_S - record_s)  # until one was recorded
+        assert abs(at_s + rest_s - now_s) <= 0.3 * now_s + unknown_s + 3.0 * trainings
+    assert said
+
+
+def test_a_prediction_of_many_is_announced_after_the_first() -> None:
+    now_s = 0.0
+    left = TimeLeft(lambda: now_s)
+    left.expect(PREDICTING, 3)
+    for expected in (None, 6.0, 3.0):
+        left.begin(Begun(PREDICTING))
+        found = left.seconds()
+        assert found == (None if expected is None or found is None else pytest.approx(expected))
+        now_s += 3.0
+        left.done()
 
 
 # ---------------------------------------------------------------- stages

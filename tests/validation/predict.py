@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Job
-from e2e.commands.train import predict_steps, run_requests
+from e2e.commands.session import Session
+from e2e.commands.train import run_training
+from e2e.options import TrainOptions
 from e2e.report.predictions import error_pct
 from e2e.results.types import Training
 from microbench.results.runfile import read_run
@@ -51,23 +51,22 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     pairs = [one.split(":") for one in given.networks.split(",")] if given.networks else None
     networks = {name: int(batch) for name, batch in pairs} if pairs else NETWORKS
-    words = {
-        "device": given.device, "recipe": given.recipe, "budget": BUDGET_S,
-        "resume" if given.file.exists() else "json": given.file,
-    }  # fmt: skip
-    requests = [
-        request_of(name, words | {"batch": str(batch)}, workers=0, record=False)
-        for name, batch in networks.items()
-    ]
-    run_requests(requests, "predict-gpu-time", predict_and_train)
+    # By the name of this module: the measuring process is to find it.
+    from tests.validation.predict import predict_and_train as procedure
+
+    for name, batch in networks.items():
+        words = {
+            "device": given.device, "recipe": given.recipe, "budget": BUDGET_S,
+            "batch": str(batch), "resume" if given.file.exists() else "json": given.file,
+        }  # fmt: skip
+        options = TrainOptions.of(name, words, workers=0, record=False)
+        run_training(options, procedure, "predict-gpu-time")
     return 0 if holds(read_run(given.file).of(Training)) else 1
 
 
-def predict_and_train(job: Job, run: Run) -> Run:
+def predict_and_train(session: Session, run: Run) -> Run:
     """In one process: the training finds the algorithms that the prediction searched for."""
-    comparisons = job.work.comparisons
-    job.progress.expect(len(comparisons))
-    return job.run(predict_steps(job, run, comparisons), comparisons, lambda _: 0)
+    return session.compare(session.predict(run, session.comparisons), session.comparisons)
 
 
 def holds(trainings: Sequence[Training]) -> bool:

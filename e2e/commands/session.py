@@ -1,0 +1,439 @@
+"""The measuring of a job: comparisons one after another, each timed, recorded, and trained.
+
+Over several GPUs every rank does the same; what rank 0 timed counts for all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from e2e.case import TrainCase
+from e2e.commands.convergence import judged
+from e2e.commands.job import (
+    ENDING,
+    HOLDING,
+    LOADING,
+    PREDICTING,
+    RECORDING,
+    SETTING_UP,
+    TIMING,
+    TRAINING,
+    Begun,
+    Ended,
+    Found,
+    Job,
+    Left,
+    More,
+    Pipe,
+    Result,
+    can_step,
+    untraced,
+    with_what_was,
+)
+from e2e.data.loader_bench import LoadMeter
+from e2e.plan import Cases, rungs_of
+from e2e.prediction import Prediction
+from e2e.recipes import cannot_run, recipe_of
+from e2e.results.baselines import baselines
+from e2e.results.ledger import explained, without_waits
+from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.terms import TracedStep
+from e2e.results.types import PREDICTED, Repeat, Training
+from e2e.training.host_speed import SmallStepSpeed
+from e2e.training.once import train_once
+from e2e.training.processes import merged, newest, timed_by
+from e2e.training.speedups import with_speedups
+from e2e.training.variants import Task, Variants
+from kernels.error_words import one_line
+from microbench import fmt
+from microbench.device import device as devices
+from microbench.device.host import others_now
+from microbench.device.telemetry import Telemetry
+from microbench.results.types import Run
+from microbench.run_output import now
+from microbench.worker import OnStage
+
+# Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
+ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
+EXCHANGE_ARMS = 3  # of a step over several GPUs: it, it without the exchange, the exchange alone
+CPU_BUDGET_S = 40.0  # for all arms of a comparison
+# Steps that are recorded; one on a CPU, where they are long.
+TRACED_STEPS, CPU_TRACED_STEPS = 2, 1
+RECORDINGS = 2  # at most: the profiler loses kernels now and then
+
+
+class Session:
+    """What a job has open. `comparisons` are all that were asked for, `run` what is known."""
+
+    def __init__(
+        self, job: Job, task: Task, info: devices.DeviceInfo, telemetry: Telemetry,
+        comparisons: Sequence[Cases], pipe: Pipe, announce: OnStage,
+    ) -> None:  # fmt: skip
+        self.job, self.options = job, job.options
+        self.task, self.network = task, task.network.facts
+        self.kind, self.comparisons = info.kind, comparisons
+        self.run = Run(("e2e",), now(), {}, {}, others=job.found)
+        self.announce = announce
+        self._info, self._pipe = info, pipe
+        self._variants = Variants(task, info.target(), telemetry)
+        self._ranks = self._variants.ranks
+        self._meter = LoadMeter(task.data, self._variants.device, task.seed)
+        self._predictor: Any = None
+        self._tried = set(job.tried)
+        # Read beside timed steps: what the CPU limits compares at one speed.
+        reads = self._variants.cuda and self._ranks.leads
+        self._own_speed = SmallStepSpeed(self._variants.device) if reads else None
+
+    # ------------------------------------------------------------ what is told
+
+    def _tell(self, event: object) -> None:
+        self._pipe.send(("ok", event))
+
+    def begin(self, what: str, cases: Sequence[Any], **more: Any) -> None:
+        """Say what begins: the parent knows by it what to blame where this process dies."""
+        self._tell(Begun(what, tuple(cases), **more))
+
+    def expect(self, kind: str, more: int) -> None:
+        """So many more results of a kind are to come."""
+        self._tell(More(kind, more))
+
+    def saved(self, run: Run, *results: Result, whole: bool = True) -> Run:
+        """The run with these results, which the parent saves."""
+        for result in results:
+            run = run.with_other(result)
+        if results:
+            self._tried |= {result.case.key for result in results}
+            self._tell(Found(results, whole))
+        return run
+
+    def end(self) -> None:
+        """All is done."""
+        self.begin(ENDING, ())
+        others = others_now(devices.gpu_state(self._info))
+        self._tell(Ended(tuple(self.task.data.notes), others))
+
+    def close(self) -> None:
+        """Release what is held, and end the loaders."""
+        self._variants.end_loading()
+        # After a failed graph capture, freeing memory raises errors that say nothing new.
+        with suppress(RuntimeError):
+            self._variants.close()
+
+    # ------------------------------------------------------------ comparisons
+
+    def compare(self, run: Run, comparisons: Sequence[Cases]) -> Run:
+        """The run with these comparisons timed and, as was asked, trained from scratch.
+
+        In a further process those of which fewer have times are timed once more.
+        """
+        mine = [cases for cases in comparisons if cases[0].gpus == self._ranks.world]
+        number = self.job.number
+        if number:
+            again = [cases for cases in mine if self._lacks(run, cases, number)]
+            self.expect(TIMING, len(again))
+            for cases in again:
+                run = self._again(run, cases)
+            return run
+        self.expect(TIMING, sum(not self.is_done(run, cases) for cases in mine))
+        self.expect(TRAINING, sum(self._trainings_of(run, cases) for cases in mine))
+        for cases in mine:
+            if not self.is_done(run, cases):
+                run = self._compared(run, cases)
+            if self.options.verify and cases[0].gpus == 1:
+                from e2e.commands.verify import verified
+
+                run = verified(self, run, cases)
+            run = self._trained(run, cases)
+        return run
+
+    def is_done(self, run: Run, cases: Cases) -> bool:
+        """Whether each has a result, which is not from before if it failed."""
+        found = [run.find(Training, case.key) for case in cases]
+        return all(
+            t and t.status != PREDICTED and (t.status != "failed" or t.case.key in self._tried)
+            for t in found
+        )
+
+    def was_tried(self, key: str) -> bool:
+        """Whether something has a result of this command, or has broken a process."""
+        return key in self._tried
+
+    def _trainings_of(self, run: Run, cases: Cases) -> int:
+        """How many trainings from scratch a comparison will have, beside those that it has."""
+        if self.is_done(run, cases):
+            return len(self._seeds(run, cases))
+        able = [
+            case for case in cases
+            if cannot_run(recipe_of(case), self.kind, self._info.capability) is None
+        ]  # fmt: skip
+        return len(able) * self.options.repeats if self._steps(cases) else 0
+
+    def _compared(self, run: Run, cases: Cases) -> Run:
+        expected = self._trainings_of(run, cases)
+        rungs = rungs_of(self.options, self.network, self.kind, cases)
+        before = run
+
+        def whole(timed: Sequence[Training]) -> list[Training]:
+            found = explained(with_speedups(timed, rungs))
+            return [with_what_was(before.find(Training, t.case.key), t) for t in found]
+
+        timed = self.time(run, cases)
+        found = whole(timed)
+        if self.options.record and any(t.steps for t in timed):
+            run = self.saved(run, *found, whole=False)  # recording may end this process
+            found = whole(self._recorded(timed))
+        for training in found:
+            run = run.with_other(training)
+        self._tried |= {case.key for case in cases}
+        self.expect(TRAINING, self._trainings_of(run, cases) - expected)  # what cannot be timed
+        return self.saved(run, *found)
+
+    def time(self, run: Run, cases: Cases, *, verifies: bool = False) -> list[Training]:
+        """A Training for each case, in order; one that has broken a process is as it was.
+
+        It `verifies` what was timed: then the parent knows already what has begun.
+        """
+        known = {
+            case.key: t
+            for case in cases
+            if case.key in self.job.tried and (t := run.find(Training, case.key))
+            and t.status == "failed"
+        }  # fmt: skip
+        todo = [case for case in cases if case.key not in known]
+        if not verifies:
+            self.begin(SETTING_UP, todo, budget_s=self._budget_s(todo))
+        found = self._ranks.same(self._variants.set_up(todo, self.announce))
+        arms = [t.case for t in found if t.status == "ok"]
+        if arms:
+            budget_s = self._budget_s(arms)
+            if not verifies:
+                self.begin(TIMING, arms, budget_s=budget_s)
+            timed = self._variants.time(
+                budget_s, self.announce, self._own_speed, lambda rest_s: self._tell(Left(rest_s))
+            )
+            # Timed results replace those of set-up.
+            found = [*found, *(replace(t, measured_at=now()) for t in self._ranks.same(timed))]
+        by_key = known | {t.case.key: t for t in found}
+        return [by_key[case.key] for case in cases]
+
+    def _budget_s(self, cases: Cases) -> float:
+        """Seconds of timing for these arms."""
+        each_s = FED_ARM_BUDGET_S if any(case.fed for case in cases) else ARM_BUDGET_S
+        if any(case.gpus > 1 for case in cases):
+            each_s *= EXCHANGE_ARMS
+        usual_s = CPU_BUDGET_S if self.kind == "cpu" else each_s * len(cases)
+        return self.options.budget or usual_s
+
+    # ------------------------------------------------------------ further processes
+
+    def _lacks(self, run: Run, cases: Cases, number: int) -> bool:
+        """Whether an arm that can be timed has the times of fewer than `number` + 1 processes."""
+        return any(
+            timed_by(t) <= number
+            for case in cases
+            if case.key not in self._tried and (t := run.find(Training, case.key))
+            and can_step(t)
+        )  # fmt: skip
+
+    def _again(self, run: Run, cases: Cases) -> Run:
+        """The run with arms that this process timed once more, and what follows from their times.
+
+        One that has no times, or fails here, stays as it is.
+        """
+        arms = [t for case in cases if (t := run.find(Training, case.key))]
+        todo = [t.case for t in arms if can_step(t) and t.case.key not in self._tried]
+        more = self.time(run, todo)
+        rungs = rungs_of(self.options, self.network, self.kind, cases)
+        found: list[Training] = []
+        for training in explained(
+            with_speedups(merged(arms, more, 1 + max(map(newest, arms))), rungs)
+        ):
+            before = run.find(Training, training.case.key)
+            assert before
+            if before.steps == training.steps:  # no more than it was
+                training = replace(before, speedup=training.speedup)
+            else:
+                training = with_what_was(before, training)
+                if any(cause.case_change for cause in before.causes):
+                    training = replace(training, causes=before.causes)
+            found.append(training)
+        return self.saved(run, *found)
+
+    # ------------------------------------------------------------ recorded steps
+
+    def _recorded(self, trainings: Sequence[Training]) -> list[Training]:
+        """The held trainings with steps of them as the profiler recorded them."""
+        held = self._variants.held
+        self.begin(RECORDING, [t.case for t in trainings if t.steps])
+        found = self._ranks.same({key: self._traced(key) for key in held})
+        return [_with_trace(t, found.get(t.case.key)) for t in trainings]
+
+    def _traced(self, key: str) -> TracedStep | str:
+        """Recorded steps of an arm, or why there are none.
+
+        RuntimeError after a fault that the device does not survive.
+        """
+        from e2e.profile.step import NothingSeen
+        from e2e.profile.training_steps import traced_step
+
+        self.announce(key, "recording steps")
+        trainer = self._variants.held[key].trainer
+        why = ""
+        found: TracedStep | None = None
+        for _ in range(RECORDINGS):
+            again = False
+            try:
+                found = traced_step(
+                    self._variants.step_alone(key),
+                    trainer.module,
+                    TRACED_STEPS if self._variants.cuda else CPU_TRACED_STEPS,
+                    # Hooks of modules would be compiled with them.
+                    named=not trainer.case.compile,
+                )
+            except Exception as error:
+                self._variants.raise_if_dead(error)
+                why, again = one_line(error), isinstance(error, NothingSeen)
+            if not self._ranks.same(again):  # every rank takes the same steps
+                break
+        return found or why
+
+    # ------------------------------------------------------------ training from scratch
+
+    def _steps(self, cases: Cases) -> int:
+        """Steps of a training from scratch; 0 when none was asked for."""
+        if self.options.epochs is None:
+            return self.options.iterations or 0
+        samples, case = self.task.data.train_samples, cases[0]
+        assert samples is not None
+        step = case.batch * case.accumulate * case.gpus
+        return self.options.epochs * math.ceil(samples / step)
+
+    def _seeds(self, run: Run, cases: Cases) -> list[tuple[TrainCase, int]]:
+        """What is to be trained yet, and from which seed."""
+        if not self._steps(cases):
+            return []
+        return [
+            (case, self.options.seed + (0 if self.options.same_seed else repeat))
+            for repeat in range(self.options.repeats)
+            for case in cases
+            if (timed := run.find(Training, case.key)) and timed.status == "ok"
+            and repeat >= len(timed.repeats)
+        ]  # fmt: skip
+
+    def _trained(self, run: Run, cases: Cases) -> Run:
+        """The run with each arm trained from each seed, turn by turn."""
+        todo = self._seeds(run, cases)
+        if not todo:
+            return run
+        held = list(dict.fromkeys(case for case, _ in todo))
+        self.begin(HOLDING, held)
+        for training in self._ranks.same(self._variants.set_up(held, self.announce)):
+            known = run.find(Training, training.case.key)
+            if training.status != "ok" and known:
+                reason = f"setting up its training: {training.reason}"
+                run = self.saved(run, replace(known, status="failed", reason=reason), whole=False)
+        self._variants.end_loading()
+        for case, seed in todo:
+            if case.key not in self._variants.held:
+                continue
+            self.begin(TRAINING, [case], seed=seed)
+            repeat = self._train_once(case, seed, self._steps(cases))
+            training = run.find(Training, case.key)
+            assert training
+            held_out = case.held_out or self.task.data.held_out_samples
+            chance = 1 / self.task.data.classes if repeat.accuracy is not None else None
+            training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
+            run = run.with_other(training)
+            known = [t for c in cases if (t := run.find(Training, c.key))]
+            # The one that was trained comes last: it is what is new.
+            others = judged(known, held_out)
+            others.sort(key=lambda one: one.case.key == case.key)
+            run = self.saved(run, *others)
+        return run
+
+    def _train_once(self, case: TrainCase, seed: int, steps: int) -> Repeat:
+        began_s, key = time.perf_counter(), case.key
+        epoch = steps // self.options.epochs if self.options.epochs else None
+
+        def on_step(step: int) -> None:
+            left_s = (time.perf_counter() - began_s) / max(1, step) * (steps - step)
+            left = ""
+            if step:
+                left = f", about {fmt.rough_duration(left_s)} left"
+                self._tell(Left(left_s))
+            self.announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
+
+        on_step(0)
+        found = train_once(
+            self._variants.held[key], self.task.data, seed, steps, on_step, epoch,
+            self.options.count_gradients,
+        )  # fmt: skip
+        return self._ranks.same(found)
+
+    # ------------------------------------------------------------ loaders, predictions
+
+    def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
+        """The run with a loader measured alone for `budget_s` seconds, unless it has that."""
+        known = run.find(Loading, case.key)
+        if known and (known.status != "failed" or case.key in self._tried):
+            return run
+        self.begin(LOADING, [case], budget_s=budget_s)
+        self._variants.close()  # arms would be beside it
+        return self.saved(run, self._meter.measure(case, budget_s))
+
+    def predict(self, run: Run, comparisons: Sequence[Cases]) -> Run:
+        """The run with these comparisons predicted, but for what it has already."""
+        self.expect(PREDICTING, len(comparisons))
+        for cases in comparisons:
+            known = [run.find(Training, case.key) for case in cases]
+            if all(t and (t.status != "failed" or t.case.key in self._tried) for t in known):
+                continue
+            self.begin(PREDICTING, cases)
+            todo = [case for case in cases if case.key not in self.job.tried]
+            found = self._trainings({case: self._predicted(case) for case in todo})
+            # What was measured says more.
+            measured = {t.case.key for t in run.of(Training) if t.steps is not None}
+            run = self.saved(run, *(t for t in found if t.case.key not in measured))
+        return run
+
+    def _predicted(self, case: TrainCase) -> Prediction:
+        if self._predictor is None:
+            from e2e.prediction.predictor import Predictor
+            from e2e.prediction.store import Store
+
+            store = Store(self._info.as_dict(), devices.software())
+            self._predictor = Predictor(
+                self.task.network, self._info.target(), self.task.data.classes, store,
+                self._info.memory_bytes,
+            )  # fmt: skip
+        return self._predictor.predict(case, self.announce)
+
+    def _trainings(self, predictions: Mapping[TrainCase, Prediction]) -> list[Training]:
+        """A training for each prediction of a comparison, with its speed-ups."""
+        known = {case: one.predicted for case, one in predictions.items() if one.predicted}
+        found: list[Training] = []
+        for case, one in predictions.items():
+            predicted = one.predicted
+            if predicted:
+                others = baselines(case, list(known)).items()
+                ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
+                predicted = replace(predicted, speedup=ratios)
+            status = PREDICTED if predicted else "failed" if one.broke else "skipped"
+            units = self.network.units_per_sample * case.batch * case.accumulate
+            found.append(
+                Training(case, status, one.reason, self.network.unit, units, predicted=predicted)
+            )
+        return found
+
+
+def _with_trace(training: Training, found: TracedStep | str | None) -> Training:
+    """The training with its recorded steps, or with the reason why there are none."""
+    if isinstance(found, TracedStep):
+        exchange = training.exchange
+        return replace(training, traced=without_waits(found, exchange) if exchange else found)
+    return training if training.steps is None or found is None else untraced(training, found)
