@@ -39,7 +39,7 @@ def check(case: Case, target: Target) -> None:
     check_8bit(case, "cuBLASLt")
 
 
-def check_8bit(case: Case, library: str) -> None:
+def check_8bit(case: Case, library: str, int8_multiple: int = INT8_MULTIPLE) -> None:
     """CannotRun where `library` has no kernel for an 8-bit case of this layout or size."""
     name, kind = case.precision_name, case.precision
     if kind.bytes_per_element != 1:
@@ -47,7 +47,7 @@ def check_8bit(case: Case, library: str) -> None:
     if case.problem.layout != "nt":
         raise CannotRun(f"{name} in {library} needs both operands K-major; use --layout nt")
     _, n, k = case.problem.mnk
-    multiple = FLOAT8_MULTIPLE if kind.is_float8 else INT8_MULTIPLE
+    multiple = FLOAT8_MULTIPLE if kind.is_float8 else int8_multiple
     if n % multiple or k % multiple:
         raise CannotRun(
             f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"

@@ -9,6 +9,7 @@ import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line
+from kernels.gemm.cublaslt import check_8bit
 from kernels.gemm.operands import Operands
 
 matmul_switches = torch.backends.cuda.matmul
@@ -22,16 +23,10 @@ def check(case: Case, target: Target) -> None:
         raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if target.kind == "cpu" and kind.accumulate == "float16":
         raise CannotRun("torch has no float16 accumulation on a CPU")
-    if target.kind == "cpu" or kind.bytes_per_element > 1:
+    if target.kind == "cpu":
         return
-    name, (m, n, k) = case.precision_name, case.problem.mnk
-    if case.problem.layout != "nt":
-        raise CannotRun(f"{name} in cuBLASLt needs both operands K-major; use --layout nt")
-    multiple = 16 if kind.is_float8 else 8
-    if n % multiple or k % multiple:
-        raise CannotRun(
-            f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"
-        )
+    check_8bit(case, "torch", int8_multiple=8)
+    m = case.problem.mnk[0]
     if kind.storage == "int8" and m <= 16:
         raise CannotRun(f"int8 in torch needs M above 16, not {m}")
 

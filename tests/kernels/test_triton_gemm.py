@@ -74,22 +74,22 @@ def test_what_is_not_a_label_is_refused(label: str) -> None:
 )
 def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[bool, ...]) -> None:
     problem = Problem.of(case(size, size, size, precision, layout))
-    assert (problem.pack_a, problem.pack_b, problem.c_misaligned) == expected
+    assert (problem.a.packed, problem.b.packed, problem.c_misaligned) == expected
 
 
 def test_a_narrow_operand_is_not_copied_to_whole_lines() -> None:
     """100,000 rows of 2 to 32 bytes would become as many lines of 128."""
     vector = Problem.of(case(1, 4096, 100000, layout="tn"))
-    assert vector.a_k_major
-    assert not vector.pack_a
-    assert not Problem.of(case(4096, 1, 100000)).pack_b
+    assert vector.a.k_major
+    assert not vector.a.packed
+    assert not Problem.of(case(4096, 1, 100000)).b.packed
     for m in (2, 4, 15):
-        ((transposed, moved),) = Problem.of(case(m, 4096, 100000, layout="tn")).copies
-        assert transposed
-        assert moved <= 1.01 * 2 * m * 100000 * 2
-    ((transposed, _),) = Problem.of(case(33, 4096, 100000, layout="tn")).copies
-    assert not transposed
-    assert not Problem.of(case(16, 4096, 100000, layout="tn")).copies  # TMA reads it as it lies
+        (operand,) = Problem.of(case(m, 4096, 100000, layout="tn")).copied
+        assert operand.copy.k_major
+        assert operand.copied_bytes <= 1.01 * 2 * m * 100000 * 2
+    (operand,) = Problem.of(case(33, 4096, 100000, layout="tn")).copied
+    assert not operand.copy.k_major
+    assert not Problem.of(case(16, 4096, 100000, layout="tn")).copied  # TMA reads it as it lies
 
 
 def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:

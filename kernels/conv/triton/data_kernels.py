@@ -18,11 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Left and right half of a [ROWS, COLUMNS] block."""
-    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
+from kernels.gemm.triton.kernels import halves
 
 
 @triton.jit
@@ -36,7 +32,7 @@ def _store(
     Every part passes through shared memory that is free again before the next.
     """
     if SPLIT > 1:
-        near, far = _halves(acc, BK, BN * BH * BW)
+        near, far = halves(acc, BK, BN * BH * BW)
         if BN > 1:
             _store(y, near, n, h, w, k, BN // 2, BH, BW, BK, SPLIT // 2)
             _store(y, far, n + BN // 2, h, w, k, BN // 2, BH, BW, BK, SPLIT // 2)

@@ -45,11 +45,8 @@ def bind(
     used = list(dict.fromkeys(tap[0] for part in parts for tap in part.taps)) or [(0, 0)]
     stride = s.strides[0]  # along both axes
     in_step, out_step = (1, stride) if problem.split_output else (stride, 1)
-    inputs = [_View.of(problem.image, apart, apart, in_step, at) for at in used]
-    outputs = [
-        _View.of(problem.whole_output, problem.k, problem.k, out_step, (part.row, part.column))
-        for part in parts
-    ]
+    box = (*config.box, config.bc)
+    inputs = [_view(x, problem.image, apart, apart, in_step, at, box) for at in used]
     n0, n1 = split_n(config.bk)
     single = word(problem.k, problem.element_bytes)
     flat = operands.output.permute(0, 2, 3, 1).reshape(-1)
@@ -63,15 +60,19 @@ def bind(
 
     def stored(width: int) -> list[TensorDescriptor | None]:
         """A view for each parity; none where pixels do not start on 16 bytes."""
-        views = [] if single or not width else outputs
-        return _four([view.descriptor(flat, (*config.box, width)) for view in views])
+        box, k = (*config.box, width), problem.k
+        views = [
+            _view(flat, problem.whole_output, k, k, out_step, (part.row, part.column), box)
+            for part in ([] if single or not width else parts)
+        ]
+        return _four(views)
 
     blocks_n, blocks_h, blocks_w = (
         ceil(size / box) for size, box in zip(problem.output, config.box, strict=True)
     )
     blocks_k, count = ceil(problem.k / config.bk), tiles(config, problem)
     args = (
-        *_four([view.descriptor(x, (*config.box, config.bc)) for view in inputs]),
+        *_four(inputs),
         weights(n0), weights(n1 or LEAST_WIDTH), *stored(n0 // config.split), *stored(n1),
         operands.output, *_tables(parts, used, x.device),
         *problem.whole_output, problem.k // (single or 1),
@@ -111,29 +112,17 @@ def _weights(
 # ------------------------------------------------------------ views and taps
 
 
-@dataclass(frozen=True)
-class _View:
-    """Every step-th row and column of an image [N, H, W, C], from (row, column).
-
-    `offset` is that of the first element, `sizes` and `strides` are of [N, rows, columns, C].
+def _view(
+    base: torch.Tensor, image: tuple[int, int, int], channels: int, apart: int, step: int,
+    at: tuple[int, int], box: Sequence[int],
+) -> TensorDescriptor:  # fmt: skip
+    """Every step-th row and column from (row, column) on of an image (N, H, W) whose pixels lie
+    `apart` elements from one another, in a flat tensor; read or written in boxes.
     """
-
-    offset: int
-    sizes: tuple[int, int, int, int]
-    strides: tuple[int, int, int, int]
-
-    @classmethod
-    def of(
-        cls, image: tuple[int, int, int], channels: int, apart: int, step: int, at: tuple[int, int]
-    ) -> _View:
-        """Of an image (N, H, W) whose pixels lie `apart` elements from one another."""
-        (n, h, w), (row, column) = image, at
-        sizes = (n, ceil((h - row) / step), ceil((w - column) / step), channels)
-        strides = (h * w * apart, step * w * apart, step * apart, 1)
-        return cls((row * w + column) * apart, sizes, strides)
-
-    def descriptor(self, base: torch.Tensor, box: Sequence[int]) -> TensorDescriptor:
-        return _descriptor(base[self.offset :], self.sizes, self.strides, box)
+    (n, h, w), (row, column) = image, at
+    sizes = (n, ceil((h - row) / step), ceil((w - column) / step), channels)
+    strides = (h * w * apart, step * w * apart, step * apart, 1)
+    return _descriptor(base[(row * w + column) * apart :], sizes, strides, box)
 
 
 @dataclass(frozen=True)

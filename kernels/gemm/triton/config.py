@@ -182,68 +182,74 @@ FEW_BYTES = LINE_BYTES // 4  # of a row, whose copy would be four times as large
 
 
 @dataclass(frozen=True)
+class Stored:
+    """An operand in memory: [rows, K] (K-major) or [K, rows]."""
+
+    rows: int
+    k: int
+    k_major: bool
+    element_bytes: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """As it is stored: how many rows, and the elements of one."""
+        return (self.rows, self.k) if self.k_major else (self.k, self.rows)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.sizes[1] * self.element_bytes
+
+    @property
+    def packed(self) -> bool:
+        """Whether TMA needs a copy: rows on 16 bytes, or K-major."""
+        readable = self.k_major or self.element_bytes == 2
+        return not readable or bool(self.row_bytes % TMA_ALIGNMENT)
+
+    @property
+    def copy(self) -> Stored:
+        """The copy for TMA, K-major where wgmma reads only 16-bit types with K outermost (PTX ISA,
+        "Strides", wgmma descriptors), or a row of few bytes would fill a line.
+        """
+        few = self.row_bytes <= FEW_BYTES
+        return replace(self, k_major=self.k_major or self.element_bytes != 2 or few)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What the copy moves; its rows are whole lines."""
+        outer, written = self.copy.sizes[0], ceil(self.copy.row_bytes / LINE_BYTES) * LINE_BYTES
+        return self.rows * self.k * self.element_bytes + outer * written
+
+
+@dataclass(frozen=True)
 class Problem:
-    """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n], and whether K is contiguous."""
+    """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n]."""
 
     m: int
     n: int
     k: int
     precision: Precision
-    a_k_major: bool
-    b_k_major: bool
+    a: Stored
+    b: Stored
 
     @classmethod
     def of(cls, case: Case) -> Problem:
         """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
         (m, n, k), (a, b) = case.problem.mnk, case.problem.layout
+        size = case.precision.bytes_per_element
         # A vector has its elements along K one after the other, whatever its layout is called.
-        return cls(m, n, k, case.precision, a == "n" or m == 1, b == "t" or n == 1)
+        first = Stored(m, k, a == "n" or m == 1, size)
+        second = Stored(n, k, b == "t" or n == 1, size)
+        return cls(m, n, k, case.precision, first, second)
 
     @property
-    def pack_a(self) -> bool:
-        """Whether TMA needs a copy of A: rows on 16 bytes, or K-major."""
-        return self._pack(self.a_k_major, self.m)
-
-    @property
-    def pack_b(self) -> bool:
-        """Whether TMA needs a copy of B: rows on 16 bytes, or K-major."""
-        return self._pack(self.b_k_major, self.n)
-
-    def _pack(self, k_major: bool, rows: int) -> bool:
-        row_bytes = (self.k if k_major else rows) * self.precision.bytes_per_element
-        readable = k_major or self.precision.bytes_per_element == 2
-        return not readable or bool(row_bytes % TMA_ALIGNMENT)
-
-    def transposed(self, k_major: bool, rows: int) -> bool:
-        """Whether the copy for TMA is transposed: wgmma reads only 16-bit types with K outermost
-        (PTX ISA, "Strides", wgmma descriptors); and a row of few bytes would fill a line.
-        """
-        size = self.precision.bytes_per_element
-        return not k_major and (size != 2 or rows * size <= FEW_BYTES)
-
-    @property
-    def copies(self) -> Sequence[tuple[bool, int]]:
-        """Whether each operand that is packed is transposed, and the bytes that its copy moves."""
-        size, found = self.precision.bytes_per_element, list[tuple[bool, int]]()
-        for pack, k_major, rows in (
-            (self.pack_a, self.a_k_major, self.m), (self.pack_b, self.b_k_major, self.n),
-        ):  # fmt: skip
-            if pack:
-                transposed = self.transposed(k_major, rows)
-                outer, inner = (rows, self.k) if transposed or k_major else (self.k, rows)
-                written = outer * ceil(inner * size / LINE_BYTES) * LINE_BYTES
-                found.append((transposed, rows * self.k * size + written))
-        return found
+    def copied(self) -> Sequence[Stored]:
+        """The operands that TMA needs a copy of."""
+        return [operand for operand in (self.a, self.b) if operand.packed]
 
     @property
     def c_misaligned(self) -> bool:
         """Whether the rows of C do not start on 16 bytes, which TMA cannot store."""
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
-
-    @property
-    def row_lengths(self) -> tuple[int, int]:
-        """Elements of a row of A and of B, as they are stored."""
-        return self.k if self.a_k_major else self.m, self.k if self.b_k_major else self.n
 
     def unit(self, size: int) -> int:
         """The elements of 16 bytes, where a size is a multiple of them and Triton does not know;
@@ -255,16 +261,15 @@ class Problem:
     @property
     def loads_single(self) -> bool:
         """Whether POINTER loads elements one by one."""
-        return any(row % KNOWN_DIVISOR and self.unit(row) == 1 for row in self.row_lengths)
+        rows = self.a.sizes[1], self.b.sizes[1]
+        return any(row % KNOWN_DIVISOR and self.unit(row) == 1 for row in rows)
 
     def straddles(self, packed: bool) -> bool:
         """Whether rows of A or B do not start on the 128 bytes of a cache line; `packed`: as TMA
         reads them, from copies that do.
         """
-        copied = (packed and self.pack_a, packed and self.pack_b)
-        row_bytes = [row * self.precision.bytes_per_element for row in self.row_lengths]
-        rows = zip(row_bytes, copied, strict=True)
-        return any(row % LINE_BYTES and not copy for row, copy in rows)
+        read = (operand for operand in (self.a, self.b) if not (packed and operand.packed))
+        return any(operand.row_bytes % LINE_BYTES for operand in read)
 
     def tiles(self, config: Config) -> int:
         """How many tiles cover C [m, n]."""
@@ -358,7 +363,8 @@ def _work(config: Config, problem: Problem) -> Work:
     p, kind, slices = problem, problem.precision, config.slices
     by_tma = config.kernel != POINTER
     # One launch for each operand that is transposed, one for the others.
-    transposed = [is_transposed for is_transposed, _ in p.copies] if by_tma else []
+    copied = p.copied if by_tma else ()
+    transposed = [operand.copy.k_major != operand.k_major for operand in copied]
     copies = transposed.count(True) + (False in transposed)
     threads, shared = 32 * config.warps, shared_memory(config, kind)
     return Work(
@@ -378,5 +384,5 @@ def _work(config: Config, problem: Problem) -> Work:
         spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
         launches=copies + (REDUCED if slices > 1 else 0),
-        extra_moved=sum(moved for _, moved in p.copies) if by_tma else 0,
+        extra_moved=sum(operand.copied_bytes for operand in copied),
     )

@@ -34,7 +34,7 @@ def _load(descriptor, row, k, K_MAJOR: tl.constexpr):
 
 
 @triton.jit
-def _halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Left and right half of a [ROWS, COLUMNS] block."""
     return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
 
@@ -61,7 +61,7 @@ def _store(c_desc, c, acc, m, n, M, N, BM: tl.constexpr, BN: tl.constexpr, SPLIT
     if SPLIT == 1:
         _store_part(c_desc, c, acc.to(c.dtype.element_ty), m, n, M, N, BM, BN)
     else:
-        left, right = _halves(acc, BM, BN)
+        left, right = halves(acc, BM, BN)
         _store(c_desc, c, left, m, n, M, N, BM, BN // 2, SPLIT // 2)
         _store(c_desc, c, right, m, n + BN // 2, M, N, BM, BN // 2, SPLIT // 2)
 

@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
-from kernels.gemm.triton.config import Config, Problem
+from kernels.gemm.triton.config import Config, Problem, Stored
 from kernels.gemm.triton.kernels import gemm_odd_width, gemm_sliced, pack_k_major, pack_rows
 from kernels.gpus import LINE_BYTES
 from kernels.triton_util import TMA_ALIGNMENT, Step, input_precision, options, split_n
@@ -32,31 +32,21 @@ _TMA_KERNELS = {cfg.TMA: jit.gemm_tma, cfg.PERSISTENT: jit.gemm_tma_persistent}
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where rows x K values start, and how they lie: [rows, ld] (K-major) or [K, ld]."""
+    """Where an operand starts, and how many elements its rows lie apart."""
 
     base: torch.Tensor
-    rows: int
-    k: int
-    k_major: bool
+    stored: Stored
     ld: int
-
-    @property
-    def sizes(self) -> list[int]:
-        """[rows, K], or [K, rows] where the rows are contiguous."""
-        return [self.rows, self.k] if self.k_major else [self.k, self.rows]
-
-    def box(self, rows: int, k: int) -> list[int]:
-        """A block of it, in the order of `sizes`."""
-        return [rows, k] if self.k_major else [k, rows]
 
     @property
     def strides(self) -> tuple[int, int]:
         """Strides in elements along the rows and along K."""
-        return (self.ld, 1) if self.k_major else (1, self.ld)
+        return (self.ld, 1) if self.stored.k_major else (1, self.ld)
 
     def descriptor(self, rows: int, k: int) -> TensorDescriptor:
         """A TMA descriptor whose blocks are `rows` x `k`."""
-        return TensorDescriptor(self.base, self.sizes, [self.ld, 1], self.box(rows, k))
+        box = [rows, k] if self.stored.k_major else [k, rows]
+        return TensorDescriptor(self.base, list(self.stored.sizes), [self.ld, 1], box)
 
 
 class Launcher:
@@ -71,8 +61,7 @@ class Launcher:
     ) -> None:
         p = problem
         self.problem, self.c, self.sm_count = problem, c, sm_count
-        self.a = Matrix(a, p.m, p.k, p.a_k_major, p.k if p.a_k_major else p.m)
-        self.b = Matrix(b, p.n, p.k, p.b_k_major, p.k if p.b_k_major else p.n)
+        self.a, self.b = Matrix(a, p.a, p.a.sizes[1]), Matrix(b, p.b, p.b.sizes[1])
 
     def bind(self, config: Config) -> tuple[Step, ...]:
         """The launches of one GEMM, in order. torch.OutOfMemoryError if a copy for TMA does not
@@ -91,16 +80,14 @@ class Launcher:
         copy: one for all that stay as they lie, one for each that is transposed.
         """
         found, rows, steps = [self.a, self.b], [], []
-        for i, pack in enumerate((self.problem.pack_a, self.problem.pack_b)):
-            source = found[i]
-            if not pack:
+        for i, source in enumerate((self.a, self.b)):
+            if not source.stored.packed:
                 continue
-            transposed = self.problem.transposed(source.k_major, source.rows)
-            found[i] = _place(source, transposed)
-            if transposed:
-                steps.append(_transpose_step(source, found[i]))
-            else:
+            found[i] = _place(source)
+            if source.stored.copy.k_major == source.stored.k_major:
                 rows.append((source, found[i]))
+            else:
+                steps.append(_transpose_step(source, found[i]))
         if rows:
             steps.append(_rows_step(rows))
         return found[0], found[1], steps
@@ -128,7 +115,7 @@ class Launcher:
         tile = (config.bm, config.bn, config.bk, config.split)
         args = (
             *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group,
-            *tile, a.k_major, b.k_major, *self._arithmetic,
+            *tile, a.stored.k_major, b.stored.k_major, *self._arithmetic,
         )  # fmt: skip
         grid = (tiles,)
         if config.kernel == cfg.PERSISTENT:
@@ -157,8 +144,9 @@ class Launcher:
             scratch = (sums, counts)
         args = (
             x.descriptor(block_x, config.bk), *(y.descriptor(b, config.bk) for b in blocks),
-            self.c, *scratch, x.rows, y.rows, p.k, config.group, stride_x, stride_y,
-            block_x, *blocks, config.bk, *constants, x.k_major, y.k_major, *self._arithmetic,
+            self.c, *scratch, x.stored.rows, y.stored.rows, p.k, config.group, stride_x, stride_y,
+            block_x, *blocks, config.bk, *constants, x.stored.k_major, y.stored.k_major,
+            *self._arithmetic,
         )  # fmt: skip
         return Step(kernel, (tiles * slices,), args, options(config.stages, config.warps))
 
@@ -166,23 +154,23 @@ class Launcher:
 # ------------------------------------------------------------ copies
 
 
-def _place(matrix: Matrix, transposed: bool) -> Matrix:
-    """Memory for a copy, K-major if `transposed`. Its rows start on cache lines: TMA asks for 16
-    bytes, but a row that straddles lines costs an L2 sector more for every 128 bytes.
+def _place(matrix: Matrix) -> Matrix:
+    """Memory for a copy. Its rows start on cache lines: TMA asks for 16 bytes, but a row that
+    straddles lines costs an L2 sector more for every 128 bytes.
     """
-    outer, inner = (matrix.rows, matrix.k) if transposed else matrix.sizes
-    line = LINE_BYTES // matrix.base.element_size()
+    stored, line = matrix.stored.copy, LINE_BYTES // matrix.base.element_size()
+    outer, inner = stored.sizes
     ld = ceil(inner / line) * line
     base = torch.empty((outer, ld), dtype=matrix.base.dtype, device=matrix.base.device)
-    return Matrix(base, matrix.rows, matrix.k, transposed or matrix.k_major, ld)
+    return Matrix(base, stored, ld)
 
 
 def _transpose_step(source: Matrix, place: Matrix) -> Step:
+    rows, k = source.stored.rows, source.stored.k
     args = (
-        source.base, place.base, source.rows, source.k, *source.strides, place.ld,
-        TRANSPOSED_ROWS, TRANSPOSED_K,
+        source.base, place.base, rows, k, *source.strides, place.ld, TRANSPOSED_ROWS, TRANSPOSED_K,
     )  # fmt: skip
-    grid = (ceil(source.k / TRANSPOSED_K), ceil(source.rows / TRANSPOSED_ROWS))
+    grid = (ceil(k / TRANSPOSED_K), ceil(rows / TRANSPOSED_ROWS))
     return Step(pack_k_major, grid, args, {"num_warps": PACK_WARPS})
 
 
@@ -190,7 +178,7 @@ def _rows_step(copies: Sequence[tuple[Matrix, Matrix]]) -> Step:
     bound, words, blocks = [], [], []
     for source, place in copies:
         size = source.base.element_size()
-        outer, inner = source.sizes
+        outer, inner = source.stored.sizes
         row = inner * size
         word = min(row & -row, max(WORDS))  # the largest power of two that divides a row
         length, ld = row // word, place.ld * size
