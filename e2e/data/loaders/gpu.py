@@ -1,7 +1,7 @@
 """Workers only read; nvimgcodec decodes, and torch crops, resizes, flips and normalises.
 
-On a GPU one thread decodes and another crops, a batch or two ahead of the training. nvimgcodec
-decodes on a CPU too.
+One thread decodes and another crops, on streams of their own, a batch or two ahead of the training.
+nvimgcodec decodes on a CPU too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FIRST = -1  # priority of a stream: its kernels go before a training's that wait
 LAST_BATCH_S = 2.0  # that closing waits for a batch, at most, before it ends the workers
 CLOSE_S = 60.0  # that closing waits for a thread's last batch, at most
 USUAL_BYTES = 110_000  # of a file
-JPEG, END_OF_JPEG, TAIL_BYTES = b"\xff\xd8", b"\xff\xd9", 64
 MIRRORED = 0.5  # of the images, as v2.RandomHorizontalFlip has it
+JPEG, END_OF_JPEG, TAIL_BYTES = b"\xff\xd8", b"\xff\xd9", 64
 
 Made = TypeVar("Made")
 Crop = tuple[int, int, int, int, bool]  # top, left, height, width; whether it is mirrored then
@@ -56,23 +56,25 @@ def open_loader(source: Source, spec: LoadSpec) -> NvImageCodec:
     return NvImageCodec(source, spec)
 
 
-class Encoded(NamedTuple):
-    """The files of a batch, one after another in uint8 [bytes], and what is to be done with each.
+class Item(NamedTuple):
+    """A file: its number in the source, its bytes, (height, width) upright by its header."""
 
-    `sizes` are (height, width) upright, by their headers; `numbers` those in the source. Broken
-    ones are not there.
-    """
+    number: int
+    length: int
+    size: tuple[int, int]
+    crop: Crop
+
+
+class Encoded(NamedTuple):
+    """The files of a batch, one after another in uint8 [bytes]; broken ones are not there."""
 
     content: Tensor
-    lengths: list[int]
-    sizes: list[tuple[int, int]]
-    crops: list[Crop]
-    numbers: list[int]
+    items: list[Item]
     broken: list[Broken]
 
 
 class Decoded(NamedTuple):
-    """Images, uint8 [height, width, 3] each, on the device once `done`; None for a broken one."""
+    """Images, uint8 [height, width, 3], there once the event is; None for one that is broken."""
 
     images: list[Tensor | None]
     encoded: Encoded
@@ -80,7 +82,7 @@ class Decoded(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A batch that is complete when `done` is: float32 [N, 3, H, W] and classes, int64 [N].
+    """float32 [N, 3, H, W] and classes, int64 [N], there once the event is.
 
     N is 0 where no image could be decoded.
     """
@@ -99,27 +101,32 @@ class _Files(Dataset[Any]):
         self._crop = v2.RandomResizedCrop(spec.size)
 
     def __getitems__(self, draws: list[Draw]) -> Encoded:
-        contents, found = [b"\0"], Encoded(torch.empty(0), [1], [], [], [], [])
+        contents: list[bytes] = []
+        items: list[Item] = []
+        broken: list[Broken] = []
         for first, seed in draws:
             for number in range(first, first + len(self._pictures)):
-                path = self._pictures[number % len(self._pictures)].path
+                number %= len(self._pictures)
+                path = self._pictures[number].path
                 try:
-                    content = read(path, self._cold)
-                    with warnings.catch_warnings(action="ignore"):
-                        size = upright_size(content)
-                    if content.startswith(JPEG) and END_OF_JPEG not in content[-TAIL_BYTES:]:
-                        decode(content)  # raises if it is cut short; a GPU may not notice
+                    content, size = self._read(path)
                 except Exception as error:  # anything may be raised for a broken file
-                    found.broken.append((path, short(error)))
+                    broken.append((path, short(error)))
                     continue
                 contents.append(content)
-                found.lengths.append(len(content))
-                found.sizes.append(size)
-                found.crops.append(seeded(self._drawn, size, seed))
-                found.numbers.append(number % len(self._pictures))
+                items.append(Item(number, len(content), size, seeded(self._drawn, size, seed)))
                 break
-        content = torch.frombuffer(bytearray().join(contents), dtype=torch.uint8)
-        return found._replace(content=content)
+        # A tensor goes through shared memory; none can be made of no bytes.
+        content = torch.frombuffer(bytearray(b"".join(contents) or b"-"), dtype=torch.uint8)
+        return Encoded(content, items, broken)
+
+    def _read(self, path: str) -> tuple[bytes, tuple[int, int]]:
+        content = read(path, self._cold)
+        with warnings.catch_warnings(action="ignore"):
+            size = upright_size(content)
+        if content.startswith(JPEG) and END_OF_JPEG not in content[-TAIL_BYTES:]:
+            decode(content)  # raises if it is cut short, which a GPU may not notice
+        return content, size
 
     def _drawn(self, size: tuple[int, int]) -> Crop:
         """The crop that torchvision's transforms draw for an image of this size."""
@@ -143,19 +150,16 @@ class NvImageCodec(Loader):
         )
         os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # what is broken is told in one line
         self._codec: Any = import_module("nvidia.nvimgcodec")
-        self._decoding = self._cropping = None
+        self._streams: list[torch.cuda.Stream | None] = [None, None]
         if spec.device.type == "cuda":
-            index = torch.empty(0, device=spec.device).device.index
-            self._decoder: Any = self._codec.Decoder(device_id=index)
-            self._decoding, self._cropping = (
-                torch.cuda.Stream(spec.device, priority=FIRST) for _ in range(2)
-            )
+            self._decoder: Any = self._codec.Decoder(device_id=self._scale.device.index)
+            self._streams = [torch.cuda.Stream(spec.device, priority=FIRST) for _ in range(2)]
         else:
             self._decoder = self._codec.Decoder(
                 device_id=self._codec.NVIMGCODEC_DEVICE_CPU_ONLY,
                 backends=[self._codec.Backend(self._codec.CPU_ONLY)],
             )
-        self._reads: tuple[Ready, Decoded] | None = None
+        self._in_use: tuple[Ready, Decoded] | None = None
         self._decoded = Ahead(self._decode, 1)
         self._batches = Ahead(self._crop, READY)
 
@@ -185,8 +189,8 @@ class NvImageCodec(Loader):
         if batch.done is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(batch.done)
-            for part in (batch.images, batch.labels):
-                part.record_stream(current)
+            batch.images.record_stream(current)
+            batch.labels.record_stream(current)
         return laid_out(batch.images, channels_last), batch.labels
 
     def close(self) -> None:
@@ -198,16 +202,19 @@ class NvImageCodec(Loader):
 
     def _decode(self) -> Decoded:
         encoded: Encoded = next(self._workers)
-        contents = torch.split(encoded.content, encoded.lengths)[1:]
-        with torch.cuda.stream(self._decoding):
-            found = self._decoder.decode(
-                [self._codec.CodeStream(content.numpy()) for content in contents],
-                cuda_stream=self._decoding.cuda_stream if self._decoding else 0,
-            )
-            images = [image and self._as_tensor(image) for image in found]
-            return Decoded(images, encoded, _event(self._decoding))
+        stream = self._streams[0]
+        with torch.cuda.stream(stream):
+            at, sources = 0, list[Any]()
+            for item in encoded.items:
+                content = encoded.content[at : at + item.length]
+                sources.append(self._codec.CodeStream(content.numpy()))
+                at += item.length
+            number = stream.cuda_stream if stream else 0
+            found: list[Any] = self._decoder.decode(sources, cuda_stream=number) if sources else []
+            images = [None if image is None else self._tensor(image) for image in found]
+            return Decoded(images, encoded, _event(stream))
 
-    def _as_tensor(self, image: Any) -> Tensor:
+    def _tensor(self, image: Any) -> Tensor:
         """uint8 [height, width, 3], in the decoder's memory."""
         if self._device.type == "cuda":
             return torch.from_dlpack(image)
@@ -215,43 +222,40 @@ class NvImageCodec(Loader):
 
     def _crop(self) -> Ready:
         decoded = self._decoded.get()
-        encoded, broken = decoded.encoded, [*decoded.encoded.broken]
-        good: list[int] = []
-        for at, image in enumerate(decoded.images):
-            if image is not None and (*image.shape,) == (*encoded.sizes[at], 3):
-                good.append(at)
+        items, broken = decoded.encoded.items, [*decoded.encoded.broken]
+        good: list[tuple[Tensor, Item]] = []
+        for image, item in zip(decoded.images, items, strict=True):
+            if image is not None and (*image.shape,) == (*item.size, 3):
+                good.append((image, item))
             else:
-                path = self._files.pictures[encoded.numbers[at]].path
-                broken.append((path, "cannot be decoded"))
+                broken.append((self._files.pictures[item.number].path, "cannot be decoded"))
         # Other images of the batch take the places of broken ones.
-        chosen = (good * len(decoded.images))[: len(decoded.images)]
-        with torch.cuda.stream(self._cropping):
-            if self._cropping and decoded.done:
-                self._cropping.wait_event(decoded.done)
-            ready = Ready(*self._made(decoded, chosen), broken, _event(self._cropping))
+        chosen = (good * len(items))[: len(items)]
+        stream = self._streams[1]
+        with torch.cuda.stream(stream):
+            if stream and decoded.done:
+                stream.wait_event(decoded.done)
+            ready = Ready(*self._made(chosen), broken, _event(stream))
         # What the stream still reads is kept until it has run.
-        before, self._reads = self._reads, (ready, decoded)
+        before, self._in_use = self._in_use, (ready, decoded)
         if before and before[0].done:
             before[0].done.synchronize()
         return ready
 
-    def _made(self, decoded: Decoded, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The images at these places, cropped, resized and normalised, and their classes."""
-        encoded = decoded.encoded
-        labels = [self._files.pictures[encoded.numbers[at]].label for at in chosen]
-        mirrored = [encoded.crops[at][-1] for at in chosen]
-        crops: list[Tensor] = []
-        for at in chosen:
-            (top, left, height, width, _), image = encoded.crops[at], decoded.images[at]
-            assert image is not None
+    def _made(self, chosen: Sequence[tuple[Tensor, Item]]) -> tuple[Tensor, Tensor]:
+        """The images cropped, resized, flipped and normalised, and their classes."""
+        numbers = [self._files.pictures[item.number].label for _, item in chosen]
+        labels = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        mirrored = [item.crop[-1] for _, item in chosen]
+        flips = torch.tensor(mirrored, dtype=torch.bool, device=self._device)
+        crops = [torch.empty(0, 3, *self._spec.size, device=self._device)]
+        for image, item in chosen:
+            top, left, height, width, _ = item.crop
             crop = image[top : top + height, left : left + width].permute(2, 0, 1)[None].float()
             crops.append(interpolate(crop, self._spec.size, mode="bilinear", antialias=True))
-        images = torch.cat(crops) if crops else torch.empty(0, 3, *self._spec.size)
-        flips = torch.tensor(mirrored, dtype=torch.bool, device=self._device)
+        images = torch.cat(crops)
         images = torch.where(flips[:, None, None, None], images.flip(3), images)
-        images = laid_out(images, channels_last=True)
-        labels = torch.tensor(labels, dtype=torch.int64, device=self._device)
-        return (images * self._scale).add_(self._shift), labels
+        return laid_out(images, channels_last=True).mul(self._scale).add_(self._shift), labels
 
 
 def _as_made(batch: Encoded) -> Encoded:
