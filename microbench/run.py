@@ -22,10 +22,9 @@ from kernels.tune import NONE
 from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions, check_without
-from microbench.device.host import has_driver
-from microbench.device.load import LoadMeter
+from microbench.device.host import LoadMeter, has_driver
 from microbench.errors import NothingMeasured, UserError
-from microbench.estimate import LAUNCHES_NEEDED, MORE, Estimator
+from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator
 from microbench.results.merging import merged, newest
 from microbench.results.types import NetworkUse, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings

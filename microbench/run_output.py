@@ -17,8 +17,7 @@ import click
 from kernels.files import made_writable, state_folder, temporary_folder, warn
 from kernels.op import OWN
 from microbench.command_line import Outputs, given, typed, without_folder
-from microbench.device.host import watched_environment
-from microbench.device.load import LOAD
+from microbench.device.host import LOAD, watched_environment
 from microbench.errors import NothingMeasured, UserError
 from microbench.results import runfile
 from microbench.results.kinds import kinds

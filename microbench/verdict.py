@@ -12,8 +12,9 @@ from statistics import geometric_mean
 
 from kernels import OPS, is_library
 from kernels.op import OWN, TUNED
-from microbench.fmt import listed, rate_unit
-from microbench.results.types import RUINED_PCT, Ratio, Result, Run
+from microbench import fmt
+from microbench.fmt import listed
+from microbench.results.types import RUINED_PCT, Ceiling, Ratio, Result, Run
 from microbench.timing.stats import excludes_one
 
 MOST_REASONS = 3
@@ -79,7 +80,7 @@ def _highest(name: str, timed: Sequence[Result]) -> list[str]:
     best = max(timed, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0))
     if best.ruined_pct:
         return []
-    unit = rate_unit([best.flop_per_s or 0.0], integers=name.startswith("int"))
+    unit = rate_unit([best])
     at = f"{best.case.problem.size} {best.case.problem.layout}"
     rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
     return [f"{name}: at most {rate}, at {at} by {best.case.backend}."]
@@ -442,3 +443,68 @@ def sentence(found: Summary) -> str:
         f"{found.backend} in {found.precision}{which} is {found.mean:.2f} times as fast as "
         f"{found.against} ({over}){note}."
     )
+
+
+# ---------------------------------------------------------------- what a run compares
+
+
+@dataclass(frozen=True)
+class Arms:
+    """`asked` and `baselines` are precision names; a precision can be both."""
+
+    asked: tuple[str, ...]
+    baselines: tuple[str, ...]
+
+    def is_baseline(self, result: Result) -> bool:
+        """Whether the result is only a baseline."""
+        return result.case.precision_name not in self.asked
+
+
+def arms_of(run: Run) -> Arms:
+    """The precisions of the verdict, and the baselines that something was compared with."""
+    present = tuple(dict.fromkeys(r.case.precision_name for r in run.results))
+    compared = tuple(b for b in BASELINES if any(b in r.speedup for r in run.results))
+    return Arms(tuple(asked_for(run)) or present, compared)
+
+
+def groups_of(run: Run) -> list[list[Result]]:
+    """Results grouped by problem, in the order in which each problem was first measured."""
+    groups: dict[str, list[Result]] = {}
+    for result in run.results:
+        groups.setdefault(result.case.group, []).append(result)
+    return list(groups.values())
+
+
+def representative(results: Sequence[Result], precisions: Sequence[str]) -> Result | None:
+    """The measured result that the verdict uses: the library's, else the fastest; None if none."""
+    timed = [r for r in results if r.measurement and r.case.precision_name in precisions]
+    return min(timed, key=lambda r: (not is_library(r.case), r.median_s), default=None)
+
+
+def rate_unit(results: Sequence[Result]) -> fmt.Unit:
+    """The unit for the rates of these results: TFLOP/s, GFLOP/s, TOP/s or GOP/s."""
+    integers = any(r.case.precision_name.startswith("int") for r in results)
+    return fmt.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)
+
+
+def states_of(results: Sequence[Result]) -> list[str]:
+    """How the results were timed: "timer events", "L2 cold", "regime sustained"."""
+    timed = [r.measurement for r in results if r.measurement]
+    return [
+        f"{title} {fmt.clean('/'.join(sorted({getattr(one, field) for one in timed})))}"
+        for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime"))
+        if timed
+    ]
+
+
+def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
+    """The peaks, in FLOP/s, of the precisions that were asked for and that `results` have."""
+    wanted = {r.case.precision_name for r in results} & set(arms_of(run).asked)
+    kinds = (("dense peak", "datasheet"), ("large GEMM", "measured"))
+    return [
+        ceiling
+        for ceiling in run.ceilings
+        if ceiling.flop_per_s
+        and ceiling.precision in wanted
+        and (ceiling.name, ceiling.source) in kinds
+    ]

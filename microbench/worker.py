@@ -50,7 +50,7 @@ class Greeting:
     software: Json
     target: Target
     free_bytes: int | None
-    load: Json = field(default_factory=dict[str, Any])  # see microbench.device.load
+    load: Json = field(default_factory=dict[str, Any])  # see microbench.device.host
 
 
 class WorkerDied(Exception):
@@ -303,7 +303,7 @@ def serve_requests(pipe: Connection, serve: Serve, settings: object) -> bool:
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     """In the child: send the parent a description of the device. UserError if it does not exist."""
     from microbench.device import device as devices
-    from microbench.device.load import at_start
+    from microbench.device.host import at_start
 
     info = devices.describe(device)
     load = at_start(devices.gpu_state(info))  # before this process has a CUDA context
@@ -333,7 +333,7 @@ def _measure_on_request(
             precompile.load_compiler()
         pipe.recv()
     from microbench.device import device as devices
-    from microbench.device.load import others_now
+    from microbench.device.host import others_now
     from microbench.measure import Measurer
     from microbench.roofline.ceilings import calibrate
     from microbench.timing.timers import make_timer

@@ -14,9 +14,9 @@ from kernels import OPS
 from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.arms import arms_of, limits_of, rate_unit, states_of
 from microbench.report.layers_table import Layer, layers_of
 from microbench.results.types import Ceiling, Json, Measurement, Result, Run, settings_of, varying
+from microbench.verdict import arms_of, limits_of, rate_unit, states_of
 
 INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), greys for what is compared with: a

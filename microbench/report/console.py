@@ -11,8 +11,7 @@ from rich.text import Text
 from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
-from microbench.device import load as loads
-from microbench.report.arms import arms_of, groups_of, rate_unit, representative, states_of
+from microbench.device import host
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.payoff_map import is_map, map_tables, map_verdict
 from microbench.report.run_table import (
@@ -27,7 +26,7 @@ from microbench.report.screen import prose_width
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import RUINED_PCT, Ceiling, Result, Run, Warning
-from microbench.verdict import verdict
+from microbench.verdict import arms_of, groups_of, rate_unit, representative, states_of, verdict
 
 SOFTWARE = (
     ("torch", "torch"),
@@ -303,29 +302,29 @@ def machine(run: Run) -> list[Text]:
 
 
 def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
-    """Warnings about other programs, from a run's settings; see `microbench.device.load`."""
-    load = settings.get(loads.LOAD)
+    """Warnings about other programs, from a run's settings; see `microbench.device.host`."""
+    load = settings.get(host.LOAD)
     if not isinstance(load, dict):
         return []
     facts = cast("dict[str, Any]", load)
     share, average, processes = (
-        facts.get(name) or 0 for name in (loads.SHARE, loads.AT_START, loads.PROCESSES)
+        facts.get(name) or 0 for name in (host.SHARE, host.AT_START, host.PROCESSES)
     )
     found: list[Warning] = []
-    if share > loads.LOADED:
+    if share > host.LOADED:
         symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
         found.append(Warning(symptom, *_BUSY_CPU))
-    elif average > loads.LOADED:
+    elif average > host.LOADED:
         symptom = f"the load average was {average:.2f} per core before the run"
         found.append(Warning(symptom, *_BUSY_CPU))
     if processes:
-        held = (facts.get(loads.HELD) or 0) / 1e9
+        held = (facts.get(host.HELD) or 0) / 1e9
         symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
         found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
-    if busy_pct := facts.get(loads.COMPUTING):
+    if busy_pct := facts.get(host.COMPUTING):
         symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
         found.append(Warning(symptom, *_BUSY_GPU))
-    if later := facts.get(loads.LATER):
+    if later := facts.get(host.LATER):
         came = fmt.count(later, "other process was", "other processes were")
         found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
     return found

@@ -15,11 +15,10 @@ from kernels import is_library
 from kernels.conv import Conv
 from kernels.op import OWN
 from microbench import fmt
-from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import RUINED_PCT, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import summaries, uncertain
+from microbench.verdict import arms_of, groups_of, summaries, uncertain
 
 PASSES = ("fprop", "dgrad", "wgrad")
 LITTLE_GAIN = 1.3  # times faster: a layer under it is named among those that gain little

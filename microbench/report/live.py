@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.arms import rate_unit
 from microbench.report.screen import is_live, prose_width
 from microbench.results.types import Result
 from microbench.streams import is_of_stream
 from microbench.sweep import Group
+from microbench.verdict import rate_unit
 
 BAR_WIDTH = 20
 REDRAWS_PER_S = 4

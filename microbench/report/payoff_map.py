@@ -10,7 +10,6 @@ from rich.text import Text
 from kernels import OPS
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.arms import arms_of
 from microbench.report.charts import (
     INK,
     PALE,
@@ -23,7 +22,7 @@ from microbench.report.charts import (
 from microbench.report.table import Column, Table, screen
 from microbench.report.table import Row as TableRow
 from microbench.results.types import Json, Run
-from microbench.verdict import Payoff, Row, payoffs, subject_of, uncertain
+from microbench.verdict import Payoff, Row, arms_of, payoffs, subject_of, uncertain
 
 ACROSS = ("image", "batch")  # a row of the table, a column of the chart
 # A letter a cause, beside the number.

@@ -14,17 +14,21 @@ from rich.cells import cell_len
 from kernels import is_library
 from kernels.op import OWN
 from microbench import fmt
-from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, representative
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, ends_of, measured
 from microbench.results.types import Ratio, Result, Run, settings_of
 from microbench.roofline.explain import conversion_share
 from microbench.verdict import (
     BASELINES,
+    Arms,
     Payoff,
     Summary,
+    arms_of,
+    groups_of,
     is_rival,
     libraries_beside_own,
     payoffs,
+    rate_unit,
+    representative,
     subject_of,
     summaries,
 )

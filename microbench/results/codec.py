@@ -58,7 +58,7 @@ class _Device:
 
 @dataclass(frozen=True)
 class _Load:
-    """See `microbench.device.load`."""
+    """See `microbench.device.host`."""
 
     cpu_share_of_others: float | None = None
     load_average_per_core: float | None = None

@@ -3,7 +3,7 @@
 Runs happen at different times on different allocations of memory and at different temperatures, so
 the interval of one process is too narrow for the ratio of two. Where both runs measured a case in
 several processes, the interval is of the ratio of the means over processes, with a variance between
-processes that is learnt from all cases of both runs (`microbench.timing.processes`), and a verdict
+processes that is learnt from all cases of both runs (`microbench.timing.stats`), and a verdict
 needs it beyond LEAST_PCT. That of a kernel in one process has in it what kernels like it were seen
 to differ by, and must be beyond NOISE_PCT. For trainings and loaders of one process a `Noise`
 stands for what is not known. Where both runs know their clock, a verdict must be the same in
@@ -32,7 +32,7 @@ from microbench.results.types import (
     Run,
     Timed,
 )
-from microbench.timing.processes import (
+from microbench.timing.stats import (
     DEFAULT_PRIOR,
     PRIORS,
     Variance,

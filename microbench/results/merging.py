@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 
 from kernels import is_library
 from microbench.results.types import Measurement, ProcessTime, Ratio, Result, Sampled
-from microbench.timing.processes import mean_interval
-from microbench.timing.stats import ratio_interval
+from microbench.timing.stats import mean_interval, ratio_interval
 
 S = TypeVar("S", bound=Sampled)
 

@@ -23,8 +23,7 @@ from microbench.results.comparison import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, j
 from microbench.results.kinds import kinds
 from microbench.results.runfile import read_run
 from microbench.results.types import METHOD_VERSION, ProcessTime, Timed
-from microbench.timing.processes import PRIORS
-from microbench.timing.stats import half_width_pct
+from microbench.timing.stats import PRIORS, half_width_pct
 from tests.validation.predict import MEDIAN_PCT, NETWORKS, WORST_PCT
 from tests.validation.splits import false_verdicts, power
 

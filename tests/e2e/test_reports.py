@@ -54,7 +54,7 @@ from e2e.report.verdict import verdict
 from e2e.results.types import Cause, LedgerLine, Phase, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
-from microbench.device.load import LOAD, SHARE
+from microbench.device.host import LOAD, SHARE
 from microbench.errors import UserError
 from microbench.report.drawing import draw
 from microbench.report.export import to_csv, to_markdown

@@ -15,7 +15,7 @@ from samples.commands import ROOT, Main, environment, run_here, warm_children
 
 from e2e.__main__ import main as train
 from microbench.__main__ import main
-from microbench.device.load import COMPUTING, LATER, LOAD, PROCESSES
+from microbench.device.host import COMPUTING, LATER, LOAD, PROCESSES
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import CLOCK_DROP
 

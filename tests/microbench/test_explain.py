@@ -15,7 +15,7 @@ from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
 from kernels.precision import PRECISIONS
 from microbench.device.profiler import fewer_operations, is_conversion, tile_of
-from microbench.results import read_run
+from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
 from microbench.roofline.limits import most_per_sm, waves

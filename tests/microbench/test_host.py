@@ -12,7 +12,7 @@ import pytest
 from samples.kernel_runs import h200_run, shown
 
 from microbench.device import host
-from microbench.device.load import LOAD, LoadMeter, at_start, others_now, reading
+from microbench.device.host import LOAD, LoadMeter, at_start, others_now, reading
 from microbench.device.telemetry import GpuState
 from microbench.report.console import load_warnings
 

@@ -25,8 +25,7 @@ from microbench.results.comparison import (
 )
 from microbench.results.kinds import kinds
 from microbench.results.types import ProcessTime, Timed
-from microbench.timing.processes import DEFAULT_PRIOR, VariancePrior
-from microbench.timing.stats import median_interval
+from microbench.timing.stats import DEFAULT_PRIOR, VariancePrior, median_interval
 
 RUNS, CASES, PROCESSES = 20, 20, 3
 GEMM = Noise(NOISE_PCT, op="gemm")  # of one process

@@ -18,7 +18,7 @@ from kernels.gemm import Gemm
 from microbench.results.merging import merged, ratio_of_processes
 from microbench.results.runfile import read_run
 from microbench.results.types import TURNED_WRONG, Measurement, ProcessTime, Ratio, Result
-from microbench.timing.processes import (
+from microbench.timing.stats import (
     DEFAULT_PRIOR,
     FEWEST_CASES,
     PRIORS,

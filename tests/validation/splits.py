@@ -22,7 +22,7 @@ from microbench.errors import UserError
 from microbench.results.comparison import judge, learn, noise_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Entry, ProcessTime, Result, Run, Timed
-from microbench.timing.processes import mean_interval, variance_between
+from microbench.timing.stats import mean_interval, variance_between
 from tests.validation.evidence import parser_of, says_mistakes, write
 
 SEED = 20261124  # the same files always give the same splits
