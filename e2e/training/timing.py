@@ -23,6 +23,7 @@ from microbench.timing.interleave import (
     MAX_ROUNDS,
     WARM_RUN_S,
     WATCHED_SHARE,
+    Pace,
 )
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 
@@ -45,20 +46,6 @@ class VariantFailed(Exception):
     def __init__(self, variant: Variant) -> None:
         super().__init__(variant.key)
         self.variant = variant
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds that the first part runs before all, each part before its block, and in a block.
-
-    A block has as many steps as fit, at least `least` and at most `most`.
-    """
-
-    settle_s: float
-    warm_s: float
-    block_s: float
-    least: int
-    most: int
 
 
 @dataclass
