@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from json import dumps
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from microbench.results.comparison import (
     parse_threshold,
 )
 from microbench.results.kinds import document_of
-from microbench.results.types import Json
 from microbench.roofline.explain import annotate
 from microbench.run_output import write_pictures
 from microbench.sweep import parse_names
@@ -133,7 +132,11 @@ def compare_with(
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
     if json:
-        runfile.write_text(dumps(_as_data(found, paths[0].name), allow_nan=False), json)
+        every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
+        # That of one comparison is as it always was; that of several has a list of them.
+        one = next(iter(found.values())).as_dict()
+        data = one if len(found) == 1 else {"baseline": paths[0].name, "comparisons": every}
+        runfile.write_text(dumps(data, allow_nan=False), json)
     if html:
         write_comparisons(found, paths[0].name, html)
     if markdown:
@@ -150,13 +153,6 @@ def _apart(path: Path, taken: Container[str]) -> str:
         number += 1
         name = str(path) if number == 2 else f"{path} ({number - 1})"
     return name
-
-
-def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
-    """The JSON of one comparison is as it always was; that of several has a list of them."""
-    every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
-    one = next(iter(found.values())).as_dict()
-    return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
 
 
 def examine_machine(device: str) -> None:

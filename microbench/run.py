@@ -268,14 +268,11 @@ class InOrder:
         for group, share_s in zip(self._groups, shares_s, strict=True):
             known = [s for case in group.cases if (s := self._known.expected_s(case))]
             if not known or LAUNCHES_NEEDED * min(known) <= share_s:
-                left_s += max(share_s, self._least_s(group))
+                flops = max(case.problem.flops for case in group.cases)
+                if self._kind == "cuda" and flops >= LARGE_FLOPS:  # most of it warms the card
+                    share_s = max(share_s, HEAVY.least_s(len(group.cases), self.fewest(group)))
+                left_s += share_s
         return left_s
-
-    def _least_s(self, group: Group) -> float:
-        """What the fewest rounds of large cases take on a GPU: most of it warms the card."""
-        flops = max(case.problem.flops for case in group.cases)
-        heavy = self._kind == "cuda" and flops >= LARGE_FLOPS
-        return HEAVY.least_s(len(group.cases), self.fewest(group)) if heavy else 0.0
 
 
 @dataclass

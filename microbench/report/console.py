@@ -51,7 +51,9 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     if not run.entries:
         _section(console, [Text("No case was measured."), *peaks(run)])
     if run.results and is_map(run):
-        _print_map(run, console, width)
+        _section(console, [*map_tables(run, width), *missing_reasons(run)])
+        _section(console, [Text(line, "bold") for line in map_verdict(run)], "In short")
+        _section(console, ceilings(run), blank=False)
     elif run.results:
         _print_kernels(run, console, width, details)
     for report in reports(run):
@@ -111,12 +113,6 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
         return [*wide.lines, *missing_reasons(run)], wide.left_out_note(width), []
     found = screen(run_table(run), width)
     return found.lines, found.left_out_note(width), found.cut
-
-
-def _print_map(run: Run, console: Console, width: int) -> None:
-    _section(console, [*map_tables(run, width), *missing_reasons(run)])
-    _section(console, [Text(line, "bold") for line in map_verdict(run)], "In short")
-    _section(console, ceilings(run), blank=False)
 
 
 def header(run: Run, details: bool = False) -> list[Text]:
@@ -383,8 +379,12 @@ def ceilings(run: Run) -> list[Text]:
         lines.append(Text(text + "; no datasheet value known", "dim"))
     reached = [c for p in precisions if (c := run.ceiling("instruction", "measured", p))]
     if reached:
-        said = [f"{fmt.clean(c.precision)} {c.flop_per_clock:,.0f} ({_instruction(c)})"
-                for c in reached if c.flop_per_clock]  # fmt: skip
+        said = [
+            f"{fmt.clean(c.precision)} {c.flop_per_clock:,.0f} "
+            f"({fmt.clean(c.reference.partition(',')[0])})"  # "wgmma" of "wgmma, m64n256k16, ..."
+            for c in reached
+            if c.flop_per_clock
+        ]
         lines.append(
             Text(f"instructions, FLOP per clock and SM: {', '.join(said)} measured", "dim")
         )
@@ -408,11 +408,6 @@ def _peak(one: Ceiling) -> str:
         unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
         return f"{unit.text(one.flop_per_s)} {unit.name}"
     return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
-
-
-def _instruction(ceiling: Ceiling) -> str:
-    """ "wgmma" of "wgmma, m64n256k16, ..."."""
-    return fmt.clean(ceiling.reference.partition(",")[0])
 
 
 def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
+from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,13 @@ def _page(chart: Any) -> str:
 
     own = scripts()
     return template("chart.html").render(
-        allowed=Markup(" ".join(map(_hash, (own, START)))),
+        # What a content-security-policy calls the scripts that may run.
+        allowed=Markup(
+            " ".join(
+                f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'"
+                for one in (own, START)
+            )
+        ),
         title="Chart",
         library=Markup(own),
         start=Markup(START),
@@ -117,8 +123,3 @@ def template(name: str) -> Any:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     source = files("microbench.report").joinpath(name).read_text(encoding="utf-8")
     return environment.from_string(source)
-
-
-def _hash(script: str) -> str:
-    """What a content-security-policy calls a script that may run."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -18,7 +18,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.comparison import csv_records, every_alone, page_parts, summary
 from microbench.report.console import ceilings, header, legend, machine, warnings, whys
-from microbench.report.documents import Sheet, run_of_document
+from microbench.report.documents import run_of_document
 from microbench.report.drawing import chart_of, rendered, template
 from microbench.report.layers_table import layers_table
 from microbench.report.run_table import plain_table
@@ -61,17 +61,6 @@ def to_page(run: Run) -> str:
     )  # fmt: skip
 
 
-def document_page(data: Json, sheet: Sheet, title: str) -> str:
-    """The page of a file that is not a run: its table and summary. ValueError: invalid field."""
-    run = run_of_document(data) if "device" in data else None
-    return _page(
-        title, [line.plain for line in header(run)] if run else [],
-        [*sheet.first, *([sheet.summary] if sheet.summary else [])],
-        (Part("", sheet.table, [note.plain for note in sheet.notes]), *sheet.parts),
-        run, write_csv([records(sheet.table)]), more=sheet.more,
-    )  # fmt: skip
-
-
 def report_page(
     title: str, about: Sequence[str], answer: Sequence[str], found: Sequence[Part], run: Run | None
 ) -> str:
@@ -81,10 +70,19 @@ def report_page(
 
 
 def write_document(data: Json, path: Path) -> None:
-    """Write the page of a command's document. UserError where the disk refuses."""
+    """Write the page of a file that is not a run: its table and summary. UserError where the disk
+    refuses, ValueError for an invalid field.
+    """
     document = document_of(data)
     assert document is not None
-    write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
+    sheet, run = document.sheet(data), run_of_document(data) if "device" in data else None
+    page = _page(
+        f"Output of {document.written_by}", [line.plain for line in header(run)] if run else [],
+        [*sheet.first, *([sheet.summary] if sheet.summary else [])],
+        (Part("", sheet.table, [note.plain for note in sheet.notes]), *sheet.parts),
+        run, write_csv([records(sheet.table)]), more=sheet.more,
+    )  # fmt: skip
+    write_page(page, path)
 
 
 def write_comparisons(found: Mapping[str, Comparison], baseline: str, path: Path) -> None:

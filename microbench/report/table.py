@@ -142,7 +142,10 @@ def screen(table: Table[R], width: int) -> Screen[R]:
     lines = [_line(row, columns) if isinstance(row, Row) else row for row in table.rows]
     filled = [line for line in lines if isinstance(line, _Line)]
     used = [i for i in range(len(columns)) if any(line.cells.get(i) for line in filled)]
-    widths = [_width(i, column, filled) for i, column in enumerate(columns)]
+    widths = [
+        max(map(cell_len, [*column.title.split("\n"), *(line.cells.get(i, "") for line in filled)]))
+        for i, column in enumerate(columns)
+    ]
     kept = _fitting(used or [0], columns, widths, width)
     layout = _Layout(columns, widths, _gaps(kept, widths, width))
     texts = [*layout.head(), *map(layout.line, lines)]
@@ -165,11 +168,6 @@ def _line(row: Row[R], columns: Sequence[Column[R]]) -> _Line:
         if column.cell and (column.key or not row.sentence)
     }
     return _Line(cells, row.sentence, row.style)
-
-
-def _width(i: int, column: Column[R], lines: Iterable[_Line]) -> int:
-    texts = [*column.title.split("\n"), *(line.cells.get(i, "") for line in lines)]
-    return max(map(cell_len, texts))
 
 
 def _fitting(

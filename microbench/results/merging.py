@@ -75,7 +75,7 @@ def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> lis
         if wrong.turned_wrong:
             before = [_failed(result, wrong) for result in before]
     both = [_joined(result, again.get(result.case.key), number) for result in before]
-    return with_ratios_of_processes(both)
+    return [replace(result, **_ratios(result, both)) for result in both]
 
 
 def _failed(result: Result, wrong: Result) -> Result:
@@ -115,12 +115,8 @@ def _whole(measurement: Measurement, number: int) -> ProcessTime:
     return ProcessTime(number, rounds, measurement.median_s, measurement.sm_clock_mhz)
 
 
-def with_ratios_of_processes(results: Sequence[Result]) -> list[Result]:
-    """Each result with its speed-ups over the others of its comparison (see `Result`)."""
-    return [replace(result, **_ratios(result, results)) for result in results]
-
-
 def _ratios(result: Result, group: Sequence[Result]) -> Mapping[str, Mapping[str, Ratio]]:
+    """A result's speed-ups over the others of its comparison (see `Result`)."""
     speedup, vs_backend = dict(result.speedup), dict(result.vs_backend)
     for other in group:
         if other is result or not other.measurement or not result.measurement:

@@ -14,7 +14,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -208,17 +208,10 @@ def _locked(lock: Path) -> int:
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
-            if _is_still(lock, handle):
-                return handle
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(lock), os.fstat(handle)):
+                    return handle
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)  # its last owner removed it meanwhile
-
-
-def _is_still(lock: Path, handle: int) -> bool:
-    """Whether the name is that of the open file."""
-    try:
-        return os.path.samestat(os.stat(lock), os.fstat(handle))
-    except FileNotFoundError:
-        return False

@@ -59,11 +59,7 @@ class Renewed:
 
 def _parts(launch: Launch) -> tuple[Launch, Launch]:
     """(what to do before a sample, the launch)."""
-    return (launch.renew, launch.launch) if isinstance(launch, Renewed) else (_nothing, launch)
-
-
-def _nothing() -> None:
-    """Before a sample of a launch whose operands stay."""
+    return (launch.renew, launch.launch) if isinstance(launch, Renewed) else (lambda: None, launch)
 
 
 @dataclass(frozen=True)
