@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from e2e.interrupts import programs_end_with_us
 from e2e.profile.halfway_watch import LEAD_IN
@@ -226,21 +226,15 @@ def keep(trace: Path, folder: Path | None) -> None:
     try:
         for number in itertools.count(1):
             kept = folder / f"{stem}{'' if number == 1 else f'-{number}'}{TRACE_ENDING}"
-            with suppress(FileExistsError), kept.open("xb") as file:
-                _copy(trace, file)
+            with suppress(FileExistsError), kept.open("xb") as file, trace.open("rb") as whole:
+                try:
+                    shutil.copyfileobj(whole, file)
+                    file.flush()
+                except BaseException:
+                    kept.unlink(missing_ok=True)
+                    raise
                 if proofs_of(trace).exists():
                     shutil.copyfile(proofs_of(trace), proofs_of(kept))
                 return
     except OSError as error:
         raise UserError(f"--keep {folder}: {error.strerror}") from None
-
-
-def _copy(trace: Path, to: IO[bytes]) -> None:
-    """Copy it whole; a file that is not whole is removed."""
-    try:
-        with trace.open("rb") as file:
-            shutil.copyfileobj(file, to)
-        to.flush()
-    except BaseException:
-        Path(to.name).unlink(missing_ok=True)
-        raise

@@ -15,7 +15,6 @@ from functools import cached_property
 from math import prod
 
 from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
-from e2e.profile.gains import Gain
 from e2e.profile.lines import lines_of_samples, lines_of_waits
 from e2e.profile.operators import (
     ALIGNED,
@@ -160,6 +159,25 @@ KNOWN: Mapping[str, Known] = {
         "torch.compile, a CUDA graph or a larger batch: no other network helps", False,
     ),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Milliseconds that a step takes less with one change; below 0 where it takes longer.
+
+    `low_ms` to `high_ms` is the 95 % interval, over `rounds` pairs of blocks. `step_ms` is the step
+    without the change, in the same blocks: of one batch again and again, if `resident`. `cause` is
+    what is taken away, `change` says how.
+    """
+
+    cause: str
+    change: str
+    ms: float
+    low_ms: float
+    high_ms: float
+    step_ms: float
+    rounds: int
+    resident: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 
-from e2e.profile.causes import LEAST_SHARE, Cause, Seen, causes_of, ranked
+from e2e.profile.causes import LEAST_SHARE, Cause, Gain, Seen, causes_of, ranked
 from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
-from e2e.profile.gains import Gain, Tried, tried_beside
 from e2e.profile.operators import is_product, shapes_of
 from e2e.profile.products import Fused, Product, fused_kernels, products
 from e2e.profile.ranks import Ranks, ranks_of
 from e2e.profile.step import UPDATES
 from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, STEP, WORK, Trace, read_trace
-from e2e.profile.trials import judged, refuted
+from e2e.profile.trials import Tried, judged, refuted, tried_beside
 from e2e.profile.unprofiled import Unprofiled, steps_in
 from e2e.results import terms
 from e2e.results.terms import LAYOUT, LOADER, RESIDUAL, SYNC, TERMS

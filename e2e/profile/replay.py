@@ -22,11 +22,11 @@ import torch
 from e2e.aten import Argument, Call, TensorSpec, resolve, why_not
 from e2e.prediction.padding import padding
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
-from e2e.profile.causes import Seen, attention_in, small_loops
-from e2e.profile.gains import Gain, Tried, gain_of
+from e2e.profile.causes import Gain, Seen, attention_in, small_loops
 from e2e.profile.operators import BAD_ARGUMENTS, call_of, dtype_of, is_product, product, shapes_of
 from e2e.profile.step import BACKWARD, UPDATE, Op, Step
 from e2e.profile.trace import Span
+from e2e.profile.trials import Tried, gain_of
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results.terms import IDLE, LAYOUT, TERMS
 from e2e.training.switches import switch_tf32

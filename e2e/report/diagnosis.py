@@ -7,10 +7,9 @@ from itertools import chain
 
 from rich.text import Text
 
-from e2e.profile.causes import AFTER, Cause
+from e2e.profile.causes import AFTER, Cause, Gain
 from e2e.profile.compare import Aligned, Change, LayerTime
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
-from e2e.profile.gains import Gain
 from e2e.profile.products import Fused, Product, reach
 from e2e.profile.ranks import Ranks, RankTime
 from e2e.profile.trials import ASIDE, SAID_APART

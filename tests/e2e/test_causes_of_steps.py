@@ -11,12 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.traces import BACKWARD, MS, US, Made, begun
 
-from e2e.profile.causes import AFTER, KNOWN, LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Cause
+from e2e.profile.causes import (
+    AFTER,
+    KNOWN,
+    LEAST_SHARE,
+    LIKELY,
+    POSSIBLE,
+    PROVEN,
+    Cause,
+    Gain,
+)
 from e2e.profile.diagnosis import Traced, diagnose
-from e2e.profile.gains import PROVED_KEY, SIDECAR, Gain, Tried, gain_of, tried_beside
 from e2e.profile.halfway_prove import TRIALS
 from e2e.profile.replay import KINDS
-from e2e.profile.trials import FAIR, SAID_APART, judged, refuted
+from e2e.profile.trials import (
+    FAIR,
+    PROVED_KEY,
+    SAID_APART,
+    SIDECAR,
+    Tried,
+    gain_of,
+    judged,
+    refuted,
+    tried_beside,
+)
 
 H200, FLOAT, BF16, HALF = "NVIDIA H200", "float", "c10::BFloat16", "c10::Half"
 approx = pytest.approx
