@@ -70,7 +70,8 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
     # No network is trained: a small one will do, at the size of the images.
     size = None if data in SMALL else "3x224x224"
-    options = _options("cnn-cifar", {**words, "input": words["input"] or size})
+    network = "e2e.data.datasets.own:AnyInput" if own else "cnn-cifar"
+    options = _options(network, {**words, "input": words["input"] or size})
     counts = _counts(workers, options)
     budget_s = options.budget or LOAD_BUDGET_S
     procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)

@@ -85,6 +85,45 @@ def test_loaders_alone_read_the_files_or_say_what_they_lack(shop: Shop, tmp_path
     assert "GPU" in found["gpu-decode"]["reason"]
 
 
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def rows():
+    return TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+
+def both():
+    return DataLoader(rows(), batch_size=3), rows()
+
+def network():
+    return nn.Linear(16, 4), torch.zeros(1, 16)
+"""
+
+
+def test_data_of_the_users_own_is_loaded_and_trained_on(shop: Shop, tmp_path: Path) -> None:
+    (shop.folder / "own.py").write_text(OWN)
+    words = ("--batch", "8", "--workers", "1", "--device", "cpu", "--budget", "0.5", "--json")
+    for number, command in enumerate((
+        ("loader", "--data", "own:rows", "--input", "16"),
+        ("stalls", "own:network", "--data", "own:rows", "--recipe", "fp32"),
+        ("train", "own:network", "--data", "own:both", "--recipe", "fp32", "--epochs", "1"),
+    )):  # fmt: skip
+        file = tmp_path / f"{number}.json"
+        ran = shop.run(*command, *words, file)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        found = [one for op in ("load", "train") for one in results(file, op)]
+        assert {one["case"]["data"] for one in found} == {command[command.index("--data") + 1]}
+        assert {one["status"] for one in found} == {"ok"}
+        assert "dataloader" in {one["case"]["loader"] for one in found}
+    (trained,) = results(file, "train")
+    assert 0 <= trained["repeats"][0]["accuracy"] <= 1
+    ran = shop.run("train", "own:network", "--data", "own:network", "--device", "cpu")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.count("\n") == 1
+    assert "it must be a Dataset" in ran.stderr or "a pair of that" in ran.stderr
+
+
 def test_the_loader_by_hand_runs(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
