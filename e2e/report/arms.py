@@ -148,10 +148,6 @@ class View:
         title = self.group_of(training).title
         return self.label(training) + f" ({title})" * bool(title)
 
-    def label_among(self, training: Training, family: Sequence[Group]) -> str:
-        """The arm among a family of groups, which differ in the batch size."""
-        return self.label(training) + f" (batch {training.case.batch})" * (len(family) > 1)
-
     def only(self, wanted: Callable[[Training], bool]) -> View:
         """The view with only these arms; settings are shown in the same places."""
         groups = [

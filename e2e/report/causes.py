@@ -78,9 +78,7 @@ def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
     # Older files have predicted fixes too, before what limits the step.
     first = [(one, arm) for arm in arms for one in arm.causes if one.predicted_gain_pct is None]
     titles = {id(arm): title_words(one) for one, arm in reversed(first)}
-    limits = grouped(
-        (titles[id(arm)], view.label_among(arm, family)) for arm in arms if id(arm) in titles
-    )
+    limits = grouped((titles[id(arm)], view.full_label(arm)) for arm in arms if id(arm) in titles)
     lines = [
         f"What limits {fmt.listed(labels, MOST_SENTENCES)} most: {title}."
         for title, labels in limits.items()
@@ -88,6 +86,6 @@ def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
     for arm in arms:
         best = max(arm.causes, key=lambda one: one.measured_gain_pct or 0.0)
         if (best.measured_gain_pct or 0.0) > 0:
-            label = view.label_among(arm, family)
+            label = view.full_label(arm)
             lines.append(f"Best measured for {label}: {fmt.clean(best.fix)} ({gains(best)}).")
     return lines

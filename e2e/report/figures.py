@@ -46,11 +46,6 @@ def bottleneck(limit: str | None) -> str:
     return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
 
 
-def bottleneck_short(limit: str | None) -> str:
-    """The same for a narrow cell of a table: "border" for one too close to call."""
-    return "border" if limit == BORDER else bottleneck(limit)
-
-
 def bottleneck_of(training: Training) -> str:
     """The measured bottleneck of a step, else the predicted one; "" if unknown."""
     predicted = training.predicted.limit if training.predicted else None

@@ -263,7 +263,7 @@ def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: each ledger of the family in a sentence."""
     found = [arm for arm in arms_of(family) if has_ledger(arm) and is_sound(view, arm)]
     shown = view.first_of(found)
-    lines = [_in_short(arm, view.label_among(arm, family)) for arm in shown]
+    lines = [_in_short(arm, view.full_label(arm)) for arm in shown]
     if len(found) > len(shown) and not view.evaluates:
         lines.append(f"  And {fmt.count(len(found) - len(shown), 'more ledger')}, above.")
     return lines

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 
 from e2e.report.arms import SHORT_MARK, Group, View, arms_of, grouped, in_order, place
-from e2e.report.figures import bottleneck_short, signed_pct
+from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.table import BASELINES, arms_table, raw, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
@@ -86,7 +86,7 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
         Column("launches", lambda arm: str(_of(arm).launches or ""), right=True, drop=6),
         Column("CPU launch\nms, about", lambda arm: fmt.milliseconds(_of(arm).host_s), right=True,
                drop=4),
-        Column("bottleneck", lambda arm: bottleneck_short(_of(arm).limit), drop=7),
+        Column("bottleneck", lambda arm: bottleneck(_of(arm).limit), drop=7),
         Column("peak\nGB", lambda arm: fmt.gigabytes(_of(arm).memory_bytes), right=True, drop=8),
     ]  # fmt: skip
     return Part(
@@ -173,7 +173,7 @@ def prediction_sentences(view: View, family: Sequence[Group]) -> list[str]:
         worst, arm = max(errors, key=lambda pair: pair[0])
         found.append(
             f"Error of the GPU time: median {middle:.1f} %, worst {worst:.1f} % "
-            f"({view.label_among(arm, family)}), of {fmt.count(len(errors), 'step')}."
+            f"({view.full_label(arm)}), of {fmt.count(len(errors), 'step')}."
         )
     return found
 

@@ -151,13 +151,6 @@ class Repeat:
     zero_gradients: Share | None = None
     infinite_gradients: Share | None = None
 
-    def seconds_to(self, accuracy: float) -> float | None:
-        """Seconds of training until an evaluation had this accuracy (0 to 1); None: never."""
-        reached = (
-            one.train_s for one in self.evaluations if one.accuracy and one.accuracy >= accuracy
-        )
-        return next(reached, None)
-
 
 @dataclass(frozen=True)
 class Predicted:
@@ -423,15 +416,6 @@ class Training:
         """Of each repeat in which it is finite."""
         values: list[float | None] = [getattr(repeat, name) for repeat in self.repeats]
         return [value for value in values if value is not None and math.isfinite(value)]
-
-    def seconds_to(self, accuracy: float) -> tuple[float, float] | None:
-        """(mean, standard deviation) of the seconds of training to an accuracy from 0 to 1.
-
-        None unless every repeat reached it.
-        """
-        times = [repeat.seconds_to(accuracy) for repeat in self.repeats]
-        known = [seconds for seconds in times if seconds is not None]
-        return _mean_and_deviation(known) if len(known) == len(times) else None
 
     @property
     def step_range_s(self) -> tuple[float, float] | None:

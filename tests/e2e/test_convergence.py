@@ -19,7 +19,7 @@ from e2e.commands.convergence import BEHIND_SHARE, judged
 from e2e.data.types import Loader, LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
-from e2e.results.types import Evaluation, Repeat, Training
+from e2e.results.types import Repeat, Training
 from e2e.training import once as training_once
 from e2e.training.once import CURVE_POINTS, train_once
 from e2e.training.variant import Variant
@@ -224,20 +224,11 @@ def test_gradients_that_are_zero_or_infinite_are_counted(
         assert found.zero_gradients == pytest.approx(zeros, abs=0.05)
 
 
-def test_seconds_to_an_accuracy_are_those_of_the_first_evaluation_that_has_it() -> None:
-    after = [
-        Evaluation(1, 1.0, 2.0, 0.3),
-        Evaluation(2, 2.0, 1.0, 0.8),
-        Evaluation(3, 3.0, 1.0, 0.7),
-    ]
-    repeat = Repeat(1, 3, 3.0, 2.0, 1.0, 1.0, 0.7, evaluations=tuple(after))
-    slower = replace(repeat, evaluations=(*after[:1], *after[2:]))
-    assert [repeat.seconds_to(one) for one in (0.2, 0.3, 0.75, 0.9)] == [1.0, 1.0, 2.0, None]
-    both = Training(held_by("fp32").training.case, "ok", repeats=(repeat, slower))
-    assert both.seconds_to(0.7) == (2.5, pytest.approx(0.5**0.5))
-    assert both.seconds_to(0.75) is None, "one of them never had it"
-    assert both.population_deviations["accuracy"] == 0
-    assert replace(both, repeats=(repeat,)).population_deviations["train_s"] == 0
+def test_deviations_of_the_population() -> None:
+    repeat = Repeat(1, 3, 3.0, 2.0, 1.0, 1.0, 0.7)
+    longer = replace(repeat, train_s=5.0)
+    both = Training(held_by("fp32").training.case, "ok", repeats=(repeat, longer))
+    assert both.population_deviations == {"accuracy": 0, "loss": 0, "train_s": 1}
 
 
 def _but_time(repeat: Repeat) -> Repeat:
