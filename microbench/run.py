@@ -106,7 +106,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
         processes = asked.processes or 1
         if todo or few_processes(groups, run, processes - 1):
             budget_s = asked.budget or default_budget_s(todo, kind, request.most_s)
-            minor = minor_groups(groups, network) if asked.budget is None else ()
+            minor = minor_groups(groups, network) if kind == "cuda" and not asked.budget else ()
             schedule = InOrder(todo, budget_s, kind, processes, minor)
             quiet = asked.outputs.quiet
             with LiveProgress(console, todo, quiet=quiet) as progress:
