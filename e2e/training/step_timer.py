@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,25 +59,11 @@ class StepBlock(Block):
     ranks_s: tuple[float, ...] = ()
 
 
-class StepTimer(Protocol):
-    """Times consecutive steps. `resolution_s` is one tick; `lead_steps` are launched before a
-    block, and in no number of it.
-    """
-
-    resolution_s: float
-    lead_steps: int
-
-    def block(self, launch: Launch, samples: int) -> StepBlock:
-        """Time `samples` consecutive steps. What a launch raises is passed on."""
-        ...
-
-    def run(self, launch: Launch, times: int) -> None:
-        """Run steps untimed, and wait for the device."""
-        ...
-
-
 class CudaSteps:
-    """Times steps on the GPU's clock, by one event after each."""
+    """Times steps on the GPU's clock, by one event after each.
+
+    `resolution_s` is one tick; `lead_steps` are launched before a block, and in no number of it.
+    """
 
     resolution_s = EVENT_TICK_S
     lead_steps = LEAD_STEPS
@@ -204,6 +190,9 @@ class Bursts:
             return launched
 
         return paced
+
+
+StepTimer = CudaSteps | CpuSteps | Bursts
 
 
 def host_time(launch: Launch, count: int = HOST_STEPS) -> float:

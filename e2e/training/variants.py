@@ -309,7 +309,10 @@ class Variants:
             finally:
                 if host_speed:
                     host_speed.forget()
-        for key, variant in list(self.held.items()):
+        began_s, count = time.perf_counter(), len(self.held)
+        for number, (key, variant) in enumerate(list(self.held.items())):
+            if left and number:
+                left((time.perf_counter() - began_s) / number * (count - number))
             announce(key, "timing phases")
             untimed = variant.training
             variant.training = self._timed(variant, speeds.of(key) if speeds else None)
