@@ -172,8 +172,9 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
     found: list[tuple[float, Cause]] = []
     if wait_ms > LEAST_SHARE * step_ms:
+        step = "forward pass" if training.case.evaluation else "step"
         why = (
-            f"the step takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
+            f"the {step} takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
             f"ms ({100 * wait_ms / step_ms:.0f} % less)"
         )
         title, remedy = LOADING, "more loader workers, or less work for each sample"

@@ -137,10 +137,10 @@ def test_a_ledger_is_as_the_page_says() -> None:
     base, other = (float(part.split()[-1]) for part in terms["residual"].detail.split(", "))
     says(LEDGER, "unexplained: measured minus", base, -other)
     says(AMP, "account", saved, convolutions, layouts)
-    ratio = before[amp.case.key].speedup["fp32"].ratio
+    ratios = [before[amp.case.key].speedup[base].ratio for base in ("tf32", "fp32")]
     layouts_s = {t.case.layout: t.per_s for t in trainings("train-resnet50")
                  if t.case.recipe == "amp"}  # fmt: skip
-    says(README, "What halfway train draws", ratio, saved, convolutions, layouts,
+    says(README, "What halfway train draws", *ratios, saved, convolutions, layouts,
          *(round(per_s or 0) for per_s in layouts_s.values()))  # fmt: skip
 
 

@@ -248,6 +248,12 @@ def test_any_run_fits_and_hides_nothing(found: list[Training], width: int) -> No
         for cause in training.causes if has_causes(view, training) else ():
             for words in (cause.title, cause.why):
                 assert "".join(fmt.clean(words).split()) in text
+    for timed in (t for t in run.of(Training) if t.steps):
+        step_s = timed.step_s
+        assert step_s
+        assert timed.timed
+        assert timed.timed.median_s == step_s, "one step in tables, ledgers, ratios and compare"
+        assert (timed.per_s or 0) * step_s == pytest.approx(timed.step_units)
     bars = [bar for rows in bar_rows(view_of(run)).values() for bar in rows]
     assert len(bars) == sum(bool(t.steps) for t in run.of(Training))
 
