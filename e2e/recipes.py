@@ -49,11 +49,6 @@ class Recipe:
         """Whether float16 gradients occur, which a loss scale keeps from vanishing."""
         return "fp16" in (self.weights, self.autocast)
 
-    @property
-    def low(self) -> bool:
-        """Whether anything runs in 16 bits."""
-        return self.weights != "fp32" or self.autocast is not None
-
 
 _ALL = (
     Recipe("fp32", "IEEE float32 throughout, TF32 off"),
@@ -151,6 +146,7 @@ def algorithms_timed(recipe: Recipe, search: str | None) -> int | None:
 
     `search` is one of SEARCHES or None. A short one is for IEEE float32 alone.
     """
-    if search in (None, OFF) or (search == SHORT and (recipe.tf32 or recipe.low)):
+    ieee = recipe.weights == "fp32" and recipe.autocast is None and not recipe.tf32
+    if search in (None, OFF) or (search == SHORT and not ieee):
         return None
     return SEARCH_LIMITS[search]
