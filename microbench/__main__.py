@@ -28,8 +28,8 @@ from microbench.command_line import (
     options_of,
     run_app,
 )
-from microbench.conditions import Conditions
 from microbench.requests import (
+    Conditions,
     ConvRequest,
     GemmRequest,
     LayersRequest,

@@ -17,13 +17,12 @@ from typing import Any, Self
 from microbench import fmt
 from microbench.__main__ import app
 from microbench.command_line import called, check_options
-from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, ends_of, html, records, screen
-from microbench.requests import REQUESTS, request_of
+from microbench.requests import REQUESTS, Conditions, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done

@@ -21,10 +21,10 @@ from kernels.op import TUNED
 from kernels.tune import NONE
 from microbench import run_output
 from microbench.command_line import MAX_SEED, kept
-from microbench.conditions import Conditions, check_without
 from microbench.device.host import LoadMeter, has_driver
 from microbench.errors import NothingMeasured, UserError
 from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator
+from microbench.requests import Conditions, check_without
 from microbench.results.merging import merged, newest
 from microbench.results.types import NetworkUse, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from kernels.case import Case, Target
 from kernels.error_words import one_line
 from microbench import precompile
-from microbench.conditions import Conditions, patterns
 from microbench.errors import UserError
+from microbench.requests import Conditions, patterns
 from microbench.results.types import Ceiling, Json, Result
 from microbench.stopping import die_with_parent, uninterrupted
 from microbench.sweep import Group

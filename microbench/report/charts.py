@@ -14,7 +14,7 @@ from kernels import OPS
 from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.layers_table import Layer, layers_of
+from microbench.report.run_table import Layer, layers_of
 from microbench.results.types import Ceiling, Json, Measurement, Result, Run, settings_of, varying
 from microbench.verdict import arms_of, limits_of, rate_unit, states_of
 

@@ -12,11 +12,12 @@ from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
 from microbench.device import host
-from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.payoff_map import is_map, map_tables, map_verdict
 from microbench.report.run_table import (
     backends_table,
     is_long,
+    layers_summary,
+    layers_table,
     rivals_table,
     run_table,
     settings_table,

@@ -20,8 +20,7 @@ from microbench.report.comparison import csv_records, every_alone, page_parts, s
 from microbench.report.console import ceilings, header, legend, machine, warnings, whys
 from microbench.report.documents import run_of_document
 from microbench.report.drawing import chart_of, rendered, template
-from microbench.report.layers_table import layers_table
-from microbench.report.run_table import plain_table
+from microbench.report.run_table import layers_table, plain_table
 from microbench.report.table import (
     Part,
     Records,

@@ -19,8 +19,8 @@ import microbench.__main__ as kernels_line
 from e2e.__main__ import OPTIONS
 from e2e.options import TrainOptions
 from microbench.command_line import Outputs, options_of
-from microbench.conditions import Conditions
 from microbench.errors import UserError
+from microbench.requests import Conditions
 
 
 def parsed(group: click.Group, *words: object) -> dict[str, Any]:
@@ -141,7 +141,7 @@ ADDED = {
         "class TrainOptions:": '    momentum: float = choice(0.9, "Of SGD")\n'
         '    jitter: float = choice(0.0, "Of gradients", kept=True)\n',
     },
-    "microbench/conditions.py": {
+    "microbench/requests.py": {
         "class Conditions:": '    rest: float = choice(0.0, "Before a case", kept=True)\n',
     },
 }

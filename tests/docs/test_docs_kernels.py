@@ -18,8 +18,8 @@ from kernels.gemm import Gemm
 from kernels.gemm.triton.config import Problem, choices, tile_kind
 from kernels.tune import short_list
 from microbench import fmt
-from microbench.report.layers_table import PASSES, against_library, layers_of, layers_summary
 from microbench.report.payoff_map import map_verdict
+from microbench.report.run_table import PASSES, against_library, layers_of, layers_summary
 from microbench.results.types import Result, Run
 from microbench.roofline.explain import conversion_share
 from microbench.timing.stats import half_width_pct

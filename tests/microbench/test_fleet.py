@@ -21,7 +21,6 @@ from samples.measuring import result_of
 from kernels.case import Target
 from microbench import fleet as command
 from microbench.__main__ import main
-from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.report.documents import (
     COPY,
@@ -33,6 +32,7 @@ from microbench.report.documents import (
     sheet_of,
     to_json,
 )
+from microbench.requests import Conditions
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
 from microbench.worker import Greeting, Worker, WorkerDied

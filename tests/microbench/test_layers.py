@@ -11,10 +11,10 @@ import pytest
 from samples.measuring import result_of
 
 from kernels.case import Case
-from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
-from microbench.report.layers_table import (
+from microbench.report.payoff_map import map_tables, map_verdict
+from microbench.report.run_table import (
     Pass,
     against_library,
     layers_of,
@@ -22,9 +22,8 @@ from microbench.report.layers_table import (
     layers_table,
     total_ratio,
 )
-from microbench.report.payoff_map import map_tables, map_verdict
 from microbench.report.table import screen
-from microbench.requests import ConvRequest, PayoffRequest, plan_layers
+from microbench.requests import Conditions, ConvRequest, PayoffRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group

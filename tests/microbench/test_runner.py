@@ -15,9 +15,8 @@ from samples.measuring import FakeSession, World, empty_run, group_of, keys, res
 
 from kernels.case import Case, Target
 from kernels.gemm import Gemm
-from microbench.conditions import Conditions
 from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator, TooLong
-from microbench.requests import GemmRequest
+from microbench.requests import Conditions, GemmRequest
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, LayerUse, NetworkUse, Result, Run
 from microbench.run import (

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.requests import ConvRequest, GemmRequest
+from microbench.requests import Conditions, ConvRequest, GemmRequest
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Result, Run
 from microbench.sweep import MAX_SIZES, Group, parse_numbers, parse_precisions, parse_sizes

@@ -13,9 +13,8 @@ from samples.commands import warm_children
 
 from kernels.case import Case, Target
 from kernels.gemm import Gemm
-from microbench.conditions import Conditions, check_without, patterns
 from microbench.errors import UserError
-from microbench.requests import REQUESTS, request_of
+from microbench.requests import REQUESTS, Conditions, check_without, patterns, request_of
 from microbench.sweep import Group
 from microbench.worker import Worker, WorkerDied, Workers
 

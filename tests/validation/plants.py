@@ -18,9 +18,8 @@ from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
 from microbench.command_line import Outputs
-from microbench.conditions import Conditions
 from microbench.device.device import DeviceInfo, describe
-from microbench.requests import Request
+from microbench.requests import Conditions, Request
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits, limits_for
 from microbench.run import group_weight, run_request
