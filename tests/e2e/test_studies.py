@@ -72,7 +72,7 @@ def plan(study: Study, profile: str = "full", gpus: int = 1, **sets: str) -> Stu
 
 
 def options(study: Study, **sets: str) -> list[dict[str, Any]]:
-    return [run.options for run in plan(study, **sets).run]
+    return [run.options for run in plan(study, "full", 1, **sets).run]
 
 
 # ---------------------------------------------------------------- published numbers
