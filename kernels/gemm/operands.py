@@ -8,26 +8,13 @@ from typing import Self
 
 import torch
 
-from kernels.conv import operands as conv
-from kernels.conv.operands import ConvOperands
+from kernels.conv.operands import ConvOperands, Sample
 from kernels.conv.shape import ConvShape
 from kernels.data import choose
 from kernels.gemm import Gemm
 
 NAMES = "abc"
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Rows of A and columns of B to check C by: int64 indices, and the values as drawn, [rows, K]
-    and [columns, K], before any rounding.
-    """
-
-    rows: torch.Tensor
-    columns: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -42,16 +29,16 @@ class Operands:
     b: torch.Tensor
     c: torch.Tensor
     one: torch.Tensor
-    sample: Sample
+    samples: tuple[Sample, Sample]
     scale: float = 1.0
 
     @property
     def convolutions(self) -> tuple[ConvOperands, ConvOperands]:
         """The 1x1 convolutions, of images of one pixel, that have C and its transpose."""
-        a, b, s = self.a, self.b.t(), self.sample
+        a, b, (first, second) = self.a, self.b.t(), self.samples
         return (
-            _convolution(a, b, self.c, (s.rows, s.columns), (s.a, s.b), self.scale),
-            _convolution(b, a, self.c.t(), (s.columns, s.rows), (s.b, s.a), self.scale),
+            _convolution(a, b, self.c, first, self.scale),
+            _convolution(b, a, self.c.t(), second, self.scale),
         )
 
     @property
@@ -99,29 +86,37 @@ def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) ->
     return torch.empty(problem.m, problem.n, dtype=dtype, device=device)
 
 
-def sample(problem: Gemm, drawn: Callable[[str], torch.Tensor]) -> Sample:
-    """What C is checked by; `drawn` gives A and B as drawn."""
-    a, b = drawn("a"), drawn("b")
+def sample(problem: Gemm, drawn: Callable[[str], torch.Tensor]) -> tuple[Sample, Sample]:
+    """What C, and its transpose, are checked by; `drawn` gives A and B as drawn."""
+    a, b = drawn("a"), drawn("b").t()
     count = SAMPLED_ROWS[a.device.type]
     rows, columns = (choose(size, count, a.device) for size in (problem.m, problem.n))
-    return Sample(rows, columns, a[rows], b.t()[columns])
+    return _part(rows, columns, a[rows], b[columns]), _part(columns, rows, b[columns], a[rows])
+
+
+def _part(images: torch.Tensor, ks: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Sample:
+    every, shape = torch.arange(x.shape[1], device=x.device), _shape(x, w)
+    return Sample(images, ks, every, every, shape, {"x": _pixels(x), "w": _pixels(w)})
 
 
 def _convolution(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sampled: tuple[torch.Tensor, torch.Tensor],
-    drawn: tuple[torch.Tensor, torch.Tensor], scale: float,
-) -> ConvOperands:  # fmt: skip
-    """y[N, K] = x[N, C] @ w[K, C] transposed; `sampled` are images and filters."""
-    shape = ConvShape(x.shape[0], x.shape[1], 1, 1, w.shape[0], 1, 1)
-    part = replace(shape, n=len(sampled[0]), k=len(sampled[1]))
-    every = torch.arange(shape.c, device=x.device)
-    x, w, y, *drawn_4d = (matrix[:, :, None, None] for matrix in (x, w, y, *drawn))
-    sample = conv.Sample(*sampled, every, every, part, dict(zip("xw", drawn_4d, strict=True)))
-    return ConvOperands(x, w, y, shape, "fprop", sample, scale)
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sample: Sample, scale: float
+) -> ConvOperands:
+    """y[N, K] = x[N, C] @ w[K, C] transposed."""
+    shape = _shape(x, w)
+    return ConvOperands(_pixels(x), _pixels(w), _pixels(y), shape, "fprop", sample, scale)
+
+
+def _shape(x: torch.Tensor, w: torch.Tensor) -> ConvShape:
+    return ConvShape(x.shape[0], x.shape[1], 1, 1, w.shape[0], 1, 1)
+
+
+def _pixels(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix[:, :, None, None]
 
 
 def operands(
-    problem: Gemm, tensors: dict[str, torch.Tensor], sample: Sample, scale: float
+    problem: Gemm, tensors: dict[str, torch.Tensor], samples: tuple[Sample, Sample], scale: float
 ) -> Operands:
     one = torch.ones((), device=tensors["c"].device)
-    return Operands(**tensors, one=one, sample=sample, scale=scale)
+    return Operands(**tensors, one=one, samples=samples, scale=scale)

@@ -119,7 +119,8 @@ def test_the_errors_size_is_what_was_planted(name: str) -> None:
     exact = float((wrong.c.double() - product).norm() / product.norm())
     assert exact == pytest.approx(0.3, rel=0.05)
     assert relative_error(wrong) == pytest.approx(exact, rel=1e-9)
-    drawn = wrong.sample.a.double() @ wrong.sample.b.double().t()
+    a, b = (matrix[:, :, 0, 0].double() for matrix in wrong.samples[0].drawn.values())
+    drawn = a @ b.t()
     total = float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm())
     assert total_error(wrong) == pytest.approx(total)
 
