@@ -148,12 +148,12 @@ def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
     for cell in ours:
         own = [HERE if name == HERE else str(cell.value(name)) for name in keys.values()]
         line = [words.get(text, text) for text in own]
-        texts = [_text(column.value, cell) if cell.measured else cell.status for column in columns]
-        line += [text and text + column.unit for text, column in zip(texts, columns, strict=True)]
+        for column in columns:
+            text = _text(column.value, cell)
+            line.append((text and text + column.unit) if cell.measured else cell.status)
         lines.append([*line, ", ".join([cell.cell, *cell.words(beside)])])
     titles = [*keys, *(column.title for column in columns), "cell"]
     numbers = range(len(keys), len(titles) - 1)
-
     notes = [f"{HERE}: {device}."]
     if published.template:
         notes.append("The published table is a template without numbers.")

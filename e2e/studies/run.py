@@ -52,7 +52,7 @@ def planned(
             name: VALUES.get(text, text) for name, text in sets.items()
             if name in options and not (name == "data" and name in run.options)
         }  # fmt: skip
-        if run.networks and "network" in sets:
+        if run.network and "network" in sets:
             run = replace(run, network=tuple(sets["network"].split(",")))
         if device:
             options["device"] = device

@@ -201,8 +201,9 @@ def test_common_options_are_those_of_the_commands_that_take_them() -> None:
             "repeats = 4": '[[run]]\nid = "one"\ncommand = "loader"\nworkers = "1,2"'
         }
     )
-    loader, _ = options(study)
-    assert loader == {"data": "generated", "workers": "1,2"}
+    loader, train = plan(study, network="vgg16-cifar").run
+    assert loader.options == {"data": "generated", "workers": "1,2"}
+    assert (loader.networks, train.networks) == ((None,), ("vgg16-cifar",))
 
 
 def test_what_the_user_sets_replaces_what_a_run_has(tmp_path: Path) -> None:
@@ -271,6 +272,16 @@ def test_cells_that_differ_in_workers_and_warm_up_alone_have_each_its_figures(
     assert re.findall(r"\| fp32 \| (\d+) \| one-\d, ([^|]+) \|", text) == [
         ("100", "1 worker"), ("200", "1 worker, warmup 100"), ("300", "4 workers"),
     ]  # fmt: skip
+
+
+def test_a_cell_without_values_says_why_in_place_of_them(tmp_path: Path) -> None:
+    lost = arm("amp", 250.0, status="skipped", reason="out of memory", steps=None)
+    folder(tmp_path, SMALL.replace('value = "per_s"', 'value = "per_s", unit = " img/s"'),
+           one=[arm("fp32", 100.0), lost])  # fmt: skip
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| fp32 | 100 img/s | one-1 |" in text
+    assert "| amp | skipped | one-2 |" in text
+    assert "one-2: out of memory." in text
 
 
 def test_what_is_projected_is_by_the_epochs_that_were_run(tmp_path: Path) -> None:
