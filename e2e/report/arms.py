@@ -17,7 +17,6 @@ from e2e.results.loader_types import Loading
 from e2e.results.types import PREDICTED, Training
 from microbench import fmt
 from microbench.results.types import Run
-from microbench.timing.stats import excludes_one
 
 LADDER = ("previous", "first")
 GENERATED = ("synthetic", "generated", "made")  # data that were not collected
@@ -168,6 +167,12 @@ class View:
             if name in LADDER or not climbs or arm.rung is None
         )
         return in_order(present)
+
+    def follows_short(self, training: Training) -> bool:
+        """Whether the rung before it is float32 whose algorithms were searched briefly."""
+        arms = self.group_of(training).arms
+        before = arms[max(0, next(i for i, arm in enumerate(arms) if arm is training) - 1)]
+        return before is not training and is_short(before.case.recipe, [before])
 
     def is_compared(self, training: Training, name: str) -> bool:
         """Whether its speed-up over this baseline says something: that of this or a slower one
@@ -320,12 +325,5 @@ def reason(training: Training) -> str:
 
 def shows_no_difference(training: Training, compared: Sequence[str]) -> bool:
     """Whether the interval of its speed-up contains 1, for the first of these baselines it has."""
-    name = next((name for name in compared if name in training.speedup), "")
-    ratio = training.speedup.get(name)
-    return bool(ratio and ratio.ci95 and not differs(training, name))
-
-
-def differs(training: Training, baseline: str) -> bool:
-    """Whether the interval of the arm's speed-up excludes 1."""
-    ratio = training.speedup.get(baseline)
-    return bool(ratio and ratio.ci95 and excludes_one(ratio.ci95))
+    found = [training.speedup[name] for name in compared if name in training.speedup]
+    return bool(found) and found[0].no_difference

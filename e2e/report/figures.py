@@ -5,7 +5,6 @@ from __future__ import annotations
 from e2e.results.types import BORDER, Training
 from microbench import fmt
 from microbench.results.types import Ratio
-from microbench.timing.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
 BOTTLENECKS = {
@@ -54,9 +53,7 @@ def bottleneck_of(training: Training) -> str:
 
 def ratio(value: Ratio) -> str:
     """As `fmt.ratio`, "~1 ±0.02" when no difference was measured; else as `interval`."""
-    if value.ruined_pct or (value.ci95 is not None and not excludes_one(value.ci95)):
-        return fmt.ratio(value)
-    return interval(value)
+    return fmt.ratio(value) if value.ruined_pct or value.no_difference else interval(value)
 
 
 def interval(value: Ratio) -> str:

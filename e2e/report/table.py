@@ -182,7 +182,8 @@ def _step_ms(name: str) -> Callable[[Training], str]:
 def _ratio_columns(view: View) -> list[Column[Training]]:
     def cell(name: str, arm: Training) -> str:
         if view.is_compared(arm, name):
-            return ratio(arm.speedup[name])
+            short = name == "previous" and view.follows_short(arm)
+            return ratio(arm.speedup[name]) + SHORT_MARK * short
         is_own = name not in arm.speedup and is_base(arm, name, view.group_of(arm))
         return "base" if is_own else "-"
 

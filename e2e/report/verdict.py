@@ -12,7 +12,6 @@ from e2e.report.arms import (
     Group,
     View,
     arms_of,
-    differs,
     grouped,
     in_words,
     is_generated,
@@ -36,7 +35,6 @@ from microbench.report.console import load_warnings
 from microbench.results.types import Run
 from microbench.verdict import uncertain
 
-WIDEST = 1.5  # high over low of an interval that holds 1: beyond, nothing is known
 BUSY = (
     "The machine was busy: this prediction for a CPU may be many times too slow. Repeat it on an "
     "idle machine, or with OMP_NUM_THREADS=1."
@@ -103,29 +101,14 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
 def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     """ "amp trains 5.8 ±0.1 times faster than fp32 (resnet50, batch 256), in 0.52 of ..." """
     known = [name for name in compared if name in arm.speedup]
-    seen = [name for name in known if _seen(arm, name)]
-    unseen = [name for name in known if name not in seen]
-    vague = [view.title(name) for name in unseen if _wide(arm, name)]
-    same = [view.title(name) for name in unseen if not _wide(arm, name)]
-    clauses = [f"no difference measured against {fmt.joined(same)}"] if same else []
-    clauses += [f"cannot tell whether faster than {fmt.joined(vague)}"] if vague else []
-    alike = "; ".join(clauses)
+    seen = [name for name in known if not arm.speedup[name].no_difference]
+    same = [view.title(name) for name in known if name not in seen]
+    alike = f"no difference measured against {fmt.joined(same)}" if same else ""
     where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
     gains = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
     return f"{view.label(arm)} {trains(arm)} {gains} {where}{f'; {alike}' * bool(alike)}."
-
-
-def _seen(arm: Training, name: str) -> bool:
-    """Whether there is a ratio to speak of: one that differs from 1, or has no interval."""
-    return arm.speedup[name].ci95 is None or differs(arm, name)
-
-
-def _wide(arm: Training, name: str) -> bool:
-    """Whether the interval holds 1 and so much more that it says nothing."""
-    ci95 = arm.speedup[name].ci95
-    return ci95 is not None and not differs(arm, name) and ci95[1] > WIDEST * ci95[0]
 
 
 def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
@@ -150,7 +133,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
     label = view.label(timed[0])
     names = ["network", "evaluation", *["data"] * is_generated(timed[0].case)]
     where = ", ".join(in_words(timed[0].case, names))
-    if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
+    if all(ratio.no_difference for arm in timed for ratio in arm.speedup.values()):
         unseen = fmt.joined([view.title(name) for name in compared])
         return f"{label}: no difference measured against {unseen} at any batch ({where})."
     clauses: list[str] = []
@@ -167,7 +150,7 @@ def _no_gain(view: View, arm: Training) -> str:
     label, why = view.label(arm), fmt.clean(arm.convergence or "no reason given")
     lost = f"did not converge ({why}; {place(arm)})"
     name = next((name for name in ("tf32", "first", "fp32") if name in arm.speedup), None)
-    if name is None or not _seen(arm, name) or arm.speedup[name].ratio <= 1:
+    if name is None or arm.speedup[name].no_difference or arm.speedup[name].ratio <= 1:
         return f"{label} {lost}."
     than = "the first rung" if name == "first" else view.title(name)
     than += SHORT_WORDS * (name == "first" and view.is_short(name))
@@ -184,7 +167,8 @@ def _ladder(view: View, group: Group) -> list[str]:
     lines: list[str] = []
     last = next((arm for arm in reversed(sound) if "first" in arm.speedup), None)
     if last is not None:
-        gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference measured"
+        first = last.speedup["first"]
+        gain = "no difference measured" if first.no_difference else faster(first)
         start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
         lines.append(f"From {start} to {view.label(last)}: {gain} ({place(last)})"
                      f"{_extras(view, last, ['first'])}.")  # fmt: skip
@@ -194,13 +178,14 @@ def _ladder(view: View, group: Group) -> list[str]:
 
 def _steps(view: View, sound: Sequence[Training]) -> list[str]:
     climbed = [(arm, arm.speedup["previous"]) for arm in sound if "previous" in arm.speedup]
-    steps = [(arm, ratio) for arm, ratio in climbed if differs(arm, "previous")]
+    steps = [(arm, ratio) for arm, ratio in climbed if ratio.ci95 and not ratio.no_difference]
     losses = [f"{view.label(arm)} ({faster(ratio)})" for arm, ratio in steps if ratio.ratio < 1]
-    same = [view.label(a) for a, ratio in climbed if ratio.ci95 and not differs(a, "previous")]
+    same = [view.label(arm) for arm, ratio in climbed if ratio.no_difference]
     lines: list[str] = []
     best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
     if best and gain and gain.ratio > 1:
-        lines.append(f"  Largest gain: {view.label(best)}, {faster(gain)} than the rung before.")
+        before = "the rung before" + f", fp32{SHORT_WORDS}" * view.follows_short(best)
+        lines.append(f"  Largest gain: {view.label(best)}, {faster(gain)} than {before}.")
     if losses:
         lines.append(f"  Slower than the rung before: {fmt.listed(losses, MOST_NAMED)}.")
     if same:

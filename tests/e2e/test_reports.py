@@ -415,6 +415,11 @@ def test_the_ratio_over_tf32_is_first_and_a_brief_search_is_named_with_each_over
     over_fp32 = [line for line in in_short(run) if "fp32" in line]
     assert len(over_fp32) > 3
     assert all("fp32 by a short search" in line for line in over_fp32)
+    rungs = [replace(t, case=replace(t.case, search="short")) for t in ladder_run().of(Training)]
+    ladder = run_of(*rungs)
+    assert "From fp32 by a short search to" in verdict(ladder)[0]
+    assert "than the rung before, fp32 by a short search" in verdict(ladder)[1]
+    assert re.search(r"\+ tf32 .* 2\.86 ±\S+¹", shown(ladder))
     fp32, _, amp = brief
     alone = run_of(fp32, replace(amp, speedup={"fp32": amp.speedup["fp32"]}))
     assert bar_rows(view_of(alone))[""][1]["text"].endswith("x fp32¹)")
