@@ -187,13 +187,10 @@ def load_cases(
         case = cases[0]
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
+            alone = load_case(replace(case, loader=name))
             found += [
-                LoadCase(
-                    case.data, name, case.batch, case.input, count,
-                    prefetch=prefetch if count else 0, cpus=case.cpus,
-                )
-                for count in counts
-            ]  # fmt: skip
+                replace(alone, workers=count, prefetch=prefetch if count else 0) for count in counts
+            ]
         last = found[-1]
         if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
             read = replace(last, loader="read")
