@@ -102,7 +102,10 @@ def conv(**options: Any) -> None:
     Said("kernel", help="Filter height and width"),
 )
 def payoff(**options: Any) -> None:
-    """Map the FP16 break-even of convolutions over channels, image, batch."""
+    """Map the FP16 break-even of convolutions.
+
+    Over channels, image and batch size.
+    """
     _measure(PayoffRequest, options)
 
 
