@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from e2e.report.arms import SHORT_MARK, Group, View, arms_of, grouped, in_order, place
+from e2e.report.arms import SHORT_MARK, SHORT_NOTE, Group, View, arms_of, grouped, in_order, place
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.table import BASELINES, arms_table, raw, raw_pair
 from e2e.results.types import Predicted, Training
@@ -75,6 +75,7 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
     arms = view.only(is_predicted)
     alone = any(map(of_operations, arms.arms))
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
+    unsaid = not view.compared and any(map(view.is_short, names))  # below the table of speed
     columns: list[Column[Training]] = [
         Column("predicted\nms", lambda arm: fmt.milliseconds(_of(arm).step_s), right=True),
         Column("interval", lambda arm: interval(_of(arm)), right=True, drop=9),
@@ -92,7 +93,7 @@ def prediction_part(view: View, *, details: bool = True) -> Part:
     return Part(
         "Predicted GPU time of a step (operations alone)" if alone else "Predicted step",
         arms_table(view, arms, columns),
-        _calls(arms, details),
+        [*_calls(arms, details), *[SHORT_NOTE] * unsaid],
         notes=[_predicting(arms)],
     )
 
