@@ -62,8 +62,13 @@ def in_order(data: InMemory, count: int) -> list[list[int]]:
 # ---------------------------------------------------------------- sharing
 
 
-def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory, opened: Any) -> None:
+def test_arms_that_load_alike_take_turns_with_one_loader(
+    data: InMemory, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[LoadSpec] = []
+    monkeypatch.setattr(data, "load", lambda spec: asked.append(spec) or InMemory.load(data, spec))
     one, other = opened(), opened(recipe="amp-bf16", layout="nhwc")
+    assert len(asked) == 1, "none is opened just to place batches"
     found = [classes(feed) for feed in (one, other, other, one)]
     assert found == in_order(data, 4), "no batch twice, none left out"
     images, _ = other.to_device(next(other), channels_last=True)
