@@ -77,7 +77,10 @@ OUTPUT = (
     "quiet",
 )
 LOADING = (
-    Said("data", default="made", help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated"),
+    Said(
+        "data", default="made",
+        help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated or module:function",
+    ),
     Said(
         "workers", type=str, default=None,
         help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
@@ -103,7 +106,7 @@ OPTIONS = {
             "--measure", default="some", show_default=True,
             help="Which predicted points to measure: some, all or none",
         ),
-        "device", "budget", *OUTPUT,
+        "device", Said("budget", help="Seconds of timing per comparison  [default: 5]"), *OUTPUT,
     ),
     "loader": (
         *LOADING, *OUTPUT,

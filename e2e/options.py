@@ -151,7 +151,9 @@ class TrainOptions:
     )  # fmt: skip
     device: str = choice("auto", "auto, cuda, cuda:N or cpu")
 
-    data: str = choice("synthetic", "synthetic, generated, made, cifar10:DIR or folder:DIR")
+    data: str = choice(
+        "synthetic", "synthetic, generated, made, cifar10:DIR, folder:DIR or module:function"
+    )
     strict: bool = choice(False, "Stop at the first broken image")
     loader: str | None = choice(None, "Data loader (see `list`)  [default: by data]")
     workers: int = choice(4, "Data-loader workers", check=at_least(0))
