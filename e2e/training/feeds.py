@@ -37,7 +37,7 @@ def loader_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> L
 
 
 class TimedFeed(Loader):
-    """An arm's loader, which other arms may share, and how long the host has waited for it."""
+    """A variant's loader, which others may share, and how long the host has waited for it."""
 
     def __init__(self, loader: Loader, close: Callable[[], None]) -> None:
         self._loader, self._close = loader, close
@@ -52,7 +52,7 @@ class TimedFeed(Loader):
 
     def start(self) -> None:
         """Start the loader whose batches are discarded, if the case has one."""
-        if self._busy and not self._busy.came_s:  # another arm may have
+        if self._busy and not self._busy.came_s:  # another variant may have
             self._busy.start()
 
     def __next__(self) -> Any:
@@ -67,7 +67,7 @@ class TimedFeed(Loader):
         return self._loader.to_device(batch, channels_last)
 
     def skip_ready(self) -> None:
-        """Discard the batches that were loaded while other arms were timed."""
+        """Discard the batches that were loaded while others were timed."""
         for _ in range(self._loader.ahead):
             start_s = time.perf_counter()
             next(self._loader)
@@ -90,7 +90,7 @@ class TimedFeed(Loader):
             took_s = cpu_seconds(self._loader.pids) - before_s
 
     def close(self) -> None:
-        """Leave the loader; the last arm to leave closes it."""
+        """Leave the loader; the last one to leave closes it."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -103,14 +103,14 @@ class _Shared:
 
 
 class Feeds:
-    """The loaders of the arms on one device, from one data set."""
+    """The loaders of the variants on one device, from one data set."""
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
         self._shared: dict[tuple[LoadCase, bool], _Shared] = {}  # by how they load
 
     def open(self, case: TrainCase) -> TimedFeed:
-        """A feed for an arm. UserError for a loader that does not fit the data or the device."""
+        """A feed for a variant. UserError for a loader that does not fit the data or the device."""
         way = (load_case(case), case.cached)
         shared = self._shared.get(way) if case.fed else None
         if shared is None:

@@ -1,4 +1,4 @@
-"""Speed-ups between timed arms, the bottleneck of each, and warnings.
+"""Speed-ups between timed variants, the bottleneck of each, and warnings.
 
 Pure functions of the results.
 """
@@ -82,8 +82,8 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
     return found
 
 
-def _against_baselines(training: Training, arms: Sequence[Training]) -> dict[str, Ratio]:
-    timed = {arm.case: arm for arm in arms if arm.steps}
+def _against_baselines(training: Training, variants: Sequence[Training]) -> dict[str, Ratio]:
+    timed = {one.case: one for one in variants if one.steps}
     found = baselines(training.case, list(timed))
     return {name: _ratio(timed[case], training) for name, case in found.items()}
 

@@ -282,7 +282,7 @@ class Trainer:
         return {"model": self.module.state_dict(), **self.optimizer.checkpoint()}
 
     def switch(self) -> None:
-        """Set this process's TF32 and cuDNN switches for the recipe: arms share the process."""
+        """Set this process's TF32 and cuDNN switches for the recipe: variants share the process."""
         switch_process(self.recipe, self.device.type, self.case.search)
         if self.case.deterministic:
             be_deterministic()
