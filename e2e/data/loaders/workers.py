@@ -6,8 +6,10 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -115,6 +117,10 @@ class Workers(Loader):
             try:
                 batches = iter(loader)
             except OSError as error:
+                # torch's iterator complains that it is half made when it is let go.
+                hook, sys.unraisablehook = sys.unraisablehook, _ignore
+                traceback.clear_frames(error.__traceback__)
+                sys.unraisablehook = hook
                 raise UserError(
                     f"{workers} loader workers cannot be started ({error.strerror}): they need "
                     "shared memory (/dev/shm) that can be written, and open files (ulimit -n); "
@@ -147,6 +153,10 @@ class Workers(Loader):
                     f"loader worker {number} of {self._spec.workers} (pid {process.pid}) "
                     f"{_end_of(process.exitcode)}"
                 )
+
+
+def _ignore(_fault: object) -> None:
+    pass
 
 
 def _in_worker(on_start: Callable[[int], object] | None, number: int) -> None:
