@@ -174,8 +174,8 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
     if wait_ms > LEAST_SHARE * step_ms:
         step = "forward pass" if training.case.evaluation else "step"
         why = (
-            f"the {step} takes {as_ms(step_ms)} ms, on a preloaded batch {as_ms(step_ms - wait_ms)} "
-            f"ms ({100 * wait_ms / step_ms:.0f} % less)"
+            f"the {step} takes {as_ms(step_ms)} ms, on a preloaded batch "
+            f"{as_ms(step_ms - wait_ms)} ms ({100 * wait_ms / step_ms:.0f} % less)"
         )
         title, remedy = LOADING, "more loader workers, or less work for each sample"
         if steps.wait_s is not None and 1e3 * steps.wait_s < wait_ms / 2:
