@@ -71,6 +71,15 @@ def test_it_measures_a_group_and_tells_where_it_is(worker: Worker, greeted: bool
     assert {key for key, _ in stages} == {case.key for case in group.cases}
 
 
+def test_one_that_loads_early_with_a_compiler_measures_like_another() -> None:
+    child = Worker(ON_CPU, early=True, compiles=True)
+    try:
+        assert child.greet().target.kind == "cpu"
+        assert child.measure(group_of("fp32"), 0.1, lambda *_: None)[0].status == "ok"
+    finally:
+        child.close()
+
+
 def test_ctrl_c_is_not_its_business(worker: Worker) -> None:
     worker.greet()
     os.kill(pid(), signal.SIGINT)
