@@ -44,11 +44,11 @@ STEPS_VARY = (
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
     "some steps were much slower: another program, the loader or the clock",
-    "close other programs and measure again; the wall-clock figure is the one shown",
+    "close other programs and measure again",
 )
 STEPS_FALL_SHORT = (
     "some steps were much faster: the clock rose or another program ended",
-    "time longer (--budget); the wall-clock figure is the one shown",
+    "time longer (--budget)",
 )
 HOST_WANDERS = (
     "the CPU launch time changed during the measurement",
