@@ -126,6 +126,8 @@ class TimeLeft:
         """Seconds to the end of all that is to come; None while too little is known."""
         now_s = self._clock()
         rest_s, left = 0.0, +self._to_come
+        if not self._part and not left:
+            return None
         if self._part:
             found = self._of_part(now_s)
             if found is None:

@@ -240,9 +240,10 @@ def test_what_is_announced_is_right_from_a_third_on(
                 said.append((now_s, rest_s))
 
     cases = [arm("fp32", 1.0, case={"batch": i + 1}).case for i in range(arms)]
+    wait(start_s)
+    assert not said, "before it is known what is to come"
     left.expect(TIMING, comparisons)
     left.expect(TRAINING, trainings)
-    wait(start_s)
     for _ in range(comparisons):
         left.begin(Begun(SETTING_UP, cases, budget_s))
         for case in cases:
