@@ -38,7 +38,6 @@ from microbench.command_line import (
     options_of,
 )
 from microbench.errors import UserError
-from microbench.run_output import check_outputs
 from microbench.sweep import parse_names, parse_numbers
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -237,11 +236,9 @@ class TrainOptions:
             given["data"] = DATA_ALIASES[given["data"]]
         asked = instead | given
         check_options(asked, TrainOptions)
-        outputs = filled(Outputs, asked)
-        check_outputs(outputs)
         if weights := asked.get("weights"):
             asked["weights"] = _weights_file(Path(weights), network)
-        options = filled(TrainOptions, asked, network=network, outputs=outputs)
+        options = filled(TrainOptions, asked, network=network, outputs=filled(Outputs, asked))
         _check_together(options)
         _check_ranks(options)
         return options

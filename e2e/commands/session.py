@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from e2e.case import TrainCase
@@ -55,7 +56,6 @@ from microbench.device import device as devices
 from microbench.device.host import others_now
 from microbench.device.telemetry import Telemetry
 from microbench.results.types import Run
-from microbench.run_output import now
 from microbench.worker import OnStage
 
 # Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
@@ -77,7 +77,7 @@ class Session:
         self.job, self.options = job, job.options
         self.task, self.network = task, task.network.facts
         self.kind, self.comparisons = info.kind, comparisons
-        self.run = Run(("e2e",), now(), {}, {}, others=job.found)
+        self.run = Run(("e2e",), "", {}, {}, others=job.found)
         self.announce = announce
         self._info, self._pipe = info, pipe
         self._variants = Variants(task, info.target(), telemetry)
@@ -216,8 +216,9 @@ class Session:
             timed = self._variants.time(
                 budget_s, self.announce, self._own_speed, lambda rest_s: self._tell(Left(rest_s))
             )
+            at = datetime.now(UTC).isoformat(timespec="seconds")
             # Timed results replace those of set-up.
-            found = [*found, *(replace(t, measured_at=now()) for t in self._ranks.same(timed))]
+            found = [*found, *(replace(t, measured_at=at) for t in self._ranks.same(timed))]
         by_key = known | {t.case.key: t for t in found}
         return [by_key[case.key] for case in cases]
 
