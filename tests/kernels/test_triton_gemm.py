@@ -101,8 +101,8 @@ def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
 @pytest.mark.parametrize(
     ("size", "widths"),
     [
-        ((257, 14336, 4096), {272, 288}),
-        ((1536, 1536, 1536), {144, 160}),
+        ((257, 14336, 4096), {272}),
+        ((1536, 1536, 1536), {144}),
         ((4096, 4096, 4096), set()),
     ],
 )

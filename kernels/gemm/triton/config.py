@@ -291,8 +291,8 @@ def valid(config: Config, problem: Problem, capability: Capability) -> bool:
 
 
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
-    """All valid configurations of the catalogue, the most promising first; odd widths only where
-    one is the most promising of all.
+    """All valid configurations of the catalogue, the most promising first; of odd widths only the
+    one that is the most promising of all, if one is.
     """
     possible = [
         config
@@ -302,8 +302,7 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
         and _suits(config, problem)
     ]
     ranked = sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
-    first = next((i for i, config in enumerate(ranked) if config.kernel != ODD_WIDTH), 0)
-    return [*ranked[:first], *(config for config in ranked[first:] if config.kernel != ODD_WIDTH)]
+    return [*ranked[:1], *(config for config in ranked[1:] if config.kernel != ODD_WIDTH)]
 
 
 NARROWEST = 16  # rows of the narrow side of a tile
