@@ -195,6 +195,8 @@ class Trainer:
     def join(self, ranks: Ranks) -> None:
         """From now on its steps are of all ranks, from the weights of rank 0. All ranks call it."""
         self.ranks = ranks
+        if ranks.world == 1:
+            return
         self.broadcast_state()
         self.ddp_model = self._called = wrap_ddp(self.module, ranks, self.case.compress)
         self._draw_apart()

@@ -23,6 +23,7 @@ Launch = Callable[[], object]
 # card are equal, and of training steps, which are thousands of times as long.
 EVENT_TICK_S = 32e-9
 LEAST_TICK_S = 1e-9  # of `tick_of`: less apart is how readings are rounded
+NEAR_TICK, MOST_STEPS = 0.05, 0.9  # of a tick, off a multiple; of the steps
 CPU_TICK_S = 1e-9
 WARM_REPEATS = 10  # launches between one pair of events when the cache stays warm
 # Queued behind the samples and thrown away: a sample with no command queued behind it reads half a
@@ -284,15 +285,16 @@ class CpuClock:
 
 
 def tick_of(readings_s: Sequence[float]) -> float:
-    """The tick of a timer, in seconds: the longest of which all differences of readings are
-    multiples (Euclid's algorithm, to LEAST_TICK_S). EVENT_TICK_S where all readings are equal.
+    """The tick of a timer, in seconds: the longest step between two readings, in order of size, of
+    which nearly all steps are multiples. EVENT_TICK_S where there is none.
     """
-    tick_s = 0.0
-    for low, high in itertools.pairwise(sorted(readings_s)):
-        rest_s = high - low
-        while rest_s > LEAST_TICK_S:
-            tick_s, rest_s = rest_s, tick_s % rest_s
-    return tick_s or EVENT_TICK_S
+    steps_s = [high - low for low, high in itertools.pairwise(sorted(readings_s))]
+    steps_s = [step_s for step_s in steps_s if step_s > LEAST_TICK_S]
+    for tick_s in sorted(steps_s, reverse=True):
+        whole = sum(abs(s / tick_s - max(1, round(s / tick_s))) < NEAR_TICK for s in steps_s)
+        if whole >= MOST_STEPS * len(steps_s):
+            return tick_s
+    return EVENT_TICK_S
 
 
 @cache

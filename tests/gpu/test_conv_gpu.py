@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from samples.measuring import refusal
 
-from kernels import OPS
+from kernels import OPS, is_library
 from kernels.case import CannotRun, Case
 from kernels.conv import LAYOUTS, Conv
 from kernels.conv.shape import PASSES, ConvShape

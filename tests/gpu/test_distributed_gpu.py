@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +98,10 @@ def children(pid: int) -> list[int]:
     return [int(word) for path in tasks for word in path.read_text().split()]
 
 
-def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
-    """(rank, process) of what torchrun started below a command."""
-    for child in children(pid):
-        for one in children(child):
-            words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
-            for word in words:
-                if word.startswith(b"RANK="):
-                    yield int(word[5:]), one
+def ranks_of(pid: int) -> list[int]:
+    """The processes of the ranks that a command's training process has started, rank 0 first."""
+    below = [one for child in children(pid) for one in children(child)]
+    return sorted(p for p in below if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes())
 
 
 @TWO
@@ -125,10 +120,10 @@ def test_a_rank_of_nccl_that_dies_or_hangs_costs_its_variant_alone(
     )  # fmt: skip
     assert ran.stdout
     for line in ran.stdout:
-        if "about" in line:  # the ranks have joined, and set up
+        if "variant" in line:  # the ranks have joined
             break
-    before = dict(ranks_of(ran.pid))
-    time.sleep(2)
+    before = ranks_of(ran.pid)
+    time.sleep(4)  # and set up
     os.kill(before[1], number)
     wait_for(lambda: is_gone(before[0]))
     _, errors = ran.communicate(timeout=180)

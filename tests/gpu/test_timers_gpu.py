@@ -26,7 +26,7 @@ cupy: Any = import_module("cupy")  # which has no types
 def test_ticks_and_the_empty_kernel_are_those_of_this_card(gpu: DeviceInfo) -> None:
     cold = GatedEvents(gpu.index, gpu.l2_bytes, gpu.sm_count, "cold")
     graph = GraphReplay(gpu.index, gpu.l2_bytes, gpu.sm_count)
-    assert math.isclose(cold.resolution_s, graph.resolution_s, rel_tol=1e-6)
+    assert math.isclose(cold.resolution_s, graph.resolution_s, rel_tol=1e-3)
     assert 1e-9 < cold.resolution_s < 2e-6
     launch = cold.instruments.launch_empty
     for time_s in cold.block(launch, 48).times_s:
