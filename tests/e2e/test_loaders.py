@@ -7,7 +7,6 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import Contended
-from e2e.data.loaders.gpu import Ahead
+from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_cut
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
@@ -36,11 +35,7 @@ from e2e.data.types import IMAGENET, Arrays, Data, Files, LoadSpec, Picture
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-CODEC = find_spec("nvidia") and find_spec("nvidia.nvimgcodec")
-FROM_FILES = (
-    "torchvision", "resident",
-    pytest.param("nvimgcodec", marks=pytest.mark.skipif(not CODEC, reason="not installed")),
-)  # fmt: skip
+FROM_FILES = ("torchvision", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 

@@ -1,4 +1,4 @@
-"""On a GPU: batches decoded there have the images and cuts of Pillow's, and tell broken files."""
+"""On a GPU: gpu-decode gives the images and cuts of Pillow's back end, and tells broken files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samples.resampling import prepare, reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
-from e2e.data.loaders import LOADERS, open_loader
+from e2e.data.loaders import open_loader
 from e2e.data.loaders.crop_table import ORIENTATIONS, upright_size
 from e2e.data.loaders.jpeg_bytes import random_cut
 from e2e.data.types import IMAGENET, Broken, Files, Loader, LoadSpec, Picture
@@ -88,13 +88,6 @@ class Opened:
         return self.feeds[-1]
 
 
-@pytest.fixture(params=["gpu-decode", "nvimgcodec"])
-def loader(request: pytest.FixtureRequest) -> str:
-    if reason := LOADERS[request.param].missing(DEVICE):
-        pytest.skip(reason)
-    return request.param
-
-
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     made = Opened()
@@ -121,9 +114,9 @@ def has_threads() -> bool:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_and_cuts_are_those_of_pillow(
-    loader: str, files: Files, opened: Opened, workers: int, channels_last: bool
+    files: Files, opened: Opened, workers: int, channels_last: bool
 ):
-    found = batches(opened(loader, files, workers=workers), 6, channels_last)
+    found = batches(opened("gpu-decode", files, workers=workers), 6, channels_last)
     wanted = batches(opened("torchvision", files), 6, channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for one, other in zip(found, wanted, strict=True):
@@ -132,9 +125,9 @@ def test_images_and_cuts_are_those_of_pillow(
     assert opened.broken == []
 
 
-def test_nothing_is_overwritten_while_it_is_read(loader: str, files: Files, opened: Opened):
+def test_nothing_is_overwritten_while_it_is_read(files: Files, opened: Opened):
     """Batches that are thrown away give their memory back while kernels may still run."""
-    feed = opened(loader, files, workers=2)
+    feed = opened("gpu-decode", files, workers=2)
     for _ in range(30):
         next(feed)
     wanted = opened("torchvision", files)
@@ -147,9 +140,9 @@ def test_nothing_is_overwritten_while_it_is_read(loader: str, files: Files, open
         check_alike(*(one.to_device(next(one)) for one in (feed, wanted)))
 
 
-def test_placing_never_waits(loader: str, files: Files, opened: Opened):
+def test_placing_never_waits(files: Files, opened: Opened):
     """Once no buffer grows any more: while one does, the driver holds up who asks it anything."""
-    feed = opened(loader, files, workers=1)
+    feed = opened("gpu-decode", files, workers=1)
     batches(feed, 64)
     fetched = next(feed)
     with no_waits(), while_busy():
@@ -157,14 +150,14 @@ def test_placing_never_waits(loader: str, files: Files, opened: Opened):
     torch.cuda.synchronize()
 
 
-def test_broken_files_are_told_and_give_their_place(loader: str, tmp_path: Path, opened: Opened):
+def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Opened):
     good = [coded(8 * n) for n in range(4)]
     contents = [
         good[0], good[1][: len(good[1]) // 2], b"", good[2], b"no image",
         good[3][: len(good[3]) // 2] + b"\xff\xd9",
     ]  # fmt: skip
     files = written(tmp_path, contents)
-    feed = opened(loader, files, workers=1)
+    feed = opened("gpu-decode", files, workers=1)
     for images, labels in batches(feed, 3):
         assert len(images) == len(labels) == BATCH
         assert {0, 3} <= set(labels.tolist()) <= {0, 3, 5}
@@ -173,18 +166,18 @@ def test_broken_files_are_told_and_give_their_place(loader: str, tmp_path: Path,
     assert {"01.jpg", "02.jpg", "04.jpg"} <= named <= {"01.jpg", "02.jpg", "04.jpg", "05.jpg"}
 
 
-def test_nothing_but_broken_files_ends_with_a_reason(loader: str, tmp_path: Path, opened: Opened):
-    feed = opened(loader, written(tmp_path, [b"", b"no image"]), workers=1)
+def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
+    feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
     with pytest.raises(UserError, match="none of the 2 training images"):
         next(feed)
 
 
-def test_a_strict_reader_is_told_in_fetch(loader: str, tmp_path: Path):
+def test_a_strict_reader_is_told_in_fetch(tmp_path: Path):
     def strict(broken: Sequence[Broken]) -> None:
         if broken:
             raise UserError(f"broken image {Path(broken[0][0]).name}")
 
-    spec = LoadSpec(BATCH, DEVICE, SEED, loader, workers=1, size=SIZE, tell=strict)
+    spec = LoadSpec(BATCH, DEVICE, SEED, "gpu-decode", workers=1, size=SIZE, tell=strict)
     feed = open_loader(written(tmp_path, [coded(0), b""]), spec)
     with pytest.raises(UserError, match=r"broken image 01.jpg"):
         next(feed)
@@ -192,8 +185,8 @@ def test_a_strict_reader_is_told_in_fetch(loader: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("fetched", [0, 1, 4])
-def test_closing_ends_thread_and_workers(loader: str, files: Files, opened: Opened, fetched: int):
-    feed = opened(loader, files, workers=2)
+def test_closing_ends_thread_and_workers(files: Files, opened: Opened, fetched: int):
+    feed = opened("gpu-decode", files, workers=2)
     batches(feed, fetched)
     pids = feed.pids
     assert len(pids) == (2 if fetched else 0)
@@ -201,17 +194,17 @@ def test_closing_ends_thread_and_workers(loader: str, files: Files, opened: Open
     wait_for(lambda: not has_threads() and all(is_gone(pid) for pid in pids))
 
 
-def test_a_killed_worker_ends_the_run_when_asked_to(loader: str, files: Files, opened: Opened):
-    feed = opened(loader, files, workers=1)
+def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened):
+    feed = opened("gpu-decode", files, workers=1)
     next(feed)
     os.kill(feed.pids[0], signal.SIGKILL)
     with pytest.raises(UserError, match="killed by signal 9"):
         batches(feed, 20)
 
 
-def test_a_step_can_be_captured_beside_it(loader: str, files: Files, opened: Opened):
+def test_a_step_can_be_captured_beside_it(files: Files, opened: Opened):
     """As a trainer captures: the thread goes on calling what a capture forbids its own thread."""
-    feed = opened(loader, files, workers=2)
+    feed = opened("gpu-decode", files, workers=2)
     images, _ = batches(feed, 1)[0]
     fixed, graph = images.clone(), torch.cuda.CUDAGraph()
     doubled = torch.empty_like(fixed)

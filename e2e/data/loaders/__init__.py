@@ -67,10 +67,6 @@ LOADERS: dict[str, Backend] = {
         "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
         on_gpu=True,
     ),
-    "nvimgcodec": Backend(
-        "gpu", "workers read files; nvimgcodec decodes, torch crops, resizes and flips on the GPU",
-        ("files",), on_gpu=True,
-    ),
     "webdataset": Backend(
         "shards",
         "workers read tar shards in sequence, then as torchvision",

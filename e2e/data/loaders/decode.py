@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from e2e.data.loaders.crop_table import FIRST_TRANSPOSED, ORIENTATIONS
+from e2e.data.loaders.crop_table import ORIENTATIONS
 from e2e.data.types import Files, Source
 from microbench.errors import UserError
 
@@ -30,13 +30,6 @@ def orientation_of(image: Image.Image) -> int:
     """The EXIF orientation; 1 where the image has no known one."""
     found = image.getexif().get(Base.Orientation, 1)
     return found if found in ORIENTATIONS else 1
-
-
-def upright_size(content: bytes) -> tuple[int, int]:
-    """(height, width) of an image in pixels after it is turned upright, by its header alone."""
-    with Image.open(BytesIO(content)) as image:
-        turned = orientation_of(image) >= FIRST_TRANSPOSED
-        return image.size if turned else (image.height, image.width)
 
 
 def short(error: Exception) -> str:

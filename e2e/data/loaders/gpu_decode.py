@@ -7,17 +7,18 @@ host once all buffers have their final size; until then the driver may block bot
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from importlib.util import find_spec
 from statistics import fmean
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from e2e.data.loaders.decode import none_left
-from e2e.data.loaders.gpu import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
 from e2e.data.loaders.workers import Shuffled, Workers
@@ -109,6 +110,32 @@ class GpuDecoded(Loader):
     def _make(self) -> Ready:
         with torch.cuda.device(self._device):  # where the workers' batches are pinned, too
             return self._decoder(next(self._workers))
+
+
+class Ahead(Generic[Made]):
+    """The results of calling `make` over and over in a thread, up to `ready` of them ahead.
+
+    The thread starts with the first `get`, which raises what `make` raised for its result.
+    """
+
+    def __init__(self, make: Callable[[], Made], ready: int) -> None:
+        self._make, self._ready = make, ready
+        self._thread = ThreadPoolExecutor(1, "ahead")
+        self._pending: deque[Future[Made]] = deque()
+
+    def get(self) -> Made:
+        """Wait for the next result. RuntimeError when closed."""
+        while len(self._pending) <= self._ready:
+            self._pending.append(self._thread.submit(self._make))
+        return self._pending.popleft().result()
+
+    def close(self, within_s: float) -> None:
+        """End the thread after its current call, within `within_s` seconds.
+
+        May be called again when that was too short.
+        """
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        wait([one for one in self._pending if not one.cancelled()], within_s)
 
 
 def _numbered(device: torch.device) -> torch.device:

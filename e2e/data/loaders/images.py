@@ -6,7 +6,7 @@ The transforms take a Pillow image or uint8 [3, H, W], and return uint8 [3, *siz
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -26,7 +26,6 @@ from e2e.data.loaders.workers import Draw, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, LoadSpec, Picture, Source, shared
 
 Cut = Callable[[Any], Tensor]
-Made = TypeVar("Made")
 
 
 class Sample(NamedTuple):
@@ -87,7 +86,7 @@ class Decoded(Dataset[Sample]):
         return Sample(seeded(self._cut, image, seed), self._labels[index], [])
 
 
-def seeded(cut: Callable[[Any], Made], image: object, seed: int) -> Made:
+def seeded(cut: Cut, image: object, seed: int) -> Tensor:
     """The crop that the seed alone decides, in any process; a training's random state is kept."""
     state = None if get_worker_info() else torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
