@@ -168,7 +168,7 @@ class _Warm(BaseContext):
     def __init__(self, forking: ForkServerContext) -> None:
         self._forking = forking
 
-    def Process(self, *, target: Any, args: tuple[Any, ...], daemon: bool) -> Any:  # type: ignore[override]
+    def Process(self, *, target: Any, args: tuple[Any, ...], daemon: bool | None = None) -> Any:  # type: ignore[override]
         """A process, forked when it starts."""
         told = (dict(os.environ), target, args)
         return self._forking.Process(target=_in_environment, args=told, daemon=daemon)
