@@ -18,7 +18,14 @@ from microbench.device.profiler import record
 from microbench.roofline.ceilings import instruction_ceilings
 from microbench.timing.instruments import PERSISTING_L2
 from microbench.timing.stats import median
-from microbench.timing.timers import GatedEvents, GraphReplay, Renewed, empty_kernel_s, make_timer
+from microbench.timing.timers import (
+    PROFILER_LESS_S,
+    GatedEvents,
+    GraphReplay,
+    Renewed,
+    empty_kernel_s,
+    make_timer,
+)
 
 cupy: Any = import_module("cupy")  # which has no types
 
@@ -34,7 +41,7 @@ def test_ticks_and_the_empty_kernel_are_those_of_this_card(gpu: DeviceInfo) -> N
         assert abs(ticks - round(ticks)) < 0.05
     seen = [k.seconds for k in record(lambda: [launch() for _ in range(21)]) if k.name == "empty"]
     # By two sources on a card that is in the table, else by one.
-    assert abs(median(seen) - empty_kernel_s(gpu.index)) < 0.5e-6
+    assert abs(median(seen) + PROFILER_LESS_S - empty_kernel_s(gpu.index)) < 0.2e-6
 
 
 def test_l2_that_was_set_aside_is_given_back_before_the_first_sample(gpu: DeviceInfo) -> None:
