@@ -38,16 +38,13 @@ def test_what_was_touched_last_is_held_up_to_the_size(sizes: list[int], touches:
         assert {each for each in order if cache.holds(each)} == held
 
 
-def test_of_a_storage_that_is_read_in_part_the_rest_stays() -> None:
+def test_a_result_goes_to_memory_when_all_of_it_leaves_the_cache_and_not_when_it_is_freed() -> None:
     cache = Cache(100)
     cache.touch(1, 90, new_of=7)
     cache.touch(1, 5)
     cache.touch(2, 90)
     assert not cache.holds(1)
     assert cache.written_back == {7}
-
-
-def test_a_result_goes_to_memory_when_it_leaves_the_cache_and_not_when_it_is_freed() -> None:
     cache = Cache(100)
     cache.touch(1, 40, new_of=11)
     cache.touch(2, 40, new_of=12)
@@ -109,7 +106,7 @@ def one_call(cache_mb: float, launch: Callable[[], object], *held: Tensor) -> Tr
     return recorder.end()[-1]
 
 
-def test_parts_of_a_storage_count_together_and_an_argument_passed_twice_once() -> None:
+def test_parts_of_a_storage_count_together_and_what_a_call_writes_is_not_named() -> None:
     joined = torch.ones(3, 2 * MB // 4)
     a, b, c = joined.unbind()
     op = one_call(6, lambda: (torch.stack((a, b, c)).exp(), a.neg()), joined)
@@ -117,9 +114,6 @@ def test_parts_of_a_storage_count_together_and_an_argument_passed_twice_once() -
     assert one_call(1, lambda: rows(1) * 1, joined).cold.arguments == ()
     x = rows(2)
     assert one_call(1.5, lambda: x.mul(x), x).cold.arguments == (0, 1)  # 4 MB, not 6
-
-
-def test_what_a_call_writes_stays_where_it_is_and_is_not_named() -> None:
     x, y = rows(2), rows(2)
     assert one_call(3, lambda: x.add_(y), x, y).cold.arguments == (1,)
     assert one_call(3, lambda: x.relu_(), x).cold == WARM

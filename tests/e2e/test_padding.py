@@ -60,25 +60,16 @@ def shapes(returned: Any) -> list[tuple[int, ...]]:
     return [tuple(leaf.shape) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 
 
-def test_odd_sizes_are_found_forward_and_backward() -> None:
+def test_odd_sizes_are_found_forward_and_backward_by_what_the_type_needs() -> None:
     """Of the grouped layer none; of each other one the forward and the backward calls."""
     found = Counter(each.change for each in paddings())
     assert found == {
         "33 to 40 channels": 6,  # the stem, the body, and the transposed one
         "1001 to 1008 features": 3,
     }
-
-
-def test_tf32_needs_multiples_of_4_and_float32_none() -> None:
     assert paddings(recipe="fp32") == []
     found = Counter(each.change for each in paddings(True, recipe="fp32"))
     assert found["33 to 36 channels"] == 6
-
-
-def test_an_image_is_no_misalignment() -> None:
-    x, weight = torch.empty(4, 3, 8, 8).half(), torch.empty(64, 3, 3, 3).half()
-    args = (x, weight, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
-    assert padding(describe(ATEN.convolution.default, args, {}), False) is None
 
 
 def test_padded_calls_run_and_return_padded_shapes() -> None:
@@ -95,7 +86,7 @@ def test_padded_calls_run_and_return_padded_shapes() -> None:
         assert padding(found.call, False) is None, "once is enough"
 
 
-def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None:
+def test_a_bias_that_stands_for_all_rows_is_padded_and_no_vector_nor_image() -> None:
     bias = TensorSpec((9,), (1,), "float16", "cpu")
     left, right = torch.empty(5, 16).half(), torch.empty(16, 9).half()
     call = describe(ATEN.addmm.default, (left, left, right), {})
@@ -104,3 +95,6 @@ def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None
     assert [spec.shape for spec in found.call.tensors] == [(16,), (5, 16), (16, 16)]
     column = describe(ATEN.mm.default, (left[:, :8], right[:8, :1]), {})
     assert padding(column, False) is None
+    x, weight = torch.empty(4, 3, 8, 8).half(), torch.empty(64, 3, 3, 3).half()
+    args = (x, weight, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+    assert padding(describe(ATEN.convolution.default, args, {}), False) is None

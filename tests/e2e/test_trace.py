@@ -36,6 +36,9 @@ def test_times_are_whole_nanoseconds_whatever_the_file_is_called(tmp_path: Path,
     assert [span.name for span in found.spans[OP]] == ["aten::mm"]
     assert [span.ns for span in found.spans[NOTE]] == [1_000_000, 1_000_000]
     assert (found.device, found.lost) == ("NVIDIA H200", 0)
+    listed = tmp_path / "list.json"  # a bare list of events
+    listed.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1}]))
+    assert [op.name for op in read_trace(listed).spans[OP]] == ["aten::mm"]
 
 
 def test_a_trace_of_an_older_profiler_is_divided(tmp_path: Path) -> None:
@@ -110,12 +113,6 @@ def test_what_cannot_be_read_or_unpacks_to_too_much_is_refused(
             read_trace(tmp_path / name)
     with pytest.raises(UserError, match="no such trace file"):
         read_trace(tmp_path / "none.json")
-
-
-def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
-    path = tmp_path / "list.json"
-    path.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1}]))
-    assert [op.name for op in read_trace(path).spans[OP]] == ["aten::mm"]
 
 
 # ---------------------------------------------------------------- what the recorder wrote
