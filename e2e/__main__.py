@@ -16,11 +16,12 @@ from typing import Any
 
 import click
 
-from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
+from e2e.commands.diagnose import LAUNCHERS, Script, arguments_in, script_of
 from e2e.options import TrainOptions
 from e2e.training.place import place_of
 from microbench.command_line import (
     FILE,
+    SETTINGS,
     Command,
     Named,
     Outputs,
@@ -56,9 +57,7 @@ class Commands(Program):
         formatter.write_usage("python -m e2e", "NETWORK [OPTIONS] | COMMAND [ARGS]...")
 
 
-@click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=Commands, context_settings=SETTINGS)
 def app() -> None:
     """Measure what low precision buys in training: speed, memory, power, accuracy.
 
@@ -333,7 +332,7 @@ def study(words: tuple[str, ...], **options: Any) -> None:
     The report is report.html in the folder that --out names. The same command goes on with a run
     that was stopped.
     """  # fmt: skip
-    from e2e.studies.command import run_study
+    from e2e.studies.run import run_study
 
     run_study(words, app.commands, **options)
 

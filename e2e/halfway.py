@@ -11,7 +11,7 @@ from click.shell_completion import get_completion_class
 import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
 from microbench import __version__
-from microbench.command_line import Program, run_app
+from microbench.command_line import SETTINGS, Program, run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -42,9 +42,7 @@ class Sections(Program):
                 formatter.write_dl(rows)
 
 
-@click.group(
-    cls=Sections, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=Sections, context_settings=SETTINGS)
 @click.version_option(__version__, prog_name="halfway")
 def app() -> None:
     """Measure and explain low precision on a GPU, from kernels to training."""

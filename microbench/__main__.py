@@ -19,6 +19,7 @@ import click
 
 from microbench.command_line import (
     FILE,
+    SETTINGS,
     Named,
     Outputs,
     Program,
@@ -41,9 +42,7 @@ DEVICE = options_of(Conditions)["device"].click()
 FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
 
 
-@click.group(
-    cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=Program, context_settings=SETTINGS)
 def app() -> None:
     """Measure GEMMs and convolutions by precision, and explain their speed."""
 

@@ -40,6 +40,7 @@ from microbench.errors import NothingMeasured, UserError
 from microbench.stopping import Stopped, end
 
 FILE = click.Path(path_type=Path)
+SETTINGS: Any = {"help_option_names": ["-h", "--help"], "max_content_width": 100}  # of commands
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
@@ -511,7 +512,7 @@ def called(
         else:
             given[name] = value == (word in option.opts)
     try:
-        context = command.make_context(str(command.name), positional, default_map=given)
+        context = command.make_context(str(command.name), positional, default_map=given, **SETTINGS)
     except click.ClickException as error:
         raise UserError(" ".join(error.format_message().split())) from None
     if options.get("quiet") is None:

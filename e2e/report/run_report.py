@@ -13,7 +13,6 @@ from rich.text import Text
 
 from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.report import (
-    causes,
     costs,
     learning,
     ledger,
@@ -25,7 +24,7 @@ from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
 from e2e.report.joint import joint_part, joint_sentences, joints
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
-from e2e.report.verdict import verdict
+from e2e.report.verdict import causes_part, raw_columns, verdict
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
@@ -171,12 +170,13 @@ def _accounts(view: View, *, details: bool = True) -> list[Part]:
         part
         for arm in shown
         for part in (
-            ledger.ledger_part(view, arm, fold=not details), causes.causes_part(view, arm)
+            ledger.ledger_part(view, arm, fold=not details), causes_part(view, arm)
         )
         if part.table or part.below
     ]  # fmt: skip
     if len(shown) < len(known):
-        more = f"and {fmt.count(len(known) - len(shown), 'more training')} (--verbose shows all)"
+        noun = "more evaluation" if view.evaluates else "more training"
+        more = f"and {fmt.count(len(known) - len(shown), noun)} (--verbose shows all)"
         parts[-1] = replace(parts[-1], below=[*parts[-1].below, more])
     return [*parts, ledger.doubts_part(view)]
 
@@ -244,7 +244,7 @@ def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
     columns = [
         *table.raw_columns(), *table.speed_columns(view), *costs.phase_columns(view),
         *learning.learning_columns(view), *predictions.raw_columns(), *ledger.raw_columns(),
-        *causes.raw_columns(), *ranks.exchange_columns(),
+        *raw_columns(), *ranks.exchange_columns(),
     ]  # fmt: skip
     trainings = records(Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER))
     loaders = records(loaders_table(run))

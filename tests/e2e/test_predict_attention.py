@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
-from e2e.aten.contents import SAVED, run_forward
+from e2e.aten.materialise import SAVED, run_forward
 from e2e.prediction.trace.recorder import Recorder, TracedOp
 
 ATEN = torch.ops.aten
