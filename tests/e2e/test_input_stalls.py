@@ -19,7 +19,7 @@ from e2e.input_stalls import (
     predict_together,
 )
 from e2e.report.joint import Gain, Joint, joint_part, joints
-from e2e.report.run_report import loaders_lines
+from e2e.report.loaders import loaders_lines
 from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
