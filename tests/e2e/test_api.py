@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from pathlib import Path
 
@@ -31,31 +30,20 @@ class Small(nn.Module):
         return self.head(self.conv(x).relu().mean((2, 3)))
 
 
-@pytest.fixture(scope="module")
-def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[microbench.Run, Small, Small]:
+def test_a_module_itself_is_predicted_shown_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = Small()
     before = copy.deepcopy(module)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        run = e2e.predict(module, torch.randn(4, 3, 16, 16), recipe=["fp32", "amp-bf16"])
-    return run, module, before
-
-
-def test_a_module_itself_is_predicted_and_left_as_it_was(
-    predicted: tuple[microbench.Run, Small, Small],
-) -> None:
-    run, module, before = predicted
+    for home in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(home, str(tmp_path / home))
+    run = e2e.predict(module, torch.randn(4, 3, 16, 16), recipe=["fp32", "amp-bf16"])
     found = run.of(Training)
     assert [t.case.recipe for t in found] == ["fp32", "amp-bf16"]
     assert {(t.case.batch, t.case.input) for t in found} == {(4, "3x16x16")}
     assert all(t.predicted and 0 < t.predicted.step_s < 1 for t in found)
     assert module.conv.weight.grad is None
     assert all(map(torch.equal, module.state_dict().values(), before.state_dict().values()))
-
-
-def test_a_prediction_shows_itself(predicted: tuple[microbench.Run, Small, Small]) -> None:
-    run, _, _ = predicted
     assert run.path is not None
     assert microbench.load(run.path).results == run.results
     assert "Small" in str(run)
@@ -69,6 +57,8 @@ def test_what_means_nothing_is_one_line() -> None:
         e2e.predict(Small())
     with pytest.raises(UserError, match="put it into a module"):
         e2e.train(lambda: Small(), device="cpu")
+    with pytest.raises(UserError, match="no NETWORK"):
+        e2e.train()
     for options, said in (
         ({"batch": "eight", "device": "cpu"}, "--batch"),
         ({"channels_last": True, "layout": "nchw"}, "leave out --layout"),
@@ -82,16 +72,6 @@ def test_what_means_nothing_is_one_line() -> None:
         e2e.train("cnn-cifar", recipes="amp")
     with pytest.raises(TypeError, match="no option 'epochs'"):
         e2e.predict("cnn-cifar", epochs=3)  # an option of train
-
-
-def test_a_file_that_is_no_run_and_no_network_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    options = {"network": "cnn-cifar"}
-    path.write_text(json.dumps({"schema_version": 2, "kind": "train", "options": options}))
-    with pytest.raises(UserError, match="not a halfway file"):
-        e2e.train(resume=path)
-    with pytest.raises(UserError, match="no NETWORK"):
-        e2e.train()
 
 
 def test_two_recipes_are_trained_and_compared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -147,16 +148,14 @@ def test_losses_are_means_over_the_first_and_last_tenth(
     assert (repeat.loss, repeat.accuracy) == (None, None)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_none_where_it_was_seen(bad: float) -> None:
-    good = [1.0] * 20
-    for place, first, last in ((0, None, 1.0), (19, 1.0, None), (10, 1.0, 1.0)):
-        losses = [*good[:place], bad, *good[place + 1 :]]
+def test_a_loss_that_is_not_finite_is_none_where_it_was_seen_and_in_the_curve() -> None:
+    for bad, (place, first, last) in product(
+        (math.nan, math.inf, -math.inf), ((0, None, 1.0), (19, 1.0, None), (10, 1.0, 1.0))
+    ):
+        losses = [1.0] * 20
+        losses[place] = bad
         repeat = once(held_by("fp32", TOLD), telling(*losses), steps=20)
         assert (repeat.first_loss, repeat.train_loss) == (first, last)
-
-
-def test_the_curve_is_the_mean_loss_of_stretches_of_the_steps() -> None:
     few = once(held_by("fp32", TOLD), telling(5.0, math.nan, 3.0), steps=3)
     assert few.curve == (5.0, None, 3.0)
     losses = [float(i) for i in range(3 * CURVE_POINTS)]
@@ -224,13 +223,6 @@ def test_gradients_that_are_zero_or_infinite_are_counted(
         assert found.zero_gradients == pytest.approx(zeros, abs=0.05)
 
 
-def test_deviations_of_the_population() -> None:
-    repeat = Repeat(1, 3, 3.0, 2.0, 1.0, 1.0, 0.7)
-    longer = replace(repeat, train_s=5.0)
-    both = Training(held_by("fp32").training.case, "ok", repeats=(repeat, longer))
-    assert both.population_deviations == {"accuracy": 0, "loss": 0, "train_s": 1}
-
-
 def _but_time(repeat: Repeat) -> Repeat:
     return replace(repeat, train_s=0.0)
 
@@ -248,9 +240,13 @@ def test_one_seed_makes_one_training_whatever_was_timed_before(recipe: str, opti
     assert (first.seed, other.seed) == (3, 4)
 
 
-def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_too() -> None:
-    held, data = held_by("fp32", accumulate=3), Plain()
-    assert once(held, data, steps=4).steps == 4
+def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It tells each step, where a beat is over."""
+    monkeypatch.setattr(training_once, "BEAT_S", 0.0)
+    held, data, told = held_by("fp32", accumulate=3), Plain(), list[int]()
+    assert train_once(held, data, 1, 4, told.append).steps == len(told) == told[-1] == 4
     once(held, data, steps=5)
 
     def broken(generator: torch.Generator, index: int) -> Batch:
@@ -263,13 +259,6 @@ def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_t
         once(held, data)
     assert [feed.given for feed in data.feeds] == [12, 15, 3]
     assert all(feed.closed for feed in data.feeds)
-
-
-def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(training_once, "BEAT_S", 0.0)
-    train_once(held_by("fp32"), Plain(), 1, 5, told.append)
-    assert told == [1, 2, 3, 4, 5]
 
 
 # ---------------------------------------------------------------- the verdict
@@ -354,9 +343,6 @@ def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(
     for right, converged in ((lucky, False), (learnt, True)):
         seen = training_of("O3", repeat_of(right / held_out), chance=chance)
         assert verdicts(seen, held_out=held_out) == [converged]
-
-
-def test_behind_is_counted_from_guessing() -> None:
     fp32 = training_of("fp32", repeat_of(GOOD))
     for above, converged in ((-0.01, False), (0.01, True)):
         seen = CHANCE + BEHIND_SHARE * (GOOD - CHANCE) + above

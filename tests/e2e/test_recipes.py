@@ -12,7 +12,7 @@ from torch import nn
 from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.networks import find
-from e2e.recipes import RECIPES, Recipe, cannot_run, recipe_of
+from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.training.float8 import convert
 from e2e.training.switches import switch_process
 from e2e.training.variants import Task, Variants
@@ -112,7 +112,11 @@ def _stored(module: nn.Module) -> tuple[set[torch.dtype], set[torch.dtype]]:
 @pytest.mark.parametrize("name", STORAGE)
 def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
     weights, batchnorm, updated, _ = STORAGE[name]
+    torch.manual_seed(1)
+    fresh = list(SMALL.build().parameters())
     trainer = trainer_of(SMALL, name, optimizer=optimizer)
+    for weight, start in zip(trainer.module.parameters(), fresh, strict=True):
+        assert torch.equal(weight, start.to(weight.dtype)), "all recipes start alike"
     for _ in range(2):
         assert _stored(trainer.module) == ({weights}, {batchnorm})
         trainer.step(Batches(*noise(SMALL)))
@@ -130,15 +134,7 @@ def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "amp", "O2"])
-def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
-    trainer = trainer_of(SMALL, replace(RECIPES[name], batchnorm="fp32"))
-    loss = trainer.step(Batches(*noise(SMALL)))
-    assert _stored(trainer.module) == ({STORAGE[name][0]}, {F32})
-    assert torch.isfinite(loss)
-
-
-@pytest.mark.parametrize("recipe", [RECIPES["O2"], replace(RECIPES["O3"], batchnorm="fp32")])
-def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
+def test_keep_batchnorm_fp32_keeps_batchnorm_alone_and_never_rounds_it(name: str) -> None:
     """Of weights that float16 cannot hold, as pretrained ones have."""
 
     def build() -> nn.Module:
@@ -146,8 +142,12 @@ def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
         nn.init.constant_(net.get_parameter("1.weight"), 0.3)
         return net
 
-    weight = trainer_of(replace(SMALL, build=build), recipe).module.get_parameter("1.weight")
-    assert torch.equal(weight, torch.full((8,), 0.3))
+    recipe = replace(RECIPES[name], batchnorm="fp32")
+    trainer = trainer_of(replace(SMALL, build=build), recipe)
+    assert torch.equal(trainer.module.get_parameter("1.weight"), torch.full((8,), 0.3))
+    loss = trainer.step(Batches(*noise(SMALL)))
+    assert _stored(trainer.module) == ({STORAGE[name][0]}, {F32})
+    assert torch.isfinite(loss)
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -180,15 +180,6 @@ def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(na
         loss = trainer.step(Batches((tokens, tokens)))
     assert torch.isfinite(loss)
     assert census.of("addmm", "mm", "bmm") == {STORAGE[name][3]}
-
-
-@pytest.mark.parametrize("name", STORAGE)
-def test_every_recipe_starts_from_the_same_random_weights(name: str) -> None:
-    torch.manual_seed(1)
-    fresh = list(SMALL.build().parameters())
-    trainer = trainer_of(SMALL, name)
-    for weight, start in zip(trainer.module.parameters(), fresh, strict=True):
-        assert torch.equal(weight, start.to(weight.dtype))
 
 
 # ---------------------------------------------------------------- FP8
@@ -250,21 +241,19 @@ def test_only_linear_layers_of_fitting_sizes_are_converted() -> None:
     assert list(converted.state_dict()) == before
 
 
-def losses(recipe: str) -> list[float]:
-    """Of a small GPT that learns one batch by heart."""
-    network, options = find("gpt-tiny", input=(64,)), {"fused": False, "lr": 1e-3, "accumulate": 2}
-    trainer = trainer_of(network, recipe, seed=3, optimizer="adamw", **options)
-    torch.manual_seed(4)
-    tokens = torch.randint(0, 100, (2, 65))
-    feed = Batches((tokens[:, :-1], tokens[:, 1:]))
-    return [trainer.step(feed).item() for _ in range(12)]
-
-
 def test_a_gpt_learns_as_with_bfloat16() -> None:
-    base = losses("amp-bf16")
+    """One batch by heart."""
+    network, options = find("gpt-tiny", input=(64,)), {"fused": False, "lr": 1e-3, "accumulate": 2}
+    losses: dict[str, list[float]] = {}
+    for recipe in ("amp-bf16", "fp8", "fp8-rowwise"):
+        trainer = trainer_of(network, recipe, seed=3, optimizer="adamw", **options)
+        torch.manual_seed(4)
+        tokens = torch.randint(0, 100, (2, 65))
+        feed = Batches((tokens[:, :-1], tokens[:, 1:]))
+        losses[recipe] = [trainer.step(feed).item() for _ in range(12)]
+    base = losses.pop("amp-bf16")
     assert base[-1] < 0.8 * base[0]
-    for recipe in ("fp8", "fp8-rowwise"):
-        found = losses(recipe)
+    for found in losses.values():
         assert found != base
         assert found == pytest.approx(base, rel=0.05)
 

@@ -47,7 +47,8 @@ def in_processes(count: int) -> list[Training]:
     return with_speedups(found, {})
 
 
-def test_the_step_is_the_geometric_mean_of_the_processes() -> None:
+def test_step_and_speed_up_are_the_geometric_means_of_the_processes() -> None:
+    """2, 2 * 1.03 / 1.01 and 2 * 0.98 / 1.02; pooled medians would give another."""
     fp32, amp = in_processes(3)
     assert fp32.steps
     assert amp.steps
@@ -61,11 +62,6 @@ def test_the_step_is_the_geometric_mean_of_the_processes() -> None:
     assert low < 0.2 * 0.98 < 0.2 * 1.03 < high, "three processes know little"
     assert fp32.skipped_steps == 3
     assert amp.limit == "gpu"
-
-
-def test_a_speed_up_is_the_mean_of_the_processes_own() -> None:
-    """Of 2, 2 * 1.03 / 1.01 and 2 * 0.98 / 1.02; pooled medians would give another."""
-    _, amp = in_processes(3)
     each = [2.0, 2 * 1.03 / 1.01, 2 * 0.98 / 1.02]
     ratio = amp.speedup["fp32"]
     assert ratio.ratio == pytest.approx(math.prod(each) ** (1 / 3))
@@ -138,9 +134,6 @@ def test_cpu_bound_steps_are_compared_at_the_speed_of_each_process() -> None:
         for one in unknown if one.steps
     ]  # fmt: skip
     assert verdicts(blind, rough) == ["cannot tell"]
-
-
-def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:
     (amp,) = cpu_bound([1.0, 2.0])
     assert amp.steps
     assert amp.steps.processes == (
