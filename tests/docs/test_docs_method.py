@@ -44,11 +44,9 @@ def test_the_same_kernel_twice_and_planted_causes() -> None:
     assert tried["counted"] == sum(not row.get("held_out") for row in tried["rows"])
     assert not tried["absent"]
     assert tried["right"] == tried["counted"]
-    says(METHOD, "is A faster than B?", same["holding_1"], same["tries"])
     says(METHOD, "The same kernel as two variants", same["holding_1"], same["tries"])
     says(README, "Intervals.", same["tries"], same["holding_1"])
     says(README, "Bottlenecks.", tried["counted"], tried["right"])
-    says(METHOD, "why is it slow?", tried["counted"], tried["right"])
     says(METHOD, "plants cases of known cause", tried["counted"], tried["right"])
 
 
@@ -79,7 +77,6 @@ def test_verdicts_on_the_same_and_on_scaled_times() -> None:
 def test_how_often_compare_is_wrong() -> None:
     same = document("compare-aa")
     false = 100 * (same["faster"] + same["slower"]) / same["pairs"]
-    says(METHOD, "do two runs differ?", false, same["pairs"])
     says(METHOD, "In all, 0", false, same["pairs"])
     says(METHOD, "were split at random", same["tries"])
     assert same["processes"] == 3
@@ -172,7 +169,6 @@ def test_the_timer() -> None:
     off = {r["case"]: 100 * (1 - r["ours_s"] / r["ncu_s"]) for r in rows if not r["within_target"]}
     named = {(case.split("/")[4], int(case.split("m=")[1].split(",")[0])) for case in off}
     assert named == {("fp32", 256), ("fp32", 512), ("fp32", 2048), ("tf32", 1024)}
-    says(METHOD, "how long does a kernel take?", *within)
     says(METHOD, "Agreement with Nsight Compute", *within, min(off.values()), max(off.values()))
     says(README, "Timer.", *within)
     assert sum("/fp16/" in r["case"] and r["within_target"] for r in rows) == 12

@@ -138,16 +138,11 @@ def test_steps_in_fp8() -> None:
         says(FP8, "At width 1024 fp8 saves", before[0] - after[0], paid)
 
 
-def test_the_step_in_fp8_before_scales_were_kept() -> None:
-    found = trainings("train-fp8")
-    shows(FP8, [
-        [t.case.recipe, f"{t.per_s:,.0f}", f"{1e3 * (t.step_s or 0):.1f}",
-         f"{(t.memory_peak_bytes or 0) / 1e9:.2f}", f"{t.loss[0]:.2f}" if t.loss else "-"]
-        for t in found
-    ])  # fmt: skip
-    for term, *shown in table(FP8, "", "amp-bf16", "fp8"):
-        traced = [t.traced for t in found if t.traced]
-        assert shown == [f"{one.terms[term] / one.steps / 1e6:.2f}" for one in traced]
+def test_the_loss_in_fp8() -> None:
+    losses = [t.loss[0] for t in trainings("train-fp8") if t.loss]
+    assert len(losses) == 2
+    for loss in losses:
+        says(FP8, "The loss is that of BF16", loss)
 
 
 def test_several_gpus() -> None:
