@@ -322,6 +322,25 @@ def test_fp8_convolutions() -> None:
     says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains))
 
 
+def test_what_widths_between_powers_of_two_gain() -> None:
+    of_library: dict[str, dict[tuple[str, str], float]] = {}
+    for file in ("no-odd-width", "odd-width"):
+        found = run(f"ablation/{file}").results
+        times = {(fmt.size(r.case), r.case.precision_name, r.case.backend): r.median_s or 0
+                 for r in found}  # fmt: skip
+        of_library[file] = {
+            (size, kind): min(times[size, kind, b] for b in ("cublas", "cublaslt")) / seconds
+            for (size, kind, backend), seconds in times.items() if backend == "triton"
+        }  # fmt: skip
+    figures: list[float] = []
+    for found in of_library.values():
+        rows = [ratio for (size, _), ratio in found.items() if size.endswith("x14336x4096")]
+        assert len(rows) == 4
+        figures += [min(rows), max(rows)]
+        figures += [found["1536", kind] for kind in ("bf16", "fp16")]
+    says(KERNELS, "odd_width", *(f"{figure:.2f}" for figure in figures))
+
+
 def test_what_techniques_and_the_quick_tune_gain() -> None:
     every = {r.case.group: r for r in run("ablation/all").results}
 
