@@ -135,6 +135,8 @@ class Keeper:
         self._greeting: Greeting | None = None
         self._begun, self._ended = Begun(OPENING), Ended()
         self._tried: frozenset[str] = frozenset()
+        # Results stand as their cases began: one that has killed a process is not the first.
+        self._order = dict.fromkeys(one.case.key for one in (before.others if before else ()))
 
     def carry_out(self, *, here: bool) -> Run:
         """The run with all that was asked for. UserError says where it is so far."""
@@ -243,6 +245,7 @@ class Keeper:
                 self._progress.restarted()
             case Begun():
                 self._begun = event
+                self._order |= dict.fromkeys(case.key for case in event.cases)
                 self._progress.begins(event)
             case Found():
                 self._save(*event.results)
@@ -261,8 +264,11 @@ class Keeper:
         for result in results:
             run = run.with_other(result)
         self._tried |= {result.case.key for result in results}
-        self._run = run
-        save(run, self._path)
+        self._order |= dict.fromkeys(result.case.key for result in results)
+        places = {key: place for place, key in enumerate(self._order)}
+        others = sorted(run.others, key=lambda one: places[one.case.key])
+        self._run = replace(run, others=tuple(others))
+        save(self._run, self._path)
 
     def _show(self, results: Any) -> None:
         last = results[-1]

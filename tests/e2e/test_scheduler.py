@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,8 @@ from e2e.report.table import part_lines
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import PREDICTED, Cause, Training
+from e2e.training.trainer import Trainer
+from e2e.training.variants import Variants
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -205,6 +208,49 @@ def test_a_process_that_dies_when_all_is_timed_costs_no_times(
     assert run.finished_at
     reasons = [warning.cause for warning in training.warnings]
     assert any("exit code 3" in why for why in reasons) == (procedure is dies_in_recording)
+
+
+def breaks_the_gpu(recipes: Sequence[str], step: int, session: Session, run: Run) -> Run:
+    """As a GPU with a fault: from that step of one of the recipes on, no step of any succeeds."""
+    real, broken = Trainer.step, list[str]()
+
+    def faulty(trainer: Trainer, *args: Any, **words: Any) -> None:
+        if trainer.case.recipe in recipes and trainer.steps_done >= step:
+            broken.append(trainer.case.recipe)
+        if broken:
+            raise RuntimeError("an illegal memory access")
+        real(trainer, *args, **words)
+
+    def raise_if_dead(_variants: Variants, error: Exception) -> None:
+        if broken:
+            raise RuntimeError(f"dead: {error}") from error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", faulty)
+        patch.setattr(Variants, "raise_if_dead", raise_if_dead)
+        return session.compare(run, session.comparisons)
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["warming up", "timing"])
+@pytest.mark.parametrize(
+    "recipes",
+    [["fp32"], ["amp-bf16"], ["bf16"], ["amp-bf16", "bf16"], ["fp32", "amp-bf16", "bf16"]],
+)
+def test_a_fault_of_the_gpu_costs_the_recipe_alone_in_whose_step_it_is(
+    tmp_path: Path, recipes: list[str], step: int
+) -> None:
+    asked = options(tmp_path / "run.json", recipe="fp32,amp-bf16,bf16")
+    with warm_children():
+        run = run_training(asked, partial(breaks_the_gpu, recipes, step), "test").run
+    assert [t.case.recipe for t in run.of(Training)] == ["fp32", "amp-bf16", "bf16"], "as asked"
+    stage = "warming up" if step == 1 else "timing"
+    for training in run.of(Training):
+        assert (training.status == "failed") == (training.case.recipe in recipes)
+        assert (training.steps is None) == (training.case.recipe in recipes)
+        if training.case.recipe in recipes:
+            assert f"an illegal memory access while {stage}" in (training.reason or "")
+    assert run.finished_at
+    assert read_run(tmp_path / "run.json") == run
 
 
 def test_a_finished_run_measures_only_what_is_new(tmp_path: Path) -> None:
