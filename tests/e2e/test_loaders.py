@@ -130,14 +130,6 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
 
 
-def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
-    data = opened(root)
-    for asked, ahead in ((0, 4), (1, 2), (3, 6)):
-        feed = data.load(LoadSpec(4, CPU, 1, workers=2, prefetch=asked))
-        assert feed.ahead == ahead
-        feed.close()
-
-
 def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
     path = root / "train" / "a" / "0.jpg"
     if cold.cannot_drop(path):
@@ -174,7 +166,14 @@ def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
         assert any((windows == one).all((1, 2, 3)).any() for one in both)
 
 
-def test_resident_files_are_decoded_once_and_cut_anywhere(root: Path) -> None:
+def test_resident_files_are_decoded_once_if_they_fit_and_cut_anywhere(root: Path) -> None:
+    said = message(lambda: opened(root, "resident", size=300_000).load(LoadSpec(1, CPU, 1)))
+    assert "keeps 20 images in" in said
+    assert "more than half of the" in said
+    assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
+    assert no_room(1001, (224, 224), 2 * 1000 * 3 * 256 * 256) is not None
+    assert no_room(10**9, (224, 224), None) is None, "nobody knows"
+
     data = opened(root, "resident", size=14)
     first = data.load(LoadSpec(4, CPU, 1))
     for path in root.glob("train/*/*"):
@@ -182,15 +181,6 @@ def test_resident_files_are_decoded_once_and_cut_anywhere(root: Path) -> None:
     batches = drawn(data.load(LoadSpec(4, CPU, 1)), 5)
     assert same(batches, drawn(first, 5))
     assert sorted(numbers(batches)) == list(range(20))
-
-
-def test_resident_files_that_do_not_fit_are_refused(root: Path) -> None:
-    said = message(lambda: opened(root, "resident", size=300_000).load(LoadSpec(1, CPU, 1)))
-    assert "keeps 20 images in" in said
-    assert "more than half of the" in said
-    assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
-    assert no_room(1001, (224, 224), 2 * 1000 * 3 * 256 * 256) is not None
-    assert no_room(10**9, (224, 224), None) is None, "nobody knows"
 
 
 def test_reading_counts_bytes_and_broken_files(root: Path) -> None:

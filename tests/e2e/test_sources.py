@@ -77,7 +77,7 @@ def test_ranks_share_a_batch_of_noise() -> None:
 # ---- the word
 
 
-def test_data_that_does_not_fit_the_network() -> None:
+def test_data_that_does_not_fit_the_network(pictures: Path) -> None:
     for spec in ("cifar10:/data", "folder:/data"):
         assert "--data synthetic" in message(lambda spec=spec: opened(spec, (128,), tokens=500))
     for spec in ("generated", "cifar10:/data"):
@@ -86,6 +86,9 @@ def test_data_that_does_not_fit_the_network() -> None:
     assert "takes no folder" in message(lambda: opened("generated:/data"))
     assert "--loader torchvision reads images" in message(lambda: text_of("torchvision"))
     assert "has images" in message(lambda: open_data("made", Options((64,), tokens=256)))
+    assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
+    save(noise(1), pictures / "val" / "vogel" / "1.jpg")
+    assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
 
 
 # ---- synthetic
@@ -172,16 +175,13 @@ def test_augmentation_is_every_cut_of_the_mirrored_border_and_its_flip() -> None
         assert all(abs(count - 4000 / 9) < 5 * 20 for count in places.values())
 
 
-def test_held_out_images_come_once_in_order_as_they_are() -> None:
+def test_held_out_images_come_once_in_order_and_some_of_them_have_every_class() -> None:
     data = numbered(50)
     drawn = list(data.held_out(16, CPU))
     assert [len(images) for images, _ in drawn] == [16, 16, 16, 2]
     images = torch.cat([images for images, _ in drawn])
     torch.testing.assert_close(images, (data.kept.images / 255 - 0.5) / 0.25)
     assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
-
-
-def test_some_of_the_held_out_images_have_every_class_however_the_classes_lie() -> None:
     for classes in (2, 5, 10):
         data = numbered(4000, classes=classes)
         found, again = (
@@ -252,12 +252,17 @@ def test_tokens_are_of_the_vocabulary_and_the_same_each_time(
     assert np.array_equal(text, rows_of_tokens(rows, length, vocabulary, stream))
 
 
-def test_both_parts_walk_through_one_chain() -> None:
+def test_both_parts_walk_through_one_chain_and_rows_are_their_own_targets() -> None:
     train, kept = (rows_of_tokens(400, 256, 64, stream) for stream in (1, 2))
     assert not np.array_equal(train, kept)
     after = [set((rows[:, 1:][rows[:, :-1] == 7]).tolist()) for rows in (train, kept)]
     assert after[0] == after[1]
     assert len(after[0]) == SUCCESSORS
+    opened = text_of()
+    held_out = list(opened.held_out(16, CPU, count=40))
+    assert [len(inputs) for inputs, _ in held_out] == [16, 16, 8]
+    assert all(inputs is targets and inputs.shape[1:] == (64,) for inputs, targets in held_out)
+    assert opened.classes == VOCABULARY
 
 
 def test_an_epoch_has_every_row_once() -> None:
@@ -277,14 +282,6 @@ def test_ranks_share_one_order(batch: int, ranks: int, steps: int, loader: str) 
     parts = [rows(batch, (rank, ranks)) for rank in range(ranks)]
     for whole, *own in zip(rows(batch * ranks, (0, 1)), *parts, strict=True):
         assert torch.equal(torch.stack(own, dim=1).flatten(0, 1), whole)
-
-
-def test_held_out_rows_are_others_and_are_their_own_targets() -> None:
-    opened = text_of()
-    kept = list(opened.held_out(16, CPU, count=40))
-    assert [len(inputs) for inputs, _ in kept] == [16, 16, 8]
-    assert all(inputs is targets and inputs.shape[1:] == (64,) for inputs, targets in kept)
-    assert opened.classes == VOCABULARY
 
 
 # ---- CIFAR-10
@@ -513,12 +510,6 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     assert "none of the 2 held-out images" in message(lambda: list(data.held_out(2, CPU)))
     assert "6 broken images" in data.notes[1]
     assert str(tmp_path) not in data.notes[1]
-
-
-def test_pictures_that_do_not_fit(pictures: Path) -> None:
-    assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
-    save(noise(1), pictures / "val" / "vogel" / "1.jpg")
-    assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
 
 
 def test_what_is_left_out_of_a_folder_is_noted(

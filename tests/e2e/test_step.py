@@ -91,13 +91,6 @@ def test_work_that_was_queued_before_the_device_fell_idle_waits_between_kernels(
     assert found[TERMS["activation"]] == 8 * MS - 5 * US
 
 
-def test_a_wait_for_the_loader_is_the_loader_s(tmp_path: Path) -> None:
-    made = two_steps()
-    made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 9 * MS, 16 * MS)
-    found = terms_of(made, tmp_path)
-    assert (found[LOADER], found[PYTHON]) == (6 * MS, MS)  # from 10 ms, when the device fell idle
-
-
 @pytest.mark.parametrize("in_a_module", [True, False])
 def test_what_follows_a_synchronisation_until_the_next_launch_is_its_price(
     in_a_module: bool, tmp_path: Path
