@@ -16,7 +16,7 @@ from statistics import median_low
 from e2e.profile.causes import LEAST_SHARE, Cause, Gain, Seen, causes_of, ranked
 from e2e.profile.compare import Aligned, Change, align, ledger, paired_causes
 from e2e.profile.operators import is_product, shapes_of
-from e2e.profile.products import Fused, Product, fused_kernels, products
+from e2e.profile.products import Fused, Product, fused_kernels, of_card, products
 from e2e.profile.ranks import Ranks, ranks_of
 from e2e.profile.step import UPDATES
 from e2e.profile.trace import LOADING, MODULE, NOTE, OP, STACK, STEP, WORK, Trace, read_trace
@@ -207,7 +207,6 @@ class _Side:
         ruined = tuple(_ruined(run))
         found = [] if ruined else found
         busy = 1 - run.idle_ns / whole_ns if not run.step.on_cpu else 1.0
-        floors = [p.floor_s * p.count for p in self.products if p.floor_s is not None]
         return Traced(
             self.path.name, device, str(self.trace.facts.get("torch", "unknown")), steps, whole_ns,
             run.step_s, max(0.0, min(1.0, busy)), run.step.on_cpu,
@@ -219,9 +218,7 @@ class _Side:
             tried.steps if tried else 0,
             self.rates.source if self.rates and any(p.measured for p in self.products) else "",
             run.ci95_s, str(self.trace.facts.get("unit", "optimizer step")), _slowed(run),
-            min(1.0, 1e9 * sum(floors) / whole_ns / run.step.trace.devices) if floors and
-            not run.step.on_cpu else None, ruined,
-            fused_kernels(run.step),
+            of_card(run.step, self.products, whole_ns), ruined, fused_kernels(run.step),
         )  # fmt: skip
 
     def _tried(self, replay: Replay | None) -> Tried | None:

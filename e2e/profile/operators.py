@@ -36,6 +36,8 @@ COUNTED = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm",
     "_int_mm", "convolution", "_convolution", "convolution_overrideable", "convolution_backward",
 })  # fmt: skip
+# As "convolution"; torch 2.11 and older cannot run these without memory.
+AS_CONVOLUTION = frozenset({"_convolution", "convolution_overrideable"})
 # What a trace cannot promise: arguments of another torch's operator, or of a damaged file.
 BAD_ARGUMENTS = (CannotReplay, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 MOST = 1 << 80  # FLOP or bytes of one call: more are no work that ran
@@ -171,7 +173,10 @@ def work_of(op: Span) -> Work:
     try:
         call = call_of(op)
         dtype = next((t.dtype for t in call.tensors if len(t.shape) > 1), None)
-        returned: Any = resolve(call.name)(*map(_meta, call.args))
+        run, args = call.name, call.args
+        if call.operator in AS_CONVOLUTION:
+            run, args = "aten.convolution.default", args[:9]
+        returned: Any = resolve(run)(*map(_meta, args))
         made = sum(t.numel() * t.itemsize for t in tree_leaves(returned) if torch.is_tensor(t))
         found = Work(flops(call), min_bytes(call) + made, dtype)
     except BAD_ARGUMENTS:

@@ -31,6 +31,8 @@ from kernels.precision import DTYPE_BYTES, PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations
 from microbench.roofline.rates import Rates
 
+LEAST_COUNTED = 0.95  # of the products' time, for a share of the card
+
 
 @dataclass(frozen=True)
 class Product:
@@ -214,6 +216,22 @@ class Reach:
 
     proved: float
     of_card: float
+
+
+def of_card(step: Step, found: Sequence[Product], whole_ns: float) -> float | None:
+    """Share of `whole_ns`, all steps, that their products take at least.
+
+    None on a CPU, without products, and where the work of too many is not known: those whose floor
+    is known must take LEAST_COUNTED of the products' time.
+    """
+    known = [(p, p.floor_s) for p in found if p.floor_s]
+    known_ns = sum(p.ns for p, _ in known)
+    if step.on_cpu or not known:
+        return None
+    if known_ns < LEAST_COUNTED * sum(op.ns for op in step.ops if is_product(op)):
+        return None
+    floor_ns = sum(1e9 * p.count * seconds for p, seconds in known)
+    return min(1.0, floor_ns / whole_ns / step.trace.devices)
 
 
 def reach(found: Sequence[Product]) -> Reach | None:

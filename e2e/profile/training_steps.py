@@ -11,7 +11,7 @@ from typing import Any
 from e2e.profile.causes import Seen, causes_of
 from e2e.profile.halfway_watch import Watch
 from e2e.profile.operators import HALF, misaligned, types_of
-from e2e.profile.products import products
+from e2e.profile.products import of_card, products
 from e2e.profile.step import NothingSeen, Op, term_of_operators
 from e2e.profile.trace import WORK, read_trace
 from e2e.profile.unprofiled import Unprofiled, steps_in
@@ -58,10 +58,6 @@ def summed(run: Unprofiled, device: str) -> TracedStep:
     for op in step.ops:
         found[_key(op, on_cpu=step.on_cpu)] += op.ns
     longest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    floors = [
-        one.floor_s * one.count for one in products(step, card, rates) if one.floor_s is not None
-    ]
-    whole_s = run.whole_ns / 1e9
     return TracedStep(
         step.steps, sum(1 for _ in step.spans(WORK)),
         tuple(TracedPart(key[0], ns, *key[1:]) for key, ns in longest),
@@ -71,7 +67,7 @@ def summed(run: Unprofiled, device: str) -> TracedStep:
             )
             for one in causes_of(Seen(run, card, rates))
         ),
-        min(1.0, sum(floors) / whole_s) if floors and not step.on_cpu else None,
+        of_card(step, products(step, card, rates), run.whole_ns),
     )  # fmt: skip
 
 

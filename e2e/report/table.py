@@ -204,7 +204,7 @@ def busy_pct(arm: Training) -> float | None:
 def of_card_pct(arm: Training) -> float | None:
     """What its work takes at the card's rates, in per cent of the step; None if not known."""
     share = arm.traced.of_card if arm.traced else None
-    return None if share is None else 100 * share
+    return 100 * share if share else None
 
 
 # ---------------------------------------------------------------- below the table

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from samples.feeding import Batches, noise, small_cnn, trainer_of
 from samples.traces import MS, US, begun
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from e2e.profile.diagnosis import Traced, diagnose
-from e2e.profile.operators import misaligned, work_of
-from e2e.profile.products import Product, products
+from e2e.profile.halfway_watch import watch
+from e2e.profile.operators import AS_CONVOLUTION, is_product, misaligned, work_of
+from e2e.profile.products import Product, of_card, products
 from e2e.profile.replay import replayed
 from e2e.profile.step import step_of
 from e2e.profile.trace import OP, Span, read_trace
@@ -33,6 +36,7 @@ def op(name: str, dims: list[Any], types: list[str], plain: list[str] | None = N
     return Span(OP, f"aten::{name}", 0, 1, "1/1", args=args)
 
 
+SQUARE_MM = op("mm", [[4096, 4096]] * 2, [BF16, BF16])
 LISTS = ["ScalarList"] * 4 + ["Scalar", "ScalarList", "Scalar", "ScalarList"]
 
 
@@ -58,6 +62,59 @@ LISTS = ["ScalarList"] * 4 + ["Scalar", "ScalarList", "Scalar", "ScalarList"]
 def test_work_follows_from_the_shapes(operator: Span, flops: int, num_bytes: int) -> None:
     work = work_of(operator)
     assert (work.flops, work.bytes) == (flops, num_bytes)
+
+
+class WithoutMeta(TorchDispatchMode):
+    """As torch 2.11 and older, which run these on a device alone."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func.overloadpacket.__name__ in AS_CONVOLUTION:
+            raise NotImplementedError("convolution_overrideable not implemented")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_an_evaluation_s_work_is_the_forward_pass_and_a_training_s_thrice_that(
+    layout: str, tmp_path: Path
+) -> None:
+    """Of 8 images: 3x8x8 to 8x8x8, 16x3x3 and 10; the images themselves need no gradient."""
+    first, second, last = 8 * 64 * 3 * 9, 16 * 9 * 8 * 9, 16 * 10
+    forward = 2 * 8 * (first + second + last)
+    expected = {True: forward, False: 3 * forward - 2 * 8 * first}
+    for evaluation, work in expected.items():
+        trainer = trainer_of(small_cnn(), layout=layout, evaluation=evaluation)
+        feed, out = Batches(*noise(small_cnn())), tmp_path / f"{evaluation}.json"
+        with watch(out=str(out), after=1, bare=2, traced=2, quiet=True) as recorder:
+            for _ in range(6):
+                trainer.step(feed)
+                recorder.step()
+        step = step_of(read_trace(out))
+        with WithoutMeta():
+            found = products(step, None)
+        # On a CPU what aten::convolution does around aten::_convolution is listed beside it.
+        inner = [one for one in found if one.operator != "convolution"]
+        assert sum((one.flops or 0) * one.count for one in inner) == work * step.steps
+
+
+@pytest.mark.parametrize(("other", "known"), [("no_such_mm", False), ("", True)])
+def test_the_share_of_the_card_is_none_where_products_are_not_counted(
+    other: str, known: bool, tmp_path: Path
+) -> None:
+    """Two products of 2 ms; of one nothing can be counted."""
+    made = begun(9 * MS, 18 * MS)
+    for number, name in enumerate(("mm", other or "mm")):
+        begin = (11 + 3 * number) * MS
+        made.op(f"aten::{name}", begin, begin + 50 * US, **SQUARE_MM.args)
+        made.kernel("gemm", begin + 20 * US, begin + 2 * MS, begin + 10 * US)
+    step = step_of(read_trace(made.write(tmp_path / "t.json")))
+    assert sum(map(is_product, step.ops)) == 2
+    share = of_card(step, products(step, H200), 9 * MS)
+    assert (share is not None) == known
+    if share is not None and H200:
+        peak = H200.peak(PRECISIONS["bf16"]) or 0.0
+        assert share == pytest.approx(2 * 2 * 4096**3 / peak / 9e-3)
 
 
 @pytest.mark.parametrize("mask", ["[True, True, True]", "[False, True, True]"])
