@@ -143,13 +143,11 @@ def _tma_valid(config: Config, problem: ImplicitGemm, capability: Capability) ->
     return _valid(config, problem, capability)
 
 
-def _image_rows(config: Config, shape: ConvShape) -> int:
-    """Rows of x that a step reads, with `rows` rows of dy and `taps` kernel rows."""
-    return (config.rows - 1) * shape.strides[0] + (config.taps - 1) * shape.dilations[0] + 1
-
-
 def _step_bytes(config: Config, problem: ImplicitGemm) -> int:
-    columns = config.rows * config.bk + _image_rows(config, problem.shape) * config.bc
+    """Of `rows` rows of dy, and of the rows of x that they meet with `taps` kernel rows."""
+    stride, dilation = problem.shape.strides[0], problem.shape.dilations[0]
+    image_rows = (config.rows - 1) * stride + (config.taps - 1) * dilation + 1
+    columns = config.rows * config.bk + image_rows * config.bc
     return config.pixels * columns * problem.element_bytes
 
 
