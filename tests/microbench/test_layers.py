@@ -23,7 +23,7 @@ from microbench.report.run_table import (
     total_ratio,
 )
 from microbench.report.table import screen
-from microbench.requests import Conditions, ConvRequest, PayoffRequest, plan_layers
+from microbench.requests import Conditions, ConvRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group
@@ -201,9 +201,3 @@ def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing(
     assert measured
     own = replace(row, measurement=replace(measured, ci95_s=(1e-9, 2 * measured.median_s)))
     assert gain(own, known) == RUINED, "its own time is as uncertain as that"
-
-
-def test_the_map_takes_fp32_and_tf32_as_baselines_only() -> None:
-    request = PayoffRequest(Conditions(dtype="fp32", vs="fp64"), channels="8", image="7", batch="1")
-    with pytest.raises(UserError, match="--vs fp64: the map compares with fp32"):
-        request.plan("cuda")

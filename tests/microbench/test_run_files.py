@@ -413,34 +413,26 @@ def complaint(path: Path) -> str:
     return message
 
 
-def test_a_file_cut_short_anywhere_no_text_a_folder_and_a_missing_file_are_refused(
+FOREIGN = (
+    "", "   ", "[1, 2]", "null", "42", '"text"', "{}", "{'a': 1}", "not json",
+    '{"schema_version": 1}', '{"results": []}', '{"schema_version": "1", "results": []}',
+    '{"schema_version": null, "results": []}', '{"schema_version": 1, "results": {}}',
+    '{"name": "other tool", "benchmarks": []}', "[" * 100_000, "\ufeff{}",
+    '{"schema_version": ' + "9" * 5000 + "}", '{"schema_version": 1e400, "results": []}',
+)  # fmt: skip
+
+
+def test_a_file_cut_short_anywhere_foreign_ones_a_folder_and_a_missing_file_are_refused(
     path: Path, tmp_path: Path
 ) -> None:
     write_run(RUN, path)
     whole = path.read_bytes().rstrip(b"\n")
-    for wrong in (
-        *(whole[:length] for length in range(0, len(whole), 7)),
-        b"\x80\x81\xff\x00" * 99,
-    ):
+    cut = (whole[:length] for length in range(0, len(whole), 7))
+    for wrong in (*cut, b"\x80\x81\xff\x00" * 99, *map(str.encode, FOREIGN)):
         path.write_bytes(wrong)
         complaint(path)
     for nothing in (tmp_path, tmp_path / "nothing.json", tmp_path / ("x" * 300)):
         complaint(nothing)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "   ", "[1, 2]", "null", "42", '"text"', "{}", "{'a': 1}", "not json",
-        '{"schema_version": 1}', '{"results": []}', '{"schema_version": "1", "results": []}',
-        '{"schema_version": null, "results": []}', '{"schema_version": 1, "results": {}}',
-        '{"name": "other tool", "benchmarks": []}', "[" * 100_000, "\ufeff{}",
-        '{"schema_version": ' + "9" * 5000 + "}", '{"schema_version": 1e400, "results": []}',
-    ],
-)  # fmt: skip
-def test_foreign_documents_are_refused(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    complaint(path)
 
 
 @pytest.mark.parametrize("whole", [document(), {"measurements": []}], ids=["same", "renamed"])
@@ -454,15 +446,6 @@ def test_a_newer_schema_says_so(path: Path, whole: Json) -> None:
 # ---------------------------------------------------------------- at once or not at all
 
 
-@pytest.mark.parametrize(("option", "resumes"), [("--json", True), ("--html", False)])
-def test_a_file_that_is_there_is_never_taken(path: Path, option: str, resumes: bool) -> None:
-    path.write_text("precious")
-    with pytest.raises(UserError) as caught:
-        check_writable(path, option, resumes=resumes)
-    assert ("--resume" in str(caught.value)) == resumes  # a page cannot be resumed
-    assert path.read_text() == "precious"
-
-
 @pytest.mark.parametrize(
     "place", [".", "missing/run.json", "file/run.json", "/proc/run.json", "x" * 300]
 )
@@ -474,18 +457,6 @@ def test_an_unwritable_path_is_found_without_leaving_anything(tmp_path: Path, pl
     check_writable(tmp_path / "run.json", "--json")
     probe(tmp_path / "run.json", "--resume")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-# ---------------------------------------------------------------- documents that are not runs
-
-
-def test_other_commands_say_in_a_line_that_it_is_no_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["compare", str(H200 / "gemm-fp16.json"), str(H200 / "aa.json")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "aa.json is not a run file, but the output of a check of the method" in said
 
 
 # ---------------------------------------------------------------- what reading loads
