@@ -182,12 +182,14 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
     assert again.status == "ok"
 
 
-def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
+def test_what_is_missing_is_timed_beside_its_baselines_in_as_many_processes() -> None:
     groups = GemmRequest(Conditions(backend="cublas,triton"), "64").plan("cuda")
     done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]
     (left,) = missing(groups, empty_run().with_results(done))
     names = {(case.precision_name, case.backend) for case in left.cases}
     assert names >= {("fp32", "cublas"), ("tf32", "cublas"), ("fp16", "triton")}
+    run = empty_run().with_results([result_of(case) for case in GROUPS[0].cases])
+    assert [few_processes(GROUPS, run, n) for n in (0, 1, 2)] == [[], GROUPS[:1], GROUPS[:1]]
 
 
 def test_skipped_is_an_answer_but_for_want_of_time_that_a_larger_budget_gives() -> None:
@@ -216,12 +218,6 @@ def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> 
     assert lefts == pytest.approx([90 - shares[0], shares[2], 0.0], abs=1e-9)
 
 
-def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
-    groups = GemmRequest(Conditions()).plan("cuda")
-    assert default_budget_s(groups, "cuda") <= 30
-    assert default_budget_s(groups, "cpu") <= 90
-
-
 def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
     """On a CPU, where a case that does not fit its share is not begun."""
     groups = [group_of(size, "fp32", backends=("cpu",)) for size in (256, 512, 4096)]
@@ -236,6 +232,10 @@ def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
 
 
 def test_what_large_cases_take_at_least_counts_beyond_a_short_budget() -> None:
+    """The main command fits its half minute on a GPU."""
+    main_command = GemmRequest(Conditions()).plan("cuda")
+    assert default_budget_s(main_command, "cuda") <= 30
+    assert default_budget_s(main_command, "cpu") <= 90
     groups = [group_of(4096), group_of(8192)]
     short, long = (InOrder(groups, budget_s, "cuda").left_s() for budget_s in (0.1, 1000.0))
     turns = 2 * len(groups[0].cases) * (HEAVY.discarded + FEWEST_ROUNDS)
@@ -293,8 +293,10 @@ def numbers(run: Run) -> dict[str, tuple[int, ...]]:
     }
 
 
-def test_each_case_is_measured_in_as_many_fresh_processes(world: World) -> None:
-    run = world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+def test_each_case_is_measured_in_as_many_fresh_processes_of_fewer_rounds_each(
+    world: World,
+) -> None:
+    run = world.runner(3).measure(InOrder(GROUPS, 30.0, processes=3), GROUPS)
     assert numbers(run) == {case.key: (0, 1, 2) for group in GROUPS for case in group.cases}
     assert [[group for group, _ in s.asked] for s in world.sessions] == [GROUPS] * 3
     assert [s.checked for s in world.sessions] == [[False] * 2, [True] * 2, [True] * 2]
@@ -311,19 +313,14 @@ def test_each_case_is_measured_in_as_many_fresh_processes(world: World) -> None:
     assert shares == [pytest.approx(shares[0])] * 3
     assert math.fsum(map(math.fsum, shares)) == pytest.approx(30.0)
     assert [left for _, _, left in world.progress.lines[2:4]] == pytest.approx([shares[1][1], 0.0])
-
-
-def test_several_processes_take_fewer_rounds_each_and_load_ahead(world: World) -> None:
-    alone = World(world.path)
-    for some, processes in ((world, 3), (alone, 1)):
-        order = InOrder(GROUPS, 30.0, processes=processes)
-        some.runner(processes).measure(order, GROUPS)
-        world.path.unlink()
     assert [session.rounds for session in world.sessions] == [[FEWEST_OF_SEVERAL] * 2] * 3
-    assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
     names = [group.name for group in GROUPS]
     assert world.progress.passes == [(2, 3, names), (3, 3, names)]
     assert world.loaded_ahead == 4  # after each group, as long as a process follows
+    world.path.unlink()
+    alone = World(world.path)
+    alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
     assert (alone.progress.passes, alone.loaded_ahead) == ([], 0)
 
 
@@ -409,11 +406,6 @@ def test_an_interrupted_run_is_resumed_with_the_missing_processes(world: World) 
     assert few_processes(GROUPS, run, 2) == []
 
 
-def test_a_run_of_one_process_lacks_the_others() -> None:
-    run = empty_run().with_results([result_of(case) for case in GROUPS[0].cases])
-    assert [few_processes(GROUPS, run, n) for n in (0, 1, 2)] == [[], GROUPS[:1], GROUPS[:1]]
-
-
 # ---------------------------------------------------------------- estimate
 
 
@@ -424,9 +416,9 @@ def case(size: int, precision: str = "fp16") -> Case:
     return Case(Gemm(size, size, size), precision, "cpu")
 
 
-def taught(size: int, seconds: float) -> Estimator:
+def taught(size: int, seconds: float, precision: str = "fp16") -> Estimator:
     estimator = Estimator()
-    estimator.learn(case(size), 2 * size**3, seconds)
+    estimator.learn(case(size, precision), 2 * size**3, seconds)
     return estimator
 
 
@@ -437,7 +429,7 @@ def refusal(estimator: Estimator, size: int, budget_s: float, spoken_for_s: floa
     return str(caught.value)
 
 
-def test_time_grows_with_the_work_from_the_largest_case_seen() -> None:
+def test_time_grows_with_the_work_and_what_does_not_fit_is_refused_with_a_remedy() -> None:
     assert Estimator().expected_s(case(512)) == 0.0
     estimator = taught(256, 1.0)
     assert estimator.expected_s(case(512, "bf16")) == 0.0
@@ -447,9 +439,6 @@ def test_time_grows_with_the_work_from_the_largest_case_seen() -> None:
     assert estimator.expected_s(case(512)) == pytest.approx(8.0)
     estimator.learn(case(1024), 2 * 1024**3, 80.0)
     assert estimator.expected_s(case(512)) == pytest.approx(10.0)
-
-
-def test_what_does_not_fit_is_refused_with_the_estimate_and_a_remedy() -> None:
     estimator = taught(256, 0.1)
     estimator.admit(case(512), CPU, LAUNCHES_NEEDED * 0.8 + 0.01, 0.0)
     estimator.admit(case(256), CPU, 1.0, 0.0)
@@ -482,7 +471,6 @@ def test_what_a_small_launch_waited_is_not_scaled_to_a_larger_case(
     seen: int, seconds: float, size: int, budget_s: float, most_s: float
 ) -> None:
     """Overhead does not grow with the work: the probe grows before a case is refused."""
-    estimator = Estimator()
-    estimator.learn(case(seen, "fp32"), 2 * seen**3, seconds)
+    estimator = taught(seen, seconds, "fp32")
     estimator.admit(case(size, "fp32"), CPU, budget_s, 0.0)
     assert estimator.expected_s(case(size, "fp32")) < most_s
