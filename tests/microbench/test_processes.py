@@ -93,13 +93,11 @@ def test_cases_that_all_vary_alike_say_so_and_too_few_are_judged_by_what_was_usu
     assert VariancePrior.fit([*few, Variance(1e-4, 4)]) != DEFAULT_PRIOR
 
 
-def test_a_cases_own_variance_counts_by_its_degrees_of_freedom() -> None:
+def test_a_cases_own_variance_is_of_logarithms_and_counts_by_its_degrees_of_freedom() -> None:
+    """And is at least what rounding hides."""
     both = VariancePrior(1e-4, 6.0).posterior(Variance(4e-4, 2))
     assert both == (pytest.approx(1.75e-4), 8.0)
     assert pooled([Variance(1e-4, 1), Variance(4e-4, 3)]) == (pytest.approx(3.25e-4), 4)
-
-
-def test_the_variance_is_of_logarithms_and_at_least_what_rounding_hides() -> None:
     assert variance_between([1e-3, 1e-3 * math.e**2]) == (pytest.approx(2.0), 1)
     assert variance_between([1e-5] * 3) == (pytest.approx(0.0, abs=1e-20), 2)
     hidden = variance_between([1e-5] * 3, tick_s=1e-6)
@@ -109,25 +107,24 @@ def test_the_variance_is_of_logarithms_and_at_least_what_rounding_hides() -> Non
 # ---------------------------------------------------------------- intervals
 
 
-def test_the_mean_over_processes_is_geometric_and_of_one_has_no_interval() -> None:
+def test_means_and_ratios_over_processes_are_geometric_and_one_has_no_interval() -> None:
     assert mean_interval([2e-3]) == (pytest.approx(2e-3), None)
     centre, interval = mean_interval([1e-3, 2e-3, 4e-3])
     assert centre == pytest.approx(2e-3)
     assert interval is not None
     half = 4.303 * math.log(2) / math.sqrt(3)
     assert [math.log(end / 2e-3) for end in interval] == pytest.approx([-half, half], rel=1e-3)
+    ratio, (low, high) = ratio_over([2e-3, 8e-3], [1e-3, 1e-3, 1e-3], Variance(0.01, 1e6))
+    assert ratio == pytest.approx(4.0)
+    half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
+    assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)
 
 
 @pytest.mark.parametrize("processes", [2, 8])
 def test_a_means_interval_holds_the_truth_as_often_as_it_says(processes: int) -> None:
     rng = np.random.default_rng(processes)
-    low = high = 0
-    for row in np.exp(0.02 * rng.standard_normal((TRIES, processes))):
-        _, interval = mean_interval(list(row))
-        assert interval is not None
-        low += interval[1] < 1
-        high += interval[0] > 1
-    check_coverage(low, high)
+    rows = np.exp(0.02 * rng.standard_normal((TRIES, processes)))
+    check_coverage([mean_interval(list(row))[1] for row in rows], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +146,11 @@ def test_a_ratios_interval_holds_the_truth_as_often_as_it_says(
     runs[:, 0] *= true
     own = [pooled([variance_between(list(run)) for run in case]) for case in runs]
     learnt = VariancePrior.fit(own)
-    low = high = 0
-    for (a, b), variance in zip(runs, own, strict=True):
-        _, interval = ratio_over(list(a), list(b), learnt.posterior(variance))
-        low += interval[1] < true
-        high += interval[0] > true
-    check_coverage(low, high)
+    found = [
+        ratio_over(list(a), list(b), learnt.posterior(variance))[1]
+        for (a, b), variance in zip(runs, own, strict=True)
+    ]
+    check_coverage(found, true)
 
 
 @pytest.mark.parametrize("prior", [VariancePrior(0.01**2, 3.0), VariancePrior(0.02**2, 20.0)])
@@ -166,26 +162,19 @@ def test_one_processs_interval_holds_what_another_process_has_as_often_as_it_say
     rng = np.random.default_rng(int(prior.degrees))
     spread = np.sqrt(drawn(rng, prior, TRIES))
     process = np.exp(spread * rng.standard_normal(TRIES))
-    low = high = 0
-    for centre in process * np.exp(own * rng.standard_normal(TRIES)):
-        of_one = centre * math.exp(-1.96 * own), centre * math.exp(1.96 * own)
-        interval = over_processes(float(centre), of_one, prior)
-        low += interval[1] < 1
-        high += interval[0] > 1
-    check_coverage(low, high)
+    ends = math.exp(-1.96 * own), math.exp(1.96 * own)
+    centres = map(float, process * np.exp(own * rng.standard_normal(TRIES)))
+    found = [over_processes(c, (c * ends[0], c * ends[1]), prior) for c in centres]
+    check_coverage(found, 1.0)
 
 
-def check_coverage(low: int, high: int) -> None:
+def check_coverage(found: Sequence[tuple[float, float] | None], true: float) -> None:
     """Neither too few nor too many of the intervals hold, and they miss on both sides alike."""
+    intervals = [interval for interval in found if interval]
+    assert len(intervals) == TRIES
+    low, high = sum(i[1] < true for i in intervals), sum(i[0] > true for i in intervals)
     assert COVERED[0] <= 1 - (low + high) / TRIES <= COVERED[1]
     assert low == pytest.approx(high, abs=4 * math.sqrt(low + high))
-
-
-def test_a_ratio_over_processes_is_of_the_geometric_means() -> None:
-    ratio, (low, high) = ratio_over([2e-3, 8e-3], [1e-3, 1e-3, 1e-3], Variance(0.01, 1e6))
-    assert ratio == pytest.approx(4.0)
-    half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
-    assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)
 
 
 @pytest.mark.parametrize("spread", [1.5, 2.0, 4.0])
