@@ -251,7 +251,8 @@ def table(*rows: Row[Cells]) -> Table[Cells]:
     return found
 
 
-def test_columns_are_aligned_under_their_titles_and_empty_ones_left_out() -> None:
+def test_columns_are_aligned_and_a_sentence_takes_the_place_of_the_others() -> None:
+    """Empty ones are left out."""
     assert [line.plain for line in screen(table(*ROWS), 100).lines] == [
         "                per",
         "name   time  second",
@@ -260,6 +261,13 @@ def test_columns_are_aligned_under_their_titles_and_empty_ones_left_out() -> Non
         "first   1.5      20",
         "no. 2    12       3",
     ]
+    failed = Row[Cells](("third", "", "", ""), "FAILED: " + "no memory " * 9)
+    found = screen(table(*ROWS, failed), 60)
+    assert found.lines[-1].plain.startswith("third  FAILED: no memory")
+    assert found.lines[-1].cell_len <= 60
+    assert found.cut == [failed.item]
+    assert screen(table(*ROWS, failed), 120).cut == []
+    assert markdown(table(*ROWS, failed)).splitlines()[-1] == f"| third | {failed.sentence} |  |"
 
 
 ROWS = (Row[Cells](("first", "1.5", "20", "")), Row[Cells](("no. 2", "12", "3", "")))
@@ -272,16 +280,6 @@ def test_to_fit_gaps_shrink_then_columns_go(width: int, left_out: list[str]) -> 
     found = screen(table(*ROWS), width)
     assert sorted(found.left_out) == left_out
     assert bool(found.left_out_note(width)) == bool(left_out)
-
-
-def test_a_sentence_takes_the_place_of_the_other_columns() -> None:
-    failed = Row[Cells](("third", "", "", ""), "FAILED: " + "no memory " * 9)
-    found = screen(table(*ROWS, failed), 60)
-    assert found.lines[-1].plain.startswith("third  FAILED: no memory")
-    assert found.lines[-1].cell_len <= 60
-    assert found.cut == [failed.item]
-    assert screen(table(*ROWS, failed), 120).cut == []
-    assert markdown(table(*ROWS, failed)).splitlines()[-1] == f"| third | {failed.sentence} |  |"
 
 
 def test_markdown_escapes_bars_and_names_in_csv_keep_their_places() -> None:
