@@ -151,15 +151,12 @@ def test_it_fits_and_every_verdict_has_its_reason_whatever_the_width(
     assert words.endswith("B against A, 12 cases: 1 slower, 1 faster, 1 cannot tell, 9 same.")
 
 
-def test_the_same_are_one_line_unless_they_are_few_or_all_are_asked_for() -> None:
+def test_the_same_are_one_line_unless_they_are_few_or_have_no_time() -> None:
     whole = shown(COMPARED, details=True)
     assert whole.count("= same") == len(SAME)
     assert whole.count("only in B: ") == 9
     assert shown(COMPARED).count("= same") == shown(COMPARED).count("only in B: ") == 1
     assert shown(replace(COMPARED, rows=SAME[:3])).count("= same") == 3
-
-
-def test_a_row_without_times_or_with_a_threshold_in_seconds() -> None:
     what = case(64, "int8", "triton")
     blank = CompareRow(what.key, what, "same", None, None, None, None, "skipped | skipped")
     text = shown(Comparison([], [blank], [], []))
@@ -246,18 +243,16 @@ def test_points_are_the_numbers_of_the_run() -> None:
     assert ceilings == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
 
 
-def test_a_line_is_broken_where_a_case_failed() -> None:
+def test_a_line_is_broken_where_a_case_failed_and_none_where_all_is_missing() -> None:
     run = h200_run()
-    failed = [
-        replace(r, status="failed", measurement=None) if r.case.key == hole else r
-        for hole in [case(1024, "tf32", "cublas").key]
-        for r in run.results
-    ]
-    holed = replace(run, results=tuple(failed))
+    hole = Result(case(1024, "tf32", "cublas"), "failed")
+    holed = replace(run, results=tuple(hole if r.case == hole.case else r for r in run.results))
     (panel,) = line_rows(holed, drawable(holed)).panels.values()
     assert panel.missing == 1
     segments = [p["segment"] for p in panel.points if p["precision"] == "tf32"]
     assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
+    lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
+    assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -276,11 +271,6 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         payoff_chart(run)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
-    lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
-    assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
 
 
 def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
