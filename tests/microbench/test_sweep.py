@@ -158,15 +158,12 @@ def plan_convs(**changes: object) -> list[Group]:
     return ConvRequest(Conditions(**changes), **words).plan("cuda")  # type: ignore[arg-type]
 
 
-def test_the_arms_are_the_baselines_and_what_was_asked() -> None:
+def test_every_combination_is_planned_once_with_its_baselines_and_what_was_asked() -> None:
     (group,) = plan_convs(dtype="fp16,bf16", backend="cudnn,triton")
     arms = [(case.precision_name, case.backend) for case in group.cases]
     assert arms == [("fp32", "cudnn"), ("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton"),
                     ("bf16", "cudnn"), ("bf16", "triton")]  # fmt: skip
     assert len({case.group for case in group.cases}) == 1
-
-
-def test_every_combination_is_planned_once() -> None:
     groups = plan_convs(
         channels="8..32,16,64x256", passes="fprop,wgrad", layout="nhwc,nchw", image="7,14x28",
         batch="1,2", kernel="1,3",
@@ -182,16 +179,10 @@ def test_every_combination_is_planned_once() -> None:
 @pytest.mark.parametrize(
     ("kernel", "dilation", "padding"),
     [
-        ("1", "1", 0),
-        ("3", "1", 1),
-        ("7", "1", 3),
-        ("3", "2", 2),
-        ("1x7", "1", "0x3"),
-        ("3x5", "2x1", 2),
-        ("1x31", "1", "0x15"),
-        ("3", "1x2", "1x2"),
+        ("1", "1", 0), ("3", "1", 1), ("7", "1", 3), ("3", "2", 2), ("1x7", "1", "0x3"),
+        ("3x5", "2x1", 2), ("1x31", "1", "0x15"), ("3", "1x2", "1x2"),
     ],
-)
+)  # fmt: skip
 def test_same_padding_keeps_the_image(kernel: str, dilation: str, padding: int | str) -> None:
     (group,) = plan_convs(kernel=kernel, dilation=dilation)
     shape = group.cases[0].problem.shape
@@ -265,23 +256,23 @@ def test_a_convolution_is_planned_kept_and_read_as_its_line_has_it(tmp_path: Pat
         ("m,m,n,k\n1,2,3,4\n", "has a column twice"),
         ('m,n,k\n"64\n64",64,64\n', "line 2: 1 values for 3 columns"),
         ("m,n,k,layout\n1,2,3,xx\n", "line 2: layout must be one of"),
+        (b"\xff\xfe\x00m", "cannot read it"),
+        (None, "cannot read it"),  # a pipe, which would be waited for
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+def test_a_mistake_is_one_line_with_its_place(
+    tmp_path: Path, text: str | bytes | None, says: str
+) -> None:
     file = tmp_path / "g.csv"
-    file.write_text(text)
-    with pytest.raises(UserError) as caught:
-        GemmRequest(ASKED, shapes=file).plan("cuda")
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00m")
-    os.mkfifo(tmp_path / "pipe.csv")
-    for name in ("no.csv", "b.csv", "pipe.csv"):
-        with pytest.raises(UserError, match="cannot read it"):
-            GemmRequest(ASKED, shapes=tmp_path / name).plan("cuda")
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for path in (file, tmp_path / "no.csv"):
+        with pytest.raises(UserError) as caught:
+            GemmRequest(ASKED, shapes=path).plan("cuda")
+        assert (says if path == file else "cannot read it") in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("op", ["gemm", "conv"])
