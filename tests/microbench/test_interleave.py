@@ -189,13 +189,10 @@ def test_a_very_slow_launch_or_flush_is_taken_once_a_round(launch_s: float, flus
     assert [n for _, n in timer.taken] == [1, 1, 1]
 
 
-def slow_at_first(turn: int) -> float:
-    """A kernel whose first block falls into a swing of the power limit."""
-    return HEAVY * (1.4 if turn == 0 else 1.0)
-
-
 def test_the_first_round_of_a_heavy_comparison_is_not_kept() -> None:
-    clock, timer = set_up({"arm0": slow_at_first, "arm1": slow_at_first})
+    """The first block of each falls into a swing of the power limit."""
+    names = ("arm0", "arm1")
+    clock, timer = set_up(dict.fromkeys(names, lambda turn: HEAVY * (1.0 if turn else 1.4)))
     arms = arms_of(HEAVY, HEAVY)
     rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
     for arm in arms:
@@ -204,7 +201,8 @@ def test_the_first_round_of_a_heavy_comparison_is_not_kept() -> None:
     assert len(timer.taken) == 2 * (rounds + HEAVY_PACE.discarded)
 
 
-def test_burst_rests_the_card_before_each_heavy_sample() -> None:
+def test_burst_rests_the_card_before_each_heavy_sample_and_sustained_never_sleeps() -> None:
+    """And a CPU's clock needs no warming."""
     clock, timer = set_up({"arm0": constant(HEAVY)})
     arms = arms_of(HEAVY)
     rounds = Turns(timer, "burst", 1e9, clock).take(arms)
@@ -214,14 +212,11 @@ def test_burst_rests_the_card_before_each_heavy_sample() -> None:
     assert min(clock.slept) >= BURST_IDLE_FACTOR * HEAVY
     assert all(len(block.times_s) == BURST_SAMPLES for block in arms[0].blocks)
     assert arms[0].blocks[0].sm_clock_mhz == pytest.approx(1501.0)
-
-
-@pytest.mark.parametrize("name", ["events", "clock"])
-def test_sustained_never_sleeps_and_the_cpu_clock_needs_no_warming(name: str) -> None:
-    clock, timer = set_up({"arm0": constant(HEAVY)}, name=name)
-    Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
-    assert clock.slept == []
-    assert bool(timer.warmed) == (name == "events")
+    for name in ("events", "clock"):
+        clock, timer = set_up({"arm0": constant(HEAVY)}, name=name)
+        Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
+        assert clock.slept == []
+        assert bool(timer.warmed) == (name == "events")
 
 
 def test_telemetry_and_progress_follow_the_turns() -> None:
