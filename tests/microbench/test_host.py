@@ -43,14 +43,16 @@ def test_nothing_to_read_gives_none_and_a_cpu_has_some_name(tmp_path, plant):
 
 
 MEMINFO = "MemTotal:  8192 kB\nMemAvailable:  4096 kB\n"
+V2 = {"proc/self/cgroup": "0::/\n"}
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("read", "files", "expected"),
     [
-        ({}, 4 * MIB),
+        (host.available_memory_bytes, {}, 4 * MIB),
         (
-            {
+            host.available_memory_bytes,
+            {  # v2, limit in the parent
                 "proc/self/cgroup": "0::/box/inner\n",
                 "sys/fs/cgroup/box/memory.max": str(3 * MIB),
                 "sys/fs/cgroup/box/memory.current": str(2 * MIB),
@@ -60,7 +62,8 @@ MEMINFO = "MemTotal:  8192 kB\nMemAvailable:  4096 kB\n"
             3 * MIB // 2,
         ),
         (
-            {
+            host.available_memory_bytes,
+            {  # v1, root unlimited
                 "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/box\n",
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
                 "sys/fs/cgroup/memory/memory.usage_in_bytes": "1",
@@ -69,20 +72,11 @@ MEMINFO = "MemTotal:  8192 kB\nMemAvailable:  4096 kB\n"
             },
             MIB,
         ),
-    ],
-    ids=["no group", "v2, limit in the parent", "v1, root unlimited"],
-)
-def test_available_memory_honours_control_groups(plant, files, expected):
-    assert host.available_memory_bytes(plant({"proc/meminfo": MEMINFO, **files})) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        (host.cpu_quota_cores, V2 | {"sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
+        (host.cpu_quota_cores, V2 | {"sys/fs/cgroup/cpu.max": "max 100000"}, None),
         (
-            {
+            host.cpu_quota_cores,
+            {  # v1
                 "proc/self/cgroup": "3:cpu,cpuacct:/a\n",
                 "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "150000",
                 "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
@@ -92,10 +86,9 @@ def test_available_memory_honours_control_groups(plant, files, expected):
             1.5,
         ),
     ],
-    ids=["v2", "v2 without limit", "v1"],
 )
-def test_cpu_quota(plant, files, expected):
-    assert host.cpu_quota_cores(plant(files)) == expected
+def test_control_groups_limit_memory_and_cores(plant, read, files, expected):
+    assert read(plant({"proc/meminfo": MEMINFO, **files})) == expected
 
 
 def test_last_level_cache_counts_a_shared_cache_once(plant, monkeypatch):
@@ -110,11 +103,6 @@ def test_last_level_cache_counts_a_shared_cache_once(plant, monkeypatch):
     assert host.last_level_cache_bytes(plant(files)) == 32 * MIB
 
 
-def test_cudnn_version():
-    numbers = (92600, 91002, 8907, 8500)
-    assert [host.cudnn_version(n) for n in numbers] == ["9.26.0", "9.10.2", "8.9.7", "8.5.0"]
-
-
 def test_this_computer():
     assert host.cpu_name()
     assert host.usable_cores() == len(os.sched_getaffinity(0))
@@ -125,6 +113,11 @@ def test_this_computer():
     assert versions["python"] == "{}.{}.{}".format(*sys.version_info)
     assert versions["torch"]
     assert all(value is None or re.match(r"unknown$|\d+\.", value) for value in versions.values())
+    numbers = (92600, 91002, 8907, 8500)
+    assert [host.cudnn_version(n) for n in numbers] == ["9.26.0", "9.10.2", "8.9.7", "8.5.0"]
+    if found := reading():  # None without /proc
+        busy_s, own_s = found
+        assert 0 < own_s <= busy_s
 
 
 def test_a_family_is_this_process_and_all_below_it_whatever_their_names(plant):
@@ -152,14 +145,6 @@ def test_the_largest_share_of_a_resumed_run_is_kept() -> None:
     assert LoadMeter(lambda: None).noted({"l2": "cold"}) == {"l2": "cold"}
     own = iter([(100.0, 10.0), (100.0 + 3e9, 10.0 + 3e9)])
     assert LoadMeter(lambda: next(own)).share() == 0.0, "its own time is no load of others"
-
-
-def test_a_reading_of_this_machine_holds_its_own_part() -> None:
-    found = reading()
-    if found is None:
-        pytest.skip("no /proc")
-    busy_s, own_s = found
-    assert 0 < own_s <= busy_s
 
 
 @pytest.mark.parametrize(
