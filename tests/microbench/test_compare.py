@@ -184,8 +184,20 @@ def refusal(a: Run, b: Run) -> str:
     return str(caught.value)
 
 
-def test_a_method_that_this_version_does_not_know_is_refused() -> None:
-    assert "method" in refusal(SOME, replace(SOME, method_version=METHOD_VERSION + 1))
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (SOME, replace(SOME, method_version=METHOD_VERSION + 1), "method"),
+        *((run_of(result(64)), run_of(result(64, **{name: other})), f"{name}.*{other}")
+          for name, other in (("timer", "graph"), ("l2", "warm"), ("regime", "burst"))),
+        (run_of(result(64)), run_of(result(128)), "64 in A, .*128 in B"),
+        (run_of(), run_of(result(128)), "no case"), (run_of(), run_of(), "no case"),
+    ],
+)  # fmt: skip
+def test_another_method_other_conditions_and_no_common_case_are_refused(
+    a: Run, b: Run, said: str
+) -> None:
+    assert re.search(said, refusal(a, b))
 
 
 LIGHT = run_of(*[result(2**i, 2.0**i * 1e-7) for i in range(5, 9)])
@@ -224,22 +236,6 @@ def test_clocks_differ_from_two_per_cent_on(factor: float, differs: bool) -> Non
         for sizes, clock in (((64, 128), 1000.0 * factor), ((64,), 1000.0))
     )
     assert len(compare(a, b).differences) == differs
-
-
-@pytest.mark.parametrize(
-    ("name", "other"), [("timer", "graph"), ("l2", "warm"), ("regime", "burst")]
-)
-def test_other_conditions_are_refused(name: str, other: str) -> None:
-    changed: dict[str, Any] = {name: other}
-    said = refusal(run_of(result(64)), run_of(result(64, **changed)))
-    assert name in said
-    assert other in said
-
-
-def test_runs_without_a_common_case_are_refused() -> None:
-    assert re.search("64 in A, .*128 in B", refusal(run_of(result(64)), run_of(result(128))))
-    refusal(run_of(), run_of(result(128)))
-    refusal(run_of(), run_of())
 
 
 def test_what_differs_is_said() -> None:
