@@ -175,13 +175,6 @@ def test_every_verdict_has_its_reason(a: Timed, b: Timed, verdict: str, reason: 
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-def test_an_interval_that_reaches_below_zero_is_no_crash() -> None:
-    """Three rounds with one slow one, as a busy CPU gives them."""
-    shaky = Timed(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
-    for other in (once(1e-4), shaky):
-        assert judge(shaky, other, GEMM).verdict == "cannot tell"
-
-
 widths = st.none() | st.floats(0.0, 90.0)
 clocks = st.none() | st.floats(500.0, 2000.0)
 
@@ -234,3 +227,7 @@ def test_an_interval_beyond_30_per_cent_is_no_verdict_however_far_apart(half_pct
     assert found.verdict == ("faster" if half_pct < 30 else "cannot tell")
     assert ("±30 %" in found.reason) == (half_pct > 30)
     assert judge(b, a, GEMM).verdict == ("slower" if half_pct < 30 else "cannot tell")
+    # Three rounds with one slow one, as a busy CPU gives them: it reaches far, and is no crash.
+    shaky = Timed(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
+    for other in (once(1e-4), shaky):
+        assert judge(shaky, other, GEMM).verdict == "cannot tell"
