@@ -118,14 +118,19 @@ def test_the_price_is_of_the_largest_size_that_both_have() -> None:
     assert not re.search(r"e-\d", "\n".join(without))
 
 
-def with_interval(size: int, ratio: float, *ends: float) -> Result:
-    interval = (ends[0], ends[1]) if ends else None
-    return replace(result(size), speedup={"fp32": Ratio(ratio, interval)})
+def said(*rows: Result) -> list[str]:
+    """Beside a result of fp32 of each size."""
+    bases = [result(int(row.case.problem.dims["m"]), "fp32") for row in rows]
+    return verdict(run_of(*bases, *rows))
 
 
 def lines_of(*rows: Result) -> list[list[float]]:
-    bases = [result(int(row.case.problem.dims["m"]), "fp32") for row in rows]
-    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
+    return [numbers(line) for line in said(*rows)]
+
+
+def with_interval(size: int, ratio: float, *ends: float) -> Result:
+    interval = (ends[0], ends[1]) if ends else None
+    return replace(result(size), speedup={"fp32": Ratio(ratio, interval)})
 
 
 @pytest.mark.parametrize(
@@ -154,43 +159,33 @@ def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool
     """Three sentences; without it, or where it is far below the break-even, nothing changes."""
     known = [with_interval(100, 0.5, 0.49, 0.51), with_interval(200, 2, 1.9, 2.1),
              with_interval(300, 3, 2.9, 3.1)]  # fmt: skip
-    said = verdict(run_of(*(result(size, "fp32") for size in (100, 200, 300)), *known))
-    assert said[0].startswith("fp16 is faster than fp32 from 200 up")
+    first = said(*known)[0]
+    assert first.startswith("fp16 is faster than fp32 from 200 up")
     size, ratio = (300, (12.0, 5.0, 64.0)) if largest else (100, (0.5, 0.1, 2.5))
     rows = [with_interval(size, *ratio) if r.case.problem.dims["m"] == size else r for r in known]
-    what, reason, remedy, *more = verdict(
-        run_of(*(result(r.case.problem.dims["m"], "fp32") for r in rows), *rows)
-    )
+    what, reason, remedy, *more = said(*rows)
     assert what.startswith("No verdict on fp16 against fp32")
     assert f"±{433 if largest else 400} %" in what
     assert (reason[:6], remedy[:4], more) == ("Likely", "Try:", [])
-    far = [with_interval(50, 5.0, 1.0, 25.0), *known]
-    below = verdict(run_of(*(result(r.case.problem.dims["m"], "fp32") for r in far), *far))
-    assert below[0] == said[0]
+    below = said(with_interval(50, 5.0, 1.0, 25.0), *known)
+    assert below[0] == first
     assert not any("at 50" in line for line in below)
 
 
-def test_without_a_baseline_it_is_the_highest_rate() -> None:
-    rows = [result(100), replace(result(200), flops=10**9)]
-    rows = [replace(row, speedup={}) for row in rows]
-    first, *_ = verdict(run_of(*rows))
+def test_without_an_interval_nothing_is_claimed_and_without_a_baseline_the_highest_rate() -> None:
+    first, *_ = said(*(with_interval(size, 12.0) for size in (100, 200)))
+    assert first.startswith("Unknown")
+    assert "--budget" in first
+    first, *_ = verdict(run_of(result(100), replace(result(200), flops=10**9)))
     assert re.fullmatch(r"fp16: at most \S+ [GT]FLOP/s, at 200 nt by cublas\.", first)
 
 
 @pytest.mark.parametrize("near", [(1.03, 0.98, 1.08), (1.001, 0.98, 1.02), (0.9999, 0.99, 1.01)])
 def test_an_interval_that_holds_one_is_no_difference(near: tuple[float, float, float]) -> None:
-    rows = with_interval(100, *near), result(200, gain=2.0)
-    first, below = verdict(run_of(*(result(size, "fp32") for size in (100, 200)), *rows))
+    first, below = said(with_interval(100, *near), result(200, gain=2.0))
     assert "from 200" in first
     assert "no difference" in below
     assert "slower" not in below
-
-
-def test_without_an_interval_nothing_is_claimed() -> None:
-    once = [with_interval(size, 12.0) for size in (100, 200)]
-    first = verdict(run_of(*(result(size, "fp32") for size in (100, 200)), *once))[0]
-    assert first.startswith("Unknown")
-    assert "--budget" in first
 
 
 @pytest.mark.parametrize(("other", "gain"), [("cublas", 2.0), ("cupy", 4.0)])
@@ -208,11 +203,10 @@ def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
         result(100), speedup={"fp32": Ratio(10.0, (9, 11)), "tf32": Ratio(0.8, (0.7, 0.9))}
     )
     lost = replace(result(100, "int8"), status="skipped", reason="no int8 here", measurement=None)
-    said = "\n".join(verdict(run_of(both, result(100, "bf16", 2.0), lost)))
-    assert "fp16 is faster than fp32" in said
-    assert "fp16 is not faster than tf32" in said
-    assert "bf16 is faster than fp32" in said
-    assert "int8: no verdict (no int8 here)" in said
+    lines = "\n".join(verdict(run_of(both, result(100, "bf16", 2.0), lost)))
+    for claim in ("fp16 is faster than fp32", "fp16 is not faster than tf32",
+                  "bf16 is faster than fp32", "int8: no verdict (no int8 here)"):  # fmt: skip
+        assert claim in lines
     assert "tf32 is faster" in verdict(run_of(result(100, "fp32"), result(100, "tf32", 7.0)))[0]
     assert verdict(run_of()) == []
 
@@ -249,8 +243,8 @@ def test_each_back_end_has_a_line() -> None:
         gemm(1024, {"cublas": 1.0, "cublaslt": 1.0}, tuned=True),
         gemm(300, {"cublas": 0.4}, "my:gemm"),
     )
-    said = [(found.backend, len(found.rows)) for found in summaries(run)]
-    assert said == [("triton", 2), ("my:gemm", 1)]
+    backends = [(found.backend, len(found.rows)) for found in summaries(run)]
+    assert backends == [("triton", 2), ("my:gemm", 1)]
     lines = [line for line in verdict(run) if "times as fast" in line]
     assert lines == [sentence(found) for found in summaries(run)]
     assert "geometric mean of 2 sizes" in lines[0]
@@ -260,10 +254,10 @@ def test_each_back_end_has_a_line() -> None:
 
 @pytest.mark.parametrize("choice", [*(Choice(how) for how in HOW), Choice("quick-tuned", 6)])
 def test_how_a_configuration_was_chosen_is_said(choice: Choice) -> None:
-    said = choices(run_of(gemm(1100, {}, choice=choice), gemm(1024, {}, choice=choice)))
-    assert choice.how in said
-    assert "1100, 1024" in said
-    assert ("6 candidates" in said) == (choice.candidates == 6)
+    chosen = choices(run_of(gemm(1100, {}, choice=choice), gemm(1024, {}, choice=choice)))
+    assert choice.how in chosen
+    assert "1100, 1024" in chosen
+    assert ("6 candidates" in chosen) == (choice.candidates == 6)
 
 
 def test_what_else_is_summed_up_apart_is_named() -> None:
