@@ -128,6 +128,10 @@ def test_batches_by_device_memory_and_option() -> None:
     assert {c.batch for c in cases("cuda", memory_limit="31.9GB")} == {usual // 4}
     assert {c.batch for c in cases("cpu", memory=10**9)} == {network().cpu_batch}
     assert {c.batch for c in cases("cuda", memory=10**9, batch="1024")} == {1024}
+    for text, size in (
+        ("16GB", 16 * 10**9), ("1.5 gb", 15 * 10**8), ("2GiB", 2**31), ("800MB", 8 * 10**8),
+    ):  # fmt: skip
+        assert cases(memory_limit=text)[0].memory_limit == size
     for kind, memory in (("cpu", None), ("cuda", 10**9)):
         with pytest.raises(UserError, match="--memory-limit"):
             check_device(TrainOptions(memory_limit="2GB"), kind, memory)
@@ -155,13 +159,6 @@ def test_cudnn_searches_briefly_where_it_searches_at_all(kind: str, name: str, s
         assert {case.search for case in cases(kind, name=name, **asked)} == {expected}
 
 
-def test_sizes_of_memory() -> None:
-    for text, size in (
-        ("16GB", 16 * 10**9), ("1.5 gb", 15 * 10**8), ("2GiB", 2**31), ("800MB", 8 * 10**8),
-    ):  # fmt: skip
-        assert cases(memory_limit=text)[0].memory_limit == size
-
-
 def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
     def found(name: str) -> str:
         return TrainOptions.of(name, {"weights": tmp_path}).of_case["weights"]
@@ -180,7 +177,7 @@ def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the ladder
 
 
-def test_each_rung_changes_what_its_name_says() -> None:
+def test_each_rung_changes_what_its_name_says_and_takes_the_other_options() -> None:
     rungs = climbed()
     changes: dict[str | None, dict[str, Any]] = {
         "tf32": {"recipe": "tf32"},
@@ -199,14 +196,12 @@ def test_each_rung_changes_what_its_name_says() -> None:
         assert changes_between(below, case) == changes[rung]
     assert len({case.group for _, case in rungs}) == 1
 
-
-def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
     options = {"optimizer": "adamw", "label_smoothing": 0.1, "data": "generated"}
     comparisons = planned(ladder=True, loss_scale=128.0, batch="32,64", **options)
     assert [found[0].batch for found in comparisons] == [32, 64]
-    for case in (case for found in comparisons for case in found):
-        assert {name: getattr(case, name) for name in options} == options
-        assert case.loss_scale == (128.0 if case.recipe == "amp" else None)
+    for one in (one for found in comparisons for one in found):
+        assert {name: getattr(one, name) for name in options} == options
+        assert one.loss_scale == (128.0 if one.recipe == "amp" else None)
 
 
 # ---------------------------------------------------------------- the forward pass alone

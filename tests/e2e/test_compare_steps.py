@@ -90,9 +90,6 @@ def test_recordings_of_which_less_than_half_matches_are_refused_in_a_line(
         of(tmp_path, training(), training(odd=odd))
     with pytest.raises(UserError, match="matched 0 %"):
         of(tmp_path, training(), training(batch=128))
-
-
-def test_a_gpu_s_recording_is_not_held_against_a_cpu_s(tmp_path: Path) -> None:
     cpu = training()
     cpu.events = [event for event in cpu.events if event["cat"] in ("cpu_op", "user_annotation")]
     with pytest.raises(UserError, match="the other only a CPU's"):
@@ -241,7 +238,7 @@ def rank(folder: Path, number: int, arrives: list[int], name: str = "allreduce")
     return made.write(folder / f"amp.rank{number}.json")
 
 
-def test_the_last_to_arrive_takes_the_transfer_and_the_others_wait(tmp_path: Path) -> None:
+def test_the_last_of_ranks_takes_the_transfer_and_other_runs_are_refused(tmp_path: Path) -> None:
     early = rank(tmp_path, 0, [5 * MS, 6 * MS, 7 * MS])
     late = rank(tmp_path, 1, [12 * MS, 12 * MS, 12 * MS])
     found = diagnose_ranks([early, late])
@@ -256,13 +253,9 @@ def test_the_last_to_arrive_takes_the_transfer_and_the_others_wait(tmp_path: Pat
     # An all-reduce of two sends each byte once over each link: 2 (n - 1) / n.
     assert found.ranks.bus_byte_per_s == pytest.approx(2 * ELEMENTS / (TRANSFER / 1e9))
     assert found.runs[0].name == "amp.rank1.json"  # what the others wait for is explained
-
-
-def test_ranks_without_a_common_exchange_are_refused(tmp_path: Path) -> None:
-    ours = rank(tmp_path, 0, [5 * MS, 5 * MS])
     theirs = rank(tmp_path, 1, [5 * MS, 5 * MS], name="broadcast")
     with pytest.raises(UserError, match="not of one run"):
-        diagnose_ranks([ours, theirs])
+        diagnose_ranks([early, theirs])
 
 
 # ---------------------------------------------------------------- compare trainings
@@ -317,6 +310,13 @@ PAIRS: dict[str, tuple[Run, Run, str, str]] = {
     "an unknown CPU": (one(**HOST), one(4_690 / 1.5, 1, **HOST), "cannot tell", ""),
     "a failure": (one(), LOST, "slower", "ok | failed"),
     "two failures": (LOST, LOST, "not measured", ""),
+    "only one learns": (
+        one(converged=False, convergence="NaN"), one(converged=True), "same",
+        "A did not converge (NaN)",
+    ),
+    "only the other": (
+        one(converged=True), one(converged=False), "same", "B did not converge",
+    ),
 }  # fmt: skip
 
 
@@ -346,16 +346,6 @@ def test_steps_with_a_loader_are_measured_otherwise_since_method_2(fed_first: bo
     alone = replace(new, others=(fed,))
     with pytest.raises(UserError, match="method"):
         compare(alone, replace(alone, method_version=1))
-
-
-def test_convergence_of_one_only_is_a_note() -> None:
-    sound = broken_run()
-    mended = replace(sound.of(Training)[3], converged=True, convergence=None)
-    learnt = replace(sound, others=(*sound.of(Training)[:3], mended))
-    notes = [row.note for row in compare(sound, learnt).rows]
-    assert notes == ["", "", "", "A did not converge (loss is not finite from step 214 on)"]
-    assert "B did not converge" in compare(learnt, sound).rows[3].note
-    assert compare(sound, sound).rows[3].note == ""
 
 
 def test_trainings_and_kernels_compare_each_with_its_own_noise() -> None:

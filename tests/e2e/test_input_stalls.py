@@ -180,9 +180,6 @@ def test_both_together_take_no_longer_than_one_after_the_other_and_share_the_cor
         found = predict(Alone(training(1.0), host_s=2.0), loading(0.5, cpu_s=4.0), cores)
         assert found.step_s == pytest.approx(step_s)
     assert predict(Alone(training(1.0), host_s=2.0), loading(0.5), 1).step_s == pytest.approx(2)
-
-
-def test_what_is_not_known_is_not_predicted() -> None:
     failed = replace(training(1.0), status="failed", steps=None)
     assert predict_together(Alone(failed), loading(1.0), MANY) is None
     skipped = Loading(loading(1.0).case, "skipped", "no DALI here")

@@ -58,16 +58,13 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 # ---- the images
 
 
-def test_sizes_are_about_those_of_imagenet() -> None:
+def test_sizes_and_bytes_are_about_those_of_imagenet(whole: Path) -> None:
     sizes = np.array([size_of(1, index) for index in range(3000)])
     assert sizes.mean(axis=0) == pytest.approx([465, 405], abs=20)
     assert Counter(map(tuple, sizes.tolist())).most_common(1)[0][0] == (500, 375)
     longer = sizes.max(axis=1)
     assert 1000 < longer.max() <= 1200
     assert 0.01 < (longer < 250).mean() < 0.1
-
-
-def test_files_have_about_the_bytes_of_imagenet(whole: Path) -> None:
     bits, pixels = 0, 0
     for path in whole.glob("*/*/*.jpg"):
         with Image.open(path) as image:
@@ -97,21 +94,20 @@ def test_a_plan_names_each_image_once(
     assert Plan(images + 7, classes).path(index) == plan.path(index)
 
 
-def test_the_folders_are_what_training_opens(whole: Path) -> None:
+def test_the_folders_are_what_training_opens_whatever_the_processes(
+    whole: Path, tmp_path: Path
+) -> None:
     listing = list_images(whole)
     assert (listing.notes, listing.broken) == ((), {})
     assert listing.classes == tuple(f"class-{label:04}" for label in range(PLAN.classes))
     assert (len(listing.train), len(listing.held_out)) == (18, 2)
     for image in (*listing.train, *listing.held_out):
         assert image.label == int(Path(image.path).stem) % PLAN.classes
+    made_in(tmp_path / "alone")
+    assert files_in(tmp_path / "alone") == files_in(whole)
 
 
 # ---- made once, and whole or not at all
-
-
-def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> None:
-    made_in(tmp_path / "alone")
-    assert files_in(tmp_path / "alone") == files_in(whole)
 
 
 @pytest.mark.parametrize("last", [17, 5])

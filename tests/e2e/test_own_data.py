@@ -74,13 +74,10 @@ def test_of_a_dataloader_its_dataset_and_collate_fn_count(own: Any) -> None:
     assert sorted(found) == [2 * number for number in range(12)]
 
 
-def test_an_iterable_dataset_begins_again(own: Any) -> None:
+def test_an_iterable_dataset_begins_again_and_the_second_of_a_pair_is_held_out(own: Any) -> None:
     for workers in (0, 1):
         loader = own(Endless()).load(LoadSpec(3, CPU, 1, workers=workers))
         assert numbers(drawn(loader, 5)) == [*range(6), *range(6), *range(3)]
-
-
-def test_the_second_of_a_pair_is_held_out_and_shared(own: Any) -> None:
     data = own((numbered(), numbered(5)), share=(1, 2))
     assert (data.train_samples, data.held_out_samples, data.classes) == (12, 5, 3)
     assert numbers(list(data.held_out(2, CPU))) == [2, 3]

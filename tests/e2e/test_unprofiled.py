@@ -75,13 +75,6 @@ def test_terms_are_the_mean_step_work_as_recorded_and_idle_time_what_is_left(
     assert run.terms.get(LOADER, 0) <= 2 * waits * mean_ns + 1
 
 
-def test_without_steps_that_were_timed_terms_are_as_recorded(tmp_path: Path) -> None:
-    run = seen(recorded(played, foreign=True), tmp_path)
-    assert (run.step_s, run.ci95_s) == (None, None)
-    assert run.terms == run.step.recorded
-    assert sum(run.terms.values()) == run.step.end - run.step.start
-
-
 @pytest.mark.parametrize(
     ("bare_ms", "own_ms", "launch_ms"), [(3.84, 1, 0.3), (3.54, 1, 0), (3.04, 0.5, 0)]
 )
@@ -128,7 +121,11 @@ def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
             assert run.ruined or run.ms(MATRIX_PRODUCTS) == approx(2, abs=0.05)
 
 
-def test_on_a_cpu_shares_stay_as_recorded(tmp_path: Path) -> None:
+def test_on_a_cpu_and_without_steps_that_were_timed_shares_stay_as_recorded(tmp_path: Path) -> None:
+    run = seen(recorded(played, foreign=True), tmp_path)
+    assert (run.step_s, run.ci95_s) == (None, None)
+    assert run.terms == run.step.recorded
+    assert sum(run.terms.values()) == run.step.end - run.step.start
     for bare_ms in (4, 20):
         made = Made(header={"halfway": {"lead_in": 1, "traced": 1, "bare_s": [bare_ms / 1e3] * 4}})
         made.steps(10 * MS, 20 * MS)
