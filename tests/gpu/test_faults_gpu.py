@@ -17,6 +17,7 @@ from samples.commands import ROOT, Ran, environment, run_here, warm_children
 from samples.processes import MARK, marked, wait_for
 
 from e2e.__main__ import main as training
+from e2e.commands import worker as train_worker
 from e2e.results.types import Training
 from microbench import worker
 from microbench.__main__ import main
@@ -24,6 +25,7 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Result
 
 HANG_S = 15.0  # in place of two minutes
+SET_UP_S = 60.0  # in place of ten
 # What each fault is called in its reason.
 FAULTS = {
     "illegal_address": "illegal memory access",
@@ -36,6 +38,7 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def _warm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "HANG_S", HANG_S)
+    monkeypatch.setattr(train_worker, "SET_UP_S", SET_UP_S)
     with warm_children():
         yield
 
