@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,33 +64,25 @@ def enums() -> dict[str, int]:
     return found
 
 
-def test_constants_equal_the_headers(enums: dict[str, int]) -> None:
+def test_constants_and_names_of_ids_equal_the_headers(enums: dict[str, int]) -> None:
     ours = {name: value for name, value in vars(api).items() if re.match(r"CU(BLAS|DA)", name)}
     ours.pop("CublasLtError", None)
     assert len(ours) > 40
     assert ours == {name: enums.get(name) for name in ours}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "table"),
-    [
-        (r"CUBLASLT_MATMUL_TILE_(\d+)x(\d+)", api.TILES),
-        (r"CUBLASLT_MATMUL_STAGES_(\d+)x(\w+)", api.STAGES),
-        (r"CUBLASLT_CLUSTER_SHAPE_(\d+)x(\d+)x1", api.CLUSTERS),
-    ],
-    ids=["tiles", "stages", "clusters"],
-)
-def test_names_of_ids_equal_the_header(
-    pattern: str, table: dict[int, object], enums: dict[str, int]
-) -> None:
-    header = {
-        value: "x".join(found.groups())
-        for name, value in enums.items()
-        if (found := re.fullmatch(pattern, name))
-    }
-    ours = {number: table.get(number) for number in header}
-    written = {n: x if isinstance(x, str) else "x".join(map(str, x)) for n, x in ours.items() if x}  # type: ignore[arg-type]
-    assert written == header
+    tables: dict[str, dict[int, Any]] = {
+        r"MATMUL_TILE_(\d+)x(\d+)": api.TILES, r"MATMUL_STAGES_(\d+)x(\w+)": api.STAGES,
+        r"CLUSTER_SHAPE_(\d+)x(\d+)x1": api.CLUSTERS,
+    }  # fmt: skip
+    for pattern, table in tables.items():
+        header = {
+            value: "x".join(found.groups())
+            for name, value in enums.items()
+            if (found := re.fullmatch(f"CUBLASLT_{pattern}", name))
+        }
+        named = {number: table[number] for number in header}
+        assert header == {
+            n: x if isinstance(x, str) else "x".join(map(str, x)) for n, x in named.items()
+        }
 
 
 def test_structures_equal_the_compilers(tmp_path: Path) -> None:
@@ -182,7 +175,12 @@ def test_the_rest_is_left_to_the_heuristic() -> None:
         cublaslt.check(case(precision, m=7), H200)
 
 
-def test_split_k_keeps_the_accumulator() -> None:
+def test_precisions_ask_for_the_compute_type_they_name_and_split_k_keeps_it() -> None:
+    found = {name: api.arithmetic(kind).compute for name, kind in PRECISIONS.items()}
+    assert found == dict.fromkeys(PRECISIONS, api.CUBLAS_COMPUTE_32F) | {
+        "fp64": api.CUBLAS_COMPUTE_64F, "tf32": api.CUBLAS_COMPUTE_32F_FAST_TF32,
+        "fp16-acc16": api.CUBLAS_COMPUTE_16F, "int8": api.CUBLAS_COMPUTE_32I,
+    }  # fmt: skip
     for name, kind in PRECISIONS.items():
         narrow = name in ("fp16", "bf16") or kind.is_float8
         assert cublaslt.reduction_schemes(kind) == (
@@ -346,21 +344,6 @@ def test_the_descriptors_say_the_right_product(
     assert bool(stand_in.seen["scale_a"]) == bool(stand_in.seen["scale_b"]) == kind.is_float8
 
 
-def test_precisions_ask_for_the_compute_type_they_name() -> None:
-    found = {name: api.arithmetic(kind).compute for name, kind in PRECISIONS.items()}
-    assert found == dict.fromkeys(PRECISIONS, api.CUBLAS_COMPUTE_32F) | {
-        "fp64": api.CUBLAS_COMPUTE_64F, "tf32": api.CUBLAS_COMPUTE_32F_FAST_TF32,
-        "fp16-acc16": api.CUBLAS_COMPUTE_16F, "int8": api.CUBLAS_COMPUTE_32I,
-    }  # fmt: skip
-
-
-def test_every_preference_is_accepted(stand_in: StandIn) -> None:
-    # _preference sets all six; the library refuses an attribute or a size it does not know.
-    stand_in.proposals = 3
-    found = Session(CPU, 1).prepare(case("bf16")).candidates
-    assert len({candidate.label for candidate in found}) == len(found) == 2
-
-
 def test_labels_and_tiles_are_read_from_the_algorithm(
     stand_in: StandIn, library: api.Library
 ) -> None:
@@ -397,11 +380,16 @@ def test_no_proposal_and_a_refusal_are_reasons(
         Session(CPU, 1).prepare(case("fp16"))
 
 
-def test_a_failed_launch_and_another_current_device_are_named(stand_in: StandIn) -> None:
-    launch = Session(CPU, 1).prepare(case("fp16")).candidates[0].call
+def test_every_preference_is_accepted_and_a_failed_launch_and_another_device_are_named(
+    stand_in: StandIn,
+) -> None:
+    # _preference sets all six; the library refuses an attribute or a size it does not know.
+    stand_in.proposals = 3
+    found = Session(CPU, 1).prepare(case("bf16")).candidates
+    assert len({candidate.label for candidate in found}) == len(found) == 2
     stand_in.status = 13
     with pytest.raises(RuntimeError, match=r"cublasLtMatmul .* CUBLAS_STATUS_EXECUTION_FAILED"):
-        launch()
+        found[0].call()
     with pytest.raises(CannotRun, match=r"set_device\(1\)"):
         cublaslt.require_current_device(Target("cpu", "stand-in", (9, 0), index=1))
 
