@@ -40,25 +40,14 @@ def case(m: int, n: int, k: int, precision: str = "fp16", layout: str = "nt") ->
     return Case(Gemm(m, n, k, layout), precision, "triton")
 
 
-def test_labels_read_back() -> None:
+def test_labels_read_back_and_what_is_none_is_refused() -> None:
     for precision in RUN:
         configs = list(cfg.catalogue(precision))
         assert [parse(config.label) for config in configs] == configs
-
-
-@pytest.mark.parametrize(
-    "label",
-    [
-        "",
-        "tma/64x64/s4/w4/g8",
-        "tma/64x64x64/s4/w4/g8/",
-        "wmma/1x1x1/s1/w1/g1",
-        "/swapped",
-    ],
-)
-def test_what_is_not_a_label_is_refused(label: str) -> None:
-    with pytest.raises(ValueError, match="not a configuration"):
-        parse(label)
+    for label in ("", "tma/64x64/s4/w4/g8", "tma/64x64x64/s4/w4/g8/", "wmma/1x1x1/s1/w1/g1",
+                  "/swapped"):  # fmt: skip
+        with pytest.raises(ValueError, match="not a configuration"):
+            parse(label)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +89,7 @@ def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("size", "widths"),
-    [
-        ((257, 14336, 4096), {272}),
-        ((1536, 1536, 1536), {144}),
-        ((4096, 4096, 4096), set()),
-    ],
+    [((257, 14336, 4096), {272}), ((1536, 1536, 1536), {144}), ((4096, 4096, 4096), set())],
 )
 def test_widths_between_powers_of_two_are_timed_where_they_save_tiles(
     size: tuple[int, int, int], widths: set[int]
