@@ -151,9 +151,8 @@ def test_a_candidate_has_the_tiles_that_are_launched(name: str, which: str) -> N
     what = case(SHAPES[name], which)
     first = {config.kernel: config for config in backend.configurations(what, H200).ranked}
     for config in first.values():
-        target = replace(
-            H200, without=tuple(f"{kernel}/*" for kernel in {*first} - {config.kernel})
-        )
+        others = {*first} - {config.kernel}
+        target = replace(H200, without=tuple(f"{kernel}/*" for kernel in others))
         (candidate,) = backend.candidates(what, without_memory(what), target)
         assert candidate.tiles == launched(candidate.label, what), candidate.label
 
