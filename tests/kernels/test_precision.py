@@ -26,7 +26,7 @@ SINCE = {
 
 
 @pytest.mark.parametrize("kind", PRECISIONS.values(), ids=lambda p: p.name)
-def test_each_entry_is_whole(kind: Precision) -> None:
+def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Precision) -> None:
     assert PRECISIONS[kind.name] is precision(kind.name) is kind
     for which in ("storage", "storage_b", "accumulate", "output"):
         assert isinstance(kind.torch_dtype(which), torch.dtype)
@@ -40,10 +40,6 @@ def test_each_entry_is_whole(kind: Precision) -> None:
         assert torch.finfo(output).eps / 8 <= kind.rel_tolerance <= 0.05
     else:
         assert kind.rel_tolerance == 0.0
-
-
-@pytest.mark.parametrize("kind", PRECISIONS.values(), ids=lambda p: p.name)
-def test_each_runs_where_the_hardware_multiplies_it(kind: Precision) -> None:
     lacking = {"cupy", "cudnn"} if kind.is_float8 else {"cudnn"} if kind.name == "int8" else set()
     expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
     if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
@@ -61,15 +57,12 @@ def test_lanes_without_tensor_cores_do_what_the_storage_allows() -> None:
     assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"}
 
 
-def test_other_names_lead_to_entries() -> None:
+def test_other_names_lead_to_entries_and_importing_them_imports_no_torch() -> None:
     assert all(target in PRECISIONS for target in ALIASES.values())
     assert not set(ALIASES) & set(PRECISIONS)
     assert precision("half").name == "fp16"
     with pytest.raises(ValueError, match="fp16-acc16"):
         precision("fp4")
-
-
-def test_importing_ops_imports_no_torch() -> None:
     code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
