@@ -154,15 +154,10 @@ def test_a_refusal_is_a_reason(stand_in: StandIn) -> None:
 
 
 @pytest.mark.usefixtures("cupy_installed")
-def test_the_constants_are_cupy_s() -> None:
+def test_the_constants_are_cupy_s_and_it_reads_a_stream_s_address() -> None:
     binding = cupy_blas._binding()
     names = [name for name in vars(api) if name.startswith("CUBLAS_") and hasattr(binding, name)]
     assert len(names) >= 8
     assert {n: getattr(api, n) for n in names} == {n: getattr(binding, n) for n in names}
-
-
-@pytest.mark.usefixtures("cupy_installed")
-def test_cupy_reads_a_stream_s_address() -> None:
-    cupy_blas._binding()
     assert cupy_blas._cupy_stream(STREAM).ptr == STREAM
     assert cupy_blas._cupy_stream(0).ptr == 0
