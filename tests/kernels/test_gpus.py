@@ -88,14 +88,12 @@ def test_every_gpu_is_there_once_and_has_an_architecture() -> None:
 
 
 @each_card
-def test_its_source_is_a_document_of_nvidias(card: Card) -> None:
+def test_rates_are_of_precisions_that_the_generation_has_and_of_nvidias_document(
+    card: Card,
+) -> None:
     parts = urlsplit(card.reference)
     assert (parts.scheme, parts.hostname in NVIDIA_HOSTS) == ("https", True)
     assert len(parts.path) > 1
-
-
-@each_card
-def test_rates_are_of_precisions_that_the_generation_has(card: Card) -> None:
     asked = {kind.rate_name for kind in PRECISIONS.values()}
     assert set(card.flop_per_s) <= asked
     for kind in PRECISIONS.values():
@@ -129,7 +127,7 @@ def test_rates_are_width_times_clock(card: Card) -> None:
 
 
 @each_card
-def test_ratios_between_precisions(card: Card) -> None:
+def test_ratios_between_precisions_with_and_without_tensor_cores(card: Card) -> None:
     rates = card.flop_per_s
     accumulator = 2 if card.title in GEFORCE else 1  # what FP16 accumulation gains
     assert rates["fp16-acc16"] / rates["fp16"] == pytest.approx(accumulator, rel=LAST_DIGIT_REL)
@@ -146,10 +144,6 @@ def test_ratios_between_precisions(card: Card) -> None:
     assert card.simt_flop_per_s["fp64"] == pytest.approx(rates["fp32"] * share, rel=rounding)
     tensor_share = 1 if card.capability in FP64_ON_TENSOR_CORES else share
     assert rates["fp64"] == pytest.approx(rates["fp32"] * tensor_share, rel=rounding)
-
-
-@each_card
-def test_rates_without_tensor_cores(card: Card) -> None:
     simt = card.simt_flop_per_s
     packed = {
         name: round(simt[name] / simt["fp32"], 1) for name in ("fp16", "bf16") if name in simt
@@ -171,21 +165,20 @@ def test_memory_is_all_that_differs_between_twins() -> None:
         assert BY_TITLE[small].byte_per_s < BY_TITLE[large].byte_per_s
 
 
-@pytest.mark.parametrize(
-    "device_name",
-    ["", "NVIDIA", "NVIDIA A100", "NVIDIA A100 80GB PCIe", "NVIDIA A10G", "NVIDIA A2",
-     "NVIDIA L40", "NVIDIA H100", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H20",
-     "NVIDIA GH200 144G HBM3e", "NVIDIA GB200", "NVIDIA GeForce RTX 3090 Ti",
-     "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 Laptop GPU", "Tesla V100-SXM3-32GB",
-     "Tesla V100S-PCIE-32GB", "Tesla T40 24GB", "NVIDIA A100-SXM4-80GB MIG 7g.80gb",
-     "NVIDIA H200 MIG 2g.35gb"],
+OTHERS = (
+    "", "NVIDIA", "NVIDIA A100", "NVIDIA A100 80GB PCIe", "NVIDIA A10G", "NVIDIA A2", "NVIDIA L40",
+    "NVIDIA H100", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H20", "NVIDIA GH200 144G HBM3e",
+    "NVIDIA GB200", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 5090 Laptop GPU", "Tesla V100-SXM3-32GB", "Tesla V100S-PCIE-32GB",
+    "Tesla T40 24GB", "NVIDIA A100-SXM4-80GB MIG 7g.80gb", "NVIDIA H200 MIG 2g.35gb",
 )  # fmt: skip
-def test_no_other_part_is_taken_for_a_known_one(device_name: str) -> None:
-    assert find_card(device_name) is None
 
 
 @given(st.sampled_from(ALL_NAMES), st.text(alphabet=" \t\n", max_size=3))
-def test_spacing_alone_is_ignored(name: str, space: str) -> None:
+def test_spacing_alone_is_ignored_and_no_other_part_taken_for_a_known_one(
+    name: str, space: str
+) -> None:
+    assert [find_card(other) for other in OTHERS] == [None] * len(OTHERS)
     card = find_card(name)
     assert card is not None
     assert name in card.match
@@ -214,7 +207,7 @@ SHARED_KB = {
 }  # fmt: skip
 
 
-def test_each_capability_has_its_own_facts() -> None:
+def test_each_capability_has_its_own_facts_and_others_the_least_since_ampere() -> None:
     for capability, found in ARCHITECTURES.items():
         assert architecture(capability) is found
         shared = found.sm_shared_bytes / 1024, found.block_shared_bytes / 1024
@@ -225,9 +218,6 @@ def test_each_capability_has_its_own_facts() -> None:
     assert HOPPER is architecture((9, 0))
     assert LINE_BYTES == 4 * SECTOR_BYTES == 128
     assert [has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [False, *[True] * 3]
-
-
-def test_what_was_not_looked_up_has_the_least_since_ampere() -> None:
     for capability in (None, (0, 0), (6, 1), (99, 0)):
         assert architecture(capability) is UNKNOWN
     assert (UNKNOWN.flop_per_clock, UNKNOWN.l2_in_halves) == ({}, False)
