@@ -122,19 +122,13 @@ def test_it_multiplies_by_wgmma_and_spills_nothing(tried: Tried) -> None:
 
 
 @pytest.mark.parametrize("tried", [tried for tried in TRIED if "gluon" in tried.kernel], ids=str)
-def test_a_gluon_tile_is_as_wide_as_it_says(tried: Tried) -> None:
+def test_a_gluon_tile_is_as_wide_as_it_says_and_stored_by_tma_on_16_bytes(tried: Tried) -> None:
     config = data_configs.parse(tried.label)
     parts = data_configs.split_n(config.bk)
     estimated = data_configs.shared_memory(config, ImplicitGemm.of(tried.case))
     found = re.findall(r"m64n(\d+)k", " ".join(built(tried).wgmma))
     assert set(map(int, found)) == {width for width in parts if width}
     assert built(tried).shared <= estimated
-
-
-@pytest.mark.parametrize(
-    "tried", [tried for tried in TRIED if "conv_gluon" in tried.label], ids=str
-)
-def test_pixels_on_16_bytes_are_stored_by_tma(tried: Tried) -> None:
     channels = tried.case.problem.dims["c" if tried.case.problem.dims["pass"] == "dgrad" else "k"]
     aligned = channels * tried.case.precision.bytes_per_element % 16 == 0
     assert (".global.shared::cta.bulk_group" in built(tried).ptx) == aligned
