@@ -31,7 +31,7 @@ def dense(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSp
     return TensorSpec(shape, stride, dtype, device)
 
 
-# ------------------------------------------------------------ flops
+# ------------------------------------------------------------ flops, bytes, kinds
 
 
 @st.composite
@@ -111,9 +111,6 @@ def test_attention(name: str) -> None:
     assert flops(Call(f"{op}_backward.default", (q, q, k, v))) == 4 * 2 * 2 * 8 * 5 * 7 * 4
 
 
-# ------------------------------------------------------------ bytes
-
-
 def test_min_bytes() -> None:
     half, full = dense(8, 8, dtype="float16"), dense(8, 8)
     assert min_bytes(Call("aten.mm.default", (half, half))) == 2 * 64 * 2
@@ -134,8 +131,6 @@ def test_min_bytes() -> None:
     scaled = Call(call.name, call.args, (*call.kwargs, ("grad_scale", dense())))
     assert min_bytes(scaled) == 15 * 4 * (2 + 2 + 2) + 4, "and written where they are unscaled"
 
-
-# ------------------------------------------------------------ kinds
 
 X = dense(4, 8, 6, 6)
 HALF = dense(4, 8, 6, 6, dtype="float16")

@@ -58,7 +58,7 @@ def changes_between(before: TrainCase, after: TrainCase) -> dict[str, Any]:
 # ---------------------------------------------------------------- which arms
 
 
-def test_the_usual_arms() -> None:
+def test_the_usual_arms_and_layouts() -> None:
     found = cases()
     assert [case.recipe for case in found] == ["fp32", "tf32", "amp"]
     assert found[0] == TrainCase(
@@ -68,6 +68,13 @@ def test_the_usual_arms() -> None:
     assert len({case.key for case in found}) == 3
     assert cases(amp=True) == found
     assert rungs_of(TrainOptions(), network().facts, "cuda", found) == {}
+    assert {case.layout for case in cases("cuda")} == {"nhwc"}
+    assert {case.layout for case in cases("cpu")} == {"nchw"}
+    both = cases(layout="nchw,nhwc")
+    assert [(c.layout, c.recipe) for c in both] == [
+        (layout, recipe) for layout in ("nchw", "nhwc") for recipe in ("fp32", "tf32", "amp")
+    ]
+    assert len({case.group for case in both}) == 1, "layouts are compared with each other"
 
 
 @pytest.mark.parametrize(
@@ -93,16 +100,6 @@ def test_what_a_cpu_does_otherwise_is_noted() -> None:
     assert "O1, fp16" in slow
     assert notes(TrainOptions(recipe="fp32,bf16"), "cpu") == []
     assert notes(TrainOptions(), "cuda") == notes(TrainOptions(recipe="O1"), "cuda") == []
-
-
-def test_layouts_by_device_and_by_option() -> None:
-    assert {case.layout for case in cases("cuda")} == {"nhwc"}
-    assert {case.layout for case in cases("cpu")} == {"nchw"}
-    both = cases(layout="nchw,nhwc")
-    assert [(c.layout, c.recipe) for c in both] == [
-        (layout, recipe) for layout in ("nchw", "nhwc") for recipe in ("fp32", "tf32", "amp")
-    ]
-    assert len({case.group for case in both}) == 1, "layouts are compared with each other"
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
@@ -233,9 +230,6 @@ def test_inference_refuses_what_is_about_learning() -> None:
             TrainOptions.of("cnn-cifar", {"evaluation": True, name: values.get(name, 3)})
     with pytest.raises(UserError, match="O2 is about it"):
         cases(evaluation=True, recipe="fp32,O2")
-
-
-# ---------------------------------------------------------------- shapes
 
 
 @given(st.lists(st.integers(1, 10**9 - 1), min_size=1, max_size=4))

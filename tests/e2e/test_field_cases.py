@@ -83,7 +83,7 @@ def fed(tape: Tape) -> None:
 BURSTS = [0.01, 0.01, 0.01, 0.37] * 5
 
 
-def test_data_is_waited_for_as_the_bare_steps_did(see: Any) -> None:
+def test_data_is_waited_for_as_the_bare_steps_did_and_nothing_shown_has_the_time(see: Any) -> None:
     """F2: 100 ms a step, the mean, of which `__next__` takes 90; less where the GPU works on."""
     run = see(fed, bare_s=BURSTS, loading_s=[1e-4, 1e-4, 1e-4, 0.3597] * 5)
     assert (ms(run)[LOADER], ms(run)[PRODUCTS]) == approx((90, 9), rel=0.02)
@@ -91,11 +91,7 @@ def test_data_is_waited_for_as_the_bare_steps_did(see: Any) -> None:
     hidden = see(fed, bare_s=[0.0095] * 20, loading_s=[0.005] * 20)
     assert ms(hidden)[LOADER] <= 0.5 + 1e-6
     assert ms(hidden)[PRODUCTS] == approx(9, abs=1e-5)
-
-
-def test_what_the_recorded_steps_did_not_show_is_not_put_on_what_they_showed(see: Any) -> None:
-    """F2: the same bursts, from a source that is no DataLoader: nobody timed it."""
-    run = see(fed, bare_s=BURSTS)
+    run = see(fed, bare_s=BURSTS)  # from a source that is no DataLoader: nobody timed it
     assert sum(ms(run)[term] for term in (LAUNCH, SYNC, LOADER, BETWEEN)) < 5
     assert max(ms(run).values()) == approx(90, rel=0.03), "a line of its own"
     assert LAUNCH not in run.bottleneck

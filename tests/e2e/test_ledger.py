@@ -106,14 +106,9 @@ def test_a_captured_step_waits_between_kernels_and_a_fed_one_for_its_loader() ->
     assert terms_ms(captured) == pytest.approx(expected, abs=1e-9)
     found = terms_ms(fed(recorded({CONVOLUTIONS: 20}, 30.0), 22e-3))
     assert found == pytest.approx({CONVOLUTIONS: 20, LOADER: 8.15, RESIDUAL: 2})
-
-
-@pytest.mark.parametrize(("unfed_s", "wait_s"), [(0.02, 0.03025), (0.06, 0.0)])
-def test_a_step_waited_as_much_longer_as_it_took_than_on_a_batch_that_was_there(
-    unfed_s: float, wait_s: float
-) -> None:
-    training = fed(recorded({CONVOLUTIONS: 20}, 50.0), unfed_s)
-    assert training.loader_wait_s == pytest.approx(wait_s)
+    for unfed_s, wait_s in ((0.02, 0.03025), (0.06, 0.0)):  # longer than on a batch that was there
+        waits = fed(recorded({CONVOLUTIONS: 20}, 50.0), unfed_s)
+        assert waits.loader_wait_s == pytest.approx(wait_s)
     assert Training(training.case, "failed").loader_wait_s == 0.0
 
 

@@ -35,9 +35,6 @@ def message(name: str, **options: Any) -> str:
     return fetching.message(lambda: find(name, **options))
 
 
-# ---- names
-
-
 def test_names_are_grouped_and_every_one_is_found() -> None:
     for group in GROUPS.values():
         for name, facts in group.items():
@@ -277,17 +274,6 @@ def test_own_classifier(own: Callable[[str], Network]) -> None:
         wide.loss(output, target, 0.0)
 
 
-def test_own_network_is_built_in_float32_for_training(own: Callable[[str], Network]) -> None:
-    random_numbers = torch.get_rng_state()
-    network = own("half")
-    assert torch.equal(torch.get_rng_state(), random_numbers), "it was looked at on a copy of them"
-    assert (network.input, network.unit) == ((6,), "sample")
-    module = network.build()
-    assert module.training
-    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
-    assert find("own_nets:half", input=(4, 6)).input == (4, 6)
-
-
 def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network]) -> None:
     network = own("split")
     output, target = network.build()(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])
@@ -319,8 +305,18 @@ def test_own_language_model(own: Callable[[str], Network]) -> None:
         narrow.loss(narrow.build()(tokens), tokens, 0.0)
 
 
-def test_own_loss(own: Callable[[str], Network]) -> None:
+def test_own_network_is_built_in_float32_for_training_and_has_an_own_loss(
+    own: Callable[[str], Network],
+) -> None:
+    random_numbers = torch.get_rng_state()
     network = find("own_nets:half", loss="own_nets:squared")
+    assert torch.equal(torch.get_rng_state(), random_numbers), "it was looked at on a copy of them"
+    assert (network.input, network.unit) == ((6,), "sample")
+    module = network.build()
+    assert module.training
+    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
+    assert own("half").input == (6,)
+    assert find("own_nets:half", input=(4, 6)).input == (4, 6)
     output, target = torch.full((2, 4), 3.0, dtype=torch.float16), torch.tensor([1, 1])
     assert not network.stands_in(output, target)
     loss = network.loss(output, target, 0.0)

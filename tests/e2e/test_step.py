@@ -338,9 +338,6 @@ def test_a_trace_that_lost_kernels_or_holds_nothing_is_refused(tmp_path: Path) -
         step(begun(9 * MS, 18 * MS, lead_in="one"), tmp_path)
 
 
-# ---------------------------------------------------------------- properties
-
-
 @settings(max_examples=20)
 @given(made=traces(), others=st.integers(0, 250), seed=st.integers(0, 99), zeroed=st.booleans())
 def test_a_trace_that_lost_over_a_hundredth_of_its_kernels_is_refused(

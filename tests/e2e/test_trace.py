@@ -36,6 +36,11 @@ def test_times_are_whole_nanoseconds_whatever_the_file_is_called(tmp_path: Path,
     assert [span.name for span in found.spans[OP]] == ["aten::mm"]
     assert [span.ns for span in found.spans[NOTE]] == [1_000_000, 1_000_000]
     assert (found.device, found.lost) == ("NVIDIA H200", 0)
+    made = small()
+    for number, call in enumerate(("LaunchKernel", "StreamSynchronize", "MemsetAsync")):
+        # A fill of 0 bytes launches nothing.
+        made.span("cuda_runtime", f"cuda{call}", 30_000, 31_000, correlation=99 + number)
+    assert read_trace(made.write(tmp_path / name)).lost == 1
     listed = tmp_path / "list.json"  # a bare list of events
     listed.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1}]))
     assert [op.name for op in read_trace(listed).spans[OP]] == ["aten::mm"]
@@ -61,14 +66,6 @@ def test_a_trace_of_an_older_profiler_is_divided(tmp_path: Path) -> None:
     assert (step.start, step.end, step.steps) == (10 * MS, 14 * MS, 1)
     (product,) = products(step, None)
     assert (product.flops, product.count) == (2 * 64 * 32 * 16, 1)
-
-
-def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:
-    made = small()
-    for number, name in enumerate(("LaunchKernel", "StreamSynchronize", "MemsetAsync")):
-        # A fill of 0 bytes launches nothing.
-        made.span("cuda_runtime", f"cuda{name}", 30_000, 31_000, correlation=99 + number)
-    assert read_trace(made.write(tmp_path / "a.json")).lost == 1
 
 
 DAMAGED = {
