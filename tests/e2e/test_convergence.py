@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.feeding import trainer_of
+from samples.feeding import Batches, trainer_of
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.commands.convergence import BEHIND_SHARE, judged
-from e2e.data.types import Loader, LoadSpec
+from e2e.data.types import LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.results.types import Repeat, Training
@@ -31,16 +31,12 @@ HELD_OUT = 1000
 Batch = tuple[Tensor, Tensor]
 
 
-class Drawn(Loader):
+class Drawn(Batches):
     """Batches that a seeded generator draws, and whether it was closed."""
 
     def __init__(self, draw: Callable[[torch.Generator, int], Batch], seed: int) -> None:
         self._draw, self._generator = draw, torch.Generator().manual_seed(seed)
         self.given, self.closed = 0, False
-
-    def __next__(self) -> int:
-        self.given += 1
-        return self.given - 1
 
     def to_device(self, batch: int, channels_last: bool = False) -> Batch:
         return self._draw(self._generator, batch)

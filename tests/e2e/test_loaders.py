@@ -76,9 +76,6 @@ def broken_note(data: Data) -> str:
     return note
 
 
-# ---- names
-
-
 def test_a_loader_that_does_not_take_this_data_or_run_here_says_why(root: Path) -> None:
     said = message(lambda: small_arrays().load(LoadSpec(4, CPU, 1, "gpu-decode")))
     assert "takes image files (--data folder:DIR)" in said
@@ -232,9 +229,6 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
             assert (first[0] is again[0]) == (name == "synthetic")
             assert (feed.ahead, feed.pids) == (0, ())
             feed.close()
-
-
-def test_other_inputs_than_images_can_be_pinned() -> None:
     for loader in FIXED:
         data = open_data("synthetic", Options((64,), classes=5, tokens=50))
         ((tokens, targets),) = drawn(data.load(LoadSpec(32, CPU, 1, loader)), 1)
@@ -343,9 +337,6 @@ def written(folder: Path, **contents: bytes) -> list[Picture]:
         (folder / name).write_bytes(content)
         pictures.append(Picture(str(folder / name), label))
     return pictures
-
-
-# ---- gpu-decode: cuts
 
 
 def torchvisions(height: int, width: int, seed: int) -> tuple[list[int], bool]:

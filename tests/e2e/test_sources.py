@@ -192,9 +192,6 @@ def test_held_out_images_come_once_in_order_and_some_of_them_have_every_class() 
         assert torch.equal(found, again)
 
 
-# ---- generated
-
-
 def test_generated_images_are_of_ten_classes_and_none_is_held_out_and_trained_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,7 +249,7 @@ def test_tokens_are_of_the_vocabulary_and_the_same_each_time(
     assert np.array_equal(text, rows_of_tokens(rows, length, vocabulary, stream))
 
 
-def test_both_parts_walk_through_one_chain_and_rows_are_their_own_targets() -> None:
+def test_both_parts_walk_through_one_chain_and_rows_come_once_as_their_own_targets() -> None:
     train, kept = (rows_of_tokens(400, 256, 64, stream) for stream in (1, 2))
     assert not np.array_equal(train, kept)
     after = [set((rows[:, 1:][rows[:, :-1] == 7]).tolist()) for rows in (train, kept)]
@@ -263,9 +260,6 @@ def test_both_parts_walk_through_one_chain_and_rows_are_their_own_targets() -> N
     assert [len(inputs) for inputs, _ in held_out] == [16, 16, 8]
     assert all(inputs is targets and inputs.shape[1:] == (64,) for inputs, targets in held_out)
     assert opened.classes == VOCABULARY
-
-
-def test_an_epoch_has_every_row_once() -> None:
     rows = torch.arange(10).reshape(10, 1)
     feed = TokenRows(rows, 4, seed=3)
     seen = torch.cat([feed.to_device(next(feed))[0] for _ in range(5)]).flatten()
