@@ -39,18 +39,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "run.json")
 
 
-def test_groups_are_measured_in_order_and_every_case_has_a_result(world: World) -> None:
+def test_groups_are_measured_in_order_and_on_disk_before_the_next_begins(world: World) -> None:
     groups = [group_of(64), group_of(32), group_of(128)]
-    run = world.runner().measure(InOrder(groups, 10.0))
-    assert world.asked() == groups
-    assert keys(run.results) == [case.key for group in groups for case in group.cases]
-    assert read_run(world.path) == run
-    assert [name for name, _, _ in world.progress.lines] == [group.name for group in groups]
-    assert [session.closed for session in world.sessions] == [1]
-
-
-def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> None:
-    groups = [group_of(64), group_of(128), group_of(256)]
     seen: list[tuple[int, object]] = []
 
     def look(_: Group) -> None:
@@ -62,7 +52,12 @@ def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> N
             assert not world.sessions[0].calibrated, "the first row comes before the ceilings"
 
     world.trouble = look
-    world.runner().measure(InOrder(groups, 10.0))
+    found = world.runner().measure(InOrder(groups, 10.0))
+    assert world.asked() == groups
+    assert keys(found.results) == [case.key for group in groups for case in group.cases]
+    assert read_run(world.path) == found
+    assert [name for name, _, _ in world.progress.lines] == [group.name for group in groups]
+    assert [session.closed for session in world.sessions] == [1]
     assert seen == [(2, None), (4, None)]
     written = json.loads(world.path.read_text())
     assert written["finished_at"] == "the end"
