@@ -76,9 +76,7 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
     assert progress.left_s() == 8.0
     now_s += 500.0
     assert progress.left_s() == 0.0
-
-
-def test_the_line_says_how_long_from_the_first_result_on() -> None:
+    # The line says how long from the first result on.
     now_s, file = 0.0, io.StringIO()
     progress = LiveProgress(Console(file=file, width=100), GROUPS, clock=lambda: now_s)
     for group in GROUPS:
@@ -273,7 +271,9 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
+def test_paths_and_libraries_are_checked_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for suffix in (*SUFFIXES, ".SVG"):
         check_chart_path(tmp_path / f"chart{suffix}")
     for check in (check_chart_path, lambda path: draw(h200_run(), path)):
@@ -282,11 +282,8 @@ def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
                 check(tmp_path / name)
         with pytest.raises(UserError, match=r"--chart|cannot write the file"):
             check(tmp_path / "no such folder" / "chart.svg")
-
-
-@pytest.mark.parametrize("name", ["altair", "vl_convert"])
-def test_missing_library(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    for action in (check_chart_path, lambda path: draw(h200_run(), path)):
-        with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
-            action(tmp_path / "chart.png")
+        for library in ("altair", "vl_convert"):
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, library, None)
+                with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
+                    check(tmp_path / "chart.png")
