@@ -69,21 +69,16 @@ def verdicts(
     return {(row["condition"], row["verdict"]) for row in rows if row["verdict"] != "right"}
 
 
-@pytest.fixture(scope="module")
-def developed() -> list[Plant]:
-    """Those that the thresholds were chosen on."""
-    return [plant for plant in plants_for(H200) if not plant.held_out]
+DEVELOPED = [plant for plant in plants_for(H200) if not plant.held_out]  # thresholds fit them
 
 
-def test_where_every_plant_took_each_bottleneck_is_named(developed: list[Plant]) -> None:
-    planted = {plant.condition for plant in developed if not plant.never}
+def test_where_every_plant_took_each_bottleneck_is_named() -> None:
+    planted = {plant.condition for plant in DEVELOPED if not plant.never}
     assert planted == {"launch", "memory", "alignment", "layout", "power", "waves"}
-    assert verdicts(developed) == set()
+    assert verdicts(DEVELOPED) == set()
 
 
-def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_counted(
-    developed: list[Plant],
-) -> None:
+def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_counted() -> None:
     def nameless(result: Result) -> Result:
         return replace(result, kernels=("a", "b")[: len(result.kernels)])
 
@@ -91,8 +86,8 @@ def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_cou
         assert result.measurement
         return replace(result, measurement=replace(result.measurement, throttle=()))
 
-    assert verdicts(developed, nameless) == {("layout", "wrong")}
-    hot = [plant for plant in developed if plant.condition == "power"]
+    assert verdicts(DEVELOPED, nameless) == {("layout", "wrong")}
+    hot = [plant for plant in DEVELOPED if plant.condition == "power"]
     assert verdicts(hot, cool) == {("power", "not applicable")}
 
 
