@@ -143,21 +143,16 @@ def test_every_variable_that_is_watched_is_judged_and_planted() -> None:
 @pytest.mark.parametrize(
     "planted",
     [
-        {"variables": {"CUDA_LAUNCH_BLOCKING": "0"}},
-        {"variables": {"TRITON_INTERPRET": ""}},
-        {"variables": {"NVIDIA_TF32_OVERRIDE": ""}},
-        {"variables": {"OMP_NUM_THREADS": "16"}},
-        {"variables": {"OMP_NUM_THREADS": "many"}},
+        *({"variables": {name: value}}
+          for name, value in (("CUDA_LAUNCH_BLOCKING", "0"), ("TRITON_INTERPRET", ""),
+                              ("NVIDIA_TF32_OVERRIDE", ""), ("OMP_NUM_THREADS", "16"),
+                              ("OMP_NUM_THREADS", "many"))),
         {"variables": {"TRITON_INTERPRET": "1", "NVIDIA_TF32_OVERRIDE": "0"}, "info": CPU},
-        on_gpu(power_limit_default_w=None),
-        on_gpu(power_limit_w=699.9),
-        on_gpu(processes=()),
-        {"quota": 64.0},
-        {"built": ("sm_75", "compute_80")},
-        {"built": ("sm_90a",)},
+        on_gpu(power_limit_default_w=None), on_gpu(power_limit_w=699.9), on_gpu(processes=()),
+        {"quota": 64.0}, {"built": ("sm_75", "compute_80")}, {"built": ("sm_90a",)},
         {"governor": "powersave"},
     ],
-)
+)  # fmt: skip
 def test_harmless_variants_bring_nothing(judge: Judge, planted: dict[str, Any]) -> None:
     assert {finding.level for finding in judge(**planted) if finding.name != "device"} == {"ok"}
 
