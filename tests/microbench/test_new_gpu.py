@@ -46,11 +46,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Target:
 def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
     ceilings = datasheet_ceilings(gpu.name, ["fp16", "fp8-e5m2", "bf16"])
     assert [(c.name, c.precision, c.flop_per_s, c.byte_per_s) for c in ceilings] == [
-        ("dense peak", "fp16", 9e12, None),
-        ("dense peak", "fp8-e5m2", 18e12, None),
-        ("without Tensor Cores", "fp16", 1e12, None),
-        ("memory", None, None, 5e11),
-    ]
+        ("dense peak", "fp16", 9e12, None), ("dense peak", "fp8-e5m2", 18e12, None),
+        ("without Tensor Cores", "fp16", 1e12, None), ("memory", None, None, 5e11),
+    ]  # fmt: skip
     assert {c.reference for c in ceilings} == {"https://example.org/zeta"}
     device = {"kind": "cuda", "name": gpu.name, "capability": "13.1", "sm_count": SMS}
     result = measured(case(4096, "fp16", "cublas"), 3)
