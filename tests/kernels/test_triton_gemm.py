@@ -53,14 +53,11 @@ def test_labels_read_back_and_what_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layout", "precision", "size", "expected"),
     [
-        ("nt", "fp16", 4096, (False, False, False)),
-        ("tn", "fp16", 4096, (False, False, False)),
-        ("tn", "fp8-e4m3", 4096, (True, True, False)),
-        ("nn", "tf32", 4096, (False, True, False)),
-        ("nt", "fp16", 4095, (True, True, True)),
-        ("nt", "int8", 4104, (True, True, False)),
+        ("nt", "fp16", 4096, (False, False, False)), ("tn", "fp16", 4096, (False, False, False)),
+        ("tn", "fp8-e4m3", 4096, (True, True, False)), ("nn", "tf32", 4096, (False, True, False)),
+        ("nt", "fp16", 4095, (True, True, True)), ("nt", "int8", 4104, (True, True, False)),
     ],
-)
+)  # fmt: skip
 def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[bool, ...]) -> None:
     problem = Problem.of(case(size, size, size, precision, layout))
     assert (problem.a.packed, problem.b.packed, problem.c_misaligned) == expected
@@ -81,10 +78,13 @@ def test_a_narrow_operand_is_not_copied_to_whole_lines() -> None:
     assert not Problem.of(case(16, 4096, 100000, layout="tn")).copied  # TMA reads it as it lies
 
 
-def test_slices_fill_the_sms_where_powers_of_two_do_not() -> None:
+def test_slices_fill_the_sms_and_a_large_gemm_is_timed_with_more_rows_of_tiles_together() -> None:
     first = cfg.choices(Problem.of(case(640, 640, 32768)), (9, 0), 132)[0]
-    assert first.slices == 5
+    assert first.slices == 5, "where powers of two do not"
     assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
+    listed = backend.configurations(case(8192, 8192, 8192), H200).tried(QUICK)
+    large = {(c.stages, c.group) for c in listed if c.tile == (128, 256, 64)}
+    assert large >= {(3, 8), (4, 8), (3, 16), (4, 16)}
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,6 @@ def test_of_rows_of_16_bytes_pointers_load_whole_words() -> None:
         pointer = next(config for config in ranked if config.kernel == cfg.POINTER)
         times = [cfg.estimated_clocks(config, problem, 132) for config in (pointer, ranked[0])]
         assert (times[0] > 1.3 * times[1]) == slow, size
-
-
-def test_a_large_gemm_is_timed_with_more_rows_of_tiles_together() -> None:
-    listed = backend.configurations(case(8192, 8192, 8192), H200).tried(QUICK)
-    large = {(c.stages, c.group) for c in listed if c.tile == (128, 256, 64)}
-    assert large >= {(3, 8), (4, 8), (3, 16), (4, 16)}
 
 
 def test_rules_find_something_that_fits() -> None:
