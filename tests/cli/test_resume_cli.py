@@ -79,9 +79,7 @@ def test_the_network_is_taken_too(tmp_path: Path) -> None:
     assert training("train", "--resume", file) == training("train", *words, "--resume", file)
     other = training("train", "vgg16", "--resume", file, "--fused")
     assert (other["network"], other["fused"], other["batch"]) == ("vgg16", True, "8")
-
-
-def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> None:
+    # One of options that exclude each other is enough.
     file = run_file(tmp_path / "run.json", "train", network="resnet18", ladder=True, epochs=2)
     found = training("train", "--resume", file, "--recipe", "amp", "--iterations", "5")
     assert (found["ladder"], found["recipe"]) == (False, "amp")
@@ -113,15 +111,14 @@ def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
 # ---------------------------------------------------------------- what cannot be gone on with
 
 
-def test_a_file_of_an_older_version_needs_options_beside_it(tmp_path: Path) -> None:
+def test_a_file_of_an_older_version_needs_options_and_a_damaged_one_is_refused(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"schema_version": 1, "command": ["halfway", "gemm"]}))
     with pytest.raises(UserError, match="an older version, which kept no options; give them too"):
         kernels("gemm", "--resume", file)
     assert kernels("gemm", "--resume", file, "--sizes", "16")["sizes"] == "16"
-
-
-def test_a_damaged_option_is_refused(tmp_path: Path) -> None:
     for name, value in (("budget", [1]), ("seed", {})):
         file = run_file(tmp_path / "run.json", "gemm", **{name: value})
         with pytest.raises(UserError, match=f"options.{name}"):
