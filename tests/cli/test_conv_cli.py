@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from samples.commands import run_here
-from samples.shop import Kept, Shop
+from samples.shop import Shop
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
@@ -98,11 +98,6 @@ def test_a_map_has_every_cell(shop: Shop, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- layers
 
 
-@pytest.fixture
-def layered(shop: Shop) -> Kept:
-    return shop.kept("layers")
-
-
 CONVS = [  # c, k, kernel, stride, groups, how often, passes
     (3, 8, 3, 1, 1, 1, ("fprop", "wgrad")),  # the first: nobody needs the gradient of the images
     (8, 8, 3, 1, 1, 2, PASSES),
@@ -115,7 +110,8 @@ PRODUCTS = [  # m, n, k of what a Linear of 16 to 32, then 32 to 10, does with 2
 ]
 
 
-def test_layers_lists_exactly_the_network_s_convolutions_and_products(layered: Kept) -> None:
+def test_layers_lists_exactly_the_network_s_convolutions_and_products(shop: Shop) -> None:
+    layered = shop.kept("layers")
     results = layered.document["results"]
     convs = [r for r in results if r["op"] == "conv"]
     names = ("c", "k", "r", "stride", "groups", "pass")
@@ -131,7 +127,8 @@ def test_layers_lists_exactly_the_network_s_convolutions_and_products(layered: K
     assert len({re.sub(r"\[\d+/\d+\] |:.*", "", line) for line in progress}) == 17
 
 
-def test_layers_count_uses_and_the_work_of_a_step_is_a_hand_count(layered: Kept) -> None:
+def test_layers_count_uses_and_the_work_of_a_step_is_a_hand_count(shop: Shop) -> None:
+    layered = shop.kept("layers")
     run, loaded = layered.document, read_run(layered.file)
     uses = run["network"]["layers"]
     counts = Counter((use["which"], use["count"]) for use in uses)
