@@ -128,12 +128,9 @@ def test_ranks_share_the_held_out_data(two: list[dict[str, Any]], name: str) -> 
         assert rank["one batch"] == (pytest.approx(loss, abs=1e-6), None), "one has no batch"
 
 
-def test_ranks_drop_other_units_at_each_beginning(two: list[dict[str, Any]]) -> None:
-    masks = [mask for rank in two for mask in rank["masks"][:1] + rank["masks"][2:]]
-    assert not any(torch.equal(a, b) for a, b in combinations(masks, 2))
-
-
-def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> None:
+def test_ranks_agree_on_what_fails_and_what_is_the_same_and_not_on_dropout(
+    two: list[dict[str, Any]],
+) -> None:
     first, second = (rank["agreement"] for rank in two)
     assert first["none"] == second["none"] == "fine"
     for name, kinds in {
@@ -144,6 +141,8 @@ def test_what_fails_for_one_rank_fails_for_all(two: list[dict[str, Any]]) -> Non
         assert first[name].startswith(f"{kinds[0]}: rank 1: ")
         assert first[name].endswith("planted")
         assert second[name] == f"{kinds[1]}: planted"
+    masks = [mask for rank in two for mask in rank["masks"][:1] + rank["masks"][2:]]
+    assert not any(torch.equal(a, b) for a, b in combinations(masks, 2)), "they drop other units"
     assert [rank["same"] for rank in two] == [0, 0]
     assert [rank["slowest"] for rank in two] == [1.0, 1.0]
 
@@ -352,7 +351,9 @@ def test_under_torchrun_rank_0_has_screen_and_file(launcher: Launcher) -> None:
     assert screen.read_text().count("Run file:") == 1
 
 
-def test_a_rank_that_dies_costs_its_variant_alone(launcher: Launcher) -> None:
+def test_a_rank_that_dies_costs_its_variant_alone_and_a_batch_must_be_divisible(
+    launcher: Launcher,
+) -> None:
     words = ("--batch", "8,4", "--gpus", "2", "--budget", "4.5", "--json", "run.json")
     with launcher.start("-m", "e2e", *OWN, *words) as ran:
         wait_for(lambda: len(launcher.pids()) == 2)
@@ -364,8 +365,6 @@ def test_a_rank_that_dies_costs_its_variant_alone(launcher: Launcher) -> None:
     assert (dead.status, whole.status) == ("failed", "ok")
     assert str(dead.reason).startswith("rank 1 ended (SIGKILL)")
 
-
-def test_a_batch_that_cannot_be_divided_is_one_line(launcher: Launcher) -> None:
     words = ("--gpus", "2", "--strong", "--batch", "9", "--quiet")
     with launcher.start("-m", "e2e", *OWN, *words) as ran:
         _, errors = ran.communicate(timeout=240)
