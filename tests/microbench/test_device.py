@@ -266,9 +266,7 @@ def test_means_are_of_what_was_read_and_kept_apart_while_arms_alternate():
             telemetry.poll()
     assert telemetry.summary("fp32") == TelemetrySummary(150, 1980, None, (), 3)
     assert telemetry.summary("fp16") == TelemetrySummary(600, 1450, None, (), 3)
-
-
-def test_throttle_is_the_union_over_samples_and_utilization_keeps_every_reading():
+    # Throttle is the union over samples, and utilization keeps every reading.
     reasons = [0x4, 0x1, 0x20 | 0x4, 0x40, 0x8 | 0x80]
     telemetry = Telemetry(sensors(event_reasons=reasons, utilization_pct=[10, 90, None, 50, 60]))
     with telemetry.during("a"):
