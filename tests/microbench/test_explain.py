@@ -245,9 +245,7 @@ def test_which_rows_are_off(
 def test_what_a_kernel_s_name_says(name: str, converts: bool, algorithm: str | None) -> None:
     assert is_conversion(name) == converts
     assert fewer_operations([WORK, name]) == algorithm
-
-
-def test_a_tile_is_pixels_by_filters_and_unknown_for_several_kernels() -> None:
+    # A tile is pixels by filters, and unknown for several kernels.
     assert tile_of(("Memset (Device)", WORK), conv()) == (128, 64, 64)
     assert tile_of((CONVERT, WORK), conv()) is None
     assert tile_of(("nvjet_sm90_hsh_256x128_64x4",), gemm(1)) == (128, 256, 64)
