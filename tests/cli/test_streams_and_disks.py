@@ -117,19 +117,18 @@ def test_a_run_that_cannot_be_shown_is_in_its_file(tmp_path: Path, where: str) -
         check_one_line(ran, "run.json")
 
 
-def test_a_run_for_a_closed_output_says_where_it_is(tmp_path: Path) -> None:
+def test_a_run_for_a_closed_output_says_where_it_is_and_an_error_keeps_its_code(
+    tmp_path: Path,
+) -> None:
     ran = started(
         f"{MEASURE} --quiet --json - >&-", tmp_path, env={"XDG_STATE_HOME": str(tmp_path)}
     )
     (file,) = (tmp_path / "halfway" / "runs").iterdir()
     check_one_line(ran, str(file))
     read_run(file)
-
-
-@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", ">&- 2>&-"])
-def test_an_error_to_a_closed_stream_keeps_its_code(tmp_path: Path, where: str) -> None:
-    ran = started(f"$PY -m microbench show no.json {where}", tmp_path)
-    assert (ran.returncode, ran.stdout) == (2, "")
+    for where in ("2>&-", "2>/dev/full", ">&- 2>&-"):
+        ran = started(f"$PY -m microbench show no.json {where}", tmp_path)
+        assert (ran.returncode, ran.stdout) == (2, "")
 
 
 # ---------------------------------------------------------------- disks
