@@ -283,7 +283,7 @@ def test_contents(call: Call, name: str, holds: Callable[[Tensor], bool]) -> Non
     assert holds(argument(call, name)), argument(call, name)
 
 
-def test_a_pooling_gradient_takes_real_indices() -> None:
+def test_gradients_of_pooling_and_attention_take_what_the_forward_saved() -> None:
     x = torch.randn(2, 3, 9, 9).contiguous(memory_format=torch.channels_last)
     how = ([3, 3], [2, 2], [1, 1], [1, 1], False)
     out, indices = ATEN.max_pool2d_with_indices(x, *how)
@@ -294,8 +294,6 @@ def test_a_pooling_gradient_takes_real_indices() -> None:
     assert replay.plain.args[-1].stride() == indices.stride()
     assert returned.count_nonzero() > 10
 
-
-def test_attention_gradient_takes_what_the_forward_saved() -> None:
     q = torch.randn(2, 3, 16, 8)
     out, logsumexp = ATEN._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)
     call = describe(
@@ -323,13 +321,6 @@ def test_strides_are_as_recorded(tensor: Tensor) -> None:
     assert specs(copy) == specs(tensor.clone())
 
 
-def test_the_host_keeps_what_was_on_the_host() -> None:
-    mixed = Call("aten.mul.Tensor", (TensorSpec((4,), (1,), "float32", "cuda"), spec()))
-    replay, returned = launched(mixed)
-    assert returned.device == CPU, "the recorded GPU is the device that is asked for"
-    assert replay.plain.args[1].device == CPU
-
-
 @pytest.mark.parametrize(
     ("call", "why"),
     [
@@ -354,17 +345,7 @@ def test_what_cannot_be_replayed(call: Call, why: str) -> None:
     assert why_not(call) == str(refused.value)
 
 
-def test_a_forward_pass_that_does_not_run_here_says_so() -> None:
-    q = spec(2, 3, 16, 8, dtype="float16")
-    call = Call(
-        "aten._scaled_dot_product_flash_attention_backward.default",
-        (q, q, q, q, q, spec(2, 3, 16), None, None, 16, 16, 0.0, False, None, None),
-    )
-    with pytest.raises(CannotReplay, match="forward pass does not run here"):
-        materialise(call, CPU, Pool(CPU))
-
-
-def test_a_custom_operator_with_floats_alone_is_replayed() -> None:
+def test_a_custom_operator_is_replayed_with_floats_alone_and_no_forward_that_cannot_run() -> None:
     library = torch.library.Library("halfway_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -374,9 +355,16 @@ def test_a_custom_operator_with_floats_alone_is_replayed() -> None:
     assert torch.equal(returned, replay.plain.args[0] * 2)
     with pytest.raises(CannotReplay, match="custom operator"):
         materialise(Call("halfway_test.pick.default", (X, IDS)), CPU, Pool(CPU))
+    q = spec(2, 3, 16, 8, dtype="float16")
+    call = Call(
+        "aten._scaled_dot_product_flash_attention_backward.default",
+        (q, q, q, q, q, spec(2, 3, 16), None, None, 16, 16, 0.0, False, None, None),
+    )
+    with pytest.raises(CannotReplay, match="forward pass does not run here"):
+        materialise(call, CPU, Pool(CPU))
 
 
-def test_indices_by_place() -> None:
+def test_indices_are_by_place_and_the_host_keeps_what_was_on_it() -> None:
     rows, columns = spec(100, dtype="int64"), spec(100, dtype="int64")
     call = Call("aten.index_put_.default", (spec(3, 50), (rows, columns), spec(100), True))
     replay, _ = launched(call)
@@ -385,3 +373,7 @@ def test_indices_by_place() -> None:
     assert 2 < int(second.max()) < 50
     half = Call("aten.index.Tensor", (spec(3, 50), (None, columns)))
     assert launched(half)[1].shape == (3, 100)
+    mixed = Call("aten.mul.Tensor", (TensorSpec((4,), (1,), "float32", "cuda"), spec()))
+    replay, returned = launched(mixed)
+    assert returned.device == CPU, "the recorded GPU is the device that is asked for"
+    assert replay.plain.args[1].device == CPU

@@ -69,7 +69,7 @@ def training(
     return made
 
 
-def test_amp_matches_float32_whatever_it_casts(tmp_path: Path) -> None:
+def test_amp_matches_float32_and_what_a_recording_lacks_is_said(tmp_path: Path) -> None:
     base, other = training(), training(steps=3, dtype=BF16, gemm_us=40, casts=True)
     found = of(tmp_path, base, other)
     assert found.aligned
@@ -80,6 +80,14 @@ def test_amp_matches_float32_whatever_it_casts(tmp_path: Path) -> None:
     of_term = {change.term: change.ns for change in changes(*found.runs)}
     assert of_term["matrix products"] == -2 * 60 * US
     assert of_term["casts"] == 2 * 30 * US
+    unnamed, unshaped = training(modules=False), training(shapes=False)
+    found = of(tmp_path, training(), unnamed)
+    assert found.aligned
+    assert (found.aligned.share, found.aligned.layers) == (1, ())
+    assert "names no modules" in found.runs[1].missing[0]
+    found = of(tmp_path, training(), unshaped)
+    assert (found.aligned, found.runs[1].products) == (None, ())
+    assert (found.runs[0].missing, "record_shapes" in found.runs[1].missing[0]) == ((), True)
 
 
 @pytest.mark.parametrize(("odd", "matched"), [(4, 17), (3, 38)])
@@ -94,17 +102,6 @@ def test_recordings_of_which_less_than_half_matches_are_refused_in_a_line(
     cpu.events = [event for event in cpu.events if event["cat"] in ("cpu_op", "user_annotation")]
     with pytest.raises(UserError, match="the other only a CPU's"):
         of(tmp_path, training(), cpu)
-
-
-def test_what_a_recording_lacks_is_not_told_and_said(tmp_path: Path) -> None:
-    unnamed, unshaped = training(modules=False), training(shapes=False)
-    found = of(tmp_path, training(), unnamed)
-    assert found.aligned
-    assert (found.aligned.share, found.aligned.layers) == (1, ())
-    assert "names no modules" in found.runs[1].missing[0]
-    found = of(tmp_path, training(), unshaped)
-    assert (found.aligned, found.runs[1].products) == (None, ())
-    assert (found.runs[0].missing, "record_shapes" in found.runs[1].missing[0]) == ((), True)
 
 
 def test_a_synchronisation_has_the_line_of_the_user_s_script(tmp_path: Path) -> None:

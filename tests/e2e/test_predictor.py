@@ -122,7 +122,7 @@ def test_a_second_network_reuses_times(store: Store, monkeypatch: pytest.MonkeyP
     assert len(asked) < len(distinct), "but what was not steady enough to be kept"
 
 
-def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
+def test_a_step_of_which_nothing_has_a_time_or_that_breaks_is_not_predicted(
     empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -131,6 +131,12 @@ def test_a_step_of_which_nothing_has_a_time_is_not_predicted(
     found = Predictor(NETWORK, CPU, CLASSES, empty_store).predict(CASE, quietly)
     assert found.predicted is None
     assert "nothing could be timed: 4 x aten.convolution" in (found.reason or "")
+
+    def broken(key: str, stage: str) -> None:
+        raise RuntimeError("planted\nand more")
+
+    found = Predictor(NETWORK, CPU, CLASSES, empty_store).predict(CASE, broken)
+    assert (found.predicted, found.reason, found.broke) == (None, "RuntimeError: planted", True)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +157,6 @@ def test_what_is_not_predicted_has_a_reason(
     assert named in (found.reason or "")
     assert "\n" not in (found.reason or "")
     assert not found.broke
-
-
-def test_what_goes_wrong_is_a_reason_and_no_end(store: Store) -> None:
-    def broken(key: str, stage: str) -> None:
-        raise RuntimeError("planted\nand more")
-
-    found = Predictor(NETWORK, CPU, CLASSES, store).predict(CASE, broken)
-    assert (found.predicted, found.reason, found.broke) == (None, "RuntimeError: planted", True)
 
 
 @pytest.mark.parametrize("content", [
@@ -186,7 +184,7 @@ def seen(*names: str) -> list[KernelTime]:
     return [KernelTime(name, 1e-6, i * 1e-5) for i, name in enumerate(names)]
 
 
-def test_kernels_belong_to_the_mark_before_them() -> None:
+def test_kernels_belong_to_the_mark_before_them_and_the_first_finds_another_cache() -> None:
     found = kernels_of(seen("lost", "empty", "a", "b", "empty", "c", "empty", "fill"), [1, 2, None])
     assert {owner: [[k.name for k in row] for row in rows] for owner, rows in found.items()} == {
         1: [["a", "b"]], 2: [["c"]],
@@ -194,9 +192,6 @@ def test_kernels_belong_to_the_mark_before_them() -> None:
     late = kernels_of(seen("a", "empty", "c", "empty", "d"), [1, 2, 1])  # without the first mark
     assert {owner: len(rows) for owner, rows in late.items()} == {2: 1, 1: 1}
     assert kernels_of(seen("empty", "a", "empty"), [1]) == {}, "marks of somebody else"
-
-
-def test_a_launch_is_what_its_kernels_run_but_for_the_first_that_finds_another_cache() -> None:
     rows = [KernelTime("k", s, 10.0 * i) for i, s in enumerate([9, 9, 1, 2, 3, 4])]
     assert launch_s(rows, 3) == (1 + 2 + 3 + 4) / 2
     assert launch_s(rows, 1) == 28

@@ -72,16 +72,13 @@ def test_what_a_device_cannot_run(name: str) -> None:
     assert (cannot_run(recipe, "cpu", None) is not None) == (name == "tf32")
 
 
-def test_arms_that_take_turns_set_the_switch_of_tf32_each_time() -> None:
+def test_arms_that_take_turns_set_tf32_and_the_search_of_cudnn_each_time() -> None:
     fp32, tf32 = trainer_of(SMALL, "fp32"), trainer_of(SMALL, "tf32")
     for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
         arm.switch()
         assert torch.backends.cudnn.allow_tf32 is on
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-
-
-def test_cudnn_tries_as_many_algorithms_as_were_asked_for() -> None:
     tried = {}
     for search in (FULL, SHORT):
         switch_process(RECIPES["fp32"], "cuda", search)

@@ -215,7 +215,7 @@ def test_what_the_user_sets_replaces_what_a_run_has(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_weights_are_those_that_the_user_has(tmp_path: Path) -> None:
+def test_weights_are_those_that_the_user_has_and_gpus_those_that_there_are(tmp_path: Path) -> None:
     study = small(**{"workers = 1": 'weights = "pretrained"'})
     random = plan(study, gpus=2)
     assert "weights" not in random.run[0].options
@@ -225,9 +225,6 @@ def test_weights_are_those_that_the_user_has(tmp_path: Path) -> None:
     weights = tmp_path / "cnn-cifar.pth"
     weights.touch()
     assert options(study, weights=str(weights))[0]["weights"] == str(weights)
-
-
-def test_more_gpus_than_there_are_are_left_out_with_the_reason() -> None:
     one, two = (plan(small(), gpus=count) for count in (1, 2))
     assert one.run[1].options["gpus"] == "1"
     assert one.differences == ("Run two: not over 2 GPUs: this machine has 1.",)

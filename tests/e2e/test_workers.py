@@ -162,12 +162,11 @@ def limited() -> tuple[int, int, int, bool]:
     return cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)
 
 
-def test_a_process_can_be_limited_to_some_cores() -> None:
+def test_a_process_can_be_limited_to_some_cores_or_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         assert pool.submit(limited).result() == (1, 1, 1, True)
-
-
-def test_a_limit_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(cpus, "_spun", lambda threads: threads - 1.0)
