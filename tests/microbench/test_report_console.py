@@ -57,17 +57,14 @@ def results(draw: st.DrawFn) -> Result:
     )
     what = case((draw(size), draw(size), draw(size)), precision, draw(text_of))
     what = draw(st.sampled_from([what, replace(what, problem=Gemm(64, 64, 64))]))
-    measurement = None
-    if draw(st.booleans()):
-        measurement = Measurement(
-            (1.0,), (1,), draw(positive), draw(intervals), "events", "cold", "x"
-        )
+    timed = st.builds(Measurement, st.just((1.0,)), st.just((1,)), positive, intervals,
+                      *map(st.just, ("events", "cold", "x")))  # fmt: skip
     ratios = st.builds(Ratio, positive, intervals)
     return Result(
         what,
         draw(st.sampled_from(["ok", "skipped", "failed"])),
         draw(st.none() | text_of),
-        measurement,
+        draw(st.none() | timed),
         flops=draw(st.integers(1, 10**20)),
         total_error=draw(st.none() | st.floats(0, 1e9)),
         ceiling_pct=draw(st.none() | st.floats(0, 1e5)),
