@@ -86,9 +86,9 @@ def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
         params = app.commands[name].make_context(name, list(words)).params
         return {key: value for key, value in params.items() if key != "quiet"}
 
-    assert asked(
-        "gemm", sizes=[16, (32, 64, 128)], precision=["fp16", "bf16"], baseline="none"
-    ) == (typed("gemm", "--sizes", "16,32x64x128", "--dtype", "fp16,bf16", "--vs", "none"))
+    usual = typed("gemm", "--sizes", "16,32x64x128", "--dtype", "fp16,bf16", "--vs", "none")
+    sizes = [16, (32, 64, 128)]
+    assert asked("gemm", sizes=sizes, precision=["fp16", "bf16"], baseline="none") == usual
     usual = typed("conv", "--layout", "nhwc", "--pass", "dgrad", "--stride", "2")
     assert asked("conv", channels_last=True, passes="dgrad", stride=2) == usual
     assert asked("conv", layout="nhwc", stride="2", **{"pass": ["dgrad"]}) == usual
