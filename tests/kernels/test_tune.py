@@ -45,10 +45,8 @@ def test_a_winner_is_found_again_and_only_for_its_own_case(cache: Path) -> None:
     tune.forget()
     assert tune.find(CASE, TARGET) == (LABEL, 6)
     assert tune.find(conv, TARGET) == ("conv label", 4)
-    assert tune.find(replace(conv, problem=replace(CONV, layout="nchw")), TARGET) == (
-        "conv label",
-        4,
-    )
+    nchw = replace(conv, problem=replace(CONV, layout="nchw"))
+    assert tune.find(nchw, TARGET) == ("conv label", 4)
     assert tune.find(replace(CASE, data="zeros"), TARGET) == (LABEL, 6)
     others = [
         replace(CASE, precision_name="bf16"), replace(CASE, problem=Gemm(1048, 1048, 1048, "nn")),
@@ -211,14 +209,10 @@ def test_more_waves_of_the_same_tiles_are_never_faster(work, kernel, sm_count, m
 def test_more_work_of_any_kind_is_never_faster(work, kernel, sm_count, deeper, bytes_more):
     before = estimated_clocks(work, kernel, sm_count)
     for changes in (
-        {"depth": work.depth + deeper},
-        {"moved": work.moved + bytes_more},
-        {"launches": 1},
-        {"extra_moved": bytes_more},
-        {"spread": work.spread + 0.5},
-        {"output_bytes": 8},
+        {"depth": work.depth + deeper}, {"moved": work.moved + bytes_more}, {"launches": 1},
+        {"extra_moved": bytes_more}, {"spread": work.spread + 0.5}, {"output_bytes": 8},
         {"flop_per_clock": work.flop_per_clock / 2},
-    ):
+    ):  # fmt: skip
         assert estimated_clocks(replace(work, **changes), kernel, sm_count) >= before
     slower = replace(kernel, slowdown=2 * kernel.slowdown)
     assert estimated_clocks(work, slower, sm_count) >= before
