@@ -66,17 +66,15 @@ def test_the_page_has_the_rows_of_the_screen_and_both_names(slow: Path, tmp_path
 
 def test_exit_codes(slow: Path, tmp_path: Path) -> None:
     assert compare(GEMM, OWN, slow, "--fail-on", "slower").returncode == 1
-    assert (
-        compare(GEMM, OWN).returncode == compare(GEMM, GEMM, "--fail-on", "slower").returncode == 0
-    )
+    assert compare(GEMM, OWN).returncode == 0
     assert compare(GEMM, OWN, "--fail-on", "slower").returncode == 1, "it lacks fp32"
     assert compare(GEMM, slow, "--fail-on", "slower", "--threshold", "50%").returncode == 0
-    assert compare(slow, GEMM, "--fail-on", "slower").returncode == 0
     assert compare(slow, GEMM, "--fail-on", "faster").returncode == 1
     trained = slower(TRAINED, tmp_path / "trained.json", 4)
     assert compare(TRAINED, trained).returncode == 0
     assert compare(TRAINED, trained, "--fail-on", "slower").returncode == 1
-    assert compare(trained, TRAINED, "--fail-on", "slower").returncode == 0
+    for a, b in ((GEMM, GEMM), (slow, GEMM), (trained, TRAINED)):
+        assert compare(a, b, "--fail-on", "slower").returncode == 0
 
 
 def test_json_of_one_run_and_of_several(slow: Path, tmp_path: Path) -> None:
