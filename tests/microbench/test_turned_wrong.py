@@ -137,16 +137,14 @@ def test_a_kernel_that_is_wrong_for_some_rounds_only_is_seen_between_them(
 
 
 def measured_here(
-    clock: CpuClock | None = None,
-    announce: measure.Announce = lambda _key, _stage: None,
+    clock: CpuClock | None = None, announce: measure.Announce = lambda _key, _stage: None,
     device: str | None = None,
-) -> Result:
+) -> Result:  # fmt: skip
     """A small GEMM of the back end "cpu", measured in this process, by the clock, as a card."""
     info = describe("cpu")
     target = replace(info.target(), name=device or info.name)
-    measurer = Measurer(
-        target, clock or CpuClock(1 << 16, "warm"), open_telemetry(info), "sustained", 0
-    )
+    clock = clock or CpuClock(1 << 16, "warm")
+    measurer = Measurer(target, clock, open_telemetry(info), "sustained", 0)
     group = Group((Case(Gemm(24, 32, 40), "fp32", "cpu"),))
     return measurer.measure(group, BUDGET_S, announce)[0]
 
