@@ -185,21 +185,6 @@ def test_wrong_values_are_refused_by_name(
     assert str(caught.value).startswith("results[7]")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"blocks": []}, "is ok and has no blocks"),
-        ({"blocks": [{"images": 0, "wall_s": 1.0}]}, "images: expected int >= 1"),
-        ({"case": {"data": "made"}}, "case.loader is missing"),
-    ],
-)
-def test_a_loading_that_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
-    case = LoadCase("made", "torchvision", 128, "3x224x224", workers=4)
-    good = as_file(loader_types.to_json(Loading(case, "ok", blocks=(LoadBlock(4, 1.0),))))
-    with pytest.raises(ValueError, match=said):
-        loader_types.from_json({**good, **change}, "results[0]")
-
-
 @settings(max_examples=120)
 @given(st.sampled_from(list(places(WRITTEN))),
        st.sampled_from((None, "text", -1, 0, 10**39, [], {"a": 1})))  # fmt: skip
@@ -235,7 +220,7 @@ def test_the_rate_is_between_those_of_its_blocks(found: list[LoadBlock]) -> None
     assert min(rates) * 0.999999 <= (loading.per_s or 0) <= max(rates) * 1.000001
 
 
-def test_a_rate_has_an_interval_and_a_cost() -> None:
+def test_a_rate_has_an_interval_and_a_cost_and_what_cannot_be_is_refused() -> None:
     found = tuple(LoadBlock(400, wall_s, 2 * wall_s, 10**8) for wall_s in (0.9, 1.0, 1.1))
     loading = Loading(LoadCase("made", "torchvision", 8, "3x8x8"), "ok", blocks=found)
     assert loading.per_s == pytest.approx(400)
@@ -245,3 +230,10 @@ def test_a_rate_has_an_interval_and_a_cost() -> None:
     assert loading.bytes_per_s == pytest.approx(1e8)
     assert replace(loading, blocks=found[:1]).ci95_per_s is None
     assert replace(loading, status="skipped", blocks=()).per_s is None
+    for change, said in (
+        ({"blocks": []}, "is ok and has no blocks"),
+        ({"blocks": [{"images": 0, "wall_s": 1.0}]}, "images: expected int >= 1"),
+        ({"case": {"data": "made"}}, "case.loader is missing"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            loader_types.from_json({**as_file(loader_types.to_json(loading)), **change}, "x")

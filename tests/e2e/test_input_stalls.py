@@ -149,7 +149,14 @@ def test_how_much_a_training_slows_a_loader_is_interpolated(workers: int, slowed
     assert found.step_s == pytest.approx(5.0 + (slowed - 1) * 0.1)
 
 
-def test_a_loader_that_is_no_slower_beside_a_training_is_not_made_faster() -> None:
+def test_a_training_that_slows_its_loader_is_waited_for_longer_and_else_it_is_no_faster() -> None:
+    """Beside the training, 8 workers give 800 img/s, not 1,000."""
+    alone = loading(BATCH / 1000, 8)
+    known = Alone(training(0.1), {8: training(0.1, loaded_per_s=800.0)}, loadings={8: alone})
+    assert predict(known, alone).step_s == pytest.approx(BATCH / 800)
+    half = predict(known, loading(BATCH / 500, 4))  # it trains half of the time
+    assert half.step_s == pytest.approx(0.2 + 0.125 * 0.1)
+    assert predict(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
     busy = {4: training(0.1, loaded_per_s=2 * BATCH / 0.3)}
     alone = Alone(training(0.1), busy, loadings={4: loading(0.3)})
     assert predict(alone, loading(0.3)).step_s == pytest.approx(0.3)
@@ -158,16 +165,6 @@ def test_a_loader_that_is_no_slower_beside_a_training_is_not_made_faster() -> No
         busy = {4: training(0.1, loaded_per_s=BATCH / 0.6)}
         found = predict(Alone(training(0.1), busy), loading(0.3, workers))
         assert found.step_s == pytest.approx(step_s)
-
-
-def test_a_training_that_slows_its_loader_is_waited_for_longer() -> None:
-    """Beside the training, 8 workers give 800 img/s, not 1,000."""
-    alone = loading(BATCH / 1000, 8)
-    known = Alone(training(0.1), {8: training(0.1, loaded_per_s=800.0)}, loadings={8: alone})
-    assert predict(known, alone).step_s == pytest.approx(BATCH / 800)
-    half = predict(known, loading(BATCH / 500, 4))  # it trains half of the time
-    assert half.step_s == pytest.approx(0.2 + 0.125 * 0.1)
-    assert predict(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
 
 
 def test_both_together_take_no_longer_than_one_after_the_other_and_share_the_cores() -> None:

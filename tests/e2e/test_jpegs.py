@@ -107,7 +107,7 @@ def test_the_folders_are_what_training_opens_whatever_the_processes(
     assert files_in(tmp_path / "alone") == files_in(whole)
 
 
-# ---- made once, and whole or not at all
+# ---- made once, and whole or not at all; other folders are left alone
 
 
 @pytest.mark.parametrize("last", [17, 5])
@@ -157,9 +157,6 @@ def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.M
     assert len(begun) == 1
     assert snapshot(folder) == before
     assert not said
-
-
-# ---- other people's folders
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_cuts_are_torchvisions_own(size: tuple[int, int]) -> None:
             assert flip == mirrored or box[-1] == 1, "a column shows no flip"
 
 
-# ---- gpu-decode: what workers send
+# ---- gpu-decode: what workers send, and the thread that is ahead
 
 
 def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
@@ -425,9 +425,6 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
     assert nothing.item is None
     empty = pack([nothing, nothing])
     assert (empty.count, empty.contents(), len(empty.broken)) == (0, [], 4)
-
-
-# ---- gpu-decode: the thread that is ahead
 
 
 def test_all_come_in_order_and_an_error_in_its_turn() -> None:

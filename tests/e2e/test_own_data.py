@@ -64,7 +64,16 @@ def test_a_dataset_comes_in_shuffled_epochs(own: Any, workers: int) -> None:
     assert (data.train_samples, list(data.held_out(4, CPU))) == (None, [])
 
 
-def test_of_a_dataloader_its_dataset_and_collate_fn_count(own: Any) -> None:
+def test_iterable_datasets_begin_again_pairs_hold_out_and_a_dataloader_s_collate_fn_counts(
+    own: Any,
+) -> None:
+    for workers in (0, 1):
+        loader = own(Endless()).load(LoadSpec(3, CPU, 1, workers=workers))
+        assert numbers(drawn(loader, 5)) == [*range(6), *range(6), *range(3)]
+    data = own((numbered(), numbered(5)), share=(1, 2))
+    assert (data.train_samples, data.held_out_samples, data.classes) == (12, 5, 3)
+    assert numbers(list(data.held_out(2, CPU))) == [2, 3]
+
     def doubled(items: list[Any]) -> Any:
         inputs, targets = default_collate(items)
         return [2 * inputs, targets]
@@ -72,15 +81,6 @@ def test_of_a_dataloader_its_dataset_and_collate_fn_count(own: Any) -> None:
     loader = DataLoader(numbered(), batch_size=5, collate_fn=doubled)
     found = numbers(drawn(own(loader).load(LoadSpec(3, CPU, 1, workers=1)), 4))
     assert sorted(found) == [2 * number for number in range(12)]
-
-
-def test_an_iterable_dataset_begins_again_and_the_second_of_a_pair_is_held_out(own: Any) -> None:
-    for workers in (0, 1):
-        loader = own(Endless()).load(LoadSpec(3, CPU, 1, workers=workers))
-        assert numbers(drawn(loader, 5)) == [*range(6), *range(6), *range(3)]
-    data = own((numbered(), numbered(5)), share=(1, 2))
-    assert (data.train_samples, data.held_out_samples, data.classes) == (12, 5, 3)
-    assert numbers(list(data.held_out(2, CPU))) == [2, 3]
 
 
 def test_tokens_are_their_own_targets(own: Any) -> None:

@@ -113,16 +113,7 @@ def test_products_add_up_to_their_terms_and_none_is_faster_than_the_card(name: s
     assert products_of(name, None)[0].floor_s is None
 
 
-def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
-    found = products_of("odd_vocab")
-    assert {p.misaligned for p in found[:3]} == {True}
-    assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
-    reached = reach(found)
-    assert reached is not None
-    assert (reached.proved, reached.of_card) == pytest.approx((0.288, 0.132), abs=0.001)
-
-
-def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
+def test_the_unaligned_head_is_slow_and_floors_are_by_measured_rates_or_the_datasheet() -> None:
     by_sheet, rates = products_of("odd_vocab"), known_rates(H200)
     measured = products_of("odd_vocab", CARD, rates)
     assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
@@ -134,6 +125,12 @@ def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_meas
     assert products_of("odd_vocab", CARD, Rates(H200, "mine", {"fp64": 1e13})) == by_sheet
     unknown = products_of("odd_vocab", None, rates)
     assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
+    found = products_of("odd_vocab")
+    assert {p.misaligned for p in found[:3]} == {True}
+    assert {(p.misaligned, p.tensor_cores) for p in found[3:]} == {(False, True)}
+    reached = reach(found)
+    assert reached is not None
+    assert (reached.proved, reached.of_card) == pytest.approx((0.288, 0.132), abs=0.001)
 
 
 def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def products_of(traced: TracedStep) -> dict[str, TracedPart]:
     return {part.layer: part for part in traced.parts if part.term == MATRIX_PRODUCTS}
 
 
-def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
+def test_recorded_steps_add_up_a_slow_layer_is_first_and_is_named_alike_over_several_gpus() -> None:
     plain, slow = recorded_of(network(1)), recorded_of(network(100))
     layer, part = next(iter(products_of(slow).items()))
     assert (layer, part.dtype) == ("2", "float32")
@@ -245,9 +245,6 @@ def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
     changed = next(x for x in ledger(base, other) if x.term == MATRIX_PRODUCTS)
     assert changed.ms > 0
     assert changed.detail.partition("; ")[2].startswith("2 +")
-
-
-def test_a_layer_has_the_same_name_over_several_gpus() -> None:
     wrapped = nn.DataParallel(network(1))  # with no GPU it calls the model
     layers = products_of(recorded_of(wrapped)).keys()
     assert "0" in layers
