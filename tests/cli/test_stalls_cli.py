@@ -19,7 +19,7 @@ def results(file: Path, op: str) -> list[Doc]:
     return [one for one in json.loads(file.read_text())["results"] if one["op"] == op]
 
 
-def test_every_part_is_measured_apart_and_together(shop: Shop) -> None:
+def test_every_part_is_measured_apart_and_together_beside_its_prediction(shop: Shop) -> None:
     kept = shop.kept("stalls")
     found = {
         (t["case"]["loader"], t["case"]["workers"], t["case"]["cached"]): t
@@ -42,11 +42,8 @@ def test_every_part_is_measured_apart_and_together(shop: Shop) -> None:
     for words in ("Loaders alone", "Recipes alone", "Together: cnn-cifar, batch 4, loader torchvis",
                   "1 broken image left out: train/class0/broken.jpg"):  # fmt: skip
         assert words in " ".join(kept.report.split())
-
-
-def test_a_fed_step_is_the_mean_of_whole_blocks_beside_its_prediction(shop: Shop) -> None:
-    trained = results(shop.kept("stalls").file, "train")
-    fed = [t for t in trained if t["case"]["loader"] == "torchvision"]
+    # A fed step is the mean of whole blocks.
+    fed = [t for t in results(kept.file, "train") if t["case"]["loader"] == "torchvision"]
     for training in fed:
         case, times_s = training["case"], training["times_s"]
         assert training["blocks"] == [1] * len(times_s)
