@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from samples import judge
 from samples.commands import ROOT, environment
+from samples.images import flat_folder
 from samples.processes import MARK, marked, wait_for
 
 CPU = ("--device", "cpu")
@@ -137,14 +138,7 @@ def drawn(number: int) -> Moment:
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of images, which the loader reads."""
-    from PIL import Image
-
-    folder = tmp_path_factory.mktemp("pictures")
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-        for number in range(12):
-            Image.new("RGB", (40, 40), (20 * number, 9, 9)).save(folder / name / f"{number}.jpg")
-    return folder
+    return flat_folder(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.mark.parametrize(
