@@ -1,10 +1,11 @@
-"""Stores of measured times on a disk of the test's own."""
+"""Stores of measured times and images on a disk of the test's own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from samples.images import flat_folder
 
 from e2e.prediction.store import Store
 
@@ -22,3 +23,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return Store({"name": "a CPU"}, {})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder of flat images."""
+    return flat_folder(tmp_path / "pictures")

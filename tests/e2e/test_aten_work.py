@@ -219,6 +219,12 @@ def test_what_is_kept_of_the_arguments() -> None:
     assert spec == spec_of(x[4:6]), "where a tensor begins is not part of it"
     numbers = [1, 1.0, True, math.nan, float("nan")]
     assert len({Call("aten.add.Tensor", (spec, number)) for number in numbers}) == 4
+    expanded = spec_of(torch.empty(4, 1).expand(4, 1000))
+    assert (expanded.numel, expanded.span, expanded.distinct, expanded.bytes) == (4000, 4, 4, 16)
+    sliced = spec_of(torch.empty(4, 10)[:, :3])
+    assert (sliced.numel, sliced.span, sliced.distinct) == (12, 33, 12)
+    assert spec_of(torch.empty(0, 5)).bytes == 0
+    assert spec_of(torch.empty(())).bytes == 4
 
 
 @pytest.mark.parametrize(
@@ -232,12 +238,3 @@ def test_what_is_kept_of_the_arguments() -> None:
 def test_what_cannot_be_described(args: tuple[Any, ...], why: str) -> None:
     with pytest.raises(CannotReplay, match=why):
         describe(ATEN.relu.default, args, {})
-
-
-def test_span_and_distinct_elements() -> None:
-    expanded = spec_of(torch.empty(4, 1).expand(4, 1000))
-    assert (expanded.numel, expanded.span, expanded.distinct, expanded.bytes) == (4000, 4, 4, 16)
-    sliced = spec_of(torch.empty(4, 10)[:, :3])
-    assert (sliced.numel, sliced.span, sliced.distinct) == (12, 33, 12)
-    assert spec_of(torch.empty(0, 5)).bytes == 0
-    assert spec_of(torch.empty(())).bytes == 4

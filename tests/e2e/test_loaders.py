@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from samples.fetching import drawn, message, opened, same
-from samples.images import encoded, flat, flat_folder, levels, noise, photo, put
+from samples.images import encoded, flat, levels, noise, photo, put
 from samples.processes import is_gone, wait_for
 from torch import Tensor
 from torchvision.transforms import v2
@@ -37,11 +37,6 @@ from microbench.errors import UserError
 CPU = torch.device("cpu")
 FROM_FILES = ("torchvision", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return flat_folder(tmp_path / "pictures")
 
 
 @pytest.fixture

@@ -139,14 +139,12 @@ def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) 
         ("vgg16-cifar", 14.724), ("wrn-16-4", 2.7489), ("wrn-28-10", 36.4792),
     ],
 )  # fmt: skip
-def test_parameter_counts_of_cifar_networks(name: str, millions: float) -> None:
+def test_cifar_networks_have_the_published_parameters_and_train(name: str, millions: float) -> None:
     assert parameters(name) / 1e6 == pytest.approx(millions, abs=0.001)
     wider = parameters(name, classes=11) - parameters(name)
     assert 0 < wider <= 2049  # one more row of the classifier and its bias
-
-
-@pytest.mark.parametrize("name", ["cnn-cifar", "resnet18-cifar", "vgg16-cifar", "wrn-16-4"])
-def test_cifar_networks_train(name: str) -> None:
+    if name in ("resnet50-cifar", "wrn-28-10"):
+        return  # trained they take long, and are of the same blocks
     torch.manual_seed(0)
     network = find(name)
     assert (network.input, network.classes) == ((3, 32, 32), 10)

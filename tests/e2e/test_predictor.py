@@ -200,7 +200,7 @@ def test_kernels_belong_to_the_mark_before_them_and_the_first_finds_another_cach
     assert launch_s(beside, 1) == 3.0, "kernels that overlap count once"
 
 
-def test_calls_have_times_or_reasons_in_order() -> None:
+def test_calls_have_times_or_reasons_in_order_and_autograd_launches_the_backward_pass() -> None:
     x = torch.ones(64, 64)
     product = describe(torch.ops.aten.mm.default, (x, x), {})
     calls = [
@@ -219,8 +219,6 @@ def test_calls_have_times_or_reasons_in_order() -> None:
     assert "\n" not in wrong
     assert time_calls(CPU, []) == []
 
-
-def test_a_call_of_the_backward_pass_is_launched_by_autograd() -> None:
     library = torch.library.Library("halfway_timer", "DEF")
     library.define("note(Tensor x) -> Tensor")
     nodes: list[object] = []

@@ -192,7 +192,17 @@ def test_no_bytes_are_a_study_nor_a_traceback(content: bytes) -> None:
 # ---------------------------------------------------------------- what a run asks
 
 
-def test_common_options_are_those_of_the_commands_that_take_them() -> None:
+def test_what_the_user_sets_replaces_what_a_run_has_for_the_commands_that_take_it(
+    tmp_path: Path,
+) -> None:
+    one, two = options(small(), iterations="2", recipe="bf16", data=f"folder:{tmp_path}")
+    assert (one["iterations"], one["recipe"], one["data"]) == ("2", "bf16", f"folder:{tmp_path}")
+    assert "iterations" not in two
+    own, _ = options(small(**{"workers = 1": 'data = "synthetic"'}), data=f"folder:{tmp_path}")
+    assert own["data"] == "synthetic"  # a run that names its own data is about them
+    assert plan(small(), network="vgg16-cifar,cnn-cifar").run[0].networks == (
+        "vgg16-cifar", "cnn-cifar",
+    )  # fmt: skip
     study = small(
         **{
             '[[run]]\nid = "one"\nnetwork = "cnn-cifar"\nworkers = 1\niterations = 40\n'
@@ -202,17 +212,6 @@ def test_common_options_are_those_of_the_commands_that_take_them() -> None:
     loader, train = plan(study, network="vgg16-cifar").run
     assert loader.options == {"data": "generated", "workers": "1,2"}
     assert (loader.networks, train.networks) == ((None,), ("vgg16-cifar",))
-
-
-def test_what_the_user_sets_replaces_what_a_run_has(tmp_path: Path) -> None:
-    one, two = options(small(), iterations="2", recipe="bf16", data=f"folder:{tmp_path}")
-    assert (one["iterations"], one["recipe"], one["data"]) == ("2", "bf16", f"folder:{tmp_path}")
-    assert "iterations" not in two
-    own, _ = options(small(**{"workers = 1": 'data = "synthetic"'}), data=f"folder:{tmp_path}")
-    assert own["data"] == "synthetic"  # a run that names its own data is about them
-    assert plan(small(), network="vgg16-cifar,cnn-cifar").run[0].networks == (
-        "vgg16-cifar", "cnn-cifar",
-    )  # fmt: skip
 
 
 def test_weights_are_those_that_the_user_has_and_gpus_those_that_there_are(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from samples.fetching import message, opened
-from samples.images import flat_folder, put
+from samples.images import put
 from samples.processes import is_gone, kill, wait_for
 from torch.utils.data import Dataset
 
@@ -26,11 +26,6 @@ from e2e.data.loaders.workers import Workers
 from e2e.data.types import LoadSpec
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return flat_folder(tmp_path / "pictures")
 
 
 def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
