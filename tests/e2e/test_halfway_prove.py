@@ -391,7 +391,9 @@ def test_the_changes_are_what_their_words_say() -> None:
         assert torch.backends.cudnn.benchmark
 
 
-def test_autocast_around_the_whole_loop_is_seen_and_can_be_switched_off() -> None:
+def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step_where_entered_often() -> (
+    None
+):
     training = Training()
     with torch.autocast("cpu", torch.bfloat16):
         scene = inspected(training.step)
@@ -402,9 +404,6 @@ def test_autocast_around_the_whole_loop_is_seen_and_can_be_switched_off() -> Non
             with change:
                 training.step()
             assert training.net.seen["conv"].dtype == kind
-
-
-def test_weights_are_cast_once_a_step_only_where_autocast_is_entered_more_often() -> None:
     assert TRIALS["casts"].when(inspected(Training(entries=1).step)) == ""
     assert TRIALS["casts"].when(inspected(Training(entries=0).step)) == ""
     scene = inspected(Training(entries=2).step)
