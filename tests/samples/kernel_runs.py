@@ -42,28 +42,26 @@ def measured(what: Case, tflops: float, *, half_pct: float | None = 0.3) -> Resu
     flops = what.problem.flops
     seconds = flops / (tflops * 1e12)
     size = what.problem.mnk[0]
-    small = size <= 512
-    peak = PEAKS.get(what.precision_name)
+    small, capped = size <= 512, size > 2048
+    peak, error = PEAKS.get(what.precision_name), ERRORS.get(what.precision_name, 1e-3)
+    clock_mhz, power_w, throttle = (
+        (1410.0, 698.0, ("power cap",)) if capped else (1980.0, 310.0, ())
+    )
+    why = f"5.1 us of {seconds * 1e6:.1f} us is what a 64x64x64 product takes too"
     return Result(
         what,
         "ok",
         measurement=timed(
-            seconds,
-            half_pct,
-            sm_clock_mhz=1410.0 if size > 2048 else 1980.0,
-            power_w=698.0 if size > 2048 else 310.0,
-            throttle=("power cap",) if size > 2048 else (),
+            seconds, half_pct, sm_clock_mhz=clock_mhz, power_w=power_w, throttle=throttle
         ),
         flops=flops,
         min_bytes=6 * size * size,
-        rel_error=ERRORS.get(what.precision_name, 1e-3),
-        total_error=ERRORS.get(what.precision_name, 1e-3),
+        rel_error=error,
+        total_error=error,
         ceiling_pct=100 * tflops / peak if peak else None,
-        bound="launch" if small else "power" if size > 2048 else "compute",
-        why=f"5.1 us of {seconds * 1e6:.1f} us is what a 64x64x64 product takes too"
-        if small
-        else None,
-        warnings=(POWER,) if size > 2048 and what.precision_name == "fp16" else (),
+        bound="launch" if small else "power" if capped else "compute",
+        why=why if small else None,
+        warnings=(POWER,) if capped and what.precision_name == "fp16" else (),
     )
 
 
@@ -97,18 +95,12 @@ def run_of(results: Sequence[Result], **changes: object) -> Run:
         name = result.case.precision_name
         best[name] = max(best.get(name, 0.0), result.flop_per_s or 0.0)
     ceilings = [
-        *(
-            Ceiling("dense peak", "datasheet", p, PEAKS[p] * 1e12, reference=SHEET)
-            for p in precisions
-            if p in PEAKS
-        ),
-        *(
-            Ceiling("large GEMM", "measured", p, best[p], reference="largest")
-            for p in precisions
-            if best[p]
-        ),
+        *(Ceiling("dense peak", "datasheet", p, PEAKS[p] * 1e12, reference=SHEET)
+          for p in precisions if p in PEAKS),
+        *(Ceiling("large GEMM", "measured", p, best[p], reference="largest")
+          for p in precisions if best[p]),
         Ceiling("memory", "measured", byte_per_s=4.3e12, reference="copy"),
-    ]
+    ]  # fmt: skip
     run = Run(
         command=("microbench", "gemm", "--dtype", "fp16", "--sizes", "256..8192"),
         started_at="2026-01-05T10:12:31+00:00",
