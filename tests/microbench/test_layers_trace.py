@@ -125,14 +125,12 @@ def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
 def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
     found = traced("vit_b_16")
     tokens, width = BATCH * 197, 768
-    sizes = [
-        (g.problem.dims["n"], g.problem.dims["k"], g.count) for g in of(found, "gemm", "fprop")
-    ]
-    assert sizes == [
+    gemms = [(g.problem.dims, g.count) for g in of(found, "gemm", "fprop")]
+    assert [(dims["n"], dims["k"], count) for dims, count in gemms] == [
         (3 * width, width, 12), (width, width, 12), (4 * width, width, 12),
         (width, 4 * width, 12), (1000, width, 1),
     ]  # fmt: skip
-    assert all(g.problem.dims["m"] in (tokens, BATCH) for g in of(found, "gemm", "fprop"))
+    assert all(dims["m"] in (tokens, BATCH) for dims, _ in gemms)
     scores = 12 * BATCH * 197 * 197
     assert [(s.what, s.count, s.flops) for s in found.skipped] == [
         ("scaled_dot_product_attention", 12, 4 * scores * 64),
@@ -145,13 +143,8 @@ def test_auxiliary_heads_train_too_and_padding_by_axis_is_measured() -> None:
     found = traced("inception_v3")
     assert found.image == 299
     assert not found.skipped
-    wide = [
-        layer.problem.dims
-        for layer in of(found, "conv", "wgrad")
-        if layer.problem.dims["padding"] == "0x3"
-    ]
-    assert wide
-    assert {(dims["r"], dims["s"]) for dims in wide} == {(1, 7)}
+    dims = [layer.problem.dims for layer in of(found, "conv", "wgrad")]
+    assert {(each["r"], each["s"]) for each in dims if each["padding"] == "0x3"} == {(1, 7)}
     assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
 
 
