@@ -91,14 +91,9 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
 
 def test_an_error_leaves_the_terminal_in_order() -> None:
     file = io.StringIO()
-
-    def interrupted() -> None:
-        with LiveProgress(Console(file=file, force_terminal=True), GROUPS) as progress:
-            progress.stage(GROUPS[0].cases[0].key, "preparing")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    progress = LiveProgress(Console(file=file, force_terminal=True), GROUPS)
+    with pytest.raises(KeyboardInterrupt), progress:
+        raise KeyboardInterrupt
     assert file.getvalue().rstrip().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
 
 
@@ -224,10 +219,9 @@ def test_points_are_the_numbers_of_the_run() -> None:
     (panel,) = lines.panels.values()
     found = {(p["precision"], p["backend"], p["size"]): p["rate"] for p in panel.points}
     expected = {
-        (r.case.precision_name, r.case.backend, r.case.problem.axis): (r.flop_per_s or 0) / 1e12
-        for r in run.results
-        if r.flop_per_s
-    }
+        (r.case.precision_name, r.case.backend, r.case.problem.axis): r.flop_per_s / 1e12
+        for r in run.results if r.flop_per_s
+    }  # fmt: skip
     assert found == pytest.approx(expected)
     assert lines.unit == "TFLOP/s"
     assert all(p["low"] < p["rate"] < p["high"] for p in panel.points)
