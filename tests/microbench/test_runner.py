@@ -291,7 +291,16 @@ def numbers(run: Run) -> dict[str, tuple[int, ...]]:
 def test_each_case_is_measured_in_as_many_fresh_processes_of_fewer_rounds_each(
     world: World,
 ) -> None:
+    """Each group of each process is on disk before the next begins."""
+    seen: list[list[int]] = []
+
+    def look(_: Group) -> None:
+        if world.path.exists():  # since the first group
+            seen.append([max(1, len(one)) for one in numbers(read_run(world.path)).values()])
+
+    world.trouble = look
     run = world.runner(3).measure(InOrder(GROUPS, 30.0, processes=3), GROUPS)
+    assert seen == [[1, 1], [1] * 5, [2, 2, 1, 1, 1], [2] * 5, [3, 3, 2, 2, 2]]
     assert numbers(run) == {case.key: (0, 1, 2) for group in GROUPS for case in group.cases}
     assert [[group for group, _ in s.asked] for s in world.sessions] == [GROUPS] * 3
     assert [s.checked for s in world.sessions] == [[False] * 2, [True] * 2, [True] * 2]
@@ -317,18 +326,6 @@ def test_each_case_is_measured_in_as_many_fresh_processes_of_fewer_rounds_each(
     alone.runner().measure(InOrder(GROUPS, 30.0), GROUPS)
     assert alone.sessions[0].rounds == [FEWEST_ROUNDS] * 2
     assert (alone.progress.passes, alone.loaded_ahead) == ([], 0)
-
-
-def test_each_group_of_each_process_is_on_disk_before_the_next_begins(world: World) -> None:
-    seen: list[list[int]] = []
-
-    def look(_: Group) -> None:
-        if world.path.exists():  # since the first group
-            seen.append([max(1, len(one)) for one in numbers(read_run(world.path)).values()])
-
-    world.trouble = look
-    world.runner(2).measure(InOrder(GROUPS, 30.0), GROUPS)
-    assert seen == [[1, 1], [1] * 5, [2, 2, 1, 1, 1]]
 
 
 def test_a_case_that_kills_a_later_process_keeps_what_it_had_and_no_number_is_given_twice(
