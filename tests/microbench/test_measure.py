@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -147,11 +148,8 @@ def test_a_wrong_kernel_fails_and_is_never_timed(
     launches: list[Launch] = []
 
     def fake(_: Case, operands: Operands) -> Sequence[Candidate]:
-        def call() -> None:
-            kernel(operands)
-
-        launches.append(call)
-        return [Candidate("wrong", call)]
+        launches.append(partial(kernel, operands))
+        return [Candidate("wrong", launches[-1])]
 
     fake_back_end("bf16", fake)
     found = measure(measurer, group_of("fp32", "bf16"))
