@@ -150,8 +150,7 @@ def test_a_run_is_resumed_by_its_own_network_only(traced) -> None:
 def cells() -> list[Group]:
     """Seven widths, two images, two batches."""
     asked = ConvRequest(Conditions(), "8..512", image="7,14", batch="8,16", layout="nhwc")
-    groups = asked.plan("cuda")
-    return [group for group in groups if len(group.cases) > 1]
+    return [group for group in asked.plan("cuda") if len(group.cases) > 1]
 
 
 def result_with(case: Case, gains: Mapping[str, float]) -> Result:
