@@ -204,7 +204,7 @@ def test_each_rung_changes_what_its_name_says_and_takes_the_other_options() -> N
 # ---------------------------------------------------------------- the forward pass alone
 
 
-def test_inference_is_compared_by_precision_at_batch_1_and_the_usual_one() -> None:
+def test_inference_is_compared_at_batch_1_and_the_usual_one_and_refuses_learning() -> None:
     comparisons = planned(evaluation=True)
     assert [[case.recipe for case in found] for found in comparisons] == [
         ["fp32", "tf32", "amp"]
@@ -217,9 +217,6 @@ def test_inference_is_compared_by_precision_at_batch_1_and_the_usual_one() -> No
         assert "evaluation" not in trained.key, "keys of older files stand"
     assert all(case.graph and case.compile for case in
                cases(evaluation=True, graph=True, compile=True))  # fmt: skip
-
-
-def test_inference_refuses_what_is_about_learning() -> None:
     values: dict[str, Any] = {
         "ladder": True, "fused": False, "optimizer": "adam", "schedule": "cosine", "loss": "a:b",
         "freeze": "body", "gpus": "2", "compress": "bf16", "label_smoothing": 0.1, "clip": 1.0,

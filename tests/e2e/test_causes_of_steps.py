@@ -67,7 +67,7 @@ def with_op(made: Made, name: str, start: int, ns: float, dims: list[Any], *type
     made.kernel("k", start + 30 * US, start + 30 * US + int(ns), start + US)
 
 
-# ---------------------------------------------------------------- launches
+# ---------------------------------------------------------------- launches, normalisation
 
 
 @pytest.mark.parametrize("name", ["aten::lerp_", "aten::_foreach_lerp_"])
@@ -122,9 +122,6 @@ def test_many_small_compiled_regions_are_a_cause_and_one_is_not(
     if causes:
         assert "20 a step" in causes[0].where
         assert causes[0].ms == approx(4, abs=0.1)
-
-
-# ---------------------------------------------------------------- normalisation
 
 
 @pytest.mark.parametrize(("ms", "slow"), [(6, True), (1, False)])

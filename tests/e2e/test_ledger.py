@@ -88,18 +88,7 @@ def test_a_ledger_adds_up_and_the_other_way_round_it_is_the_same(
     assert all(line.ms == 0 for line in ledger(base, base)[1:-1])
 
 
-def test_idle_time_is_what_is_left_of_the_step_that_was_measured() -> None:
-    base = recorded({CONVOLUTIONS: 90, LAUNCH: 2}, 95.0, "fp32")
-    other = recorded({CONVOLUTIONS: 20, LAUNCH: 45, SYNC: 15}, 40.0)  # 40 of 60 ms: the profiler
-    lines = ledger(base, other)
-    assert change(lines, CONVOLUTIONS) == pytest.approx(-70)
-    assert change(lines, LAUNCH) == pytest.approx(15 - 2)
-    assert change(lines, SYNC) == pytest.approx(5)
-    assert change(lines, RESIDUAL) == pytest.approx(-3), "of fp32, which took 3 ms more"
-    assert {line.source for line in lines} == {"measured", "traced"}
-
-
-def test_a_captured_step_waits_between_kernels_and_a_fed_one_for_its_loader() -> None:
+def test_idle_time_is_what_is_left_between_kernels_if_captured_and_the_loader_s_if_fed() -> None:
     training = recorded({CONVOLUTIONS: 20, LAUNCH: 40}, 21.0)
     captured = replace(training, case=replace(training.case, graph=True))
     expected = {CONVOLUTIONS: 20, BETWEEN: 1, RESIDUAL: 0}
@@ -110,6 +99,14 @@ def test_a_captured_step_waits_between_kernels_and_a_fed_one_for_its_loader() ->
         waits = fed(recorded({CONVOLUTIONS: 20}, 50.0), unfed_s)
         assert waits.loader_wait_s == pytest.approx(wait_s)
     assert Training(training.case, "failed").loader_wait_s == 0.0
+    base = recorded({CONVOLUTIONS: 90, LAUNCH: 2}, 95.0, "fp32")
+    other = recorded({CONVOLUTIONS: 20, LAUNCH: 45, SYNC: 15}, 40.0)  # 40 of 60 ms: the profiler
+    lines = ledger(base, other)
+    assert change(lines, CONVOLUTIONS) == pytest.approx(-70)
+    assert change(lines, LAUNCH) == pytest.approx(15 - 2)
+    assert change(lines, SYNC) == pytest.approx(5)
+    assert change(lines, RESIDUAL) == pytest.approx(-3), "of fp32, which took 3 ms more"
+    assert {line.source for line in lines} == {"measured", "traced"}
 
 
 # ---------------------------------------------------------------- causes

@@ -163,7 +163,7 @@ def test_wide_resnet_is_pre_activation() -> None:
     torch.testing.assert_close(block(images), images, rtol=0, atol=0)
 
 
-# ---- losses
+# ---- losses of tokens, GPT
 
 
 def test_losses_of_tokens_are_of_the_next_one_and_of_a_text_s_first() -> None:
@@ -179,9 +179,6 @@ def test_losses_of_tokens_are_of_the_next_one_and_of_a_text_s_first() -> None:
     right = torch.tensor([[0.0, 50.0, 0.0, 0.0], [0.0, 0.0, 50.0, 0.0]])
     assert first_token_loss(right, tokens, 0.0) == pytest.approx(0.0)
     assert first_token_loss(right.half(), tokens.flip(0), 0.0) > 10
-
-
-# ---- GPT
 
 
 def test_gpt_is_gpt2_small() -> None:

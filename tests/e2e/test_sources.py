@@ -49,7 +49,7 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
     return open_data(spec, Options(sample, **options))
 
 
-# ---- of several ranks
+# ---- of several ranks, of the word, synthetic
 
 
 def test_each_rank_has_its_share_of_what_is_held_out(pictures: Path) -> None:
@@ -74,9 +74,6 @@ def test_ranks_share_a_batch_of_noise() -> None:
             assert torch.equal(own_classes, classes[rank::3])
 
 
-# ---- the word
-
-
 def test_data_that_does_not_fit_the_network(pictures: Path) -> None:
     for spec in ("cifar10:/data", "folder:/data"):
         assert "--data synthetic" in message(lambda spec=spec: opened(spec, (128,), tokens=500))
@@ -89,9 +86,6 @@ def test_data_that_does_not_fit_the_network(pictures: Path) -> None:
     assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
     save(noise(1), pictures / "val" / "vogel" / "1.jpg")
     assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
-
-
-# ---- synthetic
 
 
 def test_synthetic_images_are_one_normal_batch_of_the_seed() -> None:
@@ -380,6 +374,10 @@ def test_a_folder_is_trained_on_in_its_sample_shape_and_holds_out_its_val(pictur
     assert [images.shape for images, _ in drawn] == [(4, 3, 16, 8), (1, 3, 16, 8)]
     assert numbers(drawn) == [200, 201, 202, 203, 204]
     assert torch.cat([classes for _, classes in drawn]).tolist() == [0, 0, 0, 1, 1]
+    Path(os.fsdecode(bytes(pictures) + b"/train/katze/\xff\n.jpg")).touch()
+    (note,) = opened(f"folder:{pictures}", (3, 16, 16)).notes
+    assert note == "1 broken image left out: train/katze/??.jpg (empty)"
+    note.encode()
 
 
 def test_without_val_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
@@ -474,13 +472,6 @@ def test_broken_images_are_left_out_counted_and_named(
     held_out = list(data.held_out(3, CPU))
     assert sorted(numbers(held_out)) == [200, 201, 202, 203, 204]
     assert data.notes[0].startswith("5 broken images")
-
-
-def test_names_of_broken_images_can_be_printed(pictures: Path) -> None:
-    Path(os.fsdecode(bytes(pictures) + b"/train/katze/\xff\n.jpg")).touch()
-    (note,) = opened(f"folder:{pictures}", (3, 16, 16)).notes
-    assert note == "1 broken image left out: train/katze/??.jpg (empty)"
-    note.encode()
 
 
 def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
