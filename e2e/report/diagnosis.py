@@ -9,9 +9,8 @@ from rich.text import Text
 
 from e2e.profile.causes import AFTER, Cause, Gain
 from e2e.profile.compare import Aligned, Change, LayerTime
-from e2e.profile.diagnosis import Diagnosis, TermTime, Traced, changes, step_ns
+from e2e.profile.diagnosis import Diagnosis, Ranks, RankTime, TermTime, Traced, changes, step_ns
 from e2e.profile.products import Fused, Product, reach
-from e2e.profile.ranks import Ranks, RankTime
 from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
 from e2e.results.terms import PYTHON
