@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from e2e.commands.diagnose import LAUNCHERS, Script, arguments_in, script_of
+from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
 from e2e.options import TrainOptions
 from e2e.training.place import place_of
 from microbench.command_line import (

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from click import Context
@@ -29,111 +30,6 @@ from microbench.worker import WorkerDied, greet_parent, serve_requests
 
 if TYPE_CHECKING:
     from e2e.commands.session import Session
-from contextlib import nullcontext
-
-import torch
-
-from e2e.data.datasets import Options, open_data
-from e2e.data.types import ALL, Data
-from e2e.networks import find
-from e2e.networks.network import Network
-from e2e.networks.weights import with_weights
-from e2e.training.ranks import Ranks
-from e2e.training.variants import Task
-from kernels.case import Target
-from kernels.error_words import one_line
-from microbench.device.device import fault_of_gpu
-from microbench.errors import UserError
-from microbench.network.networks import tensors_in
-from microbench.worker import OnStage
-
-STAND_IN = (
-    "The loss is a placeholder (the mean square of the output): the speed is that of training, "
-    "the accuracy is not. For a real loss give --loss module:function."
-)
-
-
-def open_task(
-    options: TrainOptions, target: Target, announce: OnStage, ranks: Ranks | None
-) -> tuple[Task, tuple[str, ...]]:
-    """The task, and remarks on it. UserError for what is wrong with network or data."""
-    with ranks.together() if ranks else nullcontext():
-        return _opened(options, target, announce, ranks)
-
-
-def _opened(
-    options: TrainOptions, target: Target, announce: OnStage, ranks: Ranks | None
-) -> tuple[Task, tuple[str, ...]]:
-    name, device, given = options.network, target.torch_device, options.of_case
-    announce("", f"building {name}")
-    network = find(name, input=options.shape, loss=options.loss)
-    classes, stands_in = network.classes, False
-    if classes is None:
-        announce("", f"running {name} once")
-        classes, stands_in = _look_at(network, device)
-    announce("", f"opening --data {options.data}")
-    try:
-        data = open_data(
-            options.data,
-            Options(
-                network.input, classes=classes, tokens=network.tokens, strict=options.strict,
-                workers=given["workers"], loader=given["loader"], device=torch.device(device),
-                share=(ranks.rank, ranks.world) if ranks else ALL,
-            ),
-        )  # fmt: skip
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"--data {options.data}: {one_line(error)}") from None
-    if data.train_samples is not None and network.tokens is None:
-        network = find(name, input=options.shape, loss=options.loss, classes=data.classes)
-    network = replace(network, classes=data.classes)
-    if options.weights:
-        announce("", f"loading {options.weights.name}")
-        network = with_weights(network, options.weights)
-    remarks = (*data.notes, *([STAND_IN] if stands_in and not options.evaluation else []))
-    return Task(network, data, options.seed, ranks), remarks
-
-
-def _look_at(network: Network, device: str) -> tuple[int | None, bool]:
-    """(classes, whether the loss is a stand-in), from a user's network's output for two samples.
-
-    UserError with the error that its forward raises.
-    """
-    shape = (2, *network.input)
-    if network.tokens is None:
-        inputs = torch.randn(shape, device=device)
-    else:
-        inputs = torch.randint(network.tokens, shape, device=device)
-    try:
-        with torch.no_grad():
-            output = network.build().to(device)(inputs)
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()  # its kernels' faults are its own
-    except Exception as error:
-        cause = fault_of_gpu() or error
-        raise UserError(f"{network.name}: its forward raised {one_line(cause)}") from None
-    first = next(tensors_in(output), None)
-    classes = first.shape[1] if first is not None and first.dim() == 2 else None
-    target = inputs if network.tokens else torch.zeros(2, dtype=torch.int64, device=device)
-    return None if network.tokens else classes, network.stands_in(output, target)
-
-
-def check_data(options: TrainOptions, data: Data, kind: str) -> None:
-    """UserError for options that this data and this machine do not have."""
-    held_out, asked = data.held_out_samples, options.held_out
-    if options.epochs is not None and data.train_samples is None:
-        raise UserError(f"--data {data.name} has no epochs; use --iterations")
-    if asked and held_out is None:
-        raise UserError(f"--data {data.name} has no held-out samples; leave out --held-out")
-    if asked and held_out is not None and asked > held_out:
-        raise UserError(f"--held-out {asked}: --data {data.name} has {held_out} held-out samples")
-    count, here = max(options.all_gpus), torch.cuda.device_count()
-    if options.train and kind == "cuda" and count > here and place_of(os.environ) is None:
-        raise UserError(
-            f"--gpus {count}: this machine has {here}; start torchrun on each host for more"
-        )
-
 
 Result = Training | Loading
 
@@ -142,10 +38,20 @@ CUBLAS_DETERMINISTIC = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SILENT = "9"  # of the profiler's own messages on standard error
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
-# What a process does, as far as it matters where it dies.
-OPENING, ENDING = "opening", "ending"
-LOADING, PREDICTING, SETTING_UP, TIMING = "loading", "predicting", "setting up", "timing"
-RECORDING, VERIFYING, HOLDING, TRAINING = "recording", "verifying", "holding", "training"
+
+class Stage(StrEnum):
+    """What a process does, as far as it matters where it dies."""
+
+    OPENING = "opening"
+    ENDING = "ending"
+    LOADING = "loading"
+    PREDICTING = "predicting"
+    SETTING_UP = "setting up"
+    TIMING = "timing"
+    RECORDING = "recording"
+    VERIFYING = "verifying"
+    HOLDING = "holding"
+    TRAINING = "training"
 
 
 class Pipe(Protocol):
@@ -203,7 +109,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Begun:
-    """What begins, one of OPENING .. ENDING, and with which cases; it may take `budget_s` alone."""
+    """What begins, a Stage, and with which cases; it may take `budget_s` alone."""
 
     what: str
     cases: Sequence[TrainCase] | Sequence[LoadCase] = ()
@@ -326,8 +232,8 @@ def carry_out(pipe: Pipe, job: Job) -> None:
         os.environ.setdefault(*CUBLAS_DETERMINISTIC)
     import torch
 
-    from e2e.commands.job import check_data, open_task
     from e2e.commands.session import Session
+    from e2e.commands.tasks import check_data, open_task
     from e2e.data.loaders.cpus import limit_cpus
     from e2e.training.ranks import Ranks, device_of
     from microbench.device import device as devices

@@ -9,17 +9,7 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 
 from e2e.case import TrainCase
-from e2e.commands.job import (
-    HOLDING,
-    LOADING,
-    PREDICTING,
-    RECORDING,
-    SETTING_UP,
-    TIMING,
-    TRAINING,
-    VERIFYING,
-    Begun,
-)
+from e2e.commands.job import Begun, Stage
 from e2e.report.arms import in_words
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
@@ -28,11 +18,18 @@ from microbench.report.live import LiveLine
 
 START_UP, OPENING = "start-up", "network and data"
 RECORDING_S = 2.5  # about, of an arm, before any was recorded
+FIRST = (Stage.SETTING_UP, Stage.TRAINING, Stage.LOADING, Stage.PREDICTING)  # what a result has
 # The kind of result that comes of what begins.
-KINDS = {
-    SETTING_UP: TIMING, TIMING: TIMING, VERIFYING: TIMING, RECORDING: TIMING, HOLDING: TRAINING,
-    TRAINING: TRAINING, LOADING: LOADING, PREDICTING: PREDICTING,
-}  # fmt: skip
+KINDS: Mapping[str, str] = {
+    Stage.SETTING_UP: Stage.TIMING,
+    Stage.TIMING: Stage.TIMING,
+    Stage.VERIFYING: Stage.TIMING,
+    Stage.RECORDING: Stage.TIMING,
+    Stage.HOLDING: Stage.TRAINING,
+    Stage.TRAINING: Stage.TRAINING,
+    Stage.LOADING: Stage.LOADING,
+    Stage.PREDICTING: Stage.PREDICTING,
+}
 
 
 class StageTimes:
@@ -91,7 +88,7 @@ class TimeLeft:
         now_s = self._clock()
         self._arm_ends(now_s)
         kind = KINDS.get(begun.what, "")
-        if kind != self._result or begun.what in (SETTING_UP, TRAINING, LOADING, PREDICTING):
+        if kind != self._result or begun.what in FIRST:
             self._result, self._result_s = kind, now_s
         self._part, self._part_s, self._end_s = begun.what, now_s, None
         self._arms, self._arms_done, self._key = len(begun.cases), 0, ""
@@ -99,7 +96,7 @@ class TimeLeft:
 
     def arm(self, key: str) -> None:
         """An arm of the part is at work."""
-        if key != self._key and self._part in (SETTING_UP, RECORDING):
+        if key != self._key and self._part in (Stage.SETTING_UP, Stage.RECORDING):
             now_s = self._clock()
             self._arm_ends(now_s)
             self._key, self._part_s = key, now_s
@@ -152,23 +149,23 @@ class TimeLeft:
         spent_s = now_s - self._part_s
         if self._end_s is not None:
             rest_s = max(0.0, self._end_s - now_s)
-            return rest_s + self._recording_s() * (self._part == TIMING)
-        if self._part in (SETTING_UP, RECORDING):
+            return rest_s + self._recording_s() * (self._part == Stage.TIMING)
+        if self._part in (Stage.SETTING_UP, Stage.RECORDING):
             each_s = self._mean_s(self._part)
             if each_s is None:
                 return None
             arms_s = max(0.0, each_s - spent_s) + each_s * (self._arms - self._arms_done - 1)
             later_s = self._budget_s + self._recording_s()
-            return arms_s + later_s * (self._part == SETTING_UP)
-        if self._part == TIMING:
+            return arms_s + later_s * (self._part == Stage.SETTING_UP)
+        if self._part == Stage.TIMING:
             return max(0.0, self._budget_s - spent_s) + self._recording_s()
-        if self._part == LOADING:
+        if self._part == Stage.LOADING:
             return max(0.0, self._budget_s - spent_s)
         each_s = self._mean_s(self._result)
         return None if each_s is None else max(0.0, each_s - (now_s - self._result_s))
 
     def _recording_s(self) -> float:
-        each_s = self._mean_s(RECORDING)
+        each_s = self._mean_s(Stage.RECORDING)
         return self._arms * (RECORDING_S if each_s is None else each_s)
 
 
@@ -218,7 +215,7 @@ class TrainProgress(LiveLine):
             return
         arms = [case for case in cases if isinstance(case, TrainCase)]
         self._names = {case.key: arm_name(case) for case in arms}
-        if begun.what == SETTING_UP and not self._process:
+        if begun.what == Stage.SETTING_UP and not self._process:
             variants = fmt.count(len(arms), "variant")
             self.say(fmt.clean(f"{arms[0].network} {_size(arms[0])}, {variants}"))
 

@@ -16,14 +16,6 @@ from typing import Any
 from e2e.case import TrainCase
 from e2e.commands.convergence import judged
 from e2e.commands.job import (
-    ENDING,
-    HOLDING,
-    LOADING,
-    PREDICTING,
-    RECORDING,
-    SETTING_UP,
-    TIMING,
-    TRAINING,
     Begun,
     Ended,
     Found,
@@ -32,6 +24,7 @@ from e2e.commands.job import (
     More,
     Pipe,
     Result,
+    Stage,
     can_step,
     untraced,
     with_what_was,
@@ -113,7 +106,7 @@ class Session:
 
     def end(self) -> None:
         """All is done."""
-        self.begin(ENDING, ())
+        self.begin(Stage.ENDING, ())
         others = others_now(devices.gpu_state(self._info))
         self._tell(Ended(tuple(self.task.data.notes), others))
 
@@ -135,12 +128,12 @@ class Session:
         number = self.job.number
         if number:
             again = [cases for cases in mine if self._lacks(run, cases, number)]
-            self.expect(TIMING, len(again))
+            self.expect(Stage.TIMING, len(again))
             for cases in again:
                 run = self._again(run, cases)
             return run
-        self.expect(TIMING, sum(not self.is_done(run, cases) for cases in mine))
-        self.expect(TRAINING, sum(self._trainings_of(run, cases) for cases in mine))
+        self.expect(Stage.TIMING, sum(not self.is_done(run, cases) for cases in mine))
+        self.expect(Stage.TRAINING, sum(self._trainings_of(run, cases) for cases in mine))
         for cases in mine:
             if not self.is_done(run, cases):
                 run = self._compared(run, cases)
@@ -190,7 +183,8 @@ class Session:
         for training in found:
             run = run.with_other(training)
         self._tried |= {case.key for case in cases}
-        self.expect(TRAINING, self._trainings_of(run, cases) - expected)  # what cannot be timed
+        # Less those of what cannot be timed.
+        self.expect(Stage.TRAINING, self._trainings_of(run, cases) - expected)
         return self.saved(run, *found)
 
     def time(self, run: Run, cases: Cases, *, verifies: bool = False) -> list[Training]:
@@ -206,13 +200,13 @@ class Session:
         }  # fmt: skip
         todo = [case for case in cases if case.key not in known]
         if not verifies:
-            self.begin(SETTING_UP, todo, budget_s=self._budget_s(todo))
+            self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
         found = self._ranks.same(self._variants.set_up(todo, self.announce))
         arms = [t.case for t in found if t.status == "ok"]
         if arms:
             budget_s = self._budget_s(arms)
             if not verifies:
-                self.begin(TIMING, arms, budget_s=budget_s)
+                self.begin(Stage.TIMING, arms, budget_s=budget_s)
             timed = self._variants.time(
                 budget_s, self.announce, self._own_speed, lambda rest_s: self._tell(Left(rest_s))
             )
@@ -270,7 +264,7 @@ class Session:
     def _recorded(self, trainings: Sequence[Training]) -> list[Training]:
         """The held trainings with steps of them as the profiler recorded them."""
         held = self._variants.held
-        self.begin(RECORDING, [t.case for t in trainings if t.steps])
+        self.begin(Stage.RECORDING, [t.case for t in trainings if t.steps])
         found = self._ranks.same({key: self._traced(key) for key in held})
         return [_with_trace(t, found.get(t.case.key)) for t in trainings]
 
@@ -332,7 +326,7 @@ class Session:
         if not todo:
             return run
         held = list(dict.fromkeys(case for case, _ in todo))
-        self.begin(HOLDING, held)
+        self.begin(Stage.HOLDING, held)
         for training in self._ranks.same(self._variants.set_up(held, self.announce)):
             known = run.find(Training, training.case.key)
             if training.status != "ok" and known:
@@ -342,7 +336,7 @@ class Session:
         for case, seed in todo:
             if case.key not in self._variants.held:
                 continue
-            self.begin(TRAINING, [case], seed=seed)
+            self.begin(Stage.TRAINING, [case], seed=seed)
             repeat = self._train_once(case, seed, self._steps(cases))
             training = run.find(Training, case.key)
             assert training
@@ -383,18 +377,18 @@ class Session:
         known = run.find(Loading, case.key)
         if known and (known.status != "failed" or case.key in self._tried):
             return run
-        self.begin(LOADING, [case], budget_s=budget_s)
+        self.begin(Stage.LOADING, [case], budget_s=budget_s)
         self._variants.close()  # arms would be beside it
         return self.saved(run, self._meter.measure(case, budget_s))
 
     def predict(self, run: Run, comparisons: Sequence[Cases]) -> Run:
         """The run with these comparisons predicted, but for what it has already."""
-        self.expect(PREDICTING, len(comparisons))
+        self.expect(Stage.PREDICTING, len(comparisons))
         for cases in comparisons:
             known = [run.find(Training, case.key) for case in cases]
             if all(t and (t.status != "failed" or t.case.key in self._tried) for t in known):
                 continue
-            self.begin(PREDICTING, cases)
+            self.begin(Stage.PREDICTING, cases)
             todo = [case for case in cases if case.key not in self.job.tried]
             found = self._trainings({case: self._predicted(case) for case in todo})
             # What was measured says more.

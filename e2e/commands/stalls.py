@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import OWN, TrainCase, is_own
-from e2e.commands.job import LOADING
+from e2e.commands.job import Stage
 from e2e.commands.train import file_name, run_training
 from e2e.data.loaders import LOADERS, check_name
 from e2e.data.loaders.cpus import cores
@@ -169,7 +169,7 @@ class Loaders:
 
 def _loaded(job: Session, run: Run, cases: Sequence[LoadCase], budget_s: float) -> Run:
     """The run with these loaders measured alone."""
-    job.expect(LOADING, len(cases))
+    job.expect(Stage.LOADING, len(cases))
     for case in cases:
         run = job.loaded(run, case, budget_s)
     return run

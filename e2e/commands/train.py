@@ -10,14 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from e2e.commands.job import (
-    ENDING,
-    HOLDING,
-    LOADING,
-    OPENING,
-    PREDICTING,
-    RECORDING,
-    TRAINING,
-    VERIFYING,
     Begun,
     Ended,
     Found,
@@ -27,6 +19,7 @@ from e2e.commands.job import (
     Opened,
     Procedure,
     Result,
+    Stage,
     can_step,
     carry_out,
     untraced,
@@ -133,7 +126,7 @@ class Keeper:
             self._console, quiet=options.outputs.quiet, stages=self._stages
         )
         self._greeting: Greeting | None = None
-        self._begun, self._ended = Begun(OPENING), Ended()
+        self._begun, self._ended = Begun(Stage.OPENING), Ended()
         self._tried: frozenset[str] = frozenset()
         # Results stand as their cases began: one that has killed a process is not the first.
         self._order = dict.fromkeys(one.case.key for one in (before.others if before else ()))
@@ -177,7 +170,7 @@ class Keeper:
         while True:
             found = self._run or self._before
             job = replace(job, found=found.others if found else (), tried=self._tried)
-            self._begun = Begun(OPENING)
+            self._begun = Begun(Stage.OPENING)
             try:
                 if here:
                     carry_out(Here(self._take, self._progress.stage), job)
@@ -185,9 +178,9 @@ class Keeper:
                     self._follow(job)
                 return
             except WorkerDied as death:
-                if self._begun.what == ENDING:
+                if self._begun.what == Stage.ENDING:
                     return  # all is saved
-                if self._begun.what == OPENING:
+                if self._begun.what == Stage.OPENING:
                     raise UserError(death.reason) from None
                 if place_of(os.environ):
                     raise UserError(f"{death.reason}: torchrun's ranks end together") from None
@@ -207,28 +200,28 @@ class Keeper:
         blamed: Any = next((case for case in cases if case.key == death.key), cases[0])
         self._tried |= {blamed.key}
         known = run.find(Training, blamed.key)
-        if begun.what == LOADING:
+        if begun.what == Stage.LOADING:
             self._keep(Loading(blamed, "failed", death.reason))
-        elif begun.what == RECORDING:
+        elif begun.what == Stage.RECORDING:
             found = [t for case in cases if (t := run.find(Training, case.key))]
             self._tried |= {case.key for case in cases}
             self._keep(*(untraced(training, death.reason) for training in found))
-        elif begun.what in (HOLDING, TRAINING):
+        elif begun.what in (Stage.HOLDING, Stage.TRAINING):
             assert known
             at = "setting up its training"
-            if begun.what == TRAINING:
+            if begun.what == Stage.TRAINING:
                 at = f"training from seed {begun.seed}"
             reason = f"{at}: {death.reason}"
             self._save(replace(known, status="failed", reason=reason))
-        elif begun.what == VERIFYING and known and known.steps:
+        elif begun.what == Stage.VERIFYING and known and known.steps:
             pass
-        elif not job.number and not (begun.what == PREDICTING and known and known.steps):
+        elif not job.number and not (begun.what == Stage.PREDICTING and known and known.steps):
             failed = with_what_was(known, Training(blamed, "failed", death.reason))
             self._save(failed)
-            if begun.what != VERIFYING and all(case.key in self._tried for case in cases):
+            if begun.what != Stage.VERIFYING and all(case.key in self._tried for case in cases):
                 self._progress.timed([failed])  # else it is told with the others
-        if begun.what == VERIFYING:
-            self._tried |= {VERIFYING + cases[0].key}
+        if begun.what == Stage.VERIFYING:
+            self._tried |= {Stage.VERIFYING + cases[0].key}
 
     # ------------------------------------------------------------ what they say
 
@@ -274,7 +267,7 @@ class Keeper:
         last = results[-1]
         if isinstance(last, Loading):
             self._progress.loaded(last)
-        elif self._begun.what == TRAINING:
+        elif self._begun.what == Stage.TRAINING:
             self._progress.trained(last.case, last.repeats[-1])
         else:
             self._progress.timed(list(results))

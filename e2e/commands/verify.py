@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import ON_CPU, TrainCase
-from e2e.commands.job import VERIFYING
+from e2e.commands.job import Stage
 from e2e.plan import Cases
 from e2e.results.ledger import COMPETING, LOADING
 from e2e.results.loader_types import load_case
@@ -41,10 +41,10 @@ def verified(session: Session, run: Run, cases: Cases) -> Run:
             continue
         todo = list(_changes(training, session.kind))[:VERIFIED]
         measured = any(cause.case_change for cause in training.causes)
-        if not todo or measured or session.was_tried(VERIFYING + case.key):
+        if not todo or measured or session.was_tried(Stage.VERIFYING + case.key):
             continue
         fixed = [replace(case, **change) for _, change in todo]
-        session.begin(VERIFYING, [case, *fixed])
+        session.begin(Stage.VERIFYING, [case, *fixed])
         again, *tried = _tried(session, run, case, fixed)
         causes = list(training.causes)
         for (i, change), one in zip(todo, tried, strict=True):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from e2e.commands.child_errors import PassedOn, into
-from e2e.commands.job import TIMING, Begun, Ended, Job, serve
+from e2e.commands.job import Begun, Ended, Job, Stage, serve
 from e2e.interrupts import share_sockets_folder
 from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve
 
@@ -34,7 +34,7 @@ class JobProcess(Child):
         """What it says next. WorkerDied where it ends, or says nothing for long in what has begun;
         UserError for a mistake of the user.
         """
-        patience_s = begun.budget_s + (2 * HANG_S if begun.what == TIMING else SET_UP_S)
+        patience_s = begun.budget_s + (2 * HANG_S if begun.what == Stage.TIMING else SET_UP_S)
         event = self._answer(on_stage, patience_s)
         self.ended = isinstance(event, Ended)
         return event

@@ -15,7 +15,8 @@ from samples.processes import MARK, marked, wait_for
 from samples.recording import PROOFS, RECORDER, STEPS, User, source
 
 from e2e.__main__ import main
-from e2e.commands.diagnose import keep, parse_condition
+from e2e.commands.diagnose import parse_condition
+from e2e.commands.record import keep
 from microbench.results.runfile import claimed
 
 SCRIPT = """

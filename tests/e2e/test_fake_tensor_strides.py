@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from e2e.aten import TensorSpec, spec_of
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.prediction.predictor import CannotTrace, trace, trace_real
 from e2e.prediction.trace.fake_tensor_strides import CPU_RULES, RULES
-from e2e.prediction.trace.fake_trace import CannotTrace, trace, trace_real
 from e2e.prediction.trace.recorder import Recorder
 
 ATEN = torch.ops.aten

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from e2e.aten import Pool, TensorSpec, describe, kind_of, materialise
 from e2e.networks import find
 from e2e.prediction.padding import Padding, padding
-from e2e.prediction.trace.fake_trace import trace
+from e2e.prediction.predictor import trace
 from e2e.prediction.trace.recorder import TracedOp
 
 CPU = torch.device("cpu")

@@ -16,17 +16,7 @@ from samples.commands import warm_children
 from samples.training_runs import arm, run_of
 
 from e2e.case import TrainCase
-from e2e.commands.job import (
-    ENDING,
-    LOADING,
-    PREDICTING,
-    RECORDING,
-    SETTING_UP,
-    TIMING,
-    TRAINING,
-    Begun,
-    with_what_was,
-)
+from e2e.commands.job import Begun, Stage, with_what_was
 from e2e.commands.progress import RECORDING_S, START_UP, StageTimes, TimeLeft, TrainProgress
 from e2e.commands.session import Session
 from e2e.commands.train import compare_recipes, run_training
@@ -135,7 +125,7 @@ def test_what_causes_propose_is_measured_beside_the_training_once() -> None:
 
 
 def load_one(session: Session, run: Run) -> Run:
-    session.expect(LOADING, 1)
+    session.expect(Stage.LOADING, 1)
     return session.loaded(run, LoadCase("folder", "dali", 8, "3x32x32", 1), 0.1)
 
 
@@ -183,13 +173,13 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
 
 def dies_at_the_end(session: Session, run: Run) -> Run:
     run = session.compare(run, session.comparisons)
-    session.begin(ENDING, ())
+    session.begin(Stage.ENDING, ())
     os._exit(3)
 
 
 def dies_in_recording(session: Session, run: Run) -> Run:
     def die(_trainings: object) -> list[Training]:
-        session.begin(RECORDING, session.comparisons[0])
+        session.begin(Stage.RECORDING, session.comparisons[0])
         os._exit(3)
 
     vars(session)["_recorded"] = die
@@ -288,24 +278,24 @@ def test_what_is_announced_is_right_from_a_third_on(
     cases = [arm("fp32", 1.0, case={"batch": i + 1}).case for i in range(arms)]
     wait(start_s)
     assert not said, "before it is known what is to come"
-    left.expect(TIMING, comparisons)
-    left.expect(TRAINING, trainings)
+    left.expect(Stage.TIMING, comparisons)
+    left.expect(Stage.TRAINING, trainings)
     for _ in range(comparisons):
-        left.begin(Begun(SETTING_UP, cases, budget_s))
+        left.begin(Begun(Stage.SETTING_UP, cases, budget_s))
         for case in cases:
             left.arm(case.key)
             wait(set_up_s)
-        left.begin(Begun(TIMING, cases, budget_s))
+        left.begin(Begun(Stage.TIMING, cases, budget_s))
         wait(budget_s / 3)
         left.ends_in(2 * budget_s / 3)
         wait(2 * budget_s / 3)
-        left.begin(Begun(RECORDING, cases))
+        left.begin(Begun(Stage.RECORDING, cases))
         for case in cases:
             left.arm(case.key)
             wait(record_s)
         left.done()
     for _ in range(trainings):
-        left.begin(Begun(TRAINING, cases[:1]))
+        left.begin(Begun(Stage.TRAINING, cases[:1]))
         wait(1.0)
         left.ends_in(2.0)
         wait(2.0)
@@ -320,9 +310,9 @@ def test_what_is_announced_is_right_from_a_third_on(
 def test_a_prediction_of_many_is_announced_after_the_first() -> None:
     now_s = 0.0
     left = TimeLeft(lambda: now_s)
-    left.expect(PREDICTING, 3)
+    left.expect(Stage.PREDICTING, 3)
     for expected in (None, 6.0, 3.0):
-        left.begin(Begun(PREDICTING))
+        left.begin(Begun(Stage.PREDICTING))
         found = left.seconds()
         assert found == (None if expected is None or found is None else pytest.approx(expected))
         now_s += 3.0

@@ -12,7 +12,7 @@ from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.networks.table import written
-from e2e.prediction.trace.fake_trace import Trace
+from e2e.prediction.predictor import Trace
 from e2e.prediction.trace.recorder import TracedOp
 
 
