@@ -75,7 +75,7 @@ class Silent:
             print(clean(f"rank {self._rank}: {rest[0]}"), file=sys.stderr, flush=True)
 
 
-# ---------------------------------------------------------------- what is asked, and told
+# ---------------------------------------------------------------- what is asked, and reported
 
 
 Procedure = Callable[["Session", Run], Run]  # adds to the run

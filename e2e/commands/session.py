@@ -82,7 +82,7 @@ class Session:
         reads = self._variants.cuda and self._ranks.leads
         self._own_speed = SmallStepSpeed(self._variants.device) if reads else None
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ what is reported
 
     def _tell(self, event: object) -> None:
         self._pipe.send(("ok", event))

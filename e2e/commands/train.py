@@ -219,7 +219,7 @@ class Keeper:
             failed = with_what_was(known, Training(blamed, "failed", death.reason))
             self._save(failed)
             if begun.what != Stage.VERIFYING and all(case.key in self._tried for case in cases):
-                self._progress.timed([failed])  # else it is told with the others
+                self._progress.timed([failed])  # else it is shown with the others
         if begun.what == Stage.VERIFYING:
             self._tried |= {Stage.VERIFYING + cases[0].key}
 

@@ -152,7 +152,7 @@ class Loader:
         They are float32 [batch, *sample], normalised, images in this memory format, with classes,
         int64 [batch]; or a token batch, int64 [batch, T], that is its own target.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} gives nothing to place on a device")
 
     def close(self) -> None:
         """End the loader's threads and processes. It returns no batches afterwards."""

@@ -22,7 +22,7 @@ TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel
 
 @dataclass(frozen=True, kw_only=True)
 class Network(NetworkFacts):
-    """A network that can be trained, and how it usually is: a classifier, unless told otherwise.
+    """A network that can be trained, and how it usually is: a classifier, unless stated otherwise.
 
     `build` makes it in float32 on the CPU, in training mode, from torch's global random numbers, so
     that the caller's seed decides. The target is int64 [batch]; for tokens it is the input itself,

@@ -52,7 +52,7 @@ class VariantFailed(Exception):
 class Watch:
     """What is noted beside timed steps: sensors while `during(key)`, and what is announced.
 
-    `speeds` are of the host, `left` is told the seconds that timing still takes, once they are
+    `speeds` are of the host, `left` gets the seconds that timing still takes, once they are
     known.
     """
 

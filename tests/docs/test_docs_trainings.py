@@ -214,7 +214,7 @@ def test_workers_that_amp_needs() -> None:
     assert [ratio.ci95[0] > 1 for ratio in gains if ratio.ci95] == [False, False, True]
     says(STALLS, "How many workers", *map(interval, [*gains, pinned.speedup["fp32"]]))
     rows = [
-        [str(n), f"{fp32.per_s:,.0f}", f"{amp.per_s:,.0f}",
+        [str(n), *(f"{t.predicted_per_s:,.0f} / {t.per_s:,.0f}" for t in (fp32, amp)),
          interval(by_the_wall(amp.speedup["fp32"], fp32, amp))]
         for n in (2, 8, 16) for fp32, amp in [(together["fp32", n], together["amp", n])]
     ]  # fmt: skip

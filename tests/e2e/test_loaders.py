@@ -122,6 +122,14 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
 
 
+def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
+    data = opened(root)
+    for asked, ahead in ((0, 4), (1, 2), (3, 6)):
+        feed = data.load(LoadSpec(4, CPU, 1, workers=2, prefetch=asked))
+        assert feed.ahead == ahead
+        feed.close()
+
+
 def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
     path = root / "train" / "a" / "0.jpg"
     if cold.cannot_drop(path):

@@ -55,7 +55,7 @@ PRODUCTS = {
     "O0": torch.float32, "O1": torch.float16, "O2": torch.float16, "O3": torch.float16,
 }  # fmt: skip
 # How far losses of two arms of a recipe may be apart: sums are not made in the same order.
-CLOSE = {"fp32": 5e-3, "tf32": 1e-2, "amp": 2e-2, "amp-bf16": 2e-2, "O2": 2e-2, "bf16": 4e-2}
+CLOSE = {"fp32": 2e-3, "tf32": 1e-2, "amp": 2e-2, "amp-bf16": 2e-2, "O2": 2e-2, "bf16": 4e-2}
 
 
 def perceptron() -> nn.Module:
