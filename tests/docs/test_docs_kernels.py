@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -10,13 +9,9 @@ from functools import cache
 from statistics import geometric_mean
 
 import pytest
-from samples.pages import ROOT, Row, run, says, shows, text
+from samples.pages import Row, run, says, shows, text
 
 from kernels import is_library
-from kernels.case import Case
-from kernels.gemm import Gemm
-from kernels.gemm.triton.config import Problem, choices, tile_kind
-from kernels.tune import short_list
 from microbench import fmt
 from microbench.report.payoff_map import map_verdict
 from microbench.report.run_table import PASSES, against_library, layers_of, layers_summary
@@ -99,29 +94,15 @@ def test_what_is_said_of_gemm() -> None:
     (row,) = ours("gemm-4099")
     assert row.library == "cublas"
     says(RESULTS, "At 4099 x 4099 x 4099", fmt.interval(row.ratio))
-    for precision in ("fp16", "bf16", "tf32", "fp8-e4m3", "int8"):
-        peak = peak_of("peak-burst", precision)
-        says(RESULTS, "In short bursts", f"{precision} {tflops(peak):,.0f}")
+    for name, words in (("peak", "The highest rates"), ("peak-burst", "In short bursts")):
+        peaks = {p: peak_of(name, p) for p in ("fp16", "bf16", "tf32", "fp8-e4m3", "int8")}
+        says(RESULTS, words, *(f"{p} {tflops(peak):,.0f}" for p, peak in peaks.items()))
+        shares = [peak.efficiency_pct["datasheet"] for peak in peaks.values()]
+        if name == "peak":
+            says(RESULTS, words, min(shares), max(shares))
     for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the only library")):
         found, *_ = summaries(run(name))
         says("docs/own-kernels", words, found.mean)
-
-
-def test_what_a_longer_list_of_configurations_gains() -> None:
-    """The library's time over the best of a short list, and over the best of all that was timed."""
-    listed, best = list[float](), list[float]()
-    for line in (ROOT / "tests/samples/gemm_times.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        size = {dim: row[dim] for dim in "mnk"}
-        if any(side % 8 for side in size.values()):
-            continue
-        problem = Problem.of(Case(Gemm(**size, layout=row["layout"]), "fp16", "triton"))
-        ranked = [c for c in choices(problem, (9, 0), 132) if c.label in row["us"]]
-        short = min(row["us"][config.label] for config in short_list(ranked, tile_kind))
-        listed.append(row["library_us"] / short)
-        best.append(row["library_us"] / min(row["us"].values()))
-    figures = len(best), geometric_mean(listed), geometric_mean(best)
-    says(RESULTS, "to which our model was fitted", *figures)
 
 
 def payoff_rows(found: Run) -> list[Row]:
@@ -197,7 +178,6 @@ def cliff(width: int) -> Row:
     ("page", "words", "name", "most"),
     [
         (FP16, "From 16 to 128 channels", "conv-channels", 128),
-        (RESULTS, "In NCHW", "conv-fp16", 2048),
     ],
 )
 def test_how_much_of_nchw_changes_the_layout(page: str, words: str, name: str, most: int) -> None:
@@ -228,7 +208,7 @@ def test_the_layers_of_resnet50() -> None:
         says(FP16, line.plain.strip().removeprefix("- "))
     for line in against_library(found, found.network):
         which, mean_of = re.findall(r"fp16 (\w+): ([\d.]+)", line)[0]
-        says(RESULTS, "on ResNet-50's layers", f"{which} {mean_of}")
+        says(RESULTS, "single layers", f"{which} {mean_of}")
     ratios = {
         r.case.group: r.vs_backend["cudnn"]
         for r in found.results
@@ -245,23 +225,21 @@ def test_the_layers_of_resnet50() -> None:
 
 
 def test_shapes_outside_the_tables() -> None:
-    rows: list[Row] = []
-    for name in ("shapes-gemm", "shapes-conv"):
-        found: dict[str, list[float]] = {}
-        for row in ours(name):
-            case = row.result.case
-            kind = "GEMM" if case.op == "gemm" else f"convolution {case.problem.dims['pass']}"
-            multiples = all(
-                case.problem.dims[d] % 8 == 0 for d in ("mnk" if case.op == "gemm" else "ck")
-            )
-            for group in (kind, f"{kind}, {'aligned' if multiples else 'not aligned'}"):
-                found.setdefault(group, []).append(row.ratio.ratio)
-        for group, ratios in sorted(found.items()):
-            good = sum(ratio >= 0.9 for ratio in ratios) / len(ratios)
-            rows.append([group, str(len(ratios)), f"{geometric_mean(ratios):.2f}", f"{good:.0%}",
-                         f"{min(ratios):.2f}"])  # fmt: skip
+    found: dict[str, dict[bool, list[float]]] = {}
+    for row in (*ours("shapes-gemm"), *ours("shapes-conv")):
+        case = row.result.case
+        gemm = case.op == "gemm"
+        kind = "GEMM" if gemm else str(case.problem.dims["pass"])
+        aligned = all(case.problem.dims[d] % 8 == 0 for d in ("mnk" if gemm else "ck"))
+        found.setdefault(kind, {}).setdefault(aligned, []).append(row.ratio.ratio)
+    rows = [
+        [kind, *(cell for aligned in (True, False) for ratios in (of[aligned],)
+                 for cell in (str(len(ratios)), f"{geometric_mean(ratios):.2f}",
+                              f"{min(ratios):.2f}"))]
+        for kind, of in ((kind, found[kind]) for kind in ("GEMM", *PASSES))
+    ]  # fmt: skip
     shows(RESULTS, rows)
-    for row in sorted(ours("shapes-conv"), key=lambda row: row.ratio.ratio)[:4]:
+    for row in sorted(ours("shapes-conv"), key=lambda row: row.ratio.ratio)[:2]:
         d = row.result.case.problem.dims
         assert d["stride"] == 2
         shape = f"{d['r']}x{d['s']} of {d['c']} to {d['k']}"
@@ -286,40 +264,25 @@ def test_convolutions_by_width() -> None:
             worst = min(row.ratio.ratio for row in rows.values())
             says(RESULTS, words, *slower[-1], f"{worst:.2f} at worst")
     assert slower == [[24, 56], [24, 40, 56], []]
-    rows = []
-    for name, layout, title in (
-        ("conv-powers", "nhwc", "every power of two, batch 32, NHWC"),
-        ("conv-powers", "nchw", "every power of two, batch 32, NCHW"),
-    ):
-        found = [row for row in ours(name) if row.result.case.problem.layout == layout]
+    for layout in ("nhwc", "nchw"):
+        found = [r for r in ours("conv-powers") if r.result.case.problem.layout == layout]
         means = [mean(r for r in found if r.result.case.problem.dims["pass"] == p) for p in PASSES]
-        widths = {row.result.case.problem.dims["c"] for row in found}
         least = min(found, key=lambda row: row.ratio.ratio)
         at = f"{least.result.case.problem.dims['pass']}, {least.result.case.problem.dims['c']}"
-        rows.append([title, f"{min(widths)} to {max(widths)}", *(f"{one:.2f}" for one in means),
-                     f"{least.ratio.ratio:.2f} ({at})"])  # fmt: skip
-    shows(RESULTS, rows)
-    powers = [
-        1 / row.ratio.ratio
-        for row in ours("conv-powers")
-        if (row.result.case.problem.dims["pass"], row.result.case.problem.layout)
-        == ("wgrad", "nhwc")
-        and row.result.case.problem.dims["c"] >= 64
-    ]
-    says(RESULTS, "Powers of two from 64 up", min(powers), max(powers))
+        says(RESULTS, "Powers of two from 8 to 2048", *means, f"{least.ratio.ratio:.2f} ({at})")
 
 
 def test_fp8_convolutions() -> None:
     found = {(r.case.problem.which, r.case.precision_name, r.case.problem.shape.c): tflops(r)
              for r in run("conv-fp8").results if r.case.backend == "triton"}  # fmt: skip
-    rows, gains = list[Row](), list[float]()
-    for width in (64, 128, 256, 512, 1024, 2048):
-        cells = [found[which, precision, width] for which in ("fprop", "dgrad")
-                 for precision in ("fp8-e4m3", "fp16")]  # fmt: skip
-        rows.append([str(width), *(f"{cell:,.0f}" for cell in cells)])
-        gains += [cells[0] / cells[1], cells[2] / cells[3]]
-    shows(RESULTS, rows)
-    says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains))
+    widths = (64, 128, 256, 512, 1024, 2048)
+    pairs = [
+        (found[which, "fp8-e4m3", width], found[which, "fp16", width])
+        for width in widths
+        for which in ("fprop", "dgrad")
+    ]
+    gains = [fp8 / fp16 for fp8, fp16 in pairs]
+    says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains), max(found.values()))
 
 
 def test_what_widths_between_powers_of_two_gain() -> None:
