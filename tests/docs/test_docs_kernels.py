@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from functools import cache
 from statistics import geometric_mean
 
@@ -17,16 +16,12 @@ from microbench.report.payoff_map import map_verdict
 from microbench.report.run_table import PASSES, against_library, layers_of, layers_summary
 from microbench.results.types import Result, Run
 from microbench.roofline.explain import conversion_share
-from microbench.timing.stats import half_width_pct
 from microbench.verdict import Beside, beside, payoffs, summaries, verdict
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"
 WIDTHS = [8 * 2**i for i in range(9)]
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
-TECHNIQUES = {
-    "swapped operands, then called `skinny`": "no-skinny", "`split_k`": "no-split",
-}  # fmt: skip
 
 
 def peak_of(name: str, precision: str) -> Result:
@@ -244,10 +239,6 @@ def test_shapes_outside_the_tables() -> None:
         assert d["stride"] == 2
         shape = f"{d['r']}x{d['s']} of {d['c']} to {d['k']}"
         says(RESULTS, "Slowest convolutions", shape, row.ratio.ratio)
-    (few,) = (row for row in ours("shapes-conv")
-              if row.result.case.problem.size == "128x8")  # fmt: skip
-    assert (few.result.variant or "").startswith("wgrad_exchanged")
-    says(KERNELS, "5x5 of 128 to 8 channels", few.ratio.ratio)
 
 
 def test_convolutions_by_width() -> None:
@@ -285,63 +276,10 @@ def test_fp8_convolutions() -> None:
     says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains), max(found.values()))
 
 
-def test_what_widths_between_powers_of_two_gain() -> None:
-    of_library: dict[str, dict[tuple[str, str], float]] = {}
-    for file in ("no-odd-width", "odd-width"):
-        found = run(f"ablation/{file}").results
-        times = {(fmt.size(r.case), r.case.precision_name, r.case.backend): r.median_s or 0
-                 for r in found}  # fmt: skip
-        of_library[file] = {
-            (size, kind): min(times[size, kind, b] for b in ("cublas", "cublaslt")) / seconds
-            for (size, kind, backend), seconds in times.items() if backend == "triton"
-        }  # fmt: skip
-    figures: list[float] = []
-    for found in of_library.values():
-        rows = [ratio for (size, _), ratio in found.items() if size.endswith("x14336x4096")]
-        assert len(rows) == 4
-        figures += [min(rows), max(rows)]
-        figures += [found["1536", kind] for kind in ("bf16", "fp16")]
-    says(KERNELS, "odd_width", *(f"{figure:.2f}" for figure in figures))
-
-
-def test_what_techniques_and_the_quick_tune_gain() -> None:
+def test_what_the_quick_tune_gains() -> None:
+    """Times with the model's first choice over those with the best of a quick tune."""
     every = {r.case.group: r for r in run("ablation/all").results}
-
-    def beside_all(name: str) -> list[tuple[Result, Result, float]]:
-        """With all, without one, and how much longer that takes."""
-        return [(every[r.case.group], r, (r.median_s or 0) / (every[r.case.group].median_s or 1))
-                for r in run(f"ablation/{name}").results]  # fmt: skip
-
-    rows: list[Row] = []
-    same, luck, halves, gains = list[float](), list[float](), list[float](), list[float]()
-    for name, file in TECHNIQUES.items():
-        patterns = str(run(f"ablation/{file}").settings["without"]).split(",")
-        found = beside_all(file)
-        assert len(found) == 32
-        used = [one for one in found if any(fnmatch(one[0].variant or "", p) for p in patterns)]
-        other = [one for one in found if one[0].variant != one[1].variant]
-        assert all(one in other for one in used), "none ran what was left out"
-        same += [abs(loss - 1) for full, rest, loss in found if full.variant == rest.variant]
-        luck += [one[2] for one in other if one not in used]
-        halves += [half_width_pct(m.median_s, m.ci95_s) for full, rest, _ in found
-                   for m in (full.measurement, rest.measurement) if m and m.ci95_s]  # fmt: skip
-        gains.append(geometric_mean([loss for *_, loss in found]))
-        full, rest, most = max(used, key=lambda one: one[2])
-        rows.append([
-            name, f"{gains[-1]:.3f}", str(len(used)), str(len(other)), f"{most:.2f}",
-            f"{fmt.size(full.case)} {full.case.problem.layout}",
-            f"`{full.variant}`", f"`{rest.variant}`",
-        ])  # fmt: skip
-    shows(KERNELS, rows)
-    swapped, split = (100 * (gain - 1) for gain in gains)
-    says(KERNELS, "split_k gains most", round(split))
-    says(KERNELS, "Swapped operands gain", swapped)
-    noise = max(halves), 100 * max(same), min(luck), max(luck)
-    says(KERNELS, "hardly more than noise", *noise)
-    tune = sorted(beside_all("no-tune"), key=lambda one: one[2])
-    losses = [loss for *_, loss in tune]
-    other = [one for one in tune if one[0].variant != one[1].variant]
-    full, rest, most = other[-1]
-    some = 100 * (geometric_mean(losses) - 1), round(100 * (geometric_mean(losses[:-3]) - 1))
-    says(KERNELS, "The quick tune gained", *some, most, fmt.size(full.case), str(full.variant),
-         str(rest.variant), len(other), len(tune))  # fmt: skip
+    losses = sorted((r.median_s or 0) / (every[r.case.group].median_s or 1)
+                    for r in run("ablation/no-tune").results)  # fmt: skip
+    some = (round(100 * (geometric_mean(of) - 1)) for of in (losses, losses[:-3]))
+    says(KERNELS, "the quick tune gained", *some, len(losses))
