@@ -1,54 +1,95 @@
-"""Published run files: which are older than the code that they measure, and measured again.
+"""Published run files: the page of their commands, and which are older than what they measure.
 
     python results/evidence.py                       # a line for each file; needs git
+    python results/evidence.py --write               # results/README.md, after a file was added
     python results/evidence.py --out FOLDER NAME...  # measure these again, one after another
 
-A file holds its own command. NAME is its path below results/ without ".json", such as
-nvidia-h200/gemm-fp16, a folder of files, or "stale" for all that are older than their code. FOLDER
-gets NAME.json, the screen (NAME.txt) and times.txt, and nothing is measured that is there already.
+A file holds its own command; notes.toml has what files do not hold. NAME is its path below results/
+without ".json", such as nvidia-h200/gemm-fp16, a folder of files, or "stale" for all that are older
+than their code. FOLDER gets NAME.json, the screen (NAME.txt) and times.txt, and nothing is measured
+that is there already.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parent
 ROOT = RESULTS.parent
+PAGE = RESULTS / "README.md"
+NOTES = tomllib.loads((RESULTS / "notes.toml").read_text())
 TIMING = ("microbench/timing", "microbench/measure.py")
-# The command, and the code whose changes can move its figures.
-CODE = {
-    "microbench gemm": ("kernels/*.py", "kernels/gemm", *TIMING),
-    "microbench conv": ("kernels/*.py", "kernels/conv", *TIMING),
-    "microbench payoff": ("kernels/*.py", "kernels/conv", *TIMING),
-    "microbench layers": ("kernels", *TIMING),
-    "microbench": ("kernels", *TIMING),
-    "tests.validation.plants": ("microbench/roofline", *TIMING),
-    "e2e loader": ("e2e/data",),
-    "e2e stalls": ("e2e/data", "e2e/training"),
-    "e2e predict": ("e2e/prediction",),
-    "e2e validate": ("e2e/prediction",),  # of older files
-    "e2e diagnose": ("e2e/profile",),
-    "e2e": ("e2e/training", "e2e/networks", "e2e/recipes.py"),
+# Of a command: its group on the page, and the code whose changes can move its figures.
+COMMANDS = {
+    "gemm": ("Kernels", ("kernels/*.py", "kernels/gemm", *TIMING)),
+    "conv": ("Kernels", ("kernels/*.py", "kernels/conv", *TIMING)),
+    "payoff": ("Kernels", ("kernels/*.py", "kernels/conv", *TIMING)),
+    "layers": ("Kernels", ("kernels", *TIMING)),
+    "peak": ("Kernels", ("kernels", *TIMING)),
+    "ceilings": ("Kernels", ("kernels", *TIMING)),
+    "fleet": ("Kernels", ("kernels", *TIMING)),
+    "train": ("Training", ("e2e/training", "e2e/networks", "e2e/recipes.py")),
+    "benchmark.py": ("Training", ()),
+    "loader": ("Data loading", ("e2e/data",)),
+    "stalls": ("Data loading", ("e2e/data", "e2e/training")),
+    "examples/plain_dataloader.py": ("Data loading", ()),
+    "diagnose": ("Diagnoses", ("e2e/profile",)),
+    "tests.scenarios": ("Diagnoses", ("e2e/profile",)),
+    "study": ("Studies", ()),
+    "tests.validation.plants": ("Checks", ("microbench/roofline", *TIMING)),
+    "tests.validation.predict": ("Checks", ("e2e/prediction",)),
 }
+OTHER = ("Checks", ("kernels", "microbench", "e2e"))
+
+
+@cache
+def documents() -> dict[str, Any]:
+    """By name, what each file holds. A study is one document, without its run files."""
+    found: dict[str, Any] = {}
+    for path in sorted(RESULTS.rglob("*.json")):
+        if path.parent.name != "runs":
+            file = path.parent if path.name == "study.json" else path.with_suffix("")
+            found[str(file.relative_to(RESULTS))] = json.loads(path.read_text())
+    return found
 
 
 def command_of(name: str) -> list[str]:
-    """The words after `python -m` that made a file; none if it was not made by one command."""
-    document = json.loads((RESULTS / f"{name}.json").read_text())
-    command = document.get("command") if isinstance(document, dict) else None
-    return command[2:] if command and command[:2] == ["python", "-m"] else []
+    """What made a file, as it is typed today; none if no command is known."""
+    document = documents()[name]
+    if "published" in document:
+        return ["halfway", "study", document["name"], "--profile", document["run"][0]["profile"]]
+    command = NOTES["commands"].get(name, "").split() or document.get("command", [])
+    match command:
+        case ["python", "-m", "microbench", *words]:
+            return ["halfway", *words]
+        case ["python", "-m", "e2e", "diagnose" | "loader" | "stalls" | "validate", *_]:
+            return ["halfway", *command[3:]]
+        case ["python", "-m", "e2e", *words]:
+            return ["halfway", "train", *words]
+        case _:
+            return command
+
+
+def kind_of(name: str) -> tuple[str, tuple[str, ...]]:
+    """The group of a file, and the code that it measures."""
+    words = [word for word in command_of(name) if word not in ("halfway", "python", "-m")]
+    return COMMANDS.get(words[0], OTHER) if words else OTHER
 
 
 def names(asked: list[str]) -> list[str]:
-    """Those of our files that were asked for; all if none was."""
-    found = [str(path.relative_to(RESULTS).with_suffix("")) for path in RESULTS.rglob("*.json")]
+    """Those that can be measured again and were asked for; all if none was."""
     chosen = [
-        name for name in sorted(found) if command_of(name)
+        name for name in documents() if kind_of(name)[1] and command_of(name)
         and (not asked or any(name == one or name.startswith(f"{one}/") for one in asked))
     ]  # fmt: skip
     if asked == ["stale"]:
@@ -60,9 +101,7 @@ def names(asked: list[str]) -> list[str]:
 
 def is_stale(name: str) -> bool:
     """Whether its code was changed after the file was committed."""
-    words = command_of(name)
-    code = CODE.get(" ".join(words[:2])) or CODE.get(words[0], ("kernels", "microbench", "e2e"))
-    return changed_at(*code) > changed_at(f"results/{name}.json")
+    return changed_at(*kind_of(name)[1]) > changed_at(f"results/{name}.json")
 
 
 def changed_at(*paths: str) -> int:
@@ -79,9 +118,10 @@ def measure(name: str, folder: Path, limit_s: float) -> None:
         print(f"{name}: there already")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    module, *words = command_of(name)
-    file = [] if module.startswith("tests.") else ["--json"]
-    command = [sys.executable, "-m", module, *file, str(out), *words]
+    first, second, *words = command_of(name)
+    command = [first, second, "--json", str(out), *words]
+    if first == "python":
+        command = [sys.executable, "-m", words[0], str(out), *words[1:]]
     began_s = time.monotonic()
     with out.with_suffix(".txt").open("w") as screen:
         process = subprocess.Popen(command, cwd=ROOT, stdout=screen, stderr=subprocess.STDOUT)
@@ -95,19 +135,51 @@ def measure(name: str, folder: Path, limit_s: float) -> None:
         print(line, file=times)
 
 
+def page() -> str:
+    """results/README.md: the head of notes.toml, and a table for each device and group."""
+    return "\n".join([NOTES["head"].strip(), *_tables()]) + "\n"
+
+
+def _tables() -> Iterator[str]:
+    groups = dict.fromkeys(group for group, _ in COMMANDS.values())
+    for device in dict.fromkeys(name.split("/")[0] for name in documents()):
+        yield f"\n## {device}"
+        of_device = [name for name in documents() if name.startswith(f"{device}/")]
+        for group in groups:
+            rows = [_row(name) for name in of_device if kind_of(name)[0] == group]
+            if rows:
+                yield "\n".join([f"\n### {group}\n", "| file | command |", "|---|---|", *rows])
+
+
+def _row(name: str) -> str:
+    """A file, its command, whether it is whole, and what notes.toml says of it."""
+    document = documents()[name]
+    whole = all(run["done"] for run in document["run"]) if "published" in document else (
+        "schema_version" not in document or document["finished_at"]
+    )  # fmt: skip
+    command = shlex.join(command_of(name))
+    says = [f"`{command}`" if command else "", "" if whole else "Unfinished",
+            NOTES["files"].get(name, "")]  # fmt: skip
+    return f"| {name.partition('/')[2]} | {'. '.join(filter(None, says))} |"
+
+
 def main() -> None:
-    """List the files, or measure those that are named."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Write the page, list the files, or measure those that are named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="files, folders or 'stale' [all]")
+    parser.add_argument("--write", action="store_true", help="write results/README.md")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="measure them again, into this")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="each [300]")
     given = parser.parse_args()
+    if given.write:
+        PAGE.write_text(page())
+        return
     for name in names(given.names):
         if given.out:
             measure(name, given.out, given.limit)
         else:
-            words = " ".join(command_of(name))
-            print(f"{'stale' if is_stale(name) else 'fresh'}  {name}: python -m {words}")
+            age = "stale" if is_stale(name) else "fresh"
+            print(f"{age}  {name}: {shlex.join(command_of(name))}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from microbench.report.run_table import rivals_table
 from microbench.report.table import markdown
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import annotate
+from results import evidence
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -42,10 +43,13 @@ def _anchor(heading: str) -> str:
 
 
 def test_every_published_file_is_listed_with_its_command() -> None:
+    page = text("results/README")
+    assert page == evidence.page(), "python results/evidence.py --write"
+    assert all(command for _, *rows in rows_in(page) for _, command in rows)
     for path in ROOT.glob("results/*/**/*.json"):
-        name = path.relative_to(ROOT / "results").parts[1:]
+        name = path.relative_to(ROOT / "results").with_suffix("").parts[1:]
         listed = name[:2] if name[0] == "studies" else name
-        assert f"| {'/'.join(listed)} |" in text("results/README"), path
+        assert f"| {'/'.join(listed)} |" in page, path
 
 
 def test_the_readme_fits_its_screen() -> None:
@@ -163,7 +167,7 @@ def test_trainings_are_whole_and_possible() -> None:
         if not any(r.get("op") == "train" for r in json.loads(path.read_text())["results"]):
             continue
         run = read_run(path)
-        rows = [line for line in text("results/README").splitlines() if f"{path.name} |" in line]
+        rows = [line for line in text("results/README").splitlines() if f"{path.stem} |" in line]
         assert run.finished_at is not None or any("Unfinished" in row for row in rows), path
         for training in run.of(Training):
             found += 1
