@@ -14,9 +14,9 @@ from kernels import is_library
 from microbench import fmt
 from microbench.report.payoff_map import map_verdict
 from microbench.report.run_table import PASSES, against_library, layers_of, layers_summary
-from microbench.results.types import Result, Run
+from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
-from microbench.verdict import Beside, beside, payoffs, summaries, verdict
+from microbench.verdict import Beside, beside, summaries, verdict
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"
@@ -100,27 +100,6 @@ def test_what_is_said_of_gemm() -> None:
         says("docs/own-kernels", words, found.mean)
 
 
-def payoff_rows(found: Run) -> list[Row]:
-    """From which width FP16 is faster, and how much at each end."""
-    rows: list[Row] = []
-    for one in payoffs(found, "fp16"):
-        start, (best, most) = one.from_start, one.best
-        below = one.rows[: one.start][-3:] if start else []
-        rows.append([
-            one.subject, one.baseline,
-            fmt.size(start[0][0].case) if start else "?" if one.uncertain else "nowhere",
-            fmt.interval(start[0][1]) if start else "",
-            f"{fmt.interval(most)} at {fmt.size(best.case)}",
-            ", ".join(f"{fmt.size(r.case)}: {fmt.short_ratio(ratio)}" for r, ratio in below),
-        ])  # fmt: skip
-    return rows
-
-
-@pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "conv-fp16"])
-def test_from_which_width_fp16_is_faster(name: str) -> None:
-    shows(TABLES, payoff_rows(run(name)))
-
-
 def test_what_is_said_of_fp16_in_convolutions() -> None:
     wide, fine = arms("conv-channels"), arms("conv-fine")
 
@@ -157,9 +136,7 @@ def test_what_is_said_of_fp16_in_convolutions() -> None:
     off, tf32, padded = (fine["fprop", "nhwc", c, p].median_s or 0
                          for c, p in ((60, "fp16"), (60, "tf32"), (64, "fp16")))  # fmt: skip
     says(FP16, "Channels that are not a multiple of 8", off / tf32, round(off / padded))
-    rows = {width: cliff(width) for width in (52, 56, 57, 60, 61, 63, 64, 65, 68, 71, 72)}
-    shows(FP16, [rows.pop(width) for width in (56, 60, 64, 68)])
-    shows(TABLES, list(rows.values()))
+    shows(FP16, [cliff(width) for width in (56, 60, 64, 68)])
 
 
 def cliff(width: int) -> Row:
@@ -210,13 +187,18 @@ def test_the_layers_of_resnet50() -> None:
         if r.case.precision_name == "fp16" and "cudnn" in r.vs_backend and not is_library(r.case)
     }
     layers = [layer for layer in layers_of(found, found.network) if "linear" not in layer.label]
-    rows: list[Row] = []
+    found_in: dict[tuple[str, str], str] = {}
     for layer in layers:
-        cells = [ratios.get(use.group) if (use := layer.uses.get(p)) else None for p in PASSES]
-        rows.append([layer.label.replace(">", "→"), *(fmt.interval(c) if c else "" for c in cells)])
+        for which, use in layer.uses.items():
+            if use.group in ratios:
+                found_in[layer.label.replace(">", "→"), which] = fmt.interval(ratios[use.group])
         for base in ("fp32", "tf32"):
             assert (layer.seconds(base) or 0) >= 1.3 * (layer.seconds("fp16") or 1)
-    shows(TABLES, rows)
+    stem = [found_in["7x7/2 3→64 @224", which] for which in ("fprop", "wgrad")]
+    says(TABLES, "The stem's three channels", *stem)
+    slow = sorted((ratio, layer) for (layer, which), ratio in found_in.items() if which == "wgrad")
+    for ratio, layer in slow[:2]:
+        says(TABLES, "with stride 2 loses", f"{ratio} for {layer}")
 
 
 def test_shapes_outside_the_tables() -> None:

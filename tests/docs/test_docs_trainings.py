@@ -79,38 +79,28 @@ def test_the_same_recipe_in_several_runs() -> None:
 
 
 def test_other_networks() -> None:
-    rows = [row for page in (RESULTS, TABLES) for row in table(page, "network", "batch", "recipe")]
-    found = trainings("train-others")
-    assert len(rows) == len(found) + 3
-    for training in found:
-        case = training.case
-        mine = [row for row in rows if row[:3] == [case.network, str(case.batch), case.recipe]]
-        assert mine
-        for row in mine:
-            assert row[3] == f"{training.per_s:,.0f} {training.unit}/s"
-            assert float(row[4].split()[0]) == pytest.approx(half_pct(training), abs=0.51)
-            for base, cell in zip(("fp32", "tf32"), row[5:7], strict=True):
-                assert cell == "-" or base not in training.speedup or (
-                    cell == as_read(training.speedup[base]).removesuffix("?")
-                )  # fmt: skip
-            busy = (steps_of(training).busy_s or 0) / steps_of(training).median_s
-            assert row[7:] == [f"{min(1.0, busy):.0%}", bottleneck(training.limit)]
+    found = {
+        (t.case.network, str(t.case.batch), t.case.recipe): t for t in trainings("train-others")
+    }
+    for row in table(RESULTS, "network", "batch", "recipe"):
+        training = found[row[0], row[1], row[2]]
+        assert row[3] == f"{training.per_s:,.0f} {training.unit}/s"
+        assert float(row[4].split()[0]) == pytest.approx(half_pct(training), abs=0.51)
+        for base, cell in zip(("fp32", "tf32"), row[5:7], strict=True):
+            assert cell == "-" or base not in training.speedup or (
+                cell == as_read(training.speedup[base]).removesuffix("?")
+            )  # fmt: skip
+        busy = (steps_of(training).busy_s or 0) / steps_of(training).median_s
+        assert row[7:] == [f"{min(1.0, busy):.0%}", bottleneck(training.limit)]
 
 
 def test_what_was_learnt() -> None:
     for name in ("wrn-generated", "cifar-vgg16"):
-        found = trainings(name)
-        (rows,) = (
-            rows for head, *rows in rows_in(text(TABLES))
-            if head[1] == "accuracy (generated)" and len(rows) == len(found)
-        )  # fmt: skip
-        for training, row in zip(found, rows, strict=True):
-            assert training.accuracy
-            assert row[0] == training.case.recipe
-            assert row[1].startswith(f"{100 * training.accuracy[0]:.1f} ")
-            assert "converged" in row
-            assert training.converged
-            assert row[-1] == bottleneck(training.limit)
+        base, *low = trainings(name)
+        assert all(t.converged for t in (base, *low))
+        whole_s = [fmean(repeat.train_s for repeat in t.repeats) for t in (base, *low)]
+        by_steps = [t.speedup["fp32"].ratio for t in low]
+        says(TABLES, "By timed steps", *by_steps, *(whole_s[0] / s for s in whole_s[1:]))
     launch_ms = [1e3 * (steps_of(t).host_s or 0) for t in trainings("cifar-vgg16")]
     says(EXPERIMENT, "about the same time to launch", *launch_ms)
 
