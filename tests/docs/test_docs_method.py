@@ -48,6 +48,9 @@ def test_the_same_kernel_twice_and_planted_causes() -> None:
     says(README, "Intervals.", same["tries"], same["holding_1"])
     says(README, "Bottlenecks.", tried["counted"], tried["right"])
     says(METHOD, "plants cases of known cause", tried["counted"], tried["right"])
+    others = [row for row in tried["rows"] if row.get("held_out")]
+    named = sum(row["verdict"] == "right" for row in others)
+    says(METHOD, "after the thresholds were chosen", named, len(others))
 
 
 def test_verdicts_on_the_same_and_on_scaled_times() -> None:
@@ -77,7 +80,13 @@ def test_verdicts_on_the_same_and_on_scaled_times() -> None:
 def test_how_often_compare_is_wrong() -> None:
     same = document("compare-aa")
     false = 100 * (same["faster"] + same["slower"]) / same["pairs"]
-    says(METHOD, "In all, 0", false, same["pairs"])
+    unsure = 100 * same["cannot_tell"] / same["pairs"]
+    says(METHOD, "In all, 0", false, same["pairs"], round(unsure))
+    says(METHOD, "Trust two runs least", false, round(unsure))
+    short = [row for row in same["rows"]
+             if row["op"] == "conv" and 5e-6 <= row["median_s"] < 20e-6]  # fmt: skip
+    ends = share_pct(short, "faster", "slower"), share_pct(short, "cannot_tell")
+    says(METHOD, "Convolutions of 5 to 20 µs", ends[0], round(ends[1]))
     says(METHOD, "were split at random", same["tries"])
     assert same["processes"] == 3
     planted = [r for r in document("compare-power")["rows"] if r["change"] == "plus5"]
