@@ -143,6 +143,9 @@ def test_the_page_has_the_tables_of_the_published_runs() -> None:
     data = json.loads((ROOT / "results/nvidia-h200/diagnose-scenarios.json").read_text())
     ran = decode(tuple[Scenario, ...], data["scenarios"], "scenarios")
     page = (ROOT / "docs/notes/diagnose.md").read_text()
+    told = (ROOT / "docs/diagnose.md").read_text()
+    for line in list(summary(ran))[:4]:
+        assert line.partition(";")[0].rstrip(".") in told
     _, _, *rows = table(ran)
     assert len(rows) == len(data["scenarios"])
     for row in rows:
