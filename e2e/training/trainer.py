@@ -29,7 +29,7 @@ from e2e.training.allreduce import wrap_ddp
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 from e2e.training.ranks import Ranks
-from e2e.training.switches import DTYPES, be_deterministic, switch_process
+from e2e.training.switches import DTYPES, switch_process
 from kernels.conv.operands import memory_format
 from microbench.network.networks import tensors_in
 
@@ -231,8 +231,8 @@ class Trainer:
         """
         assert self.case.accumulate == 1, "refused when planned"
         source, targets = self._next_batch(feed)
-        batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
-        repeat = FixedBatch(*batch)
+        repeat = FixedBatch(source.clone(memory_format=torch.preserve_format), targets.clone())
+        batch = repeat.to_device(None, self._channels_last)  # laid out: what the graph reads
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -286,8 +286,6 @@ class Trainer:
     def switch(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: variants share the process."""
         switch_process(self.recipe, self.device.type, self.case.search)
-        if self.case.deterministic:
-            be_deterministic()
 
     @torch.no_grad()
     def restart(self, seed: int, steps: int | None = None) -> None:

@@ -101,6 +101,7 @@ def test_right_and_repeatable(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # compiles hundreds of kernels
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("kernel", list(KINDS))
 def test_everything_in_the_catalogue_is_right(
