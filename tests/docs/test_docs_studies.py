@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from samples.pages import ROOT, Row, document, run, says, shows, table, text, trainings
+from samples.pages import ROOT, Row, document, run, says, table, text, trainings
 
 from e2e.report.figures import bottleneck
 from e2e.results.baselines import scaled
 from e2e.results.types import Training
 from e2e.studies.report import report
-from microbench.fmt import half_interval
 from microbench.report.screen import make_console
 from microbench.results.types import Result
+from microbench.timing.stats import half_width_pct
 
 STUDIES, FP8, RANKS = "docs/studies", "docs/when-fp8-pays", "docs/several-gpus"
 FOLDERS = sorted(ROOT.glob("results/*/studies/*"))
@@ -91,51 +91,39 @@ def test_fp8_products_are_those_of_the_run_file() -> None:
     for result in run("fp8-widths").results:
         name = " x ".join(str(result.case.problem.dims[one]) for one in "mnk")
         problems.setdefault(name, {})[result.case.precision_name] = result
-    rows, gains = list[Row](), list[float]()
-    for name, found in problems.items():
-        both = found["bf16"], found["fp8-e4m3"]
-        rates = [(result.flop_per_s or 0) / 1e12 for result in both]
-        halves = [half_interval(m.median_s, m.ci95_s) for r in both if (m := r.measurement)]
-        gains.append(rates[1] / rates[0])
-        rows.append([name, f"{rates[0]:.0f}", halves[0], f"{rates[1]:.0f}", halves[1],
-                     f"{gains[-1]:.1f}"])  # fmt: skip
-    shows(FP8, rows)
+    assert len(problems) == 11
+    pairs = [(found["bf16"], found["fp8-e4m3"]) for found in problems.values()]
+    gains = [(fp8.flop_per_s or 0) / (bf16.flop_per_s or 1) for bf16, fp8 in pairs]
     says(FP8, "The GEMMs alone are", min(gains), max(gains))
+    halves = [half_width_pct(m.median_s, m.ci95_s) for pair in pairs for r in pair
+              if (m := r.measurement) and m.ci95_s]  # fmt: skip
+    says(FP8, "scales ready", round(max(halves)))
 
 
-def terms_ms(training: Training, digits: int = 2) -> list[str]:
+def terms_ms(training: Training) -> list[float]:
     assert training.traced
     one = training.traced
-    return [f"{one.terms.get(name, 0) / one.steps / 1e6:.{digits}f}" for name in TERMS]
+    return [one.terms.get(name, 0) / one.steps / 1e6 for name in TERMS]
 
 
 def test_steps_in_fp8() -> None:
-    names = ["768", "1024", "2048", "4096", "gpt", "gpt-medium", "gpt-xl", "vit_l_16"]
-    shown: dict[bool, list[Row]] = {True: [], False: []}
+    networks = ["768", "1024", "2048", "4096", "gpt", "gpt-medium", "gpt-xl", "vit_l_16"]
+    rows: list[Row] = []
     least, most = map(int, re.findall(r"(\d+) to (\d+) % less at the peak", text(FP8))[0])
-    for name in names:
-        found = trainings(f"train-fp8-{name}", "nvidia-h100")
-        base = found[0]
-        for training in found:
-            peak, most_bytes = training.memory_peak_bytes or 0, base.memory_peak_bytes or 1
-            gain = (training.per_s or 0) / (base.per_s or 1)
-            ratio = "" if training is base else f"{gain:.2f}"
-            shown[name.isdigit()].append([
-                name, training.case.recipe, f"{training.per_s:,.0f}", ratio, f"{peak / 1e9:.2f}",
-                *terms_ms(training),
-            ])  # fmt: skip
-            if ratio:
-                assert least <= 100 * (1 - peak / most_bytes) < most + 1
-            if ratio and (training.case.recipe == "fp8" or name in ("2048", "4096")):
-                assert ratio in text(FP8).partition("##")[0]
-    shows(FP8, shown[True])
-    rows = table(FP8, "network", "width", "batch")
-    assert [[row[0], *row[3:]] for row in rows] == shown[False]
-    for width in (1024, 4096):
-        base, fp8, *_ = trainings(f"train-fp8-{width}", "nvidia-h100")
-        before, after = ([float(ms) for ms in terms_ms(one, 6)] for one in (base, fp8))
-        paid = sum(after[1:]) - sum(before[1:])
-        says(FP8, "At width 1024 fp8 saves", before[0] - after[0], paid)
+    for name in networks:
+        base, *others = trainings(f"train-fp8-{name}", "nvidia-h100")
+        gains = {t.case.recipe: f"{(t.per_s or 0) / (base.per_s or 1):.2f}" for t in others}
+        for training in others:
+            share = (training.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
+            assert least <= 100 * (1 - share) < most + 1
+        before, after = terms_ms(base), terms_ms(others[0])
+        changes = before[0] - after[0], sum(after[1:]) - sum(before[1:])
+        rows.append([
+            "four blocks" if name.isdigit() else name, str(base.case.batch), gains["fp8"],
+            *(f"{ms:.2f}" for ms in changes), gains.get("fp8-rowwise", ""),
+        ])  # fmt: skip
+        assert gains["fp8"] in text(FP8).partition("##")[0]
+    assert [[row[0], *row[2:]] for row in table(FP8, "network", "width")] == rows
 
 
 def test_the_loss_in_fp8() -> None:
