@@ -83,7 +83,8 @@ def test_what_is_said_of_single_cells() -> None:
     weak = cells("finetune-multigpu")
     for many, one in (("weak-3", "weak-1"), ("weak-4", "weak-2")):
         rates = per_s(weak[one]), per_s(weak[many])
-        says(RANKS, "Fine-tuning over two H100s", *rates, rates[1] / rates[0])
+        says(RANKS, "fine-tuning over two H100s", *rates, rates[1] / rates[0])
+    says(RANKS, "fed by a loader, two H100s reached", rates[1] / rates[0] / 2)
 
 
 def test_fp8_products_are_those_of_the_run_file() -> None:
@@ -145,21 +146,19 @@ def test_several_gpus() -> None:
             f"{training.per_s:,.0f}", f"{found.efficiency.ratio:.3f}",
             f"{1e3 * exchange.exposed_s:.2f} ±{1e3 * (high - low) / 2:.2f}",
             f"{1e3 * (found.predicted_exposed_s or 0):.2f}", f"{1e3 * exchange.copies_s:.2f}",
-            f"{1e3 * exchange.alone_s:.2f}", f"{(exchange.bus_bytes_per_s or 0) / 1e9:.0f}",
+            f"{1e3 * exchange.alone_s:.2f}",
         ]  # fmt: skip
     plain = several[0]
-    assert plain.traced
-    assert one.traced
     assert plain.exchange
     assert plain.exchange.copies
-    more = (plain.traced.launches - one.traced.launches) // plain.traced.steps
-    says(RANKS, "The all-reduce is not what costs", more, plain.exchange.copies.count)
+    says(RANKS, "The all-reduce is not what costs", plain.exchange.copies.count)
+    says(RANKS, "On four H200s ResNet-50", f"{scaled([one, several[2]])[0].efficiency.ratio:.3f}")
     alone, two = trainings("ranks-strong")
     (found,) = scaled([alone, two])
     assert found.kind == "strong"
     assert two.exchange
-    rates = (t.per_s or 0 for t in (two, alone, one))
-    says(RANKS, "Strong scaling, 512", *rates, found.efficiency.ratio, 1e3 * two.exchange.exposed_s)
+    rates = (t.per_s or 0 for t in (two, alone))
+    says(RANKS, "Strong scaling, 512", *rates, found.efficiency.ratio)
     apart: list[float] = []
     for case in ("fp16 8192 cublas", "memory copy"):
         times = [reading["median_s"] for row in document("fleet")["rows"]
