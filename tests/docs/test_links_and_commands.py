@@ -46,6 +46,8 @@ def test_every_published_file_is_listed_with_its_command() -> None:
     page = text("results/README")
     assert page == evidence.page(), "python results/evidence.py --write"
     assert all(command for _, *rows in rows_in(page) for _, command in rows)
+    notes = evidence.NOTES["files"] | evidence.NOTES["commands"]
+    assert notes.keys() <= evidence.documents().keys(), "a note on a file that is gone"
     for path in ROOT.glob("results/*/**/*.json"):
         name = path.relative_to(ROOT / "results").with_suffix("").parts[1:]
         listed = name[:2] if name[0] == "studies" else name
