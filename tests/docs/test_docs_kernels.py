@@ -95,6 +95,10 @@ def test_what_is_said_of_gemm() -> None:
         shares = [peak.efficiency_pct["datasheet"] for peak in peaks.values()]
         if name == "peak":
             says(RESULTS, words, min(shares), max(shares))
+    times = {r.case.problem.dims["m"]: r.median_s or 0 for r in run("gemm-alignment").results
+             if (r.case.backend, r.case.precision_name) == ("cublas", "fp16")}  # fmt: skip
+    shown = (1e6 * times[4096], 1e3 * times[4095], 1e3 * times[4097])
+    says("docs/tutorial-kernels", "On cuBLAS 4096 takes", *shown)
     for name, words in (("own-gemm", "GEMM is"), ("own-conv", "the only library")):
         found, *_ = summaries(run(name))
         says("docs/own-kernels", words, found.mean)
