@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean
+from typing import Any, cast
 
 from kernels import OPS, is_library
 from kernels.op import OWN, TUNED
 from microbench import fmt
+from microbench.device import host
 from microbench.fmt import listed
-from microbench.results.types import RUINED_PCT, Ceiling, Ratio, Result, Run
+from microbench.results.types import RUINED_PCT, Ceiling, Ratio, Result, Run, Warning
 from microbench.timing.stats import excludes_one
 
 MOST_REASONS = 3
@@ -508,3 +510,45 @@ def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
         and ceiling.precision in wanted
         and (ceiling.name, ceiling.source) in kinds
     ]
+
+
+# ---------------------------------------------------------------- other programs
+
+
+def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
+    """Warnings about other programs, from a run's settings; see `microbench.device.host`."""
+    load = settings.get(host.LOAD)
+    if not isinstance(load, dict):
+        return []
+    facts = cast("dict[str, Any]", load)
+    share, average, processes = (
+        facts.get(name) or 0 for name in (host.SHARE, host.AT_START, host.PROCESSES)
+    )
+    found: list[Warning] = []
+    if share > host.LOADED:
+        symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    elif average > host.LOADED:
+        symptom = f"the load average was {average:.2f} per core before the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    if processes:
+        held = (facts.get(host.HELD) or 0) / 1e9
+        symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
+        found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
+    if busy_pct := facts.get(host.COMPUTING):
+        symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
+        found.append(Warning(symptom, *_BUSY_GPU))
+    if later := facts.get(host.LATER):
+        came = fmt.count(later, "other process was", "other processes were")
+        found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
+    return found
+
+
+_BUSY_CPU = (
+    "other programs delay CPU launches and data loading, so times are longer and vary",
+    "stop other programs and measure again",
+)
+_BUSY_GPU = (
+    "other processes may take the GPU's time, memory bandwidth and power",
+    "stop them, or choose another GPU with --device cuda:N",
+)

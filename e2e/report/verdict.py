@@ -31,10 +31,9 @@ from e2e.report.ranks import exchange_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Cause, Training
 from microbench import fmt
-from microbench.report.console import load_warnings
 from microbench.report.table import Column, Part
 from microbench.results.types import Run
-from microbench.verdict import uncertain
+from microbench.verdict import load_warnings, uncertain
 
 MOST_SENTENCES = 4
 

@@ -605,3 +605,48 @@ def _spread(rates: Sequence[float], gap: float, lowest: float) -> list[float]:
         placed[i] = max(placed[i], floor)
         floor = placed[i] * gap
     return placed
+
+
+# ---------------------------------------------------------------- five pictures of rows
+
+
+def lines(
+    rows: Sequence[Json],
+    *,
+    x: str,
+    y: str,
+    log: bool = True,
+    rules: Sequence[Json] = (),
+    dashes: Mapping[str, Sequence[int]] = {},
+    colours: Mapping[str, str] = {},
+) -> Any:
+    """A curve a series, a panel each `panel`: rows have series, x, y, and may have low, high.
+
+    `rules` are lines across: panel, series, y, text. `dashes` and `colours` are by series.
+    """
+    raise NotImplementedError
+
+
+def bars(rows: Sequence[Json], *, x: str) -> Any:
+    """A bar a row: label, value, text, colour; may have low, high; `base`: a grey bar behind."""
+    raise NotImplementedError
+
+
+def ratios(rows: Sequence[Json], *, x: str, y: str) -> Any:
+    """Times as fast, with intervals: label, series, ratio, low, high; 1 is no difference."""
+    raise NotImplementedError
+
+
+def waterfall(rows: Sequence[Json], *, x: str) -> Any:
+    """Bars from `low` to `high`, in the order given: label, low, high, text, colour."""
+    raise NotImplementedError
+
+
+def cells(rows: Sequence[Json], *, x: str, y: str) -> Any:
+    """A coloured square a row, a map each `panel`: x, y, ratio, text, small."""
+    raise NotImplementedError
+
+
+def titled(charts: Any | Sequence[Any], title: str, below: Sequence[str] = ()) -> Any:
+    """A picture, or several one under the other, with a title and lines of how to read it."""
+    raise NotImplementedError

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -11,8 +10,8 @@ from rich.text import Text
 from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
-from microbench.device import host
 from microbench.report.payoff_map import is_map, map_tables, map_verdict
+from microbench.report.report import report_of
 from microbench.report.run_table import (
     backends_table,
     is_long,
@@ -23,11 +22,19 @@ from microbench.report.run_table import (
     settings_table,
     wide_table,
 )
-from microbench.report.screen import prose_width
+from microbench.report.screen import print_report, prose_width
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import RUINED_PCT, Ceiling, Result, Run, Warning
-from microbench.verdict import arms_of, groups_of, rate_unit, representative, states_of, verdict
+from microbench.verdict import (
+    arms_of,
+    groups_of,
+    load_warnings,
+    rate_unit,
+    representative,
+    states_of,
+    verdict,
+)
 
 SOFTWARE = (
     ("torch", "torch"),
@@ -46,6 +53,9 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 
     `details` adds the reason for every result.
     """
+    if new := report_of(run):
+        print_report(new, console, verbose=details)
+        return
     width = console.width
     _section(console, header(run, details))
     _section(console, machine(run), "The machine was busy")
@@ -296,45 +306,6 @@ def warnings(run: Run) -> list[Text]:
 def machine(run: Run) -> list[Text]:
     """Warnings about other programs on the CPU or the GPU while the run was measured."""
     return listed_once([(warning, "") for warning in load_warnings(run.settings)])
-
-
-def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
-    """Warnings about other programs, from a run's settings; see `microbench.device.host`."""
-    load = settings.get(host.LOAD)
-    if not isinstance(load, dict):
-        return []
-    facts = cast("dict[str, Any]", load)
-    share, average, processes = (
-        facts.get(name) or 0 for name in (host.SHARE, host.AT_START, host.PROCESSES)
-    )
-    found: list[Warning] = []
-    if share > host.LOADED:
-        symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
-        found.append(Warning(symptom, *_BUSY_CPU))
-    elif average > host.LOADED:
-        symptom = f"the load average was {average:.2f} per core before the run"
-        found.append(Warning(symptom, *_BUSY_CPU))
-    if processes:
-        held = (facts.get(host.HELD) or 0) / 1e9
-        symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
-        found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
-    if busy_pct := facts.get(host.COMPUTING):
-        symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
-        found.append(Warning(symptom, *_BUSY_GPU))
-    if later := facts.get(host.LATER):
-        came = fmt.count(later, "other process was", "other processes were")
-        found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
-    return found
-
-
-_BUSY_CPU = (
-    "other programs delay CPU launches and data loading, so times are longer and vary",
-    "stop other programs and measure again",
-)
-_BUSY_GPU = (
-    "other processes may take the GPU's time, memory bandwidth and power",
-    "stop them, or choose another GPU with --device cuda:N",
-)
 
 
 def listed_once(found: Sequence[Found]) -> list[Text]:

@@ -15,6 +15,7 @@ from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.report.charts import layers_chart, library, line_chart, scripts
 from microbench.report.payoff_map import is_map, payoff_chart
+from microbench.report.report import report_of
 from microbench.results.kinds import reports
 from microbench.results.runfile import check_writable
 from microbench.results.types import Run
@@ -60,6 +61,10 @@ def chart_of(run: Run) -> Any:
     Trainings or loaders where it has some; else the map for `payoff`, the bars for `layers`, else
     FLOP/s against size.
     """
+    if new := report_of(run):
+        if new.chart is None:
+            raise UserError("nothing to draw")
+        return new.chart()
     for report in reports(run):
         return report.chart(run)
     if run.network:

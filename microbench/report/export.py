@@ -16,10 +16,12 @@ from typing import Any
 from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
+from microbench.report import writers
 from microbench.report.comparison import csv_records, every_alone, page_parts, summary
 from microbench.report.console import ceilings, header, legend, machine, warnings, whys
 from microbench.report.documents import run_of_document
 from microbench.report.drawing import chart_of, rendered, template
+from microbench.report.report import report_of, report_of_document
 from microbench.report.run_table import layers_table, plain_table
 from microbench.report.table import (
     Part,
@@ -51,6 +53,8 @@ def _page(
 
 def to_page(run: Run) -> str:
     """The page. Without the charts' libraries it has a line in place of the chart."""
+    if new := report_of(run):
+        return writers.page({"": new})
     chart, missing = _drawn(lambda: chart_of(run))
     said = [*verdict(run), *(line for report in reports(run) for line in report.summary(run))]
     return _page(
@@ -74,6 +78,9 @@ def write_document(data: Json, path: Path) -> None:
     """
     document = document_of(data)
     assert document is not None
+    if document.report:
+        write_page(writers.page({"": report_of_document(document, data)}), path)
+        return
     sheet, run = document.sheet(data), run_of_document(data) if "device" in data else None
     page = _page(
         f"Output of {document.written_by}", [line.plain for line in header(run)] if run else [],
@@ -175,6 +182,8 @@ def parts(run: Run) -> list[Part]:
 
 def to_markdown(run: Run) -> str:
     """The run's tables as Markdown."""
+    if new := report_of(run):
+        return writers.to_markdown(new)
     return plain_markdown("\n".join(map(_markdown_part, parts(run))))
 
 
@@ -187,6 +196,8 @@ def _markdown_part(part: Part) -> str:
 
 def to_html(run: Run) -> str:
     """The run's tables as HTML elements, for notebooks. All text is escaped."""
+    if new := report_of(run):
+        return writers.to_html(new)
     return "\n".join(map(_html_part, parts(run)))
 
 
@@ -202,6 +213,8 @@ def to_csv(run: Run) -> str:
     Names of columns have the unit and do not change; an unknown value is empty. A run with several
     kinds of results has the columns of all of them.
     """
+    if new := report_of(run):
+        return writers.to_csv(new)
     found: list[Records] = []
     if run.results or not run.others:
         found.append(records(plain_table(run)))

@@ -1,19 +1,29 @@
-"""Consoles: their width, and plain text where the output is not a terminal."""
+"""Consoles, and a report on one: the answer, then tables no wider than it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TextIO
 
+from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleRenderable, RenderHook
+from rich.segment import Segment, Segments
+from rich.table import Column, Table
 from rich.text import Text
 
+from microbench import fmt
+from microbench.report.parts import CAUSES, LEDGER, PHASES, VERBOSE, Part, Report, cells
 from microbench.streams import allow_plain_characters, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20
+PROSE = 36  # columns: a longer text of a table is folded
+GAP = 2  # columns between those of a table
+SHOW = "halfway show FILE"
 
 
 class _PrintableTexts(RenderHook):
@@ -77,3 +87,112 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
 def is_live(console: Console) -> bool:
     """Whether lines on the console can be redrawn."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
+
+
+# ---------------------------------------------------------------- a report
+
+
+def print_report(
+    report: Report, console: Console, *, verbose: bool = False, topic: str = "", more: str = SHOW
+) -> None:
+    """Print the answer, then the parts: of the screen, of --verbose, or of a topic alone.
+
+    `more` is the command that says more, without its options.
+    """
+    if not topic:
+        for line in report.about if verbose else ():
+            _say(console, line, "dim")
+        for line in report.answer:
+            if not line.label:
+                _say(console, line.text, "bold")
+        said = [(line.label, line.text) for line in report.answer if line.label]
+        options = _options(report)
+        if options and not verbose:
+            said.append(("More", f"{more} {' | '.join(options)}".strip()))
+        grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"))
+        grid.padding = (0, GAP, 0, 0)
+        for label, text in said:
+            grid.add_row(label, Text(fmt.clean(text)))
+        if said:
+            _put(console, grid, prose_width(console))
+    for i, part in enumerate(report.shown(verbose=verbose, topic=topic)):
+        if i or not topic:
+            console.print()
+        print_part(part, console)
+
+
+def _options(report: Report) -> list[str]:
+    """What shows more than the screen; nothing where the screen has all."""
+    topics = {part.topic for part in report.parts if part.rows or part.below}
+    named = [f"--{topic}" for topic in (LEDGER, PHASES, CAUSES) if topic in topics]
+    hidden = any(part.level == VERBOSE for part in report.parts)
+    return ["--verbose", *named, "--html PAGE"] if hidden else []
+
+
+def print_part(part: Part, console: Console) -> None:
+    """Print the title, the table, what did not fit, and the sentences below."""
+    if part.title:
+        _say(console, part.title, "bold")
+    if part.rows:
+        table, left_out = _fitted(part, console.width)
+        _put(console, table, console.width)
+        if left_out:
+            _say(console, f"left out to fit: {', '.join(left_out)}", "dim")
+    for line in part.below:
+        _say(console, line)
+
+
+def _fitted(part: Part, width: int) -> tuple[Table, list[str]]:
+    """The table no wider than `width`, and the titles of the columns left out.
+
+    Long texts fold first, then columns go, least important first; a last one is cut.
+    """
+    found = cells(part)
+    columns, texts = found.columns, found.texts
+    widths = [
+        max(map(cell_len, [*column.title.split("\n"), *(line[i] for line in texts)]))
+        for i, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    while len(kept) > 1 and sum(min(widths[i], PROSE) + GAP for i in kept) - GAP > width:
+        going = max(kept, key=lambda i: (columns[i].drop, i))
+        kept.remove(going)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    folds = any(widths[i] > PROSE for i in kept)
+    for i in kept:
+        table.add_column(
+            columns[i].title,
+            justify="right" if found.numbers[i] else "left",
+            vertical="top" if folds else "bottom",
+            no_wrap=widths[i] <= PROSE,
+            overflow="ellipsis" if widths[i] <= PROSE else "fold",
+        )
+    blocks = [i for i in kept if columns[i].once]
+    repeated = any(a[i] == b[i] for a, b in pairwise(texts) for i in blocks[:1])
+    above: Sequence[str] = [""] * len(columns)
+    for row, line in zip(part.rows, texts, strict=True):
+        changed = [i for i in blocks if line[i] != above[i]]
+        if repeated and blocks[:1] == changed[:1] and any(above):
+            table.add_section()
+        first = min(changed, default=len(columns))
+        shown = ["" if i in blocks and i < first else line[i] for i in kept]
+        table.add_row(*map(Text, shown), style=row.style)
+        above = line
+    return table, [
+        columns[i].title.replace("\n", " ") for i in range(len(columns)) if i not in kept
+    ]
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print a sentence, folded."""
+    _put(console, Text(fmt.clean(text), style, overflow="fold"), prose_width(console))
+
+
+def _put(console: Console, what: Table | Text, width: int) -> None:
+    """Print without blanks at the ends of lines."""
+    for line in console.render_lines(what, console.options.update(width=width), pad=False):
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+        console.print(Segments([*line, Segment.line()]), end="")

@@ -104,6 +104,7 @@ class Document:
     written_by: str
     fields: Mapping[str, str | None]  # name -> its value; None: whatever it is
     sheet: Callable[[Json], Any]
+    report: Callable[[Json], Any] | None = None  # a `microbench.report.parts.Report`
 
 
 _KINDS: dict[str, Kind] = {}

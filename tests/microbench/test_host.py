@@ -14,7 +14,7 @@ from samples.kernel_runs import h200_run, shown
 from microbench.device import host
 from microbench.device.host import LOAD, LoadMeter, at_start, others_now, reading
 from microbench.device.telemetry import GpuState
-from microbench.report.console import load_warnings
+from microbench.verdict import load_warnings
 
 MIB = 2**20
 

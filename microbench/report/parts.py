@@ -1,0 +1,225 @@
+"""What a report is: an answer, then a list of parts. Writers walk it; nothing here prints.
+
+All text of a run file is cleaned here, once: kinds of results pass it on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from microbench import fmt
+from microbench.results.types import Warning
+from microbench.streams import printable
+
+DEFAULT, VERBOSE = 0, 1  # of a part: on the screen; also with --verbose, in Markdown, on pages
+ANSWER, WHY, DO, DOUBT = "", "Why", "Do", "Doubt"  # what a line of the answer says
+LEDGER, PHASES, CAUSES = "ledger", "phases", "causes"  # show FILE --TOPIC
+MOST_LINES = 9  # of an answer
+
+Value = str | int | float | bool | None
+Raw = tuple[Sequence[str], Sequence[Mapping[str, Value]]]  # names in published order; a dict a row
+
+
+@dataclass(frozen=True)
+class Column:
+    """A value of each row, and how it is written.
+
+    `path` are attributes, keys or places of the row ("measurement.median_s", "speedup.fp32",
+    "ci95_s.0"); "" is the row. `show` never gets None, which is an empty cell. `title` may have two
+    lines. To fit a width the column with the highest `drop` goes first; 0 never does. `once`: on
+    the screen only where it differs from the row above.
+    """
+
+    title: str
+    path: str
+    show: Callable[[Any], str] = str
+    drop: int = 0
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """`missing` ("skipped", "failed") is in the first empty cell; the part says below why."""
+
+    item: Any
+    missing: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A titled table, and sentences below it."""
+
+    title: str = ""
+    columns: Sequence[Column] = ()
+    rows: Sequence[Row] = ()
+    below: Sequence[str] = ()
+    level: int = DEFAULT
+    topic: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the answer: what was found (ANSWER), why, what to do, or what to doubt."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a file says, whatever kind it is. The first line of the answer is the finding.
+
+    `about` are the device, the software and the conditions; `facts` the command and the
+    environment. `raw` is what CSV has, for each kind of results. `chart` makes an Altair chart;
+    UserError where there is nothing to draw.
+    """
+
+    title: str = ""
+    answer: Sequence[Line] = ()
+    parts: Sequence[Part] = ()
+    about: Sequence[str] = ()
+    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+    raw: Sequence[Raw] = ()
+    chart: Callable[[], Any] | None = None
+
+    @property
+    def finding(self) -> str:
+        """The answer in a line; "" where there is none."""
+        return fmt.clean(self.answer[0].text) if self.answer else ""
+
+    def shown(self, *, verbose: bool = False, topic: str = "") -> list[Part]:
+        """The parts of a topic, or else those of the level; none that are empty."""
+        level = VERBOSE if verbose else DEFAULT
+        chosen = [
+            one for one in self.parts if (one.topic == topic if topic else one.level <= level)
+        ]
+        return [one for one in chosen if one.rows or one.below]
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report of several kinds of results in one file. The first keeps its default parts."""
+    if len(reports) == 1:
+        return reports[0]
+    first, *others = reports
+    later = [replace(one, level=VERBOSE) for report in others for one in report.parts]
+    return Report(
+        first.title,
+        [line for report in reports for line in report.answer],
+        [*first.parts, *later],
+        list(dict.fromkeys(line for report in reports for line in report.about)),
+        {name: fact for report in reports for name, fact in report.facts.items()},
+        [raw for report in reports for raw in report.raw],
+        next((report.chart for report in reversed(reports) if report.chart), None),
+    )
+
+
+# ---------------------------------------------------------------- texts of a table
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The columns of a part that are not empty, their texts row by row, and which are numbers."""
+
+    columns: Sequence[Column]
+    texts: Sequence[Sequence[str]]
+    numbers: Sequence[bool]
+
+
+def value(row: object, path: str) -> Any:
+    """What is at the end of a path; None where anything on it is missing.
+
+    A key may have a dot in it, as names of callables do.
+    """
+    if not path or row is None:
+        return row
+    name, _, rest = path.partition(".")
+    if isinstance(row, Mapping):
+        known = cast("Mapping[str, object]", row)
+        return known[path] if path in known else value(known.get(name), rest)
+    if name.isdecimal() and isinstance(row, Sequence):
+        places = cast("Sequence[object]", row)
+        return value(places[int(name)], rest) if int(name) < len(places) else None
+    return value(getattr(row, name, None), rest)
+
+
+def cells(part: Part) -> Cells:
+    """The texts of a part's table, clean."""
+    texts: list[list[str]] = []
+    worded = [False] * len(part.columns)
+    for row in part.rows:
+        values = [value(row.item, column.path) for column in part.columns]
+        line = [
+            "" if one is None else fmt.clean(column.show(one))
+            for one, column in zip(values, part.columns, strict=True)
+        ]
+        worded = [
+            seen or isinstance(one, str | bool) for seen, one in zip(worded, values, strict=True)
+        ]
+        if row.missing and "" in line:
+            line[line.index("")] = row.missing
+        texts.append(line)
+    kept = [i for i in range(len(part.columns)) if any(line[i] for line in texts)]
+    return Cells(
+        [replace(part.columns[i], title=printable(part.columns[i].title)) for i in kept],
+        [[line[i] for i in kept] for line in texts],
+        [not worded[i] for i in kept],
+    )
+
+
+# ---------------------------------------------------------------- doubts
+
+
+Found = tuple[Warning, str]  # and the case it is about, in words; "" for all of them
+
+
+def _alike(found: Sequence[Found]) -> list[tuple[list[str], list[str], Warning]]:
+    """(symptoms, cases, one of the warnings) of those with one cause and remedy."""
+    alike: dict[tuple[str, str], list[Found]] = {}
+    for warning, case in found:
+        alike.setdefault((warning.cause, warning.remedy), []).append((warning, case))
+    return [
+        (
+            list(dict.fromkeys(warning.symptom for warning, _ in some)),
+            list(dict.fromkeys(case for _, case in some if case)),
+            some[0][0],
+        )
+        for some in alike.values()
+    ]
+
+
+def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
+    """What makes figures unreliable, a line each: the warnings of most cases first.
+
+    "22 of 30 cases: the interval is ±7.4 % (and 21 similar); measure longer".
+    """
+    lines: list[Line] = []
+    alike = sorted(_alike(found), key=lambda one: -(len(one[1]) or cases))
+    for symptoms, named, warning in alike[:most]:
+        which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
+        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
+        lines.append(Line(DOUBT, f"{which}{symptoms[0]}{more}; {warning.remedy}"))
+    if len(alike) > most:
+        left = fmt.count(len(alike) - most, "more warning")
+        lines.append(Line(DOUBT, f"{left} (--verbose)"))
+    return lines
+
+
+def warnings_part(found: Sequence[Found]) -> Part:
+    """Every warning once, with its cause, what to try, and its cases."""
+    lines: list[str] = []
+    for symptoms, named, warning in _alike(found):
+        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
+        where = f" [{fmt.listed(named, most=2)}]" if named else ""
+        lines.append(f"{symptoms[0]}{more}{where}; cause: {warning.cause}; try: {warning.remedy}")
+    return Part("Warnings", below=lines, level=VERBOSE)
+
+
+def missing(found: Sequence[tuple[str, str]]) -> list[str]:
+    """Why cases, (case, reason) each, have no figures: every reason once, with its cases."""
+    by_reason: dict[str, list[str]] = {}
+    for case, reason in found:
+        by_reason.setdefault(reason or "no reason given", []).append(case)
+    return [f"{fmt.listed(names, most=2)}: {reason}" for reason, names in by_reason.items()]

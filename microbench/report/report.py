@@ -1,0 +1,96 @@
+"""The report of a file: of its kernels, its other results, or the document that it is.
+
+What all kinds share is added here: what was measured on, and what makes the whole run doubtful.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from microbench.report import kernels
+from microbench.report.parts import DOUBT, VERBOSE, Line, Part, Report, doubts, joined
+from microbench.results.codec import decode
+from microbench.results.kinds import Document, reports
+from microbench.results.types import Json, Run
+from microbench.verdict import load_warnings
+
+SOFTWARE = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "triton": "Triton",
+    "cublas": "cuBLAS",
+    "cupy": "CuPy",
+    "python": "Python",
+    "project": "halfway",
+}
+HEADER = ("command", "device", "software", "finished_at")  # of a document that says them
+
+
+def report_of(run: Run) -> Report | None:
+    """The report of a run; None until all of its kinds have one."""
+    kinds: list[Any] = [kernels] if run.results or not run.others else []
+    made = [kind.report(run) if hasattr(kind, "report") else None for kind in kinds + reports(run)]
+    found = [one for one in made if one]
+    if len(found) < len(made):
+        return None
+    whole = joined(found)
+    load = [(warning, "") for warning in load_warnings(run.settings)]
+    unfinished = "the run is not finished: continue it with --resume FILE"
+    doubtful = [Line(DOUBT, unfinished)] if run.finished_at is None else []
+    notes: Sequence[str] = run.settings.get("notes", ())
+    return replace(
+        whole,
+        title=whole.title or _title(run),
+        answer=[*whole.answer, *doubtful, *doubts(load, len(run.entries))],
+        parts=[*whole.parts, Part("Notes on the data", below=notes, level=VERBOSE)],
+        about=_about(run, whole.about),
+        facts=_facts(run),
+    )
+
+
+def report_of_document(document: Document, data: Json) -> Report:
+    """The report of a file that is not a run. ValueError names an invalid field."""
+    assert document.report is not None
+    made: Report = document.report(data)
+    title = made.title or f"Output of {document.written_by}"
+    if "device" not in data:
+        return replace(made, title=title)
+    *names, when = HEADER
+    facts = {name: data.get(name) for name in names}
+    at = data.get(when)
+    run = decode(Run, {**facts, "started_at": at, "finished_at": at}, "")
+    return replace(made, title=title, about=_about(run, made.about), facts=_facts(run))
+
+
+def _title(run: Run) -> str:
+    """ "gemm on NVIDIA H200", "resnet50 on NVIDIA H200": the command's first words."""
+    words = run.command[3:] if "-m" in run.command else run.command[1:]
+    named = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    return f"{named or 'A run'} on {run.device.get('name') or 'unknown device'}"
+
+
+def _about(run: Run, conditions: Sequence[str]) -> list[str]:
+    """The device and the software; the conditions and when; the command."""
+    software = [
+        f"{title} {run.software[name]}"
+        for name, title in SOFTWARE.items()
+        if run.software.get(name)
+    ]
+    driver, limit = run.device.get("driver"), run.device.get("power_limit_w")
+    machine = [
+        str(run.device.get("name", "unknown device")),
+        *([f"driver {driver}"] if driver else []),
+        *software,
+        *([f"power limit {limit:.0f} W"] if isinstance(limit, int | float) else []),
+    ]
+    when = run.started_at.replace("T", " ").replace("+00:00", " UTC")
+    return [", ".join(machine), ", ".join([*conditions, when]), f"$ {' '.join(run.command)}"]
+
+
+def _facts(run: Run) -> Mapping[str, object]:
+    """The command, and what was measured on and with."""
+    facts = {"command": " ".join(run.command), **run.device, **run.software, **run.settings}
+    return {name: value for name, value in facts.items() if value not in (None, {}, [])}

@@ -1,0 +1,156 @@
+"""A report as Markdown, HTML and CSV, and as one page that opens offline and runs no script.
+
+All text of a run file is escaped, so it can never become markup. Charts are images, in which
+scripts do not run either.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+
+from kernels.files import write_atomically
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.report.parts import Part, Raw, Report, Value, cells
+from microbench.streams import printable
+
+COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def to_markdown(report: Report) -> str:
+    """The answer, then every part."""
+    said = [
+        f"**{line.label}:** {line.text}" if line.label else f"**{line.text}**"
+        for line in report.answer
+    ]
+    parts = [part_markdown(part) for part in report.shown(verbose=True)]
+    return _plain_markdown("\n\n".join([*map(fmt.clean, said), *parts]) + "\n")
+
+
+def part_markdown(part: Part) -> str:
+    """The title, the table without its empty columns, and the sentences below."""
+    found = cells(part)
+    rules = ["---:" if number else "---" for number in found.numbers]
+    titles = [fmt.clean(column.title) for column in found.columns]
+    table = "\n".join(map(_markdown_row, [titles, rules, *found.texts])) if found.texts else ""
+    title = f"### {fmt.clean(part.title)}" if part.title else ""
+    return "\n\n".join(filter(None, [title, table, *map(fmt.clean, part.below)]))
+
+
+def _markdown_row(texts: Iterable[str]) -> str:
+    # A backslash escapes nothing, not its "|" either.
+    escaped = (re.sub(r"[|\\]", r"\\\g<0>", text) for text in texts)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _plain_markdown(text: str) -> str:
+    """Markdown without HTML and links: text of a run file may look like either."""
+    return printable(text).replace("<", "&lt;").replace("](", "]\\(")
+
+
+# ---------------------------------------------------------------- HTML
+
+
+def to_html(report: Report) -> str:
+    """The answer, then every part, as HTML elements for notebooks."""
+    said = [
+        f"<p>{escape(line.label)}: {escape(fmt.clean(line.text))}</p>"
+        if line.label
+        else f"<p><b>{escape(fmt.clean(line.text))}</b></p>"
+        for line in report.answer
+    ]
+    return "\n".join([*said, *map(part_html, report.shown(verbose=True))])
+
+
+def part_html(part: Part) -> str:
+    """The title, the table and the sentences below as HTML elements."""
+    title = f"<p><b>{escape(fmt.clean(part.title))}</b></p>" if part.title else ""
+    below = (f"<p>{escape(fmt.clean(line))}</p>" for line in part.below)
+    return title + table_html(part) + "".join(below)
+
+
+def table_html(part: Part) -> str:
+    """The table of a part as an HTML element; "" for one without rows."""
+    found = cells(part)
+    if not found.texts:
+        return ""
+    marks = [' class="number"' if number else "" for number in found.numbers]
+
+    def row(tag: str, texts: Iterable[str]) -> str:
+        pairs = zip(marks, texts, strict=True)
+        return f"<tr>{''.join(f'<{tag}{mark}>{escape(text)}</{tag}>' for mark, text in pairs)}</tr>"
+
+    head = row("th", [fmt.clean(column.title) for column in found.columns])
+    body = "".join(row("td", texts) for texts in found.texts)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+# ---------------------------------------------------------------- CSV
+
+
+def to_csv(report: Report) -> str:
+    """The raw values: a row a result.
+
+    Names of columns have the unit and do not change; an unknown value is empty. A run with several
+    kinds of results has the columns of all of them.
+    """
+    return write_csv(report.raw)
+
+
+def write_csv(raw: Iterable[Raw]) -> str:
+    """One CSV of several kinds of rows, with all of their columns and one header."""
+    raw = list(raw)
+    names = list(dict.fromkeys(name for columns, _ in raw for name in columns))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(csv_text, names))
+    for _, rows in raw:
+        writer.writerows([csv_text(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def csv_text(value: Value) -> str:
+    """Nine significant digits: finer than any timer here, without binary noise.
+
+    A text has no control characters; one that a spreadsheet would compute gets an apostrophe.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = printable(value).strip()
+        return f"'{text}" if text.startswith(COMPUTED) and not _is_number(text) else text
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- pages
+
+
+def page(reports: Mapping[str, Report], title: str = "") -> str:
+    """The page of a report; of several, by file name, one under the other."""
+    raise NotImplementedError
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, whole or not at all. UserError where the disk refuses."""
+    try:
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
