@@ -12,7 +12,6 @@ from e2e.recipes import RECIPES
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.figures import ratio as as_read
 from e2e.report.joint import joints
-from e2e.results.baselines import by_the_wall
 from e2e.results.loader_types import Loading
 from e2e.results.types import StepTimes, Training
 from microbench.fmt import interval
@@ -84,13 +83,11 @@ def test_other_networks() -> None:
     for row in table(RESULTS, "network", "batch", "recipe"):
         training = found[row[0], row[1], row[2]]
         assert row[3] == f"{training.per_s:,.0f} {training.unit}/s"
-        assert float(row[4].split()[0]) == pytest.approx(half_pct(training), abs=0.51)
-        for base, cell in zip(("fp32", "tf32"), row[5:7], strict=True):
+        for base, cell in zip(("fp32", "tf32"), row[4:6], strict=True):
             assert cell == "-" or base not in training.speedup or (
                 cell == as_read(training.speedup[base]).removesuffix("?")
             )  # fmt: skip
-        busy = (steps_of(training).busy_s or 0) / steps_of(training).median_s
-        assert row[7:] == [f"{min(1.0, busy):.0%}", bottleneck(training.limit)]
+        assert row[6:] == [bottleneck(training.limit)]
 
 
 def test_what_was_learnt() -> None:
@@ -200,12 +197,8 @@ def test_workers_that_amp_needs() -> None:
     gains = [found.ratio for n in (2, 8, 16) if (found := joint.speedup("amp", "fp32", n))]
     assert [ratio.ci95[0] > 1 for ratio in gains if ratio.ci95] == [False, False, True]
     says(STALLS, "How many workers", *map(interval, [*gains, pinned.speedup["fp32"]]))
-    rows = [
-        [str(n), *(f"{t.predicted_per_s:,.0f} / {t.per_s:,.0f}" for t in (fp32, amp)),
-         interval(by_the_wall(amp.speedup["fp32"], fp32, amp))]
-        for n in (2, 8, 16) for fp32, amp in [(together["fp32", n], together["amp", n])]
-    ]  # fmt: skip
-    shows(AMP, rows)
+    rates = [together[recipe, n].per_s or 0 for n in (2, 8, 16) for recipe in ("amp", "fp32")]
+    says(AMP, "with JPEG files on 16 cores", *rates, interval(gains[-1]))
     says(AMP, "Without a loader", interval(pinned.speedup["fp32"]))
     busy = next(t.timed for t in trainings("stalls-resnet50")
                 if (t.case.cached, t.case.workers, t.case.recipe) == (True, 16, "amp"))  # fmt: skip
