@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from json import dumps
+from types import MappingProxyType
+from typing import Any, cast
 
 from kernels import OPS
 from kernels.case import Case
@@ -610,43 +612,291 @@ def _spread(rates: Sequence[float], gap: float, lowest: float) -> list[float]:
 # ---------------------------------------------------------------- five pictures of rows
 
 
+LINES, PANEL = (620, 420), (400, 310)  # width and height of one panel, of each of several
+BAR_WIDTH, BAR_HEIGHT = 520, 26  # of a chart of bars; of each bar with its gap
+ROOM = 1.3  # times the longest bar: right of it stands its text
+SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+SAME = [3, 3]  # dashes of the line at 1
+MOST_RATIO, DARK_RATIO = 4.0, 2.4  # times: from here on the colour stays; text is white
+
+
 def lines(
     rows: Sequence[Json],
     *,
     x: str,
     y: str,
     log: bool = True,
+    from_zero: bool = True,
+    band: bool = False,
     rules: Sequence[Json] = (),
-    dashes: Mapping[str, Sequence[int]] = {},
-    colours: Mapping[str, str] = {},
+    dashes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    colours: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """A curve a series, a panel each `panel`: rows have series, x, y, and may have low, high.
+    """A curve a series, a panel each `panel`, over x (logarithmic but for a `band`).
 
-    `rules` are lines across: panel, series, y, text. `dashes` and `colours` are by series.
+    Rows have series, x and y; low and high are an interval, drawn as a bar or as a `band`; `mark`
+    is "line" or "point" where only that is drawn, `note` is told. A curve is broken where it has no
+    point at a size that others have. `log`: of y; else it begins at 0 if `from_zero`. `rules` are
+    lines across (series, y, text). `colours` and `dashes` are by series.
     """
-    raise NotImplementedError
+    alt = library()
+    panels = _by_panel(rows)
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    palette = {**dict(zip(names, SERIES_COLOURS * len(names), strict=False)), **colours}
+    domain = {"domain": names}
+    colour = alt.Color(
+        "series:N", title=None, legend=alt.Legend(orient="top", labelLimit=240, columns=6, symbolOpacity=1),
+        scale=alt.Scale(**domain, range=[palette[name] for name in names]),
+    )  # fmt: skip
+    dash = alt.StrokeDash(
+        "series:N", legend=None,
+        scale=alt.Scale(**domain, range=[list(dashes.get(name, [1, 0])) for name in names]),
+    )  # fmt: skip
+    shape = alt.Shape(
+        "series:N", title=None,
+        scale=alt.Scale(**domain, range=[MARKERS[i % len(MARKERS)] for i in range(len(names))]),
+    )  # fmt: skip
+    values = sorted({row["x"] for row in rows})
+    kind = "linear" if band else "log" if values[0] > 0 else "symlog"
+    marks = alt.Undefined if band else values
+    axis = alt.X(
+        "x:Q", title=x, scale=alt.Scale(type=kind, nice=False, zero=False, padding=14),
+        axis=alt.Axis(values=marks, format="~d", grid=False, labelOverlap="greedy"),
+    )  # fmt: skip
+    scale = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=from_zero)
+    figures = alt.Axis(format="~g") if log else alt.Axis()
+    width, height = LINES if len(panels) == 1 else PANEL
+
+    def up(name: str) -> Any:
+        return alt.Y(f"{name}:Q", title=y, scale=scale, axis=figures)
+
+    drawn: list[Any] = []
+    for title, some in panels.items():
+        base = alt.Chart(alt.InlineData(values=_broken(some))).encode(x=axis, color=colour)
+        interval = base.transform_filter("isValid(datum.low)")
+        told = [alt.Tooltip(f"{name}:{kind}") for name, kind in zip(TOLD, "NQQQQN", strict=True)]
+        layers = [
+            interval.mark_area(opacity=0.2).encode(y=up("low"), y2="high:Q") if band
+            else interval.mark_rule(strokeWidth=5, opacity=0.4).encode(y=up("low"), y2="high:Q"),
+            base.transform_filter("datum.mark != 'point'").mark_line(strokeWidth=2)
+            .encode(y=up("y"), detail="segment:N", strokeDash=dash),
+        ]  # fmt: skip
+        if not band:
+            points = base.transform_filter("datum.mark != 'line'")
+            layers.append(
+                points.mark_point(filled=True, size=50, opacity=1).encode(
+                    y=up("y"), shape=shape, tooltip=told
+                )
+            )
+        if rules:
+            across = alt.Chart(alt.InlineData(values=list(rules))).encode(y=up("y"))
+            look: Json = {"align": "left", "baseline": "bottom", "fontSize": 10.5, "dy": -1}
+            named = across.encode(x=alt.value(5), text="text:N")
+            layers += [
+                across.mark_rule(strokeDash=[1, 3], strokeWidth=1.6).encode(color=colour),
+                named.mark_text(**look, color="white", stroke="white", strokeWidth=3),
+                named.mark_text(**look, color=FAINT),
+            ]
+        layered = alt.layer(*layers).properties(width=width, height=height)
+        drawn.append(layered.properties(title=panel_title(alt, title)) if title else layered)
+    return _placed(alt, drawn)
+
+
+TOLD = ("series", "x", "y", "low", "high", "note")
+
+
+def _by_panel(rows: Sequence[Json]) -> dict[str, list[Json]]:
+    """The rows by panel, in their order. UserError for too many, or for no rows."""
+    if not rows:
+        raise UserError("nothing to draw")
+    found: dict[str, list[Json]] = {}
+    for row in rows:
+        found.setdefault(row.get("panel", ""), []).append(row)
+    check_panels(f"a chart of {len(found)} panels", len(found))
+    return found
+
+
+def _placed(alt: Any, drawn: Sequence[Any]) -> Any:
+    """One panel, or several beside each other with one legend."""
+    if len(drawn) == 1:
+        return drawn[0]
+    columns = 2 if len(drawn) in (2, 4) else 3
+    shared = {"color": "shared", "shape": "shared", "strokeDash": "shared"}
+    return alt.concat(*drawn, columns=columns, spacing=30).resolve_scale(**shared)
+
+
+def _broken(rows: Sequence[Json]) -> list[Json]:
+    """The rows with `segment`, the unbroken stretch of the curve that each is in."""
+    places = {x: place for place, x in enumerate(sorted({row["x"] for row in rows}))}
+    seen: dict[str, tuple[int, int]] = {}  # series -> place of its last point, segment
+    found: list[Json] = []
+    for row in sorted(rows, key=lambda row: row["x"]):
+        name, place = row["series"], places[row["x"]]
+        last, segment = seen.get(name, (place, 0))
+        segment += place > last + 1
+        seen[name] = place, segment
+        found.append({"mark": "", **row, "segment": f"{name} {segment}"})
+    return found
 
 
 def bars(rows: Sequence[Json], *, x: str) -> Any:
-    """A bar a row: label, value, text, colour; may have low, high; `base`: a grey bar behind."""
-    raise NotImplementedError
+    """A bar a row, from the top, a panel each `panel`: label, value, text, colour.
+
+    `low` and `high` are an interval, `base` is a grey bar behind, `note` is told.
+    """
+    alt = library()
+    ends = [row.get(name) or 0.0 for row in rows for name in ("value", "high", "base")]
+    scale = alt.Scale(domain=[0, ROOM * max(ends, default=1.0)], nice=False)
+
+    def along(name: str) -> Any:
+        return alt.X(f"{name}:Q", title=x, scale=scale)
+
+    drawn: list[Any] = []
+    for title, some in _by_panel(rows).items():
+        step = max(9, min(BAR_HEIGHT, 800 // len(some)))
+        names = alt.Axis(labelLimit=240, labelOverlap=False, labelFontSize=min(12, step - 1))
+        base = (
+            alt.Chart(alt.InlineData(values=_apart(some)))
+            .transform_calculate(end="max(datum.value, datum.high || 0, datum.base || 0)")
+            .encode(
+                y=alt.Y("label:N", sort=None, title=None, axis=names),
+                tooltip=["label:N", "value:Q", "low:Q", "high:Q", "base:Q", "note:N"],
+            )
+        )
+        layers = (
+            base.transform_filter("isValid(datum.base)").mark_bar(color=BASE)
+            .encode(x=along("base")),
+            base.mark_bar(height={"band": 0.6})
+            .encode(x=along("value"), color=alt.Color("colour:N", scale=None)),
+            base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2, color=INK)
+            .encode(x=along("low"), x2="high:Q"),
+            base.mark_text(align="left", dx=6, fontSize=min(12, step - 1), color=INK)
+            .encode(x=along("end"), text="text:N"),
+        )  # fmt: skip
+        panel = alt.layer(*layers).properties(width=BAR_WIDTH, height=step * len(some))
+        drawn.append(panel.properties(title=panel_title(alt, title)) if title else panel)
+    return drawn[0] if len(drawn) == 1 else alt.vconcat(*drawn, spacing=24)
 
 
-def ratios(rows: Sequence[Json], *, x: str, y: str) -> Any:
-    """Times as fast, with intervals: label, series, ratio, low, high; 1 is no difference."""
-    raise NotImplementedError
+def _apart(rows: Sequence[Json]) -> list[Json]:
+    """The rows with labels that differ: of those alike the second has " #2"."""
+    seen: dict[str, int] = {}
+    found: list[Json] = []
+    for row in rows:
+        number = seen[row["label"]] = seen.get(row["label"], 0) + 1
+        found.append({**row, "label": f"{row['label']} #{number}"} if number > 1 else row)
+    return found
+
+
+def ratios(
+    rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """Times as fast, with intervals: label, series, ratio, low, high; at 1 is a line."""
+    alt = library()
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    palette = {**dict(zip(names, SERIES_COLOURS * len(names), strict=False)), **colours}
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    colour = alt.Color(
+        "series:N", title=None, legend=alt.Legend(orient="top", labelLimit=240, symbolOpacity=1),
+        scale=alt.Scale(domain=names, range=[palette[name] for name in names]),
+    )  # fmt: skip
+
+    def up(name: str) -> Any:
+        return alt.Y(f"{name}:Q", title=y, scale=scale, axis=alt.Axis(format="~g"))
+
+    drawn: list[Any] = []
+    for title, some in _by_panel(rows).items():
+        labels = list(dict.fromkeys(row["label"] for row in some))
+        base = alt.Chart(alt.InlineData(values=list(some))).encode(
+            x=alt.X("label:N", sort=labels, title=x, axis=alt.Axis(labelAngle=-30, labelLimit=200)),
+            xOffset=alt.XOffset("series:N", sort=names), color=colour,
+            tooltip=["label:N", "series:N", "ratio:Q", "low:Q", "high:Q"],
+        )  # fmt: skip
+        one = alt.Chart(alt.InlineData(values=[{"ratio": 1}]))
+        layers = (
+            one.mark_rule(strokeDash=SAME, color=FAINT).encode(y=up("ratio")),
+            base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=4, opacity=0.5)
+            .encode(y=up("low"), y2="high:Q"),
+            base.mark_point(filled=True, size=60, opacity=1).encode(y=up("ratio")),
+        )  # fmt: skip
+        width = max(PANEL[0], min(900, 20 * len(some)))
+        panel = alt.layer(*layers).properties(width=width, height=PANEL[1])
+        drawn.append(panel.properties(title=panel_title(alt, title)) if title else panel)
+    return _placed(alt, drawn)
 
 
 def waterfall(rows: Sequence[Json], *, x: str) -> Any:
-    """Bars from `low` to `high`, in the order given: label, low, high, text, colour."""
-    raise NotImplementedError
+    """Bars from `low` to `high`, from the top, a panel each `panel`: label, text, colour.
+
+    Two bars may have one label.
+    """
+    alt = library()
+    drawn: list[Any] = []
+    for title, some in _by_panel(rows).items():
+        low, high = min(0.0, *(row["low"] for row in some)), max(row["high"] for row in some)
+        scale = alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False)
+        labels = dumps([row["label"] for row in some])
+        names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{labels}[datum.value]")
+        placed = [{**row, "place": place} for place, row in enumerate(some)]
+        base = alt.Chart(alt.InlineData(values=placed)).encode(
+            y=alt.Y("place:O", title=None, axis=names)
+        )
+        along = alt.X("low:Q", title=x, scale=scale, axis=alt.Axis(grid=False, tickCount=6))
+        bar = base.mark_bar(strokeWidth=1).encode(  # the stroke shows small ones
+            x=along, x2="high:Q",
+            color=alt.Color("colour:N", scale=None), stroke=alt.Stroke("colour:N", scale=None),
+        )  # fmt: skip
+        text = base.mark_text(align="left", dx=5, color=INK).encode(
+            x=alt.X("high:Q", title=x, scale=scale), text="text:N"
+        )
+        panel = alt.layer(bar, text).properties(width=BAR_WIDTH, height=BAR_HEIGHT * len(some))
+        drawn.append(panel.properties(title=panel_title(alt, title)) if title else panel)
+    return drawn[0] if len(drawn) == 1 else alt.vconcat(*drawn, spacing=24)
 
 
 def cells(rows: Sequence[Json], *, x: str, y: str) -> Any:
-    """A coloured square a row, a map each `panel`: x, y, ratio, text, small."""
-    raise NotImplementedError
+    """A square a row, a map each `panel`, coloured by `ratio`: x, y, text, small; `note` is told.
+
+    Columns and lines are in the order in which they come; x may have "/" between lines of its name.
+    """
+    alt = library()
+    shades = alt.Scale(
+        type="log", domain=[1 / MOST_RATIO, 1, MOST_RATIO], clamp=True, interpolate="rgb",
+        range=["#d55e00", "#ffffff", "#0072b2"],
+    )  # fmt: skip
+    far = f"datum.ratio > {DARK_RATIO} || datum.ratio < {1 / DARK_RATIO}"
+    drawn: list[Any] = []
+    for title, some in _by_panel(rows).items():
+        across, up = (list(dict.fromkeys(str(row[name]) for row in some)) for name in "xy")
+        names = alt.Axis(labelAngle=0, labelExpr="split(datum.label, '/')")
+        base = alt.Chart(alt.InlineData(values=list(some))).encode(
+            x=alt.X("x:N", title=x, scale=alt.Scale(domain=across), axis=names),
+            y=alt.Y("y:N", title=y, scale=alt.Scale(domain=up)),
+            tooltip=["x:N", "y:N", "ratio:Q", "low:Q", "high:Q", "small:N", "note:N"],
+        )
+        text = base.encode(color=alt.condition(far, alt.value("white"), alt.value(INK)))
+        layers = (
+            base.mark_rect(stroke="white").encode(
+                color=alt.Color("ratio:Q", title="times as fast", scale=shades)
+            ),
+            text.mark_text(fontSize=13, fontWeight="bold", dy=-6).encode(text="text:N"),
+            text.mark_text(fontSize=9, dy=9).encode(text="small:N"),
+        )
+        drawn.append(
+            alt.layer(*layers).properties(
+                width=50 * len(across), height=36 * len(up), title=panel_title(alt, title),
+                view=alt.ViewConfig(fill=PALE),
+            )
+        )  # fmt: skip
+    return drawn[0] if len(drawn) == 1 else alt.concat(*drawn, columns=2, spacing=24)
 
 
-def titled(charts: Any | Sequence[Any], title: str, below: Sequence[str] = ()) -> Any:
-    """A picture, or several one under the other, with a title and lines of how to read it."""
-    raise NotImplementedError
+def titled(charts: Any, title: str, below: Sequence[str] = ()) -> Any:
+    """A picture, or a list of them one under the other, with a title and how to read it."""
+    alt = library()
+    whole = charts
+    if isinstance(charts, list):
+        panels = cast("list[Any]", charts)
+        whole = panels[0] if len(panels) == 1 else alt.vconcat(*panels, spacing=30)
+    reading = [fmt.clean(line) for line in below]
+    return styled(whole.properties(title=main_title(fmt.clean(title), reading)))
