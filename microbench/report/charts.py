@@ -645,7 +645,8 @@ def lines(
     palette = {**dict(zip(names, SERIES_COLOURS * len(names), strict=False)), **colours}
     domain = {"domain": names}
     colour = alt.Color(
-        "series:N", title=None, legend=alt.Legend(orient="top", labelLimit=240, columns=6, symbolOpacity=1),
+        "series:N", title=None,
+        legend=alt.Legend(orient="top", labelLimit=240, columns=6, symbolOpacity=1),
         scale=alt.Scale(**domain, range=[palette[name] for name in names]),
     )  # fmt: skip
     dash = alt.StrokeDash(

@@ -5,6 +5,7 @@ All text of a run file is cleaned here, once: kinds of results pass it on as it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -193,18 +194,23 @@ def _alike(found: Sequence[Found]) -> list[tuple[list[str], list[str], Warning]]
 def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
     """What makes figures unreliable, a line each: the warnings of most cases first.
 
-    "22 of 30 cases: the interval is ±7.4 % (and 21 similar); measure longer".
+    "22 of 30 cases: the interval is up to ±7.4 %; measure longer".
     """
-    lines: list[Line] = []
+    lines: list[str] = []
     alike = sorted(_alike(found), key=lambda one: -(len(one[1]) or cases))
     for symptoms, named, warning in alike[:most]:
         which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
-        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
-        lines.append(Line(DOUBT, f"{which}{symptoms[0]}{more}; {warning.remedy}"))
+        worst = max(symptoms, key=_last_number)
+        worst = worst.replace("±", "up to ±", 1) if len(symptoms) > 1 else worst
+        lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")
     if len(alike) > most:
-        left = fmt.count(len(alike) - most, "more warning")
-        lines.append(Line(DOUBT, f"{left} (--verbose)"))
-    return lines
+        lines[-1] += f" ({fmt.count(len(alike) - most, 'more warning')}: --verbose)"
+    return [Line(DOUBT, line) for line in lines]
+
+
+def _last_number(text: str) -> float:
+    """In a symptom, how bad it is."""
+    return float(re.findall(r"\d+\.?\d*", f"0 {text}")[-1])
 
 
 def warnings_part(found: Sequence[Found]) -> Part:
