@@ -63,6 +63,13 @@ def test_timm_s_figures_and_ours() -> None:
         says(RESULTS, "Beside timm", f"{by_step:,.0f}", f"{ours.per_s:,.0f}")
 
 
+def test_the_ladder() -> None:
+    first, *rungs = trainings("ladder-resnet50")
+    ends = 1e3 * (first.step_s or 0), 1e3 * (rungs[-1].step_s or 0)
+    gains = [as_read(one.speedup["previous"]) for one in rungs]
+    says(RESULTS, "--ladder makes one change", *ends, as_read(rungs[-1].speedup["first"]), *gains)
+
+
 def test_the_same_recipe_in_several_runs() -> None:
     plain = "amp", "nhwc", True, False  # neither compiled nor captured
     steps_ms = [
