@@ -24,9 +24,8 @@ FOLDERS = sorted(ROOT.glob("results/*/studies/*"))
 TERMS = ("matrix products", "fused reductions", "fused elementwise")
 # Rows of the table, in order: study, cell in low precision, cell in float32.
 ROWS = [
-    ("vgg16-batch", "table-6", "table-4"), ("vgg16-batch", "resident-3", "resident-1"),
-    ("vgg16-batch", "resident-6", "resident-4"), ("resnet-static256", "fed-2", "fed-1"),
-    ("resnet-static256", "resident-2", "resident-1"), ("wrn-levels", "levels-3", "levels-1"),
+    ("vgg16-batch", "table-6", "table-4"), ("vgg16-batch", "resident-6", "resident-4"),
+    ("resnet-static256", "fed-2", "fed-1"), ("resnet-static256", "resident-2", "resident-1"),
     ("wrn-levels", "two-cores-9", "two-cores-8"), ("finetune-multigpu", "one-2", "one-1"),
     ("finetune-multigpu", "one-4", "one-3"),
 ]  # fmt: skip
