@@ -4,19 +4,28 @@ charts share: library, colours, heading.
 
 from __future__ import annotations
 
+import io
 import math
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from itertools import pairwise
 from json import dumps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.error_words import first_line
+from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.run_table import Layer, layers_of
+from microbench.results.runfile import check_writable
 from microbench.results.types import Ceiling, Json, Measurement, Result, Run, settings_of, varying
 from microbench.verdict import arms_of, limits_of, rate_unit, states_of
 
@@ -901,3 +910,94 @@ def titled(charts: Any, title: str, below: Sequence[str] = ()) -> Any:
         whole = panels[0] if len(panels) == 1 else alt.vconcat(*panels, spacing=30)
     reading = [fmt.clean(line) for line in below]
     return styled(whole.properties(title=main_title(fmt.clean(title), reading)))
+
+
+# ---------------------------------------------------------------- files
+
+
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
+PNG_SCALE = 2  # pixels a unit of length: sharp in a document
+# `ast`: expressions are interpreted, so that the page may forbid text to become code.
+START = """\
+const drawing = JSON.parse(document.getElementById("drawing").textContent);
+vegaEmbed("#chart", drawing, {
+  mode: "vega-lite", ast: true,
+  actions: {export: true, source: false, compiled: false, editor: false}
+}).catch(console.error);
+"""
+
+
+def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
+    """UserError for an unknown format, a missing library, or a file that cannot be written.
+
+    Call it before measuring.
+    """
+    _suffix(path)
+    library()
+    check_writable(path, "--chart", overwrite=overwrite)
+
+
+def write_chart(chart: Any, path: Path) -> None:
+    """Write an Altair chart, whole or not at all. UserError where the disk refuses."""
+    content = rendered(chart, _suffix(path).removeprefix("."))
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"--chart {path}: cannot write the file ({error.strerror})") from None
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"--chart {path}: the name must end in {', '.join(SUFFIXES)}")
+    return suffix
+
+
+def rendered(chart: Any, form: str) -> bytes:
+    """An Altair chart as "svg", "png", "pdf" or "html". UserError where the renderer fails.
+
+    It runs JavaScript in threads of its own, and says only that they did not answer: with few open
+    files or little memory, for instance.
+    """
+    if form == "html":
+        return _page(chart).encode()
+    image = io.StringIO() if form == "svg" else io.BytesIO()
+    try:
+        chart.save(image, format=form, scale_factor=PNG_SCALE if form == "png" else 1)
+    except ValueError as error:
+        raise UserError(f"the chart cannot be drawn: {first_line(error)}") from None
+    content = image.getvalue()
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def _page(chart: Any) -> str:
+    """A page with the chart that opens without a network. It runs its own two scripts only.
+
+    Text of the run file is data in it: in a block of JSON, in which markup is escaped.
+    """
+    from markupsafe import Markup
+
+    own = scripts()
+    return template("chart.html").render(
+        # What a content-security-policy calls the scripts that may run.
+        allowed=Markup(
+            " ".join(
+                f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'"
+                for one in (own, START)
+            )
+        ),
+        title="Chart",
+        library=Markup(own),
+        start=Markup(START),
+        drawing=chart.to_dict(),
+    )
+
+
+@cache
+def template(name: str) -> Any:
+    """A page of this folder, whose values are escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    source = files("microbench.report").joinpath(name).read_text(encoding="utf-8")
+    return environment.from_string(source)

@@ -17,10 +17,11 @@ from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import writers
+from microbench.report.charts import rendered, template
 from microbench.report.comparison import csv_records, every_alone, page_parts, summary
 from microbench.report.console import ceilings, header, legend, machine, warnings, whys
 from microbench.report.documents import run_of_document
-from microbench.report.drawing import chart_of, rendered, template
+from microbench.report.drawing import chart_of
 from microbench.report.report import report_of, report_of_document
 from microbench.report.run_table import layers_table, plain_table
 from microbench.report.table import (

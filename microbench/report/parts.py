@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from microbench import fmt
+from microbench.errors import UserError
 from microbench.results.types import Warning
 from microbench.streams import printable
 
@@ -69,6 +70,11 @@ class Line:
     text: str
 
 
+def nothing_to_draw() -> Any:
+    """The chart of a report without one: UserError."""
+    raise UserError("nothing to draw")
+
+
 @dataclass(frozen=True)
 class Report:
     """What a file says, whatever kind it is. The first line of the answer is the finding.
@@ -84,7 +90,7 @@ class Report:
     about: Sequence[str] = ()
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
     raw: Sequence[Raw] = ()
-    chart: Callable[[], Any] | None = None
+    chart: Callable[[], Any] = nothing_to_draw
 
     @property
     def finding(self) -> str:
@@ -106,6 +112,7 @@ def joined(reports: Sequence[Report]) -> Report:
         return reports[0]
     first, *others = reports
     later = [replace(one, level=VERBOSE) for report in others for one in report.parts]
+    charts = [report.chart for report in reports]
     return Report(
         first.title,
         [line for report in reports for line in report.answer],
@@ -113,7 +120,7 @@ def joined(reports: Sequence[Report]) -> Report:
         list(dict.fromkeys(line for report in reports for line in report.about)),
         {name: fact for report in reports for name, fact in report.facts.items()},
         [raw for report in reports for raw in report.raw],
-        next((report.chart for report in reversed(reports) if report.chart), None),
+        next((one for one in reversed(charts) if one is not nothing_to_draw), nothing_to_draw),
     )
 
 

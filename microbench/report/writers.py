@@ -9,16 +9,30 @@ from __future__ import annotations
 import csv
 import io
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.parts import Part, Raw, Report, Value, cells
+from microbench.report.charts import rendered, template
+from microbench.report.parts import (
+    VERBOSE,
+    Line,
+    Part,
+    Raw,
+    Report,
+    Value,
+    cells,
+    nothing_to_draw,
+)
 from microbench.streams import printable
 
+NONE: Mapping[str, str] = MappingProxyType({})
 COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
 
 
@@ -143,9 +157,57 @@ def _is_number(text: str) -> bool:
 # ---------------------------------------------------------------- pages
 
 
-def page(reports: Mapping[str, Report], title: str = "") -> str:
-    """The page of a report; of several, by file name, one under the other."""
-    raise NotImplementedError
+MOST_CHARTS, MOST_OPEN = 20, 10  # files of a page with a chart; that are not folded
+
+
+def page(reports: Mapping[str, Report], title: str = "", unread: Mapping[str, str] = NONE) -> str:
+    """The page of a report; of several, by file name, a table of findings and all reports.
+
+    `unread` has why files are not in it. Without the charts' libraries, a line says so.
+    """
+    several = len(reports) > 1
+    note = f"Charts are drawn for the first {MOST_CHARTS} files." * (len(reports) > MOST_CHARTS)
+    sections = [
+        _section(name, report, several, drawn=place < MOST_CHARTS)
+        for place, (name, report) in enumerate(reports.items())
+    ]
+    heading = title or next(iter(reports.values())).title
+    return template("report.html").render(
+        title=fmt.clean(heading), reports=sections, note=note, most_open=MOST_OPEN,
+        unread=[(fmt.clean(name), fmt.clean(why)) for name, why in unread.items()],
+    )  # fmt: skip
+
+
+def _section(name: str, report: Report, several: bool, *, drawn: bool) -> dict[str, Any]:
+    """A report as the template has it, which escapes what `table_html` has not."""
+    from markupsafe import Markup
+
+    chart, about = _drawn(report) if drawn else ("", [])
+    parts = [
+        {
+            "title": fmt.clean(part.title), "below": map(fmt.clean, part.below),
+            "table": Markup(table_html(part)), "folded": part.level == VERBOSE,
+        }
+        for part in report.shown(verbose=True)
+    ]  # fmt: skip
+    return {
+        "name": fmt.clean(name), "finding": report.finding, "chart": chart, "parts": parts,
+        "about": [*([report.title] if several else []), *map(fmt.clean, report.about), *about],
+        "answer": [Line(line.label, fmt.clean(line.text)) for line in report.answer],
+        "facts": [(fmt.clean(fact), fmt.clean(value)) for fact, value in report.facts.items()],
+        "csv": to_csv(report) if report.raw else "",
+    }  # fmt: skip
+
+
+def _drawn(report: Report) -> tuple[str, list[str]]:
+    """The chart as a data URL; or why there is none."""
+    if report.chart is nothing_to_draw:
+        return "", []
+    try:
+        image = rendered(report.chart(), "svg")
+    except UserError as error:
+        return "", [f"No chart: {error}."]
+    return f"data:image/svg+xml;base64,{b64encode(image).decode()}", []
 
 
 def write_page(page: str, path: Path) -> None:

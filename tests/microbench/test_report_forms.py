@@ -16,9 +16,15 @@ from rich.console import Console
 from samples.kernel_runs import case, h200_run, measured, run_of
 
 from microbench.errors import UserError
-from microbench.report.charts import drawable, line_chart, line_rows
+from microbench.report.charts import (
+    SUFFIXES,
+    check_chart_path,
+    drawable,
+    line_chart,
+    line_rows,
+)
 from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
-from microbench.report.drawing import SUFFIXES, check_chart_path, draw
+from microbench.report.drawing import draw
 from microbench.report.live import LiveProgress
 from microbench.report.payoff_map import payoff_chart
 from microbench.results.comparison import RUINED, CompareRow, Comparison
@@ -206,6 +212,8 @@ def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> 
     elif suffix == ".svg":
         text = "".join(ElementTree.fromstring(content).itertext())
         assert all(name in text for name in ("fp16", "fp32", "tf32"))
+    elif suffix == ".pdf":
+        assert content.startswith(b"%PDF")
     else:
         text = content.decode()
         assert "<html" in text[:200].lower()
@@ -271,8 +279,8 @@ def test_paths_and_libraries_are_checked_before_measuring(
     for suffix in (*SUFFIXES, ".SVG"):
         check_chart_path(tmp_path / f"chart{suffix}")
     for check in (check_chart_path, lambda path: draw(h200_run(), path)):
-        for name in ("chart.pdf", "chart"):
-            with pytest.raises(UserError, match=r"end in \.png, \.svg, \.html"):
+        for name in ("chart.gif", "chart"):
+            with pytest.raises(UserError, match=r"end in \.png, \.svg, \.pdf, \.html"):
                 check(tmp_path / name)
         with pytest.raises(UserError, match=r"--chart|cannot write the file"):
             check(tmp_path / "no such folder" / "chart.svg")
