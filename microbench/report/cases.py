@@ -11,6 +11,7 @@ from microbench import fmt
 from microbench.report.parts import (
     ANSWER,
     DO,
+    DOUBT,
     VERBOSE,
     WHY,
     Column,
@@ -253,14 +254,14 @@ def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
     return f"{', '.join(rates)} {unit.name}"
 
 
-def warnings_of(run: Run) -> list[Found]:
-    """The warnings of the results; those that ask for nothing come last."""
-    found = [(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings]
+def warnings_of(results: Iterable[Result]) -> list[Found]:
+    """Their warnings, each with its case; those that ask for nothing come last."""
+    found = [(warning, fmt.name(r.case)) for r in results for warning in r.warnings]
     return sorted(found, key=lambda one: one[0].remedy.startswith("none needed"))
 
 
-def no_verdict(found: Mapping[str, float]) -> list[Line]:
-    """What stands in place of verdicts on figures that are too uncertain.
+def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
+    """What stands in place of verdicts on figures that are too uncertain; a doubt beside others.
 
     `found` has half of the widest interval, in per cent, by what there is no verdict on.
     """
@@ -268,9 +269,9 @@ def no_verdict(found: Mapping[str, float]) -> list[Line]:
         return []
     most = max(found.values())
     half = f"±{most:.0f} %" if most < 999 else "beyond ±999 %"
-    what = f"No verdict on {fmt.listed([*found])}: the widest interval is {half}"
-    return [
-        Line(ANSWER, what),
-        Line(WHY, "likely other work on the machine, or clocks that changed"),
-        Line(DO, "repeat on a quiet machine, or raise --budget"),
-    ]
+    what = f"verdict on {fmt.listed([*found], 2)}: the widest interval is {half}"
+    remedy = "repeat on a quiet machine, or raise --budget"
+    if not alone:
+        return [Line(DOUBT, f"no {what}; {remedy}")]
+    why = "likely other work on the machine, or clocks that changed"
+    return [Line(ANSWER, f"No {what}"), Line(WHY, why), Line(DO, remedy)]
