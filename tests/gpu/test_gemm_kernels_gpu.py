@@ -102,16 +102,16 @@ def test_right_and_repeatable(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # compiles hundreds of kernels
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("kernel", list(KINDS))
 def test_everything_in_the_catalogue_is_right(
-    pool: OperandPool, gpu: DeviceInfo, kernel: str, precision: str
+    pool: OperandPool, gpu: DeviceInfo, kernel: str, precision: str, layout: str
 ) -> None:
     for shape in KINDS[kernel]:
-        for layout in LAYOUTS:
-            what = case(shape, precision, layout)
-            configs = tried(kernel, Problem.of(what), every=True)
-            assert_right_and_repeatable(pool, gpu, what, configs)
+        what = case(shape, precision, layout)
+        configs = tried(kernel, Problem.of(what), every=True)
+        assert_right_and_repeatable(pool, gpu, what, configs)
 
 
 @pytest.mark.parametrize("size", [333, 1030, 1028, 4099])
