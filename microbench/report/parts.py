@@ -18,7 +18,7 @@ from microbench.streams import printable
 DEFAULT, VERBOSE = 0, 1  # of a part: on the screen; also with --verbose, in Markdown, on pages
 ANSWER, WHY, DO, DOUBT = "", "Why", "Do", "Doubt"  # what a line of the answer says
 LEDGER, PHASES, CAUSES = "ledger", "phases", "causes"  # show FILE --TOPIC
-MOST_LINES = 9  # of an answer
+PROSE = 36  # characters: a longer text of a table is folded
 
 Value = str | int | float | bool | None
 Raw = tuple[Sequence[str], Sequence[Mapping[str, Value]]]  # names in published order; a dict a row

@@ -8,12 +8,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from microbench import fmt
 from microbench.report import kernels
-from microbench.report.parts import DOUBT, VERBOSE, Line, Part, Report, doubts, joined
+from microbench.report.parts import (
+    ANSWER,
+    DOUBT,
+    VERBOSE,
+    Column,
+    Line,
+    Part,
+    Report,
+    Row,
+    doubts,
+    joined,
+)
+from microbench.results import runfile
 from microbench.results.codec import decode
-from microbench.results.kinds import Document, reports
+from microbench.results.kinds import Document, document_of, reports
 from microbench.results.types import Json, Run
 from microbench.verdict import load_warnings
 
@@ -63,6 +77,29 @@ def report_of_document(document: Document, data: Json) -> Report:
     at = data.get(when)
     run = decode(Run, {**facts, "started_at": at, "finished_at": at}, "")
     return replace(made, title=title, about=_about(run, made.about), facts=_facts(run))
+
+
+def report_of_file(path: Path) -> Report | None:
+    """The report of a run file or of another document. UserError for what cannot be read."""
+    data = runfile.read_json(path)
+    document = document_of(data)
+    if document is None:
+        return report_of(runfile.as_run(data, path))
+    if document.report is None:
+        return None
+    try:
+        return report_of_document(document, data)
+    except (ValueError, OverflowError) as error:
+        raise runfile.damaged(path, error) from None
+
+
+def overview(reports: Mapping[str, Report]) -> Report:
+    """What several files, by name, say: a line each."""
+    cards = list(dict.fromkeys(str(one.facts.get("name") or "") for one in reports.values()))
+    title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
+    rows = [Row({"file": name, "finding": one.finding}) for name, one in reports.items()]
+    columns = [Column("file", "file"), Column("finding", "finding")]
+    return Report(title, [Line(ANSWER, title)], [Part(columns=columns, rows=rows)])
 
 
 def _title(run: Run) -> str:

@@ -16,12 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.parts import CAUSES, LEDGER, PHASES, VERBOSE, Part, Report, cells
+from microbench.report.parts import CAUSES, LEDGER, PHASES, PROSE, VERBOSE, Part, Report, cells
 from microbench.streams import allow_plain_characters, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20
-PROSE = 36  # columns: a longer text of a table is folded
 GAP = 2  # columns between those of a table
 SHOW = "halfway show FILE"
 

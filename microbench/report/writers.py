@@ -21,6 +21,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.charts import rendered, template
 from microbench.report.parts import (
+    PROSE,
     VERBOSE,
     Line,
     Part,
@@ -96,11 +97,15 @@ def table_html(part: Part) -> str:
     found = cells(part)
     if not found.texts:
         return ""
-    marks = [' class="number"' if number else "" for number in found.numbers]
+    kinds = ["number" if number else "" for number in found.numbers]
 
     def row(tag: str, texts: Iterable[str]) -> str:
-        pairs = zip(marks, texts, strict=True)
-        return f"<tr>{''.join(f'<{tag}{mark}>{escape(text)}</{tag}>' for mark, text in pairs)}</tr>"
+        line = ""
+        for kind, text in zip(kinds, texts, strict=True):
+            mark = kind or "prose" * (len(text) > PROSE)
+            line += f'<{tag} class="{mark}">' if mark else f"<{tag}>"
+            line += f"{escape(text)}</{tag}>"
+        return f"<tr>{line}</tr>"
 
     head = row("th", [fmt.clean(column.title) for column in found.columns])
     body = "".join(row("td", texts) for texts in found.texts)
