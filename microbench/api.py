@@ -20,8 +20,10 @@ from microbench.command_line import called, check_options
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
-from microbench.report.screen import WIDTH
-from microbench.report.table import Column, Row, Table, ends_of, html, records, screen
+from microbench.report import charts
+from microbench.report.parts import Column, Part, Row
+from microbench.report.screen import make_console, print_part
+from microbench.report.writers import part_html
 from microbench.requests import REQUESTS, Conditions, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
@@ -58,7 +60,6 @@ class Run(types.Run):
     def __str__(self) -> str:
         """The screen that the command prints, 100 columns wide."""
         from microbench.report.console import print_run
-        from microbench.report.screen import make_console
 
         text = io.StringIO()
         print_run(self, make_console(file=text))
@@ -99,7 +100,7 @@ class Measurement(types.Measurement):
         return str(Variants({self.name: self}))
 
     def _repr_html_(self) -> str:
-        return html(Variants({self.name: self}).table)
+        return part_html(Variants({self.name: self}).part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
@@ -107,13 +108,13 @@ class Measurement(types.Measurement):
         return _pandas().DataFrame({"block": blocks, "seconds": self.times_s})
 
     def chart(self) -> Any:
-        """An Altair chart of the samples."""
+        """An Altair chart of the time and its interval."""
         return Variants({self.name: self}).chart()
 
 
 @dataclass(frozen=True)
 class Variants:
-    """Callables timed interleaved. `speedups`: how many times faster than the first each is."""
+    """Callables timed interleaved. `speedups`: how many times as fast as the first each is."""
 
     measurements: Mapping[str, Measurement]
     speedups: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
@@ -123,26 +124,51 @@ class Variants:
         return self.measurements[name]
 
     def __str__(self) -> str:
-        return "\n".join(line.plain for line in screen(self.table, WIDTH).lines)
+        text = io.StringIO()
+        print_part(self.part, make_console(file=text))
+        return text.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return html(self.table)
+        return part_html(self.part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
-        return _pandas().DataFrame(records(self.table)[1])
+        return _pandas().DataFrame([
+            {
+                "name": name, "median_s": one.median_s,
+                **_ends("ci95_low_s", "ci95_high_s", one.ci95_s),
+                "speedup": ratio and ratio.ratio,
+                **_ends("speedup_low", "speedup_high", ratio and ratio.ci95),
+                "sm_clock_mhz": one.sm_clock_mhz, "power_w": one.power_w,
+                "samples": len(one.times_s),
+            }
+            for name, one in self.measurements.items()
+            for ratio in (self.speedups.get(name),)
+        ])  # fmt: skip
 
     def chart(self) -> Any:
-        """An Altair chart of all samples, a row a callable."""
-        from microbench.report.charts import samples_chart
-
-        return samples_chart(self.measurements)
+        """An Altair chart of the times and their intervals, a bar a callable."""
+        rows = [
+            {
+                "label": fmt.clean(name), "value": 1e3 * one.median_s,
+                "text": fmt.duration(one.median_s), "colour": charts.SERIES_COLOURS[0],
+                **({"low": 1e3 * one.ci95_s[0], "high": 1e3 * one.ci95_s[1]} if one.ci95_s else {}),
+            }
+            for name, one in self.measurements.items()
+        ]  # fmt: skip
+        return charts.titled(charts.bars(rows, x="ms/call"), "Time per call")
 
     @property
-    def table(self) -> Table[_Line]:
-        """A row a callable, the table that it is shown as."""
-        lines = [(one, self.speedups.get(name)) for name, one in self.measurements.items()]
-        return Table(_COLUMNS, [Row(line) for line in lines])
+    def part(self) -> Part:
+        """A row a callable, as it is shown."""
+        return Part(columns=_COLUMNS, rows=[
+            Row({"time": one, "speedup": self.speedups.get(name)})
+            for name, one in self.measurements.items()
+        ])  # fmt: skip
+
+
+def _ends(low: str, high: str, interval: types.Interval | None) -> dict[str, float | None]:
+    return dict(zip((low, high), interval or (None, None), strict=True))
 
 
 # ---------------------------------------------------------------- measuring
@@ -273,25 +299,15 @@ def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
 
 # ---------------------------------------------------------------- showing
 
-_Line = tuple[Measurement, Ratio | None]  # a callable's time; how much faster it is than the first
-
-
-_COLUMNS: list[Column[_Line]] = [
-    Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
-    Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
-           csv={"median_s": lambda line: line[0].median_s}),
-    Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
-           csv=ends_of("ci95{}_s", lambda line: line[0].ci95_s)),
-    Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
-           csv={"speedup": lambda line: line[1] and line[1].ratio,
-                **ends_of("speedup{}", lambda line: line[1] and line[1].ci95)}),
-    Column("MHz", lambda line: fmt.whole(line[0].sm_clock_mhz), right=True,
-           csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
-    Column("W", lambda line: fmt.whole(line[0].power_w), right=True,
-           csv={"power_w": lambda line: line[0].power_w}),
-    Column("samples", lambda line: str(len(line[0].times_s)), right=True,
-           csv={"samples": lambda line: len(line[0].times_s)}),
-]  # fmt: skip
+_COLUMNS = (
+    Column("", "time.name"),
+    Column("time", "time.median_s", fmt.duration),
+    Column("±", "time", fmt.half_of),
+    Column("times as fast", "speedup", fmt.ratio),
+    Column("MHz", "time.sm_clock_mhz", fmt.whole),
+    Column("W", "time.power_w", fmt.whole),
+    Column("samples", "time.times_s", lambda samples: str(len(samples))),
+)
 
 
 def _pandas() -> Any:

@@ -26,7 +26,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.run_table import Layer, layers_of
 from microbench.results.runfile import check_writable
-from microbench.results.types import Ceiling, Json, Measurement, Result, Run, settings_of, varying
+from microbench.results.types import Ceiling, Json, Result, Run, settings_of, varying
 from microbench.verdict import arms_of, limits_of, rate_unit, states_of
 
 INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
@@ -226,56 +226,6 @@ def _bars(alt: Any, rows: Sequence[Json], step: int) -> Any:
         .mark_text(align="left", dx=4, fontSize=size, color=INK)
         .encode(x=end, text="text:N"),
     )
-
-
-# ---------------------------------------------------------------- callables
-
-ROW = 44  # pixels: height of a callable's row
-SAMPLES_WIDTH = 620
-UNITS = ((1e-3, "ms"), (1e-6, "us"))
-
-
-def samples_chart(found: Mapping[str, Measurement]) -> Any:
-    """Samples, median and its 95 % interval of each callable, in one time unit; an Altair chart."""
-    alt = library()
-    slowest = max(one.median_s for one in found.values())
-    scale, unit = next((u for u in UNITS if slowest >= u[0]), UNITS[-1])
-    samples = [
-        {"name": fmt.clean(name), "time": seconds / scale}
-        for name, one in found.items()
-        for seconds in one.times_s
-    ]
-    medians = [
-        {
-            "name": fmt.clean(name),
-            "time": one.median_s / scale,
-            "low": (one.ci95_s or (one.median_s,) * 2)[0] / scale,
-            "high": (one.ci95_s or (one.median_s,) * 2)[1] / scale,
-        }
-        for name, one in found.items()
-    ]
-    row = alt.Y("name:N", title=None, sort=None)
-    axis = alt.X("time:Q", title=f"{unit}/call", scale=alt.Scale(zero=False))
-    ticks = alt.Chart(alt.Data(values=samples)).mark_tick(color=FAINT, opacity=0.4)
-    middle = alt.Chart(alt.Data(values=medians))
-    layers = alt.layer(
-        ticks.encode(x=axis, y=row),
-        middle.mark_rule(color=COLOURS["fp16"], strokeWidth=3).encode(
-            x="low:Q", x2="high:Q", y=row
-        ),
-        middle.mark_point(color=INK, filled=True, size=60, opacity=1).encode(x="time:Q", y=row),
-    )
-    return styled(
-        layers.properties(
-            width=SAMPLES_WIDTH,
-            height=ROW * len(found),
-            title=alt.TitleParams(
-                "Time per call",
-                subtitle=["grey: samples; point: median; bar: 95 % confidence interval"],
-                subtitleColor=FAINT, color=INK, anchor="start",
-            ),
-        )
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- lines

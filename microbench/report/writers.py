@@ -176,7 +176,7 @@ def page(reports: Mapping[str, Report], title: str = "", unread: Mapping[str, st
         _section(name, report, several, drawn=place < MOST_CHARTS)
         for place, (name, report) in enumerate(reports.items())
     ]
-    heading = title or next(iter(reports.values())).title
+    heading = title if several else next(iter(reports.values())).title
     return template("report.html").render(
         title=fmt.clean(heading), reports=sections, note=note, most_open=MOST_OPEN,
         unread=[(fmt.clean(name), fmt.clean(why)) for name, why in unread.items()],
