@@ -101,6 +101,8 @@ def print_report(
     if not topic:
         for line in report.about if verbose else ():
             _say(console, line, "dim")
+        if report.about and verbose:
+            console.print()
         for line in report.answer:
             if not line.label:
                 _say(console, line.text, "bold")
