@@ -181,10 +181,13 @@ def ends(centre: float, ci95: Interval | None, decimals: int) -> str:
 def short_ratio(value: Ratio) -> str:
     """The ratio without its interval; "~1" if no difference was seen, "5.28?" if too uncertain."""
     if value.ruined_pct:
-        return _fixed(value.ratio, _decimals(value.ratio)) + UNCERTAIN
-    if value.no_difference:
-        return NO_DIFFERENCE
-    return _fixed(value.ratio, _decimals(value.ratio))
+        return times(value.ratio) + UNCERTAIN
+    return NO_DIFFERENCE if value.no_difference else times(value.ratio)
+
+
+def times(value: float) -> str:
+    """A ratio whose interval stands elsewhere, or of several: "1.90", "13.0"."""
+    return _fixed(value, _decimals(value))
 
 
 def _decimals(value: float) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from kernels import OPS
 from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
+from microbench.errors import UserError
+from microbench.report import charts
 from microbench.report.parts import (
     ANSWER,
     DO,
@@ -24,11 +29,23 @@ from microbench.report.parts import (
     cells,
     missing,
 )
-from microbench.results.types import RUINED_PCT, Ceiling, Ratio, Result, Run
+from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
-from microbench.verdict import BASELINES, libraries_beside_own, rate_unit, states_of
+from microbench.verdict import (
+    BASELINES,
+    arms_of,
+    groups_of,
+    libraries_beside_own,
+    limits_of,
+    rate_unit,
+    representative,
+    states_of,
+    subject_of,
+)
 
 SHOWN_CONVERSION = 0.02
+MIXED = "mixed"
+AT_LARGE = ("power", "compute", MIXED)  # bottlenecks that a large size shows best
 JOIN = "; "  # between the values of a list in CSV
 DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
 # Names that have their places in CSV; new ones follow them.
@@ -254,6 +271,39 @@ def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
     return f"{', '.join(rates)} {unit.name}"
 
 
+def example(results: Sequence[Result]) -> str:
+    """What shows the bottleneck that these share, smallest first: " (256: 3.3 us of 3.8 us)"."""
+    if results[0].bound == "layout":
+        shares = [100 * conversion_share(result) for result in results]
+        ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
+        return f" ({' to '.join(ends)} % of the time)"
+    shows = results[-1] if results[0].bound in AT_LARGE else results[0]
+    detail = re.split(r" \(|; |, (?=\d)", shows.why or "")[0]
+    detail = re.sub(r"^(no single bottleneck: |launch latency is )", "", detail)
+    return f" ({fmt.size(shows.case)}: {detail})" if detail else ""
+
+
+def channels_last(run: Run) -> str:
+    """Whether nhwc is faster than nchw in most cases that both have, and how much."""
+    asked = arms_of(run).asked
+    by_layout: dict[str, dict[str, float]] = {}
+    for group in groups_of(run):
+        found = representative(group, asked[:1])
+        if found and found.median_s and not found.ruined_pct:
+            layout = found.case.problem.layout
+            same = found.case.group.replace(layout, "")
+            by_layout.setdefault(layout, {})[same] = found.median_s
+    nhwc, nchw = by_layout.get("nhwc", {}), by_layout.get("nchw", {})
+    ratios = [nchw[same] / nhwc[same] for same in nhwc if same in nchw]
+    faster = sum(ratio > 1 for ratio in ratios)
+    if not ratios or 2 * faster < len(ratios):
+        return ""
+    times = " to ".join(dict.fromkeys(map(fmt.times, (min(ratios), max(ratios)))))
+    return (
+        f"use channels_last (nhwc): {times} times as fast ({faster} of {len(ratios)} cases faster)"
+    )
+
+
 def warnings_of(results: Iterable[Result]) -> list[Found]:
     """Their warnings, each with its case; those that ask for nothing come last."""
     found = [(warning, fmt.name(r.case)) for r in results for warning in r.warnings]
@@ -275,3 +325,69 @@ def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
         return [Line(DOUBT, f"no {what}; {remedy}")]
     why = "likely other work on the machine, or clocks that changed"
     return [Line(ANSWER, f"No {what}"), Line(WHY, why), Line(DO, remedy)]
+
+
+# ---------------------------------------------------------------- the chart
+
+
+MOST_ARMS = 6  # of a panel; with more, each back end has panels of its own
+DASHES = {"tf32": (7, 4), "fp64": (2, 3)}  # greys alone are hard to tell apart
+SOURCES = {"datasheet": "peak", "measured": "largest"}
+
+
+def rate_chart(run: Run) -> Any:
+    """The rate of each precision and back end against the size. UserError: nothing to draw."""
+    found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
+    if not found:
+        raise UserError("nothing to draw: no case has a rate and a size that is one number")
+    rows, unit = rate_rows(run), rate_unit(found)
+    of = {row["series"]: row["precision"] for row in rows}
+    rules = [
+        {"series": next(series for series, name in of.items() if name == peak.precision),
+         "y": (peak.flop_per_s or 0.0) / unit.per_s,
+         "text": f"{SOURCES[peak.source]} {unit.text(peak.flop_per_s or 0.0)}: {peak.precision}"}
+        for peak in limits_of(run, found)
+    ]  # fmt: skip
+    drawn = charts.lines(
+        rows, x=OPS[found[0].case.op].axis_name, y=unit.name, rules=rules,
+        colours={s: charts.COLOURS.get(name, charts.OTHER_COLOUR) for s, name in of.items()},
+        dashes={series: DASHES[name] for series, name in of.items() if name in DASHES},
+    )  # fmt: skip
+    below = [", ".join(conditions(run)), "bars: 95 % interval; dotted: peak of the datasheet, and "
+             "the largest GEMM measured"]  # fmt: skip
+    return charts.titled(drawn, title_of(run), below)
+
+
+def rate_rows(run: Run) -> list[Json]:
+    """A row a result with a rate and a size that is one number, smallest first."""
+    found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
+    unit, backends = rate_unit(found), {r.case.backend for r in found}
+    arms = {(r.case.precision_name, r.case.backend) for r in found}
+    apart = len(backends) > 1 and len(arms) > MOST_ARMS
+    rows: list[Json] = []
+    for result in sorted(found, key=lambda r: r.case.problem.axis or 0):
+        case, seconds, rate = result.case, result.median_s or 1.0, result.flop_per_s or 0.0
+        fast, slow = (result.measurement and result.measurement.ci95_s) or (None, None)
+        panel = [subject_of(result, run), *([case.data] if "data" in run.varying else []),
+                 *([case.backend] if apart else [])]  # fmt: skip
+        named = [case.precision_name, *([case.backend] if len(backends) > 1 and not apart else [])]
+        rows.append({
+            "panel": fmt.clean(" ".join(filter(None, panel))),
+            "series": fmt.clean(" ".join(named)), "precision": case.precision_name,
+            "x": case.problem.axis, "y": rate / unit.per_s,
+            "low": rate * seconds / slow / unit.per_s if slow else None,
+            "high": rate * seconds / fast / unit.per_s if fast and fast > 0 else None,
+            "note": fmt.clean(result.bound or ""),
+        })  # fmt: skip
+    order = list(dict.fromkeys(r.case.precision_name for r in run.results))
+    return sorted(rows, key=lambda row: order.index(row["precision"]))
+
+
+def title_of(run: Run) -> str:
+    """ "gemm on NVIDIA H200: fp16 against tf32 and fp32"."""
+    arms = arms_of(run)
+    others = [name for name in reversed(arms.baselines) if name not in arms.asked]
+    against = f" against {fmt.joined(others)}" if others else ""
+    ops = fmt.joined(list(dict.fromkeys(result.case.op for result in run.results)))
+    device = run.device.get("name") or "unknown device"
+    return f"{ops} on {device}: {fmt.listed(list(arms.asked), most=4)}{against}"

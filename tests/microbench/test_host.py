@@ -161,8 +161,8 @@ def test_a_loaded_machine_is_a_warning(load: dict[str, Any], said: list[str]) ->
     found = load_warnings({LOAD: load})
     assert len(found) == len(said)
     assert all(text in w.symptom for text, w in zip(said, found, strict=True))
-    text = shown(replace(h200_run(), settings={LOAD: load}))
-    assert ("The machine was busy" in text) == bool(said)
+    text = " ".join(shown(replace(h200_run(), settings={LOAD: load})).split())
+    assert all(one in text for one in said)
 
 
 def test_other_programs_on_the_gpu_are_counted_and_said() -> None:

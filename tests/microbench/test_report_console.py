@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,24 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
-from samples.kernel_runs import SIZES, case, h200_run, measured, run_of, shown, with_speedups
+from samples.kernel_runs import case, h200_run, measured, run_of, shown, with_speedups
 
 from kernels.gemm import Gemm
 from microbench import fmt
+from microbench.report.cases import CSV_ORDER
 from microbench.report.console import print_run
 from microbench.report.export import to_csv, to_markdown
-from microbench.report.run_table import CSV_ORDER, run_columns, run_table
 from microbench.report.screen import WIDTH, is_live, make_console
-from microbench.report.table import (
-    Column,
-    Row,
-    Table,
-    markdown,
-    one_line,
-    records,
-    screen,
-    write_csv,
-)
 from microbench.results.types import Measurement, Ratio, Result, Warning
 
 ARMS = {("fp32", "cublas"): 51.0, ("tf32", "cublas"): 360.0, ("fp16", "cublas"): 659.0}
@@ -76,11 +65,9 @@ def results(draw: st.DrawFn) -> Result:
 
 
 @settings(max_examples=40)
-@given(st.lists(results(), max_size=8), st.sampled_from([40, 80, 100]))
-def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
-    run = run_of(found)
-    assert all(line.cell_len <= width for line in screen(run_table(run), width).lines)
-    assert not found or widest(shown(run, width)) <= width
+@given(st.lists(results(), max_size=8), st.sampled_from([40, 80, 100]), st.booleans())
+def test_nothing_ever_runs_over(found: list[Result], width: int, details: bool) -> None:
+    assert widest(shown(run_of(found), width, details=details)) <= width
 
 
 def test_units_suit_the_device_and_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
@@ -103,17 +90,23 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     ]
     skipped = Result(case(4096, "int8", "triton"), "skipped", "triton has no int8")
     failed = Result(case(4096, "fp16", "cupy"), "failed", long)
-    text = shown(run_of([*warned, skipped, failed], finished_at=None))
-    assert text.count("skipped: triton has no int8") == text.count("cause: noise") == 1
-    assert "FAILED: fp8-e4m3" in text
-    assert "Full reasons\n  fp16 4096 cupy: fp8-e4m3 needs" in text
-    assert "unfinished run" in text
-    assert widest(text) <= 100
-    every = [Result(case(n, "int8", "triton"), "skipped", "no int8 here") for n in SIZES]
-    assert shown(run_of(every)).count("skipped: no int8 here") == len(SIZES)
+    run = run_of([*warned, skipped, failed], finished_at=None)
+    brief, text = (" ".join(shown(run, details=details).split()) for details in (False, True))
+    assert brief.count("triton has no int8") == brief.count("known to") == 1
+    assert text.count("noise") == 1
+    assert f"fp16 4096 cupy: FAILED: {long.strip()}" in text
+    assert "not finished" in brief
     text = shown(run_of([]))
-    assert "No case was measured." in text
-    assert "memory: 4.30 TB/s" in text
+    assert "No case was measured" in text
+    assert "memory 4.30 TB/s" in text
+
+
+def test_a_kernel_of_the_user_s_that_failed_comes_first() -> None:
+    good, bad = (measured(case(n, "fp16", "my:own"), 300) for n in (4096, 8192))
+    beside = replace(good, vs_backend={"cublas": Ratio(0.5, (0.4, 0.6))})
+    failed = Result(bad.case, "failed", "ValueError: no such tile")
+    first = shown(run_of([*group(4096), beside, failed])).splitlines()[0]
+    assert first.startswith("my:own FAILED in 1 of 2 cases: ValueError: no such tile")
 
 
 def test_numbers_in_words() -> None:
@@ -136,13 +129,9 @@ def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> Non
     header = to_csv(run_of([])).splitlines()[0].split(",")
     assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
     assert len(set(header)) == len(header)
-    run = h200_run()
-    titles = to_markdown(run).splitlines()[0]
-    for column in run_columns(run, {0: ""}):
-        if column.cell:
-            title = column.title if column.markdown_title is None else column.markdown_title
-            assert f"| {one_line(title)} |" in titles
-            assert column.csv
+    titles = [line for line in to_markdown(h200_run()).splitlines() if line.startswith("| size ")]
+    for title in ("precision", "back end", "time", "TFLOP/s", "% of peak", "x fp32", "bottleneck"):
+        assert f"| {title} |" in titles[-1]
 
 
 def test_values_are_those_of_the_run() -> None:
@@ -195,7 +184,7 @@ class Terminal(io.StringIO):
 def test_colour_is_only_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_a_terminal() -> str:
         file = Terminal()
-        print_run(h200_run(), make_console(file=file))
+        print_run(h200_run(), make_console(file=file), details=True)
         return file.getvalue()
 
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -219,72 +208,3 @@ def test_a_terminal_without_unicode_keeps_columns_aligned() -> None:
     ours, plain = raw.getvalue().decode("ascii").splitlines(), shown(h200_run()).splitlines()
     assert [len(line) for line in ours] == [cell_len(line) for line in plain]
     assert "?" not in "".join(ours)
-
-
-# ---------------------------------------------------------------- report table
-
-
-Cells = Sequence[str]
-
-
-def column(place: int, title: str, *, drop: int = 0, key: bool = False) -> Column[Cells]:
-    return Column(
-        title,
-        lambda cells: cells[place],
-        right=place > 0,
-        drop=drop,
-        key=key,
-        csv={f"value_{place}": lambda cells: cells[place] or None},
-    )
-
-
-def table(*rows: Row[Cells]) -> Table[Cells]:
-    columns = [
-        column(0, "name", key=True), column(1, "time", drop=1), column(2, "per\nsecond", drop=3),
-        column(3, "power", drop=2),
-    ]  # fmt: skip
-    found = Table(columns)
-    found.block("a block", rows)
-    return found
-
-
-def test_columns_are_aligned_and_a_sentence_takes_the_place_of_the_others() -> None:
-    """Empty ones are left out."""
-    assert [line.plain for line in screen(table(*ROWS), 100).lines] == [
-        "                per",
-        "name   time  second",
-        "───────────────────",
-        "a block",
-        "first   1.5      20",
-        "no. 2    12       3",
-    ]
-    failed = Row[Cells](("third", "", "", ""), "FAILED: " + "no memory " * 9)
-    found = screen(table(*ROWS, failed), 60)
-    assert found.lines[-1].plain.startswith("third  FAILED: no memory")
-    assert found.lines[-1].cell_len <= 60
-    assert found.cut == [failed.item]
-    assert screen(table(*ROWS, failed), 120).cut == []
-    assert markdown(table(*ROWS, failed)).splitlines()[-1] == f"| third | {failed.sentence} |  |"
-
-
-ROWS = (Row[Cells](("first", "1.5", "20", "")), Row[Cells](("no. 2", "12", "3", "")))
-
-
-@pytest.mark.parametrize(
-    ("width", "left_out"), [(19, []), (17, []), (16, ["per second"]), (8, ["per second", "time"])]
-)
-def test_to_fit_gaps_shrink_then_columns_go(width: int, left_out: list[str]) -> None:
-    found = screen(table(*ROWS), width)
-    assert sorted(found.left_out) == left_out
-    assert bool(found.left_out_note(width)) == bool(left_out)
-
-
-def test_markdown_escapes_bars_and_names_in_csv_keep_their_places() -> None:
-    assert markdown(table(Row(("a|b", "1", "2", "")))) == (
-        "| name | time | per second |\n| --- | ---: | ---: |\n| a\\|b | 1 | 2 |\n"
-    )
-    found = table(*ROWS)
-    found.csv_order = ("value_2", "value_0")
-    assert write_csv([records(found), (["more"], [{"more": 0.1 + 0.2}])]) == (
-        "value_2,value_0,value_1,value_3,more\n20,first,1.5,,\n3,no. 2,12,,\n,,,,0.3\n"
-    )

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.segment import Segments
 from rich.text import Text
 from samples.judge import places, with_value
 from samples.kernel_runs import case, measured, run_of
@@ -343,7 +344,7 @@ class Unseen(Console):
     """Takes lines and shows none."""
 
     def print(self, *lines: object, **_: object) -> None:
-        assert all(isinstance(line, str | Text) for line in lines)
+        assert all(isinstance(line, str | Text | Segments) for line in lines)
 
 
 def used(data: Json, sound: Run | None = None) -> str:

@@ -1,0 +1,361 @@
+"""What a run of a network's layers says: the time of a step, and how much each layer gains.
+
+The speed-up of several passes has a 95 % interval, see `total_ratio`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernels import is_library
+from kernels.conv import Conv
+from kernels.op import OWN
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.report import charts
+from microbench.report.cases import (
+    conditions,
+    no_verdict,
+    of_every_case,
+    raw,
+    title_of,
+    warnings_of,
+    with_signs,
+)
+from microbench.report.parts import (
+    ANSWER,
+    DO,
+    DOUBT,
+    VERBOSE,
+    WHY,
+    Column,
+    Line,
+    Part,
+    Report,
+    Row,
+    doubts,
+    warnings_part,
+)
+from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
+from microbench.timing.stats import half_width_pct
+from microbench.verdict import Summary, arms_of, groups_of, summaries
+
+PASSES = ("fprop", "dgrad", "wgrad")
+MOST_LAYERS = 8
+FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
+LITTLE_GAIN = 1.3  # times as fast: a layer under it is counted among those that gain little
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a layer in two precisions: seconds per step, and relative errors.
+
+    Errors are fractions. `ratio_errors` are the lower and the upper side of the speed-up's interval
+    (95 %) over the speed-up; None where only one round was measured.
+    """
+
+    own_s: float
+    base_s: float
+    own_error: float = 0.0
+    ratio_errors: tuple[float, float] | None = None
+
+
+def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
+    """How many times as fast all passes together are, with a 95 % interval; None without passes.
+
+    First-order propagation of error, with the passes' errors taken as independent: each speed-up
+    was measured interleaved, and changes the total by its share of the time.
+    """
+    own_s = sum(one.own_s for one in passes)
+    if not own_s:
+        return None
+    ratio = sum(one.base_s for one in passes) / own_s
+    below, above = 0.0, 0.0
+    for one in passes:
+        if one.ratio_errors is None:
+            return Ratio(ratio, None)
+        weight = (one.base_s - ratio * one.own_s) * one.own_error
+        below += (one.base_s * one.ratio_errors[0]) ** 2 + weight**2
+        above += (one.base_s * one.ratio_errors[1]) ** 2 + weight**2
+    return Ratio(ratio, (ratio - math.sqrt(below) / own_s, ratio + math.sqrt(above) / own_s))
+
+
+@dataclass
+class Layer:
+    """A layer of the network, or all of them: the uses, a layer's by pass, and the library's
+    results of each.
+    """
+
+    label: str
+    count: int
+    uses: dict[str, LayerUse] = field(default_factory=dict[str, LayerUse])
+    results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
+
+    def seconds(self, precision: str) -> float | None:
+        """Seconds per step, all passes, in a precision; None where a pass was not measured."""
+        times = [
+            use.count * (found.median_s or 0.0)
+            for which, use in self.uses.items()
+            if (found := self.results.get((which, precision)))
+        ]
+        return sum(times) if len(times) == len(self.uses) and all(times) else None
+
+    def bound(self, precision: str) -> str:
+        """The bottleneck of the pass that takes longest."""
+        found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
+        return max(found, key=lambda r: r.median_s or 0.0).bound or "" if found else ""
+
+    def ratio(self, precision: str, baseline: str, which: str | None = None) -> Ratio | None:
+        """Times as fast, all passes together or one; None where a pass was not measured."""
+        found = [self._pass(one, precision, baseline) for one in ([which] if which else self.uses)]
+        return total_ratio([one for one in found if one]) if all(found) else None
+
+    def _pass(self, which: str, precision: str, baseline: str) -> Pass | None:
+        a, b = self.results.get((which, baseline)), self.results.get((which, precision))
+        if not a or not b or not a.median_s or not b.median_s or not b.measurement:
+            return None
+        count, speedup, own = self.uses[which].count, b.speedup.get(baseline), b.measurement.ci95_s
+        errors = None
+        if speedup and speedup.ci95 and own:
+            low, high = speedup.ci95
+            errors = (speedup.ratio - low) / speedup.ratio, (high - speedup.ratio) / speedup.ratio
+        error = half_width_pct(b.median_s, own) / 100 if own else 0.0
+        return Pass(count * b.median_s, count * a.median_s, error, errors)
+
+
+def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
+    """The network's layers in order, each with its passes."""
+    by_group = {group[0].case.group: group for group in groups_of(run)}
+    layers: dict[tuple[object, ...], Layer] = {}
+    for use in network.layers:
+        results = by_group.get(use.group, [])
+        if not results:
+            continue
+        label, problem = _label(results[0], use), results[0].case.problem
+        same = problem.shape if isinstance(problem, Conv) else tuple(sorted(problem.mnk))
+        layer = layers.setdefault((label, same), Layer(label, use.count))
+        layer.uses[use.which] = use
+        for result in results:
+            if is_library(result.case):
+                layer.results[use.which, result.case.precision_name] = result
+    return list(layers.values())
+
+
+def _label(result: Result, use: LayerUse) -> str:
+    problem = result.case.problem
+    if not isinstance(problem, Conv):
+        m, n, k = problem.mnk
+        into, out = {"fprop": (k, n), "dgrad": (n, k)}.get(use.which, (n, m))
+        return f"linear {into}>{out}"
+    conv = problem.shape
+    stride = f"/{conv.stride}" if conv.stride != 1 else ""
+    groups = f" g{conv.groups}" if conv.groups != 1 else ""
+    return f"{conv.r}x{conv.s}{stride} {conv.c}>{conv.k} @{problem.setting['image']}{groups}"
+
+
+def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer:
+    """The layers together of which this is true; the label says if some are left out."""
+    found = [layer for layer in layers if which(layer)]
+    part = f" over {len(found)} of {len(layers)} layers" if len(found) < len(layers) else ""
+    whole = Layer(f"total{part}", sum(layer.count for layer in found))
+    for i, layer in enumerate(found):
+        whole.uses |= {f"{i} {name}": use for name, use in layer.uses.items()}
+        whole.results |= {(f"{i} {n}", p): result for (n, p), result in layer.results.items()}
+    return whole
+
+
+# ---------------------------------------------------------------- the report
+
+
+def report(run: Run, network: NetworkUse) -> Report:
+    """The report of a network's layers."""
+    layers, found = layers_of(run, network), warnings_of(run.results)
+    doubtful = [one for one in found if not one[0].remedy.startswith("none needed")]
+    answer = [*_answer(run, network, layers), *doubts(doubtful, len(run.results), most=1)]
+    parts = [*_tables(run, layers), _libraries(run, network), *of_every_case(run)]
+    return Report("", answer, [*parts, warnings_part(found)], conditions(run), raw=[raw(run)],
+                  chart=lambda: _chart(run, network, layers))  # fmt: skip
+
+
+def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line]:
+    arms = arms_of(run)
+    said: list[str] = []
+    why: list[str] = []
+    unclear: dict[str, float] = {}
+    for name in arms.asked:
+        known: list[str] = []
+        took = ""
+        for baseline in reversed(arms.baselines):
+            every = total_of(layers, lambda layer, n=name, b=baseline: layer.ratio(n, b))
+            ratio, total = every.ratio(name, baseline), every.seconds(name)
+            if name == baseline or ratio is None or not total:
+                continue
+            if ratio.ruined_pct:
+                unclear[f"{name} against {baseline}"] = ratio.ruined_pct
+                continue
+            took = f"{fmt.as_ms(1e3 * total)} ms{every.label.removeprefix('total')}"
+            known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
+            text = _gainers(layers, name, baseline)
+            if text and (len(known) == 1 or not text.startswith("all")):
+                why.append(f"against {baseline} {text}")
+        if known:
+            said.append(f"{name}: convolutions and GEMMs of a step take {took}: {', '.join(known)}")
+    if said:
+        device = run.device.get("name") or "unknown device"
+        said[0] += f" ({network.name}, batch {network.batch}, {device})"
+    beside = _beside_library(run, network, unclear)
+    lines = [Line(ANSWER, text) for text in (*said, *beside)]
+    lines += [Line(WHY, "; ".join(why))] if why else []
+    lines += no_verdict(unclear, alone=not said)
+    if said:
+        lines.append(Line(DO, "halfway train measures the rest of a step"))
+    return [*lines, *(Line(DOUBT, text) for text in _not_measured(run, network))]
+
+
+def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
+    """How many layers gain nothing, little or no one knows what, and those that gain least."""
+    found = [(ratio, layer) for layer in layers if (ratio := layer.ratio(name, baseline))]
+    clear = sorted((one for one in found if not one[0].ruined_pct), key=lambda one: one[0].ratio)
+    counts = {
+        "slower": sum(ratio.ratio < 1 and not ratio.no_difference for ratio, _ in clear),
+        "no different": sum(ratio.no_difference for ratio, _ in clear),
+        f"under {LITTLE_GAIN} times": sum(1 < ratio.ratio < LITTLE_GAIN for ratio, _ in clear),
+        "too uncertain": len(found) - len(clear),
+    }
+    named = [f"{count} {what}" for what, count in counts.items() if count]
+    of = f"of {fmt.count(len(found), 'layer')}"
+    text = f"{of} {', '.join(named)}" if named else f"all {fmt.count(len(found), 'layer')} gain"
+    least = [f"{layer.label} {fmt.short_ratio(ratio)}" for ratio, layer in clear[:2]]
+    return f"{text}, least {', '.join(least)}" if least else ""
+
+
+def _beside_library(run: Run, network: NetworkUse, unclear: dict[str, float]) -> list[str]:
+    """Our convolutions, and the user's own kernels, against the better library, by pass."""
+    said: dict[str, list[str]] = {}
+    ends: dict[str, list[float]] = {}
+    for one in by_pass(run, network):
+        if one.ruined_pct:
+            unclear[f"{one.backend} in {one.precision} {one.which}"] = one.ruined_pct
+            continue
+        title = f"{one.backend} against {one.against} in {one.precision}"
+        said.setdefault(title, []).append(f"{one.which} {one.mean:.2f}")
+        ends.setdefault(title, []).extend((one.least.ratio.ratio, one.most.ratio.ratio))
+    return [
+        f"{title}: {', '.join(means)} times as fast (layers {fmt.times(min(ends[title]))} to "
+        f"{fmt.times(max(ends[title]))})"
+        for title, means in said.items()
+    ]
+
+
+def by_pass(run: Run, network: NetworkUse) -> list[Summary]:
+    """Our convolutions and the user's kernels against the better library, over the distinct
+    problems of each pass.
+    """
+    uses = {use.group: use.which for use in network.layers}
+    return [
+        one for one in summaries(run, lambda result: uses.get(result.case.group, ""))
+        if one.rows[0].result.case.op == "conv" or OWN in one.backend
+    ]  # fmt: skip
+
+
+def _not_measured(run: Run, network: NetworkUse) -> list[str]:
+    """The share of a step's operations that has no case, for each reason."""
+    skipped: dict[str, int] = {}
+    for one in network.not_measured:
+        skipped[one.reason] = skipped.get(one.reason, 0) + one.count * one.flops
+    measured = sum(use.count * run.by_group_flops.get(use.group, 0) for use in network.layers)
+    whole = measured + sum(skipped.values())
+    return [
+        f"{100 * flops / whole:.1f} % of the FLOPs not measured: {reason}"
+        for reason, flops in skipped.items()
+    ]
+
+
+def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
+    """The layers with most of the time for the screen; all of them with their passes."""
+    arms = arms_of(run)
+    name = arms.asked[0] if arms.asked else "fp16"
+    baselines = list(reversed([baseline for baseline in arms.baselines if baseline != name]))
+    others = [p for p in dict.fromkeys(r.case.precision_name for r in run.results) if p != name]
+    total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
+    timed = [p for p in (name, *others) if any(layer.seconds(p) for layer in layers)]
+    whole = total_of(layers, lambda layer: all(map(layer.seconds, timed)))
+    rows: list[Row] = []
+    for layer in (*layers, whole):
+        last, own_s = layer is whole, layer.seconds(name)
+        passes = {which: layer.ratio(name, baselines[0], which) for which in layer.uses
+                  if baselines and not last}  # fmt: skip
+        item = {
+            "layer": layer.label, "uses": layer.count, "seconds": {p: layer.seconds(p)
+                                                                   for p in timed},
+            "share": 100 * own_s / total_s if own_s and total_s and not last else None,
+            "ratios": {b: layer.ratio(name, b) for b in baselines}, "passes": passes,
+            "bound": "" if last else layer.bound(name),
+        }  # fmt: skip
+        rows.append(Row(item, style="bold" if last else ""))
+    if not rows:
+        return []
+    first = [Column("layer", "layer")]
+    own = [Column(f"{name}\nms", f"seconds.{name}", fmt.milliseconds),
+           Column("share", "share", fmt.per_cent)]  # fmt: skip
+    shows = [fmt.ratio, *[fmt.short_ratio] * len(baselines)]
+    ratios = [Column(f"{name}\nx {b}", f"ratios.{b}", show)
+              for b, show in zip(baselines, shows, strict=False)]  # fmt: skip
+    bound = [Column("bottleneck", "bound", drop=6)]
+    every = [
+        *first, Column("uses", "uses", drop=9),
+        *(Column(f"{p}\nms", f"seconds.{p}", fmt.milliseconds, 2) for p in others), *own, *ratios,
+        *(Column(f"{which}\nx {baselines[0]}", f"passes.{which}", fmt.short_ratio, 3)
+          for which in PASSES if baselines),
+        *bound,
+    ]  # fmt: skip
+    longest = sorted(rows[:-1], key=lambda row: -(row.item["share"] or 0.0))[:MOST_LAYERS]
+    title = f"The {len(longest)} of {fmt.count(len(layers), 'layer')} with most of the time"
+    return [
+        with_signs(Part(title, [*first, *own, *ratios, *bound], longest)),
+        with_signs(Part("Every layer: time of a step, all passes", every, rows, level=VERBOSE)),
+    ]
+
+
+def _libraries(run: Run, network: NetworkUse) -> Part:
+    columns = [
+        Column("back end", "backend"), Column("precision", "precision"), Column("pass", "which"),
+        Column("against", "against"), Column("layers", "rows", lambda rows: str(len(rows))),
+        Column("geometric\nmean", "mean", "{:.3f}".format),
+        Column("lowest", "least.ratio.ratio", "{:.2f}".format),
+        Column("highest", "most.ratio.ratio", "{:.2f}".format),
+    ]  # fmt: skip
+    rows = [Row(one) for one in by_pass(run, network)]
+    return replace(Part("Times as fast as the better library", columns, rows), level=VERBOSE)
+
+
+# ---------------------------------------------------------------- the chart
+
+
+def _chart(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Any:
+    """A bar a layer over that of the baseline, the longest first. UserError: none was measured."""
+    arms = arms_of(run)
+    name, baseline = (names[0] if names else "" for names in (arms.asked, arms.baselines[::-1]))
+    rows: list[Json] = []
+    for layer in layers:
+        ratio, own_s = layer.ratio(name, baseline), layer.seconds(name)
+        if ratio and own_s:
+            faster = SAME if ratio.no_difference else FASTER if ratio.ratio > 1 else SLOWER
+            rows.append({
+                "label": fmt.clean(layer.label) + f" x{layer.count}" * (layer.count > 1),
+                "value": 1e3 * own_s, "base": 1e3 * own_s * ratio.ratio, "low": None, "high": None,
+                "text": fmt.short_ratio(ratio), "colour": faster,
+                "note": fmt.clean(layer.bound(name)),
+            })  # fmt: skip
+    if not rows:
+        raise UserError("nothing to draw: the run has no layer with a baseline")
+    rows.sort(key=lambda row: -row["value"])
+    below = [
+        f"{network.name}, batch {network.batch}: ms of a step, all passes; grey: {baseline}, "
+        f"coloured: {name}, number: times as fast",
+        "blue: faster, orange: slower, dark grey: no difference seen",
+    ]
+    return charts.titled(charts.bars(rows, x="ms/step"), title_of(run), below)
