@@ -10,14 +10,17 @@ if __name__ == "__main__":  # before anything takes time to load
     prepare()
 
 import os
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from e2e.commands.record import LAUNCHERS, Script, arguments_in, script_of
+from e2e.commands.record import LAUNCHERS, PYTHON_FILES, Script, arguments_in, script_of
 from e2e.options import TrainOptions
+from e2e.recipes import RECIPES
 from e2e.training.place import place_of
 from microbench.command_line import (
     FILE,
@@ -32,6 +35,7 @@ from microbench.command_line import (
     run_app,
 )
 
+OF_ALL = {"Output": "json html verbose", "Time": "budget"}  # what most runs need
 FIRST = "train"  # what the first word means when it is no command: a network to train
 
 
@@ -39,6 +43,7 @@ class TrainCommand(Command):
     """A command that may go on with a run of training or loading."""
 
     either = (frozenset({"amp", "recipe", "ladder"}), frozenset({"iterations", "epochs"}))
+    values: ClassVar[Mapping[str, Collection[str]]] = {"recipe": RECIPES}
 
 
 class Commands(Program):
@@ -68,7 +73,6 @@ def app() -> None:
 AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (click.IntRange(min=least) for least in range(3))
 OUTPUT = (
     "json",
-    "chart",
     "html",
     "overwrite",
     "resume",
@@ -84,15 +88,13 @@ LOADING = (
         "workers", type=str, default=None,
         help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
     ),
-    "prefetch",
     "cpus",
 )  # fmt: skip
 # Which command takes which option, in the order of --help.
 OPTIONS = {
     "train": (*options_of(TrainOptions), *OUTPUT),
     "predict": (
-        "amp", "recipe", "batch", "input", "layout", "optimizer", "label_smoothing", "accumulate",
-        "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "search", "device", *OUTPUT,
+        "amp", "recipe", "batch", "input", "layout", "optimizer", "loss", "device", *OUTPUT
     ),
     "stalls": (
         *LOADING,
@@ -100,7 +102,6 @@ OPTIONS = {
         Said("batch", help="Samples per step  [default: by network]"),
         Said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
         Said("loader", help="Data loader (see `list`)  [default: torchvision]"),
-        "compile", "graph", "search",
         click.option(
             "--measure", default="some", show_default=True,
             help="Which predicted points to measure: some, all or none",
@@ -114,7 +115,6 @@ OPTIONS = {
         ),
         Said("batch", default="128", help="Samples per batch"),
         Said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
-        click.option("--cold", is_flag=True, help="Also with files that are not in the page cache"),
         Said("budget", help="Seconds per loader  [default: 6]"),
         "device",
     ),
@@ -125,7 +125,9 @@ def _options(command: str) -> Callable[..., Any]:
     return click_options(OPTIONS[command], TrainOptions, Outputs)
 
 
-@app.command()
+@app.command(
+    first={"What": "amp recipe ladder batch input compile", "Data": "data workers", **OF_ALL}
+)
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("train")
 def train(network: str, **options: Any) -> None:
@@ -133,6 +135,10 @@ def train(network: str, **options: Any) -> None:
 
     NETWORK is a name (see `list`), timm:NAME, hf:path/config.json, or your own module:function:
     mynet:build calls build() of mynet.py in this folder, which returns a torch.nn.Module.
+
+    \b
+      halfway train resnet50 --amp
+      halfway train mynet:build --input 3x64x64 --recipe fp32,bf16 --compile
     """
     place = place_of(os.environ)
     if place and place.rank:  # of torchrun's processes rank 0 has the screen and the files
@@ -142,7 +148,7 @@ def train(network: str, **options: Any) -> None:
     _carry_out(network, options)
 
 
-@app.command()
+@app.command(first={"What": "amp recipe batch input layout", **OF_ALL})
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("predict")
 def predict(network: str, **options: Any) -> None:
@@ -150,6 +156,10 @@ def predict(network: str, **options: Any) -> None:
 
     It traces one step with fake tensors, benchmarks each operation in isolation, and sums them.
     The network itself does not run. NETWORK is as for `train`.
+
+    \b
+      halfway predict resnet50 --amp --batch 64..1024
+      halfway predict hf:path/config.json --recipe fp32,bf16
     """
     _carry_out(network, options, train=False)
 
@@ -162,7 +172,7 @@ def _carry_out(network: str, options: dict[str, Any], **instead: Any) -> None:
     check_known(done)
 
 
-@app.command()
+@app.command(first={"What": "recipe batch measure", "Data": "data workers loader cpus", **OF_ALL})
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("stalls")
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
@@ -170,19 +180,28 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
 
     Training and loading are benchmarked separately and combined into a prediction; some points
     are then measured together. NETWORK is as for `train`.
+
+    \b
+      halfway stalls resnet50 --workers 1..16
+      halfway stalls resnet50 --data folder:DIR --recipe fp32,amp --loader gpu-decode
     """
     from e2e.commands.stalls import run_stalls
 
     run_stalls(network, workers, measure, options).report()
 
 
-@app.command()
+@app.command(first={"What": "backend batch input", "Data": "data workers cpus", **OF_ALL})
 @_options("loader")
-def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> None:
-    """Measure data loaders alone, without training."""
+def loader(backend: str, workers: str | None, **options: Any) -> None:
+    """Measure data loaders alone, without training.
+
+    \b
+      halfway loader --workers 1..16
+      halfway loader --data folder:DIR --backend torchvision,gpu-decode
+    """
     from e2e.commands.stalls import run_loaders
 
-    run_loaders(backend, workers, cold, options).report()
+    run_loaders(backend, workers, options).report()
 
 
 class Diagnose(Command):
@@ -202,9 +221,17 @@ class Diagnose(Command):
 
 
 def _script_apart(args: list[str]) -> list[str]:
-    """The words with -m MODULE, or with a launcher and all that follows, after "--"."""
+    """The words with -m MODULE, or with a launcher and all that follows, after "--".
+
+    UsageError for an interpreter in front of the script.
+    """
     end = args.index("--") if "--" in args else len(args)
     for place, word in enumerate(args[:end]):
+        if re.fullmatch(r"python[\d.]*", Path(word).name) and args[place - 1] != "--python":
+            script, *its = [one for one in args[place + 1 :] if one != "--"] or ["SCRIPT.py"]
+            its = ["--", *its] if its and script.endswith(PYTHON_FILES) else its
+            words = shlex.join([*args[:place], script, *its])
+            raise click.UsageError(f"leave out {word}: halfway diagnose {words}")
         if word in LAUNCHERS:
             return [*args[:place], "--", *args[place:end], *args[end + 1 :]]
         if word == "-m":
@@ -213,13 +240,17 @@ def _script_apart(args: list[str]) -> list[str]:
     return args
 
 
-@app.command(cls=Diagnose)
+@app.command(
+    cls=Diagnose,
+    first={"What": "base base_args python prove", "Output": "json_path html fail_on keep verbose",
+           "Time": "after bare traced"},
+    epilog="Exit codes: 0 diagnosed, 1 no diagnosis, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.",
+)  # fmt: skip
 @click.argument(
     "words", metavar="[SCRIPT.py | -m MODULE | LAUNCHER ... [-- ARGS] | TRACE...]", nargs=-1,
     type=click.Path(),
 )  # fmt: skip
 @click.option("--base", type=FILE, metavar="TRACE", help="A trace to compare it with: fp32, say")
-@click.option("--other", metavar="ARGS", help="Compare with SCRIPT run with these arguments too")
 @click.option(
     "--base-args", metavar="ARGS", help="Compare with SCRIPT run with these arguments instead"
 )
@@ -237,7 +268,6 @@ def _script_apart(args: list[str]) -> list[str]:
 @click.option(
     "--traced", default=Script.traced, show_default=True, help="Steps recorded", type=AT_LEAST_1
 )
-@click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
 @click.option("--prove", is_flag=True, help="Also measure what fixes gain, in a few hundred steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
 @click.option(
@@ -257,7 +287,6 @@ def diagnose(
     words: tuple[str, ...],
     print_recorder: bool,
     base: Path | None,
-    other: str | None,
     base_args: str | None,
     keep: Path | None,
     python: str | None,
@@ -275,36 +304,24 @@ def diagnose(
       halfway diagnose --keep DIR torchrun --nproc_per_node 2 train.py
       halfway diagnose -m package.module
       halfway diagnose amp.json.gz --base fp32.json.gz
-
-    Exit codes: 0 diagnosed, 1 no diagnosis, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
     """  # fmt: skip
     from e2e.commands import diagnose as command
 
     if print_recorder:
         command.print_recorder(prove)
         return 0
-    steps = {name: rest.pop(name) for name in ("after", "bare", "traced", "whole")}
+    steps = {name: rest.pop(name) for name in ("after", "bare", "traced")}
     report = command.Report(**rest, prove=prove)
     with report.held():
         script = script_of(words, python, prove=prove, quiet=rest["quiet"], **steps)
         if script is None:
-            if other is not None or base_args is not None:
-                raise click.UsageError("--other and --base-args are for a script; traces: --base")
+            if base_args is not None:
+                raise click.UsageError("--base-args is for a script; a trace has --base")
             return command.diagnose_traces(report, [Path(word) for word in words], base)
-        if prove and steps["whole"]:
-            raise click.UsageError("--prove ends the script, --whole does not: take one of them")
-        if sum(given is not None for given in (base, other, base_args)) > 1 or base:
-            raise click.UsageError(
-                "--base names a trace; for a script take --other ARGS or --base-args ARGS"
-            )
-        said: list[str] = []
-        against = None
-        if other is not None:
-            said, against = ["--other", other], arguments_in("--other", other)
-            against = (*script.arguments, *against)
-        if base_args is not None:
-            said, against = ["--base-args", base_args], arguments_in("--base-args", base_args)
-        return command.diagnose_script(report, script, against, keep, said)
+        if base is not None:
+            raise click.UsageError("--base names a trace; for a script take --base-args ARGS")
+        against = None if base_args is None else arguments_in("--base-args", base_args)
+        return command.diagnose_script(report, script, against, keep)
 
 
 @app.command()
@@ -318,7 +335,6 @@ def diagnose(
     help="Replace an option of every run that has it: data=cifar10:DIR",
 )  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def study(words: tuple[str, ...], **options: Any) -> None:
     """Repeat a published experiment, or run your own.
 
@@ -347,14 +363,11 @@ def study(words: tuple[str, ...], **options: Any) -> None:
     "--classes", default=100, show_default=True, type=click.IntRange(1, 1024),
     help="Number of classes",
 )  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=AT_LEAST_0, help="Seed of the generator")
-@click.option("--workers", type=AT_LEAST_1, help="Worker processes  [default: one per core]")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors")
-def make_data(folder: Path, **options: Any) -> None:
+def make_data(folder: Path, images: int, classes: int) -> None:
     """Generate a synthetic JPEG dataset."""
     from e2e.commands.make_data import run_make_data
 
-    run_make_data(folder, **options)
+    run_make_data(folder, images, classes)
 
 
 @app.command(name="list")

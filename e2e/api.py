@@ -86,8 +86,8 @@ def stalls(network: Network | None = None, **options: Any) -> Run:
 def loader(backend: str | Iterable[str] | None = None, **options: Any) -> Run:
     """Measure data loaders alone, in images per second. UserError for what the user can mend."""
     with _asked("loader", None, {"backend": backend, **options}) as words:
-        names, workers, cold = (words.pop(one) for one in ("backend", "workers", "cold"))
-        return Run.of_done(run_loaders(names, workers, cold, words))
+        names, workers = (words.pop(one) for one in ("backend", "workers"))
+        return Run.of_done(run_loaders(names, workers, words))
 
 
 class Diagnosis:

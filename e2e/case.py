@@ -103,16 +103,15 @@ class TrainCase:
     device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
     `e2e.data.loaders` with `workers` processes. If it is `cached`, the back end runs as fast as it
     can and its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from
-    the page cache before they are read. `prefetch` is how many batches each worker is ahead (0: as
-    usual), `cpus` how many cores the process may use (0: all). `search` is how many algorithms
-    cuDNN tries for a convolution on a GPU: "full" or "short" (`e2e.recipes.SEARCH_LIMITS`).
+    the page cache before they are read. `cpus` is how many cores the process may use (0: all).
+    `search` is how many algorithms cuDNN tries for a convolution on a GPU: "full" or "short"
+    (`e2e.recipes.SEARCH_LIMITS`). What is not described here is of older versions.
 
     `lr` None is the network's own; it rises linearly from 0 over the first `warmup` steps, and
     `schedule` (`e2e.schedule`) is of a training from scratch: timed steps are at `lr`. `clip` is
     the most that the norm of all gradients may be, None for no limit. `held_out` is how many
     samples accuracy is of (0: all). `memory_limit` is in bytes (0: none), of what torch allocates.
-    `weights` is the name of the file that a training starts from, "" for random weights; `freeze`
-    is BODY where all but the last layer stay as they are.
+    `weights` is the name of the file that a training starts from, "" for random weights.
 
     Of several `gpus` each has a process, and `batch` samples of each step; gradients go from one
     to the others as they are, or in 16 bits (`compress`, one of COMPRESSIONS). An `evaluation` is

@@ -18,13 +18,14 @@ SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "layers"),
-    "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
+    "Measure training": ("train", "predict", "stalls", "loader", "list"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),
-    "Read run files": ("show", "compare", "explain"),
+    "Read run files": ("show", "compare"),
     "Check the machine": ("doctor", "fleet"),
-    "Set up": ("completion",),
+    "More": ("dev",),
 }  # fmt: skip
+OF_DEV = ("explain", "make-data")
 
 
 class Sections(Program):
@@ -48,14 +49,19 @@ def app() -> None:
     """Measure and explain low precision on a GPU, from kernels to training."""
 
 
-@app.command()
+@app.group(cls=Program, context_settings=SETTINGS)
+def dev() -> None:
+    """Prepare data, explain old run files again, set up the shell."""
+
+
+@dev.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print a shell completion script.
 
     \b
     For bash:
-      halfway completion bash > ~/.local/share/bash-completion/completions/halfway
+      halfway dev completion bash > ~/.local/share/bash-completion/completions/halfway
     """
     found = get_completion_class(shell)
     assert found is not None
@@ -65,7 +71,7 @@ def completion(shell: str) -> None:
 def _collect() -> None:
     for group in (kernels_line.app, training_line.app):
         for name, command in group.commands.items():
-            app.add_command(command, name)
+            (dev if name in OF_DEV else app).add_command(command, name)
 
 
 _collect()

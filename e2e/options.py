@@ -41,22 +41,16 @@ from microbench.errors import UserError
 from microbench.sweep import parse_names, parse_numbers
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-BODY = "body"
 MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
 MAX_SIDES = 4
 # What says how a network learns, and has no meaning for its forward pass alone.
 OF_LEARNING = (
-    "ladder", "iterations", "epochs", "accumulate", "loss", "loss_scale", "label_smoothing",
-    "optimizer", "fused", "lr", "warmup", "schedule", "clip", "freeze", "gpus", "compress",
+    "ladder", "iterations", "epochs", "accumulate", "loss", "loss_scale", "optimizer", "fused",
+    "lr", "warmup", "schedule", "clip", "gpus", "compress",
 )  # fmt: skip
 
 
 # ---------------------------------------------------------------- checks of values
-
-
-def _check_smoothing(name: str, share: float) -> None:
-    if not 0 <= share < 1:
-        raise UserError(f"{name} takes a number from 0 to below 1, not {share}")
 
 
 def _check_scale(name: str, scale: float) -> None:
@@ -127,14 +121,10 @@ class TrainOptions:
     )  # fmt: skip
     batch: str | None = choice(None, "Batch sizes: 256 or 128..2048  [default: by network]")
     input: str | None = choice(None, "Sample shape: 3x512x512, or 512 for tokens")
-    layout: str | None = choice(
-        None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]",
-        switches={"--channels-last": "nhwc"},
-    )  # fmt: skip
+    layout: str | None = choice(None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]")
     optimizer: str | None = choice(
         None, "sgd, adam or adamw  [default: by network]", check=one_of(OPTIMIZERS)
     )
-    label_smoothing: float = choice(0.0, "Label smoothing, 0 to below 1", check=_check_smoothing)
     accumulate: int = choice(1, "Batches per step (gradient accumulation)", check=at_least(1))
     loss: str | None = choice(None, "module:function, called as loss(output, target)")
     loss_scale: float | None = choice(
@@ -153,12 +143,8 @@ class TrainOptions:
     data: str = choice(
         "synthetic", "synthetic, generated, made, cifar10:DIR, folder:DIR or module:function"
     )
-    strict: bool = choice(False, "Stop at the first broken image")
     loader: str | None = choice(None, "Data loader (see `list`)  [default: by data]")
     workers: int = choice(4, "Data-loader workers", check=at_least(0))
-    prefetch: int | None = choice(
-        None, "Batches each worker loads ahead  [default: 2]", check=at_least(1)
-    )
     cpus: int | None = choice(None, "Cores the run may use  [default: all]", check=_check_cpus)
 
     iterations: int | None = choice(
@@ -194,15 +180,8 @@ class TrainOptions:
     weights: Path | None = choice(
         None, "Start from this state dict, or that of NETWORK in this folder"
     )
-    freeze: str | None = choice(
-        None, "What not to train: body (all but the last layer)  [default: nothing]",
-        check=one_of((BODY,)),
-    )  # fmt: skip
     memory_limit: str | None = choice(
         None, "Memory that torch may use of the GPU: 16GB  [default: all]", check=_check_memory
-    )
-    deterministic: bool = choice(
-        False, "Only deterministic algorithms: slower; two runs give the same weights"
     )
 
     verify: bool = choice(False, "Also measure options that the causes of slow steps propose")
@@ -265,7 +244,6 @@ class TrainOptions:
         known = {one.name: getattr(self, one.name, None) for one in fields(TrainCase)}
         known |= {
             "data": kind, "loader": loader, "workers": workers,
-            "prefetch": self.prefetch if workers else None,
             "memory_limit": parse_memory(self.memory_limit) if self.memory_limit else None,
             "weights": self.weights.name if self.weights else None,
         }  # fmt: skip

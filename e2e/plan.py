@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from e2e.case import COMPRESSIONS, FULL, LAYOUTS, NO_COMPRESSION, ON_CPU, TrainCase
-from e2e.networks.table import GPTS, NetworkFacts, written
+from e2e.networks.table import NetworkFacts, written
 from e2e.options import TrainOptions
 from e2e.recipes import RECIPES, parse_recipes
 from microbench.errors import UserError
@@ -154,11 +154,6 @@ def notes(options: TrainOptions, kind: str) -> list[str]:
 
 
 def _check(options: TrainOptions, network: NetworkFacts) -> None:
-    if options.freeze and network.name in GPTS:
-        raise UserError(
-            f"--freeze {options.freeze}: the output layer of {network.name} is its token "
-            "embedding, which nothing can train alone"
-        )
     if options.ladder:
         _check_ladder(options)
     if options.graph and options.accumulate > 1:

@@ -11,7 +11,7 @@ if __name__ == "__main__":  # before anything takes time to load
     check_packages()
     listen()
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import click
 
 from microbench.command_line import (
     FILE,
+    PYTHON,
     SETTINGS,
     Named,
     Outputs,
@@ -40,6 +41,10 @@ from microbench.requests import (
 
 DEVICE = options_of(Conditions)["device"].click()
 FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
+OF_ALL = {"Output": "json html verbose", "Time": "budget processes"}  # what most runs need
+# What networks and maps take as usual: `gemm` and `conv` are for trying them.
+AS_USUAL = frozenset({"data", "timer", "l2", "regime", "autotune", "no_tune", "without", "seed"})
+PROBLEM = frozenset({"stride", "padding", "dilation", "groups", "shapes"})  # no axes of a map
 
 
 @click.group(cls=Program, context_settings=SETTINGS)
@@ -47,11 +52,14 @@ def app() -> None:
     """Measure GEMMs and convolutions by precision, and explain their speed."""
 
 
-def measuring(kind: type[Schema], backends: str, *changed: Said) -> Callable[..., Any]:
-    """The options of a measuring command: those of its request, then the conditions."""
+def measuring(
+    kind: type[Schema], backends: str, *changed: Said, but: Set[str] = frozenset()
+) -> Callable[..., Any]:
+    """The options of a measuring command, but some: those of its request, then the conditions."""
     said = {row.name: row for row in (Said("backend", help=backends), *changed)}
     schemas = (kind, Conditions, Outputs)
-    return click_options([said.get(name, name) for name in options_of(*schemas)], *schemas)
+    names = [name for name in options_of(*schemas) if name not in but]
+    return click_options([said.get(name, name) for name in names], *schemas)
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
@@ -60,37 +68,37 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
     run_request(request_of(kind, options)).report()
 
 
-@app.command()
+@app.command(first={"What": "sizes dtype backend vs layout shapes", **OF_ALL})
 @measuring(
-    GemmRequest,
-    "cublas,cublaslt,cupy,triton,cpu  [default: cublas,cublaslt,triton; on CPU cpu]",
-    Said("device", help="Device: auto, cuda, cuda:N, cpu, or all: every GPU at once, see fleet"),
+    GemmRequest, "cublas,cublaslt,cupy,triton,cpu  [default: cublas,cublaslt,triton; on CPU cpu]"
 )
-def gemm(**options: Any) -> int:
+def gemm(**options: Any) -> None:
     """Measure matrix multiplication by precision and size.
 
     Reports the break-even size of low precision, and the bottleneck of each case.
-    With --device all, the same cases run on every GPU at once (see `fleet`).
+
+    \b
+      halfway gemm --dtype fp16,bf16 --sizes 256..8192
+      halfway gemm --dtype fp16 --backend my_kernels:gemm --html page.html
     """
-    if options["device"] != "all":
-        _measure(GemmRequest, options)
-        return 0
-    from microbench.fleet import check_fleet
-
-    return check_fleet(request_of(GemmRequest, options))
+    _measure(GemmRequest, options)
 
 
-@app.command()
+@app.command(first={"What": "channels passes image batch kernel dtype backend vs", **OF_ALL})
 @measuring(ConvRequest, "cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def conv(**options: Any) -> None:
     """Measure convolution by channels, pass and layout.
 
     Reports from how many channels low precision is faster, and the bottleneck of each case.
+
+    \b
+      halfway conv --dtype fp16 --channels 8..2048
+      halfway conv --channels 64x256,256 --kernel 1 --pass fprop,dgrad,wgrad
     """
     _measure(ConvRequest, options)
 
 
-@app.command()
+@app.command(first={"What": "channels passes image batch dtype backend", **OF_ALL})
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
@@ -99,24 +107,36 @@ def conv(**options: Any) -> None:
     Said("image", default="7..56", help="Input height and width: 7..56 doubles"),
     Said("batch", default="8..256", help="Batch size: 8..256 doubles"),
     Said("kernel", help="Filter height and width"),
+    but=AS_USUAL | PROBLEM,
 )
 def payoff(**options: Any) -> None:
     """Map the FP16 break-even of convolutions.
 
     Over channels, image and batch size.
+
+    \b
+      halfway payoff --image 7..56 --batch 8..256
+      halfway payoff --dtype bf16 --pass wgrad
     """
     _measure(PayoffRequest, options)
 
 
-@app.command()
+@app.command(first={"What": "batch image dtype backend vs", **OF_ALL})
 @click.argument("network_name", metavar="NETWORK", cls=Named)
-@measuring(LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]")
+@measuring(
+    LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]",
+    but=AS_USUAL,
+)  # fmt: skip
 def layers(**options: Any) -> None:
     """Measure every conv and GEMM of a network's step.
 
     NETWORK is a torchvision model name, timm:NAME, hf:path/config.json, or module:function that
     returns a torch module.
     Shows which layers are faster in low precision and which are slower.
+
+    \b
+      halfway layers resnet50 --batch 256
+      halfway layers mynet:build --dtype bf16 --backend library,my_kernels:conv
     """
     _measure(LayersRequest, options)
 
@@ -132,6 +152,8 @@ def show(
     file: Path, form: str | None, verbose: bool, chart: Path | None, html: Path | None
 ) -> None:
     """Print the report of a run file."""
+    if file.suffix == PYTHON:
+        raise click.UsageError(f"{file} is a script: halfway diagnose {file}")
     from microbench.commands import show_run
 
     show_run(file, form=form, verbose=verbose, chart=chart, html=html)
@@ -151,14 +173,13 @@ def explain(file: Path) -> None:
 
 @app.command()
 @click.argument("files", metavar="BASE RUN [RUN]...", type=FILE, nargs=-1, required=True)
-@click.option("--baseline", type=FILE, help="Run file to compare with; all FILES are then runs")
 @click.option("--threshold", help="Least difference that counts: 5%  [default: noise of two runs]")
 @click.option("--fail-on", help="Exit with 1 on: slower,faster,cannot-tell,not-measured")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--verbose", is_flag=True, help="Show every case")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> int:
+def compare(files: tuple[Path, ...], **options: Any) -> int:
     """Compare runs with a baseline, case by case.
 
     B (each RUN) is faster or slower than A (BASE), the same, or undecided ("cannot tell"). Faster
@@ -175,7 +196,7 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
     """
     from microbench.commands import compare_with
 
-    return compare_with(files, baseline, **options)
+    return compare_with(files, **options)
 
 
 @app.command()
@@ -194,7 +215,7 @@ def doctor(device: str) -> None:
         Said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
         Said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
-        "seed", Said("json", help="File to write; - is stdout  [default: in the state folder]"),
+        Said("json", help="File to write; - is stdout  [default: in the state folder]"),
         "overwrite", "verbose", "quiet",
     ),
     GemmRequest, Conditions, Outputs,
@@ -213,7 +234,7 @@ def fleet(threshold: str, **options: Any) -> int:
     """
     from microbench.fleet import check_fleet
 
-    asked = {**options, "vs": "none", "device": "all", "budget": options["budget"] or FLEET_S}
+    asked = {**options, "vs": "none", "budget": options["budget"] or FLEET_S}
     return check_fleet(request_of(GemmRequest, asked), threshold)
 
 

@@ -1,22 +1,25 @@
 """The parts that all command lines share: options declared as fields, and how a program ends.
 
-An option is one field of a dataclass: `field(default=..., metadata=option("Its help"))`. The click
-option, the check of its value and what a resumed run must agree on are derived from it. Options
-that were not typed, those of the run file to resume or a function's keywords, are defaults of the
-command (click's `default_map`): click reads, checks and counts them as if they were typed, and what
-is typed comes before them.
+An option is one field of a dataclass: `choice(its_default, "Its help")`. The click option, the
+check of its value and what a resumed run must agree on are derived from it. Options that were not
+typed, those of the run file to resume or a function's keywords, are defaults of the command
+(click's `default_map`): click reads, checks and counts them as if they were typed, and what is
+typed comes before them.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from errno import EMFILE
 from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import (
     Any,
@@ -35,12 +38,17 @@ from click.core import ParameterSource
 
 from kernels.error_words import first_line, suggest
 from kernels.files import read_json_file
+from kernels.precision import ALIASES, PRECISIONS
 from microbench import streams
 from microbench.errors import NothingMeasured, UserError
 from microbench.stopping import Stopped, end
 
 FILE = click.Path(path_type=Path)
-SETTINGS: Any = {"help_option_names": ["-h", "--help"], "max_content_width": 100}  # of commands
+ALL = "--help-all"
+SETTINGS: Any = {
+    "help_option_names": ["-h", "--help", ALL],
+    "max_content_width": 100,
+}  # of commands
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
@@ -65,9 +73,8 @@ class Option:
 
     `default` is used when the option is not given, that of the field unless it is said here; None
     means that it depends. `type` is what is read, where it is not the field's type; `written` the
-    option's text, where it is not the field's name; `also` other spellings. `switches` are options
-    without a value that stand for one of this option: {"--channels-last": "nhwc"}. Where it is
-    `kept`, the run file has the value, and --resume must be given the same.
+    option's text, where it is not the field's name. Where it is `kept`, the run file has the value,
+    and --resume must be given the same.
     """
 
     help: str
@@ -77,8 +84,6 @@ class Option:
     written: str = ""
     check: Check | None = None
     kept: bool = False
-    also: Sequence[str] = ()
-    switches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def words(self) -> str:
@@ -97,41 +102,12 @@ class Option:
             shown = {}
         elif isinstance(default, float):
             said["default"] = f"{default:g}"  # as --help shows it
-        add = click.option(self.words, *self.also, self.name, **shown, **said)
-        switches = (
-            click.option(word, cls=Switch, of=self, value=value)
-            for word, value in self.switches.items()
-        )
-        return _each([add, *switches])
-
-
-class Switch(click.Option):
-    """An option without a value that sets another option, `of`, to `value`."""
-
-    def __init__(self, words: Sequence[str], *, of: Option, value: Any) -> None:
-        super().__init__(words, is_flag=True, help=f"Same as {of.words} {value}")
-        self.of, self.value = of, value
-
-
-def _each(decorators: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """A decorator that applies all of them; the first comes first in --help."""
-
-    def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        for add in reversed(decorators):
-            decorated = add(decorated)
-        return decorated
-
-    return decorate
-
-
-def option(help: str, **said: Any) -> dict[str, Any]:
-    """Metadata that make a field an option; `said` are fields of `Option`."""
-    return {OPTION: Option(help=help, **said)}
+        return click.option(self.words, self.name, **shown, **said)
 
 
 def choice(default: Any, help: str, **said: Any) -> Any:
     """A field of a dataclass that is an option; `said` are fields of `Option`."""
-    return field(default=default, metadata=option(help, **said))
+    return field(default=default, metadata={OPTION: Option(help=help, **said)})
 
 
 @cache
@@ -222,12 +198,11 @@ def check_seed(name: str, seed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where a run is written, drawn and shown, as given on the command line."""
+    """Where a run is written and shown, as given on the command line."""
 
     json: Path | None = choice(
         None, "Run file to write; - is stdout  [default: in the state folder]"
     )
-    chart: Path | None = choice(None, "Write a chart: .png, .svg or .html")
     html: Path | None = choice(None, "Write an HTML page, one file, works offline")
     overwrite: bool = choice(False, "Replace the files named above where they exist")
     resume: Path | None = choice(None, "Continue this run file: measure what it lacks")
@@ -248,13 +223,17 @@ Row = str | Said | Callable[..., Any]  # an option of a schema, or a click optio
 def click_options(rows: Sequence[Row], *schemas: type[Schema]) -> Callable[..., Any]:
     """A decorator that gives a command these options, in this order."""
     known = options_of(*schemas)
-    found: list[Callable[..., Any]] = []
-    for row in rows:
-        if isinstance(row, Said):
-            found.append(known[row.name].click(**row.changes))
-        else:
-            found.append(known[row].click() if isinstance(row, str) else row)
-    return _each(found)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for row in reversed(rows):
+            if isinstance(row, Said):
+                add = known[row.name].click(**row.changes)
+            else:
+                add = known[row].click() if isinstance(row, str) else row
+            command = add(command)
+        return command
+
+    return decorate
 
 
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
@@ -325,10 +304,23 @@ def _complain(text: str, code: int) -> int:
 # ---------------------------------------------------------------- words
 
 
+EXIT = "Exit codes: 0 measured, 1 nothing measured or your own code failed, 2 a mistake."
+PYTHON = ".py"
+SHOW = "halfway show"
+# What other tools, and earlier versions, call an option or a command of ours.
+FOREIGN = {
+    "-b": "--batch", "--batch-size": "--batch", "-j": "--workers", "--num-workers": "--workers",
+    "-o": "--json", "--output": "--json", "--precision": "--dtype", "--baseline": "--vs",
+    "--channels-last": "--layout nhwc", "--autocast": "--amp", "--chart": f"{SHOW} FILE --chart",
+    "--other": "--base-args", "bench": "gemm", "benchmark": "gemm", "help": "--help",
+    "plot": "show FILE --chart", "profile": "diagnose", "explain": "dev explain",
+    "make-data": "dev make-data", "completion": "dev completion",
+}  # fmt: skip
 # Of a call, not of a run.
-SCREEN = ("json", "chart", "html", "overwrite", "verbose", "quiet")
+SCREEN = ("json", "html", "overwrite", "verbose", "quiet")
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
+TIMM = "timm"  # a package of networks: "timm:NAME" is no function
 FILES = ("weights", "shapes")  # paths, of which a run file has the name
 NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 
@@ -341,21 +333,63 @@ class Named(click.Argument):
 
 
 class Command(click.Command):
-    """A command that applies switches, and with --resume takes the options of the run file.
+    """A command that with --resume takes the options of the run file.
 
-    `either` are sets of alternative options: where one is given, none of the others is taken from
-    the run file.
+    `first` are the options that --help shows, by title; --help-all shows the others too. `either`
+    are sets of alternative options: where one is given, none of the others is taken from the run
+    file. `values` are words that say which option they are for: "fp16" is for --dtype.
     """
 
+    allow_extra_args = True  # it refuses them itself, and says what was perhaps meant
     either: ClassVar[Sequence[frozenset[str]]] = ()
+    values: ClassVar[Mapping[str, Collection[str]]] = {"dtype": (*PRECISIONS, *ALIASES)}
+
+    def __init__(self, *words: Any, first: Mapping[str, str] | None = None, **said: Any) -> None:
+        super().__init__(*words, **{"epilog": EXIT if first else "", **said})
+        self._first = first or {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options that most need, under their titles; with --help-all the others too."""
+        others = "Others" if self._first else "Options"
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in self._first}
+        for param in self.get_params(ctx):
+            named = (title for title, names in self._first.items() if param.name in names.split())
+            if isinstance(param, click.Option) and (shown := param.get_help_record(ctx)):
+                sections.setdefault(next(named, others), []).append(shown)
+        more = [] if ctx.meta[ALL] or not self._first else sections.pop(others)
+        for title, shown in filter(operator.itemgetter(1), sections.items()):
+            with formatter.section(title):
+                formatter.write_dl(shown)
+        if more:
+            formatter.write_paragraph()
+            formatter.write_text(f"{ALL} shows {len(more)} more.")
+
+    def meant(self, word: str) -> str:
+        """What an unknown word was perhaps meant to be: "; did you mean --batch?"."""
+        known = [one for param in self.params for one in (*param.opts, *param.secondary_opts)]
+        near = FOREIGN.get(word, "")
+        if near.partition(" ")[0] in known or near.startswith(SHOW):
+            return f"; did you mean {near}?"
+        for name, values in self.values.items():
+            if (value := word.lstrip("-").lower()) in values and f"--{name}" in known:
+                return f"; did you mean --{name} {value}?"
+        return suggest(word, known)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, then apply --resume and switches.
+        """Parse, then apply --resume.
 
-        UsageError for options that conflict or are missing, UserError for a run file whose options
-        are not enough to continue with.
+        UsageError for what is unknown, conflicts or is missing, UserError for a run file whose
+        options are not enough to continue with.
         """
-        rest = super().parse_args(ctx, list(args))
+        ctx.meta[ALL] = ALL in args
+        try:
+            rest = super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            name = error.option_name
+            why = f"{self.name} has no option {name}{self.meant(name)}"
+            raise click.NoSuchOption(name, why, ctx=ctx) from None
+        if rest and not ctx.resilient_parsing:
+            raise click.UsageError(f"{self.name} takes no {rest[0]!r}{self.meant(rest[0])}", ctx)
         path = None if ctx.resilient_parsing else ctx.params.get("resume")
         if path:
             given = {name for name in ctx.params if is_given(ctx, name)}
@@ -363,8 +397,6 @@ class Command(click.Command):
             ctx.params.clear()
             rest = super().parse_args(ctx, list(args))
         for param in self.params:
-            if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
-                _set_switch(ctx, param)
             if isinstance(param, Named) and not is_given(ctx, str(param.name)):
                 why = f"--resume {path} names no {param.metavar}; give it too"
                 if not ctx.resilient_parsing:
@@ -410,6 +442,18 @@ class Program(click.Group):
 
     command_class = Command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click has it. UsageError for an unknown command, with what was perhaps meant."""
+        name = args[0]
+        if name in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        program, near = ctx.command_path, FOREIGN.get(name)
+        if name.endswith(PYTHON):
+            near = f"diagnose {name}"
+        hint = f"; did you mean {program} {near}?" if near else suggest(name, self.commands)
+        why = f"no command {name!r}{hint or f'; `{program} --help` lists them'}"
+        raise click.UsageError(why, ctx)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click has it. RuntimeError within a command of ours; another program may call it."""
         around = click.get_current_context(silent=True)
@@ -422,15 +466,6 @@ def is_given(ctx: click.Context, name: str) -> bool:
     """Whether an option was typed, was a keyword, or is of the run file to resume."""
     source = ctx.get_parameter_source(name)
     return source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-
-
-def _set_switch(ctx: click.Context, switch: Switch) -> None:
-    of, value = switch.of, switch.value
-    if is_given(ctx, of.name) and ctx.params[of.name] != value:
-        word, other = switch.opts[0], f"{of.words} {ctx.params[of.name]}"
-        raise click.UsageError(f"{word} is {of.words} {value}: leave out {other}", ctx=ctx)
-    ctx.params[of.name] = value
-    ctx.set_parameter_source(of.name, ParameterSource.COMMANDLINE)
 
 
 # ---------------------------------------------------------------- to a run file, and to people
@@ -456,6 +491,22 @@ def without_folder(name: str, value: Any) -> Any:
         return value
     kind, sign, path = value.partition(":" if ":" in value else "=")
     return f"{kind}{sign}{os.path.basename(os.path.normpath(path))}" if "/" in path else value
+
+
+def check_there(name: str, option: str = "network") -> None:
+    """UserError for a path or a module that an option names and that is not there.
+
+    Nothing is imported: torch takes seconds.
+    """
+    kind, colon, place = name.partition(":")
+    if kind in PLACES[option]:
+        if not Path(place).expanduser().exists():
+            raise UserError(f"{name}: no such file or folder")
+    elif colon and kind.replace(".", "").isidentifier() and not kind.endswith((TIMM, PYTHON)):
+        outermost = kind.partition(".")[0]
+        here = PathFinder.find_spec(outermost, [os.getcwd()])
+        if not (outermost in sys.modules or here or find_spec(outermost)):
+            raise UserError(f"{name}: no module {outermost!r} here or among the installed packages")
 
 
 def typed(command: click.Command, options: Mapping[str, Any]) -> list[str]:

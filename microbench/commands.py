@@ -7,6 +7,8 @@ from collections.abc import Container, Sequence
 from json import dumps
 from pathlib import Path
 
+from rich.console import Console
+
 from microbench.device.device import describe
 from microbench.device.doctor import examine
 from microbench.errors import UserError
@@ -14,7 +16,7 @@ from microbench.report.comparison import in_markdown, print_comparisons
 from microbench.report.console import print_run
 from microbench.report.doctor import print_findings
 from microbench.report.documents import print_document
-from microbench.report.drawing import check_chart_path
+from microbench.report.drawing import check_chart_path, draw
 from microbench.report.export import to_csv, to_markdown, write_comparisons, write_document
 from microbench.report.screen import make_console
 from microbench.report.table import markdown as in_markdown_table
@@ -28,8 +30,9 @@ from microbench.results.comparison import (
     parse_threshold,
 )
 from microbench.results.kinds import document_of
+from microbench.results.types import Run
 from microbench.roofline.explain import annotate
-from microbench.run_output import write_pictures
+from microbench.run_output import write_html
 from microbench.sweep import parse_names
 
 
@@ -54,11 +57,12 @@ def show_run(
         run = runfile.as_run(data, file)
         if chart:
             check_chart_path(chart)
-        write_pictures(run, chart, html, console)
-        if form and not (chart or html):
-            sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
-        elif not (chart or html):
-            print_run(run, console, details=verbose)
+            draw(run, chart)
+            console.print(f"Chart: {chart}", soft_wrap=True)
+        if html:
+            write_html(run, html, console)
+        if not (chart or html):
+            _print(run, form, console, details=verbose)
         return
     try:  # a file that is not a run
         sheet = document.sheet(data)
@@ -73,6 +77,13 @@ def show_run(
             print_document(data, sheet, console, details=verbose)
     except (ValueError, OverflowError) as error:
         raise runfile.damaged(file, error) from None
+
+
+def _print(run: Run, form: str | None, console: Console, *, details: bool) -> None:
+    if form:
+        sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
+    else:
+        print_run(run, console, details=details)
 
 
 def explain_again(file: Path) -> None:
@@ -98,7 +109,6 @@ def explain_again(file: Path) -> None:
 
 def compare_with(
     files: Sequence[Path],
-    baseline: Path | None = None,
     *,
     threshold: str | None = None,
     fail_on: str | None = None,
@@ -107,13 +117,12 @@ def compare_with(
     json: Path | None = None,
     html: Path | None = None,
 ) -> int:
-    """Print comparisons of runs with one baseline, which is the first file unless it is named.
+    """Print comparisons of runs with one baseline, which is the first file.
 
     Returns the exit code: 1 when a verdict is one to fail on, else 0. UserError for what cannot be
     read, compared or written.
     """
-    paths = [baseline, *files] if baseline else list(files)
-    if len(paths) < 2:
+    if len(files) < 2:
         raise UserError("compare takes two run files or more: the baseline, then each run")
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
@@ -124,9 +133,9 @@ def compare_with(
         if path:
             runfile.check_writable(path, option)
     runfile.check_apart(outputs)
-    first, *others = [runfile.read_run(path) for path in paths]
+    first, *others = [runfile.read_run(path) for path in files]
     found: dict[str, Comparison] = {}
-    for path, run in zip(paths[1:], others, strict=True):
+    for path, run in zip(files[1:], others, strict=True):
         try:
             found[_apart(path, found)] = compare(first, run, pct)
         except UserError as error:
@@ -135,14 +144,14 @@ def compare_with(
         every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
         # That of one comparison is as it always was; that of several has a list of them.
         one = next(iter(found.values())).as_dict()
-        data = one if len(found) == 1 else {"baseline": paths[0].name, "comparisons": every}
+        data = one if len(found) == 1 else {"baseline": files[0].name, "comparisons": every}
         runfile.write_text(dumps(data, allow_nan=False), json)
     if html:
-        write_comparisons(found, paths[0].name, html)
+        write_comparisons(found, files[0].name, html)
     if markdown:
-        sys.stdout.write(in_markdown(found, paths[0].name))
+        sys.stdout.write(in_markdown(found, files[0].name))
     else:
-        print_comparisons(found, paths[0].name, make_console(), details=verbose)
+        print_comparisons(found, files[0].name, make_console(), details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
 

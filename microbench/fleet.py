@@ -1,4 +1,4 @@
-"""`fleet` and `gemm --device all`: the same cases on every GPU of a host at once.
+"""`fleet`: the same cases on every GPU of a host at once.
 
 A process measures each GPU. One that dies or hangs costs its own rows alone.
 """
@@ -35,23 +35,19 @@ from microbench.run_output import STDOUT, check_outputs, command_line, now, run_
 from microbench.worker import Worker
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
-REFUSED = ("resume", "chart", "html", "processes", "autotune")
 Found = tuple[int, Json, list[Reading]]  # index of the GPU, its facts, what was measured of it
 
 
-def check_fleet(request: Request, threshold: str = "5%") -> int:
+def check_fleet(request: Request, threshold: str) -> int:
     """Measure every GPU, print one table, write it; 1 where one failed or is slow, else 0.
 
     `threshold` is the slow-down that counts. UserError: a bad option, no GPU.
     """
     asked, outputs = request.conditions, request.conditions.outputs
     threshold_pct = parse_threshold(threshold)
-    for name in REFUSED:
-        if getattr(outputs, name, None) or getattr(asked, name, None):
-            raise UserError(f"--device all takes no --{name}")
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(outputs)
-    seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
+    seed = secrets.randbelow(MAX_SEED)
     facts: Json = {"check": CHECK, "command": list(command_line("microbench")), "seed": seed,
                    "software": software(), "threshold_pct": threshold_pct}  # fmt: skip
     # The same configurations on every GPU: what differs is then the GPU.
@@ -88,7 +84,7 @@ def devices_here() -> list[str]:
     import torch
 
     if reason := why_no_cuda():
-        raise UserError(f"no CUDA device here: {reason}; --device all needs one")
+        raise UserError(f"no CUDA device here: {reason}; fleet needs one")
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 

@@ -5,10 +5,12 @@ comparisons planned from them.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,6 +19,7 @@ from kernels import OPS
 from kernels.case import DATA, Case, Target
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
+from kernels.error_words import suggest
 from kernels.gemm import Gemm
 from kernels.op import OWN
 from kernels.precision import PRECISIONS
@@ -32,6 +35,7 @@ from microbench.command_line import (
     check_options,
     check_processes,
     check_seed,
+    check_there,
     choice,
     filled,
     one_of,
@@ -52,8 +56,11 @@ CONV_MOST_S = 20.0
 PAYOFF_MOST_S = 120.0
 LAYERS_MOST_S = 60.0
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
-CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 GROUPS = "--groups must be a number or depthwise"
+# How torchvision registers the function that builds a network; other decorators may follow.
+BUILDER = re.compile(
+    r'^@register_model\((?:name="(\w+)")?\)\n(?:@.+\n| .+\n|\)\n)*def (\w+)', re.MULTILINE
+)
 LAYER_BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU
 
 
@@ -112,9 +119,7 @@ class ConvRequest(Request):
     image: str = choice("28", "Input height and width: 28, 7..56, 28x56")
     batch: str = choice("16", "Batch size: 16, 8..256")
     kernel: str = choice("3", "Filter height and width: 3; 1,3; 1x7")
-    layout: str = choice(
-        "nhwc,nchw", "nhwc (channels_last), nchw (PyTorch's default)", switches=CHANNELS_LAST
-    )
+    layout: str = choice("nhwc,nchw", "nhwc (channels_last), nchw (PyTorch's default)")
     stride: str = choice("1", "Stride: 2, or rows x columns: 1x2")
     padding: str = choice("same", "Padding: 1, or rows x columns: 0x15, or same")
     dilation: str = choice("1", "Dilation: 2, or rows x columns: 1x2")
@@ -181,8 +186,6 @@ class PayoffRequest(ConvRequest):
         """Every cell. UserError for --vs that is not in BASELINES."""
         from microbench.verdict import BASELINES
 
-        if self.shapes:
-            raise UserError("payoff takes no --shapes: its map has a row for each width")
         for name in sweep.parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
@@ -203,7 +206,7 @@ class LayersRequest(Request):
         None, "Image height and width  [default: of the network]", check=at_least(1)
     )
     layout: str = choice(
-        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST,
+        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)",
         check=one_of(OPS["conv"].layouts),
     )  # fmt: skip
 
@@ -216,10 +219,25 @@ class LayersRequest(Request):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
+        name, known = self.network_name, torchvision_names()
+        check_there(name)
+        if ":" not in name and name.lower() not in known:
+            hint = suggest(name.lower(), known) or "; your own: module:function"
+            raise UserError(f"torchvision has no network {name!r}{hint}")
         from microbench.network.trace import traced
 
         network = traced(self.network_name, self.batch, self.image)
         return plan_layers(network, self.conditions, kind, layout=self.layout)
+
+
+def torchvision_names() -> set[str]:
+    """The names of torchvision's networks, from its source: to import it takes seconds."""
+    spec, found = find_spec("torchvision"), set[str]()
+    for place in (spec and spec.submodule_search_locations) or ():
+        for path in Path(place, "models").rglob("*.py"):
+            registered = BUILDER.findall(path.read_text(encoding="utf-8"))
+            found |= {name or function for name, function in registered}
+    return found
 
 
 REQUESTS: Mapping[str, type[Request]] = {
@@ -389,15 +407,9 @@ class Conditions:
     run file keeps and --resume must repeat are derived from it.
     """
 
-    dtype: str = choice(
-        "fp16",
-        "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...",
-        also=("--precision",),
-    )
+    dtype: str = choice("fp16", "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...")
     backend: str | None = choice(None, "Back ends")
-    vs: str = choice(
-        "fp32,tf32", "Baselines, interleaved with the rest; or none", also=("--baseline",)
-    )
+    vs: str = choice("fp32,tf32", "Baselines, interleaved with the rest; or none")
     data: str = choice(
         "normal", "Input values: normal, uniform, integers or zeros", check=one_of(DATA)
     )

@@ -38,15 +38,11 @@ def check_outputs(outputs: Outputs) -> None:
     """UserError for outputs that conflict or cannot be written. Call it before measuring."""
     if outputs.json and outputs.resume:
         raise UserError("--resume writes to the run file it continues; leave out --json")
-    if STDOUT in (outputs.resume, outputs.chart, outputs.html):
+    if STDOUT in (outputs.resume, outputs.html):
         raise UserError("only --json can write to standard output (-)")
-    if outputs.chart:
-        from microbench.report.drawing import check_chart_path
-
-        check_chart_path(outputs.chart, overwrite=outputs.overwrite)
     if outputs.html:
         runfile.check_writable(outputs.html, "--html", overwrite=outputs.overwrite)
-    names = ("json", "resume", "chart", "html")
+    names = ("json", "resume", "html")
     runfile.check_apart({f"--{name}": getattr(outputs, name) for name in names})
 
 
@@ -191,7 +187,7 @@ class Done:
     outputs: Outputs
 
     def report(self) -> None:
-        """Print the run, and write its chart and page as asked; with --quiet what failed.
+        """Print the run, and write its page as asked; with --quiet what failed.
 
         NothingMeasured where no case was measured, or a kernel of the user's failed; UserError
         where a file or the report cannot be written.
@@ -205,7 +201,8 @@ class Done:
             if outputs.json == STDOUT:
                 sys.stdout.write(self.path.read_text(encoding="utf-8"))
                 sys.stdout.flush()
-            write_pictures(run, outputs.chart, outputs.html, console)
+            if outputs.html:
+                write_html(run, outputs.html, console)
         except OSError as error:
             if not is_of_stream(error):
                 raise
@@ -219,18 +216,12 @@ class Done:
         check_measured(run)
 
 
-def write_pictures(run: Run, chart: Path | None, html: Path | None, console: Console) -> None:
-    """Write the chart and the page that are asked for. UserError where one cannot be."""
-    if chart:
-        from microbench.report.drawing import draw
+def write_html(run: Run, path: Path, console: Console) -> None:
+    """Write the page of a run. UserError where it cannot be written."""
+    from microbench.report.export import to_page, write_page
 
-        draw(run, chart)
-        console.print(f"Chart: {chart}", soft_wrap=True)
-    if html:
-        from microbench.report.export import to_page, write_page
-
-        write_page(to_page(run), html)
-        console.print(f"Page: {html}", soft_wrap=True)
+    write_page(to_page(run), path)
+    console.print(f"Page: {path}", soft_wrap=True)
 
 
 def check_measured(run: Run) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -31,9 +32,6 @@ from e2e.commands.record import (
     recorder,
     traces_in,
 )
-from e2e.profile.diagnosis import Diagnosis, Replay, Traced, diagnose, diagnose_ranks
-from e2e.profile.step import NothingSeen
-from e2e.report.diagnosis import WORDS
 from e2e.results.terms import EXCHANGE, IDLE, OP_TERMS, PRODUCTS, RESIDUAL, STEP_TERMS
 from microbench import __version__
 from microbench.errors import UserError
@@ -47,6 +45,9 @@ from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 from microbench.stopping import scratch_folder
 from microbench.streams import clean
+
+if TYPE_CHECKING:  # torch is loaded when there is a trace to read
+    from e2e.profile.diagnosis import Diagnosis, Replay, Traced
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
 LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
@@ -68,21 +69,23 @@ def diagnose_traces(report: Report, traces: Sequence[Path], base: Path | None) -
             "diagnose takes SCRIPT.py, one TRACE, or those of all ranks of a training; name a "
             "trace to compare one with by --base"
         )
+    for path in filter(None, [base, *traces]):
+        if not path.exists():
+            raise UserError(f"no such trace file: {path}")
     words = [*(["--base", base.name] if base else []), *(path.name for path in traces)]
     return report.of([*([[base]] if base else []), traces], words)
 
 
 def diagnose_script(
-    report: Report, script: Script, base: tuple[str, ...] | None, kept: Path | None,
-    said: Sequence[str],
-) -> int:  # fmt: skip
+    report: Report, script: Script, base: tuple[str, ...] | None, kept: Path | None
+) -> int:
     """Run a script, record some steps, and diagnose them; return the exit code.
 
     `base` are the arguments of a second run, which comes first and is what the script is compared
-    with; `said` are the options that name them. `kept` is a folder that gets the traces. UserError
-    as of `diagnose_traces`.
+    with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
     """
     runs = [script] if base is None else [replace(script, arguments=base, prove=False), script]
+    said = [] if base is None else ["--base-args", shlex.join(base)]
     words = [*script.options(), *said, *script.words()]
     words += ["--", *script.arguments] if script.arguments else []
     check_keeps(kept)
@@ -168,6 +171,9 @@ class Report:
 
         `names` is what the runs are called; without it, their files.
         """
+        from e2e.profile.diagnosis import diagnose
+        from e2e.profile.step import NothingSeen
+
         *_, last = runs
         try:
             found = self._of_ranks(last, bool(names)) if len(runs) == 1 < len(last) else None
@@ -188,6 +194,9 @@ class Report:
 
     def _of_ranks(self, traces: Sequence[Path], or_first: bool) -> Diagnosis | None:
         """None, where the first is to do, if they have nothing in common: on a CPU, say."""
+        from e2e.profile.diagnosis import diagnose_ranks
+        from e2e.profile.step import NothingSeen
+
         try:
             return diagnose_ranks(traces, self.ceilings)
         except NothingSeen:
@@ -236,10 +245,7 @@ def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
 
 
 BUSY = "busy"
-# As reports print them, and as files have them.
 TERMS = {*IDLE, *OP_TERMS, *STEP_TERMS, RESIDUAL} - {EXCHANGE, PRODUCTS}  # these are of `train`
-PRINTED = {term: WORDS.get(term, term) for term in sorted(TERMS)}
-NAMES = {BUSY: BUSY, **{name.lower(): term for term in PRINTED for name in (term, PRINTED[term])}}
 _CONDITION = re.compile(r"\s*(.+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*")
 
 
@@ -248,6 +254,7 @@ class Condition:
     """The share of the step that a term takes, or that the GPU is busy, below or above `pct`."""
 
     name: str
+    printed: str
     is_below: bool
     pct: float
 
@@ -255,17 +262,20 @@ class Condition:
         """What meets the condition, such as "busy is 44.1 %"; "" where nothing does."""
         share = run.busy if self.name == BUSY else run.ms(self.name) / run.step_ms
         met = 100 * share < self.pct if self.is_below else 100 * share > self.pct
-        return f"{PRINTED.get(self.name, self.name)} is {100 * share:.1f} %" if met else ""
+        return f"{self.printed} is {100 * share:.1f} %" if met else ""
 
 
 def parse_condition(text: str) -> Condition:
     """The condition that --fail-on names. UserError for what is none."""
+    from e2e.report.diagnosis import WORDS
+
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise UserError(f"--fail-on: cannot read {text!r}; write busy<70, or casts>5 (%)")
     name, sign, number = found.groups()
-    term = NAMES.get(" ".join(name.lower().split()))
-    if term is None:
-        known = ", ".join([BUSY, *PRINTED.values()])
-        raise UserError(f"--fail-on: unknown {name!r}; choose from {known}")
-    return Condition(term, sign == "<", float(number))
+    printed = {BUSY: BUSY, **{term: WORDS.get(term, term) for term in sorted(TERMS)}}
+    asked = " ".join(name.lower().split())
+    for term, words in printed.items():
+        if asked in (term.lower(), words.lower()):
+            return Condition(term, words, sign == "<", float(number))
+    raise UserError(f"--fail-on: unknown {name!r}; choose from {', '.join(printed.values())}")

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Result = Training | Loading
 
-# cuBLAS reads it when it is loaded; without it torch refuses GEMMs in deterministic mode.
-CUBLAS_DETERMINISTIC = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SILENT = "9"  # of the profiler's own messages on standard error
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
@@ -228,8 +226,6 @@ def follow(device: str) -> NoReturn:
 def carry_out(pipe: Pipe, job: Job) -> None:
     """Open what the job needs, do it, and tell the parent. UserError for a mistake of the user."""
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # torch reads it when it is loaded
-    if job.options.deterministic:
-        os.environ.setdefault(*CUBLAS_DETERMINISTIC)
     import torch
 
     from e2e.commands.session import Session

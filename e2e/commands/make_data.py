@@ -16,16 +16,14 @@ from microbench.report.screen import is_live, make_console
 SAY_EVERY_S = 10.0  # where nothing can be redrawn
 
 
-def run_make_data(
-    folder: Path, images: int, classes: int, seed: int, workers: int | None, quiet: bool
-) -> None:
+def run_make_data(folder: Path, images: int, classes: int) -> None:
     """Generate a dataset in a folder and summarise it. UserError as of `Plan` and `make`."""
-    console = make_console(quiet=quiet)
-    plan, name = Plan(images, classes, seed), fmt.clean(folder)
+    console = make_console(quiet=False)
+    plan, name = Plan(images, classes), fmt.clean(folder)
     paths = [plan.path(index) for index in range(images)]
     trained = sum(path.startswith(TRAIN) for path in paths)
     with MakeProgress(console, images) as progress:
-        is_new = make(folder, plan, progress.there, workers)
+        is_new = make(folder, plan, progress.there)
     size = sum((folder / path).stat().st_size for path in paths)
     console.print(
         f"{name}: {plan}\n"
@@ -36,7 +34,7 @@ def run_make_data(
     if not is_new:
         console.print("The dataset exists already: nothing to generate.")
     use = shlex.quote(f"folder:{name}")
-    console.print(f"Train on them: python -m e2e resnet50 --amp --data {use}", soft_wrap=True)
+    console.print(f"Train on them: halfway train resnet50 --amp --data {use}", soft_wrap=True)
 
 
 def make_usual(console: Console) -> None:

@@ -42,7 +42,7 @@ class Script:
 
     `launcher` are the words that start it on several GPUs: ("torchrun", "--nproc_per_node", "2").
     `after`, `bare` and `traced` are numbers of steps: of warm-up, timed without the profiler, and
-    recorded. `whole`: it goes on to its end after that. `prove`: changes are tried in more steps.
+    recorded. `prove`: changes are tried in more steps.
     """
 
     name: str
@@ -53,7 +53,6 @@ class Script:
     after: int = 20
     bare: int = 20
     traced: int = 3
-    whole: bool = False
     prove: bool = False
     quiet: bool = False
 
@@ -62,7 +61,7 @@ class Script:
         numbers = ("after", "bare", "traced")
         given = [name for name in numbers if getattr(self, name) != getattr(Script, name)]
         words = [word for name in given for word in (f"--{name}", str(getattr(self, name)))]
-        return words + [f"--{name}" for name in ("whole", "prove") if getattr(self, name)]
+        return words + ["--prove"] * self.prove
 
     def words(self) -> list[str]:
         """What starts it, without folders: ["torchrun", "train.py"]."""
@@ -87,7 +86,10 @@ def script_of(words: Sequence[str], python: str | None, **options: Any) -> Scrip
                 started = script_of(["-m" if is_module else word, *rest[place + 1 :]], python)
                 if started:
                     return replace(started, launcher=(first, *rest[:place]), **options)
-        raise UserError(f"{first} starts no SCRIPT.py and no -m MODULE here")
+        raise UserError(
+            f"{first} starts no SCRIPT.py and no -m MODULE here; write, for example, "
+            f"halfway diagnose {first} train.py"
+        )
     if first == "-m":
         return Script(rest[0], tuple(rest[1:]), True, (), python, **options) if rest else None
     if Path(first).suffix in PYTHON_FILES:
@@ -137,12 +139,11 @@ def plan_of(script: Script) -> str:
         raise UserError(f"--python {script.python}: no such program")
     recorded = LEAD_IN + script.traced
     steps = script.after + script.bare + recorded
-    end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
-    end = "is ended after some hundred more, in which changes are tried" if script.prove else end
+    more = "after some hundred more, in which changes are tried" if script.prove else "then"
     return (
         f"{shlex.join(script.words())} runs for {steps} steps, or {steps + recorded} on a GPU "
         f"({script.after} of warm-up, {script.bare} timed, {recorded} recorded, on a GPU twice), "
-        f"and {end}."
+        f"and is ended {more}."
     )
 
 
@@ -158,8 +159,7 @@ def record(script: Script, out: Path, folder: Path, tries: bool) -> int:
     for name in ("after", "bare", "traced"):
         words += [f"--{name}", str(getattr(script, name))]
     words += [] if script.quiet else ["--progress"]
-    words += [] if script.whole else ["--then-exit"]
-    words += ["--prove"] if tries and not script.whole else []
+    words += ["--then-exit", *(["--prove"] if tries else [])]
     words += ["--only", UNASKED] if tries and not script.prove else []
     words += [*(["-m"] if script.is_module else []), script.name, *script.arguments]
     before = ["-m", LAUNCHERS[script.launcher[0]], *script.launcher[1:]] if script.launcher else []

@@ -53,11 +53,11 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
     counts = _counts(workers, options)
     budget_s = min(STALLS_LOAD_S, options.budget or COMPARISON_S)
-    procedure = Stalls(counts, words["prefetch"] or 0, measure, budget_s)
+    procedure = Stalls(counts, measure, budget_s)
     return run_training(options, procedure, f"stalls-{file_name(network)}")
 
 
-def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> Done:
+def run_loaders(backend: str, workers: str | None, words: dict[str, Any]) -> Done:
     """Measure loaders alone, in images per second. UserError for options that do not fit."""
     own = is_own(str(words["data"]))
     names = [name for name, one in LOADERS.items() if ("own" in one.sources) == own]
@@ -74,7 +74,7 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     options = _options(network, {**words, "input": words["input"] or size})
     counts = _counts(workers, options)
     budget_s = options.budget or LOAD_BUDGET_S
-    procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)
+    procedure = Loaders(names, counts, budget_s)
     return run_training(options, procedure, "loader")
 
 
@@ -90,23 +90,20 @@ def _options(network: str, words: dict[str, Any]) -> TrainOptions:
 
 @dataclass(frozen=True)
 class Stalls:
-    """Measures recipes x `workers`; each worker is `prefetch` batches ahead (0: as usual).
+    """Measures recipes x `workers`.
 
     `measure` is one of MEASURED; `load_budget_s` is seconds per loader.
     """
 
     workers: Sequence[int]
-    prefetch: int
     measure: str
     load_budget_s: float
 
     def __call__(self, job: Session, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
         loaders = [str(job.options.loader)]
-        run = _loaded(
-            job, run, load_cases(job, loaders, self.workers, self.prefetch, ends=True),
-            self.load_budget_s,
-        )  # fmt: skip
+        cases = load_cases(job, loaders, self.workers, ends=True)
+        run = _loaded(job, run, cases, self.load_budget_s)
         for cases in job.comparisons:
             run = self._at_batch(job, run, _changed(cases, loader="synthetic", workers=0))
         return run
@@ -122,8 +119,7 @@ class Stalls:
         return _with_predictions(job, job.compare(run, [joint[w] for w in points]), predicted)
 
     def _fed(self, job: Session, plain: Cases, workers: int, *, cached: bool = False) -> Cases:
-        loader, ahead = job.options.loader, self.prefetch if workers else 0
-        return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
+        return _changed(plain, loader=job.options.loader, workers=workers, cached=cached)
 
     def _points(
         self,
@@ -148,22 +144,15 @@ class Stalls:
 
 @dataclass(frozen=True)
 class Loaders:
-    """Measures these back ends alone, with these numbers of workers, `load_budget_s` seconds each.
-
-    Each worker is `prefetch` batches ahead (0: as usual).
-    """
+    """Measures back ends alone, each with these numbers of workers for `load_budget_s` seconds."""
 
     names: Sequence[str]
     workers: Sequence[int]
-    prefetch: int
-    cold: bool
     load_budget_s: float
 
     def __call__(self, job: Session, run: Run) -> Run:
         """One after another; a back end that cannot run here is a result with its reason."""
-        cases = load_cases(job, self.names, self.workers, self.prefetch)
-        if self.cold:
-            cases += [replace(c, cold=True) for c in cases if LOADERS[c.loader].processes]
+        cases = load_cases(job, self.names, self.workers)
         return _loaded(job, run, cases, self.load_budget_s)
 
 
@@ -176,7 +165,7 @@ def _loaded(job: Session, run: Run, cases: Sequence[LoadCase], budget_s: float) 
 
 
 def load_cases(
-    job: Session, names: Sequence[str], workers: Sequence[int], prefetch: int, *, ends: bool = False
+    job: Session, names: Sequence[str], workers: Sequence[int], *, ends: bool = False
 ) -> list[LoadCase]:
     """Each loader with each number of workers; one without processes once.
 
@@ -188,9 +177,7 @@ def load_cases(
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
             alone = load_case(replace(case, loader=name))
-            found += [
-                replace(alone, workers=count, prefetch=prefetch if count else 0) for count in counts
-            ]
+            found += [replace(alone, workers=count) for count in counts]
         last = found[-1]
         if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
             read = replace(last, loader="read")

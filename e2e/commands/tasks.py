@@ -53,7 +53,7 @@ def _opened(
         data = open_data(
             options.data,
             Options(
-                network.input, classes=classes, tokens=network.tokens, strict=options.strict,
+                network.input, classes=classes, tokens=network.tokens,
                 workers=given["workers"], loader=given["loader"], device=torch.device(device),
                 share=(ranks.rank, ranks.world) if ranks else ALL,
             ),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from e2e.case import is_own
 from e2e.commands.job import (
     Begun,
     Ended,
@@ -28,15 +29,16 @@ from e2e.commands.job import (
 from e2e.commands.progress import OPENING as OPENING_STAGE
 from e2e.commands.progress import StageTimes, TrainProgress
 from e2e.commands.worker import JobProcess
+from e2e.data.loaders import check_name
 from e2e.networks.table import facts_of
 from e2e.options import TrainOptions
 from e2e.plan import plan
-from e2e.report.costs import STAGES
+from e2e.report.trainings import STAGES
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.training.place import place_of
 from e2e.training.processes import timed_by
-from microbench.command_line import kept
+from microbench.command_line import PLACES, check_there, kept
 from microbench.device.host import LoadMeter
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.types import Run
@@ -75,6 +77,11 @@ def run_training(
     name = name or f"{'train' if options.train else 'predict'}-{file_name(options.network)}"
     with run_file(outputs, name) as (path, run):
         # Mistakes in words are said before anything loads.
+        check_there(options.network)
+        check_there(options.loss or "")
+        if is_own(options.data) or options.data.startswith(PLACES["data"]):
+            check_there(options.data, "data")
+        check_name(str(options.of_case["loader"]))
         plan(options, facts_of(options.network, options.shape), "cuda", None)
         procedure = procedure or (compare_recipes if options.train else predict_steps)
         with last_words(lambda: say_stopped("e2e", path)):

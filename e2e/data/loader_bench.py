@@ -60,8 +60,7 @@ class LoadMeter:
     def _opened(self, case: LoadCase) -> Loader:
         return self._data.load(
             LoadSpec(
-                case.batch, self._device, self._seed, case.loader, case.workers, case.cold,
-                case.prefetch,
+                case.batch, self._device, self._seed, case.loader, case.workers, case.cold
             )
         )  # fmt: skip
 

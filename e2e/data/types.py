@@ -93,8 +93,7 @@ class LoadSpec:
     """The batches that a loader should make.
 
     `batch` is in samples. `loader` is a name of e2e.data.loaders; "" for the usual one of the data.
-    `cold`: each file is dropped from the page cache right before it is read. Each worker is
-    `prefetch` batches ahead (0: PREFETCH).
+    `cold`: each file is dropped from the page cache right before it is read.
 
     The rest is filled in by the data. `size` is (height, width) in pixels. `share` is (rank,
     ranks): this rank's part of a batch that is `ranks` times as large. `note` gets remarks for the
@@ -107,7 +106,6 @@ class LoadSpec:
     loader: str = ""
     workers: int = 0
     cold: bool = False
-    prefetch: int = 0
     size: tuple[int, int] = (0, 0)
     normal: Normal = IMAGENET
     share: Share = ALL
@@ -117,7 +115,7 @@ class LoadSpec:
     @property
     def ahead(self) -> int:
         """How many batches the workers have ready at most; 0 without workers."""
-        return self.workers * (self.prefetch or PREFETCH)
+        return self.workers * PREFETCH
 
     @property
     def batch_bytes(self) -> int:

@@ -18,7 +18,7 @@ CLASSES, TOKENS = "classes", "tokens"
 
 
 def classification_loss(
-    output: Any, target: Tensor | None, label_smoothing: float, *, auxiliary_weight: float = 0.0
+    output: Any, target: Tensor | None, *, auxiliary_weight: float = 0.0
 ) -> Tensor:
     """Cross-entropy of logits [batch, classes] with targets int64 [batch], a scalar in float32.
 
@@ -26,15 +26,12 @@ def classification_loss(
     classifier's, is added times `auxiliary_weight`. In evaluation there is only one.
     """
     assert target is not None, "a classifier is trained with classes"
-    losses = (
-        F.cross_entropy(one.float(), target, label_smoothing=label_smoothing)
-        for one in tensors_in(output)
-    )
+    losses = (F.cross_entropy(one.float(), target) for one in tensors_in(output))
     loss = next(losses)
     return sum((auxiliary_weight * other for other in losses), loss) if auxiliary_weight else loss
 
 
-def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+def next_token_loss(output: Any, target: Tensor | None) -> Tensor:
     """Cross-entropy of the logits [batch, T, vocabulary] with each next token of [batch, T].
 
     A scalar in float32: the mean over the first T-1 positions.
@@ -44,20 +41,17 @@ def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) 
     # The targets are shifted, not the logits: a slice of those would be copied, 3 GB for gpt.
     following = F.pad(target[:, 1:], (0, 1), value=NO_TARGET)
     return F.cross_entropy(
-        logits.float().flatten(0, 1),
-        following.flatten(),
-        ignore_index=NO_TARGET,
-        label_smoothing=label_smoothing,
+        logits.float().flatten(0, 1), following.flatten(), ignore_index=NO_TARGET
     )
 
 
-def first_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+def first_token_loss(output: Any, target: Tensor | None) -> Tensor:
     """Cross-entropy of logits [batch, labels], where the class of tokens [batch, T] is their first
     token modulo the number of labels: a scalar in float32. Data of tokens have no other classes.
     """
     assert target is not None, "a text classifier is trained with tokens"
     labels = target[:, 0] % output.shape[-1]
-    return F.cross_entropy(output.float(), labels, label_smoothing=label_smoothing)
+    return F.cross_entropy(output.float(), labels)
 
 
 def count_right(output: Any, target: Tensor) -> Tensor | None:
@@ -95,7 +89,7 @@ class DefaultLoss:
     name: str
     labels: int | None
 
-    def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+    def __call__(self, output: Any, target: Tensor | None) -> Tensor:
         """Reduce an output to a scalar in float32.
 
         UserError for logits with fewer columns than the data has labels, and without floating
@@ -109,7 +103,7 @@ class DefaultLoss:
                     f"{self.name} outputs {width} {what}, but the data have {self.labels} {what}"
                 )
             loss = classification_loss if what == CLASSES else next_token_loss
-            return loss(output, target, label_smoothing)
+            return loss(output, target)
         floating = [tensor.float() for tensor in tensors_in(output) if tensor.is_floating_point()]
         if not floating:
             raise UserError(
@@ -132,12 +126,8 @@ class UserLoss:
             raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")
         self.name, self.function = name, function
 
-    def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
-        """Call the function. UserError for label smoothing, or when it returns no scalar."""
-        if label_smoothing:
-            raise UserError(
-                f"--label-smoothing does not apply to --loss {self.name}; smooth the labels there"
-            )
+    def __call__(self, output: Any, target: Tensor | None) -> Tensor:
+        """Call the function. UserError when it returns no scalar."""
         loss = self.function(tree_map(_in_float32, output), target)
         if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.numel() != 1:
             shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else ""

@@ -28,13 +28,13 @@ class Network(NetworkFacts):
     that the caller's seed decides. The target is int64 [batch]; for tokens it is the input itself,
     int64 [batch, T], which the loss shifts.
 
-    `loss(output, target, label_smoothing)` is a scalar in float32. `accuracy(output, target)` is
+    `loss(output, target)` is a scalar in float32. `accuracy(output, target)` is
     the number of right answers, an int64 scalar on the device, or None when the output is not
     [batch, classes]; `accuracy` is None where the network has no such count.
     """
 
     build: Callable[[], nn.Module]
-    loss: Callable[[Any, Tensor | None, float], Tensor] = classification_loss
+    loss: Callable[[Any, Tensor | None], Tensor] = classification_loss
     accuracy: Callable[[Any, Tensor], Tensor | None] | None = count_right
 
     @property

@@ -1,10 +1,9 @@
-"""Weights: those of a file, whether they fit, freezing the body, and how large they are."""
+"""Weights: those of a file, whether they fit, and how large they are."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,16 +12,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from e2e.networks.network import Network
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.network.networks import tensors_in
 
 WRAPPED = ("state_dict", "model")  # where checkpoints have the weights
 PARALLEL = "module."  # before each name, in files saved from DataParallel
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 Build = Callable[[], nn.Module]
 
 
@@ -35,59 +31,6 @@ def with_weights(network: Network, path: Path) -> Network:
         module = network.build()
     state = _fitting(_read(path), module, f"--weights {path}: not of {network.name}")
     return dataclasses.replace(network, build=partial(_build, network.build, state))
-
-
-def freeze_body(module: nn.Module, network: Network) -> None:
-    """Leave only the head to train. Batch-norm still counts its means, as it does by default.
-
-    UserError where no layer is the head.
-    """
-    head = head_of(module, network)
-    trained = {id(weight) for weight in head.parameters()}
-    for weight in module.parameters():
-        weight.requires_grad_(id(weight) in trained)
-
-
-def head_of(module: nn.Module, network: Network) -> nn.Module:
-    """The layer with weights that is called last, normalisation apart, when the module runs once.
-
-    UserError where what is put out needs other weights after it, or where it shares its weights.
-    """
-    called: list[tuple[nn.Module, Tensor]] = []
-    layers = [one for one in module.modules() if [*one.parameters(recurse=False)]]
-    norms = {id(weight) for one in layers if isinstance(one, NORMS) for weight in one.parameters()}
-
-    def note(layer: nn.Module, _: Any, output: Any) -> None:
-        called.extend((layer, made) for made in itertools.islice(tensors_in(output), 1))
-
-    weight = next(module.parameters())
-    kind = weight.dtype if network.tokens is None else torch.int64
-    inputs = torch.zeros((2, *network.input), dtype=kind, device=weight.device)
-    hooks = [one.register_forward_hook(note) for one in layers if not isinstance(one, NORMS)]
-    module.eval()
-    output = next(tensors_in(module(inputs)))
-    module.train()
-    for hook in hooks:
-        hook.remove()
-    head, made = called[-1]
-    # Weights that the output is computed from without what the head puts out, and those it shares.
-    others = {id(w) for one in layers if one is not head for w in one.parameters(recurse=False)}
-    elsewhere = others & {id(weight) for weight in head.parameters()}
-    nodes: list[Any] = [output.grad_fn]
-    seen: set[Any] = {None, made.grad_fn}
-    while nodes:
-        node = nodes.pop()
-        if node not in seen:
-            seen.add(node)
-            nodes += [before for before, _ in node.next_functions]
-            if hasattr(node, "variable") and id(node.variable) not in norms:
-                elsewhere.add(id(node.variable))
-    if elsewhere:
-        raise UserError(
-            f"--freeze body: {network.name} has no output layer of its own: what it puts out is "
-            "computed with weights that it uses elsewhere too"
-        )
-    return head
 
 
 def _build(build: Build, state: Mapping[str, Tensor]) -> nn.Module:

@@ -27,7 +27,7 @@ SHORT, SMOKE = "short", "smoke"  # the profiles for a first look, and for a CPU
 
 def run_study(
     words: Sequence[str], commands: Commands, *, profile: str | None, out: Path | None,
-    sets: Sequence[str], device: str, quiet: bool,
+    sets: Sequence[str], device: str,
 ) -> None:  # fmt: skip
     """What the words ask; `commands` are those that a study may start.
 
@@ -35,7 +35,7 @@ def run_study(
     """
     from e2e.studies.report import report
 
-    console = make_console(quiet=quiet)
+    console = make_console(quiet=False)
     match words:
         case [] | ["list"]:
             _list(console)
@@ -224,7 +224,7 @@ def run_all(study: Study, out: Path, commands: Commands, console: Console) -> No
 def _start(run: Run, network: str | None, path: Path, commands: Commands, console: Console) -> None:
     """Add what the command measures of this network to the run file. UserError where it cannot."""
     file = {"resume" if path.exists() else "json": path}
-    options = {**run.options, **file, "quiet": console.quiet}
+    options = {**run.options, **file, "quiet": False}
     with called(commands[run.command], [network], options), suppress(NothingMeasured):
         context = get_current_context()
         context.command.invoke(context)

@@ -31,7 +31,7 @@ def loader_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> L
 
     UserError for a loader that does not fit the data or the device.
     """
-    spec = LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold, case.prefetch)
+    spec = LoadSpec(case.batch, device, seed, case.loader, case.workers, case.cold)
     loader = data.load(spec)
     return Contended(data.load(replace(spec, loader="pinned")), loader) if case.cached else loader
 

@@ -78,7 +78,7 @@ def _small_step(device: torch.device) -> Callable[[], object]:
     """A function that launches a training step of a few small convolutions, always on one batch."""
     network = Network(
         name="small-pace", build=_convolutions, input=(3, 8, 8), tokens=None, classes=WIDTH,
-        loss=lambda output, target, smoothing: output.float().square().mean(), accuracy=None,
+        loss=lambda output, target: output.float().square().mean(), accuracy=None,
         optimizer="sgd", lr=1e-3, weight_decay=0.0,
         batch=BATCH, cpu_batch=BATCH,
     )  # fmt: skip

@@ -22,17 +22,6 @@ def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
             torch.backends.cudnn.benchmark_limit = timed
 
 
-def be_deterministic() -> None:
-    """Let torch use deterministic algorithms only, in this process; some operators raise then.
-
-    Memory is not filled, which would cost a launch for each tensor.
-    """
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # which picks another algorithm each time
-
-
 def switch_tf32(on: bool) -> None:
     """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
 

@@ -23,7 +23,6 @@ from e2e.case import TrainCase
 from e2e.data.loaders.device_copy import FixedBatch
 from e2e.data.types import Loader
 from e2e.networks.network import Network
-from e2e.networks.weights import freeze_body
 from e2e.recipes import Recipe
 from e2e.training.allreduce import wrap_ddp
 from e2e.training.float8 import convert
@@ -83,8 +82,6 @@ class Trainer:
             if recipe.float8:
                 module, self.float8_layers = convert(module, recipe.float8, case.batch)
         self.module = self._called = module
-        if case.freeze:
-            freeze_body(module, network)
         self._optimizer: RecipeOptimizer | None = None
         eager: Callable[..., Any] = Trainer._eager_output
         if case.evaluation:
@@ -168,7 +165,7 @@ class Trainer:
 
     def _eager_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         output = self.forward(inputs, self._called)
-        return self.network.loss(output, targets, self.case.label_smoothing)
+        return self.network.loss(output, targets)
 
     def _eager_output(self, inputs: Tensor, _targets: Tensor) -> Any:
         return self.forward(inputs)
@@ -323,7 +320,7 @@ class Trainer:
             for inputs, targets in batches:
                 output = self.forward(inputs)
                 seen += len(inputs)
-                loss += self.network.loss(output, targets, 0.0).double() * len(inputs)
+                loss += self.network.loss(output, targets).double() * len(inputs)
                 found = count and count(output, targets)
                 if found is None:
                     neither += len(inputs)

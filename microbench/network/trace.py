@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
-from kernels.error_words import one_line, suggest
+from kernels.error_words import one_line
 from kernels.flops import attention, convolution
 from kernels.gemm import Gemm
 from microbench.errors import UserError
@@ -165,13 +165,7 @@ def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Buil
 
 
 def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
-    models = torchvision_models()
-    if name.lower() not in models.list_models():
-        hint = suggest(name.lower(), models.list_models())
-        raise UserError(
-            f"torchvision has no network {name!r}{hint or '; your own: module:function'}"
-        )
-    builder = models.get_model_builder(name)
+    builder = torchvision_models().get_model_builder(name)
     if ".detection." in builder.__module__:
         raise UserError(
             f"{name} detects objects: its step depends on the boxes in the images and cannot be "

@@ -13,13 +13,14 @@ from samples.commands import ROOT, Ran, environment, run_here
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
-from e2e.halfway import SECTIONS, app, main
+from e2e.halfway import SECTIONS, app, dev, main
 from microbench import __version__
 from microbench.run_output import command_line
 
 MISTAKES = (
     "gemm --dtype fp7", "train resnet5 --amp", "predict mine:build --recipe fp7",
-    "stalls resnet18 --loader none", "loader --backend none",
+    "stalls resnet18 --loader none", "loader --backend none", "diagnose none.py", "diagnose a.json",
+    "layers resnet5", "train resnet50 --recipe amp16", "train none:build", "list --all",
 )  # fmt: skip
 # What needs torch is in their children.
 WITHOUT_TORCH = ("list", "predict cnn-cifar --recipe fp32 --batch 2 --device cpu --quiet")
@@ -62,21 +63,20 @@ def test_a_run_file_keeps_no_path_of_its_command() -> None:
         "e2e", "train", "hf:config.json", "--batch", "16..512:+1", "--no-fused", "--data",
         "folder:images", "--budget", "0.5",
     )  # fmt: skip
-    shapes = ("--shapes=private/s.csv", "--without=tma/*", "--chart=/tmp/x.svg", "--channels-last")
-    assert kept("conv", *shapes) == (
-        "e2e", "conv", "--layout", "nhwc", "--shapes", "s.csv", "--without", "tma/*",
-    )  # fmt: skip
+    shapes = ("--shapes=private/s.csv", "--without=tma/*", "--html=/tmp/x.html")
+    assert kept("conv", *shapes) == ("e2e", "conv", "--shapes", "s.csv", "--without", "tma/*")
 
 
 # ---------------------------------------------------------------- the console command
 
 
 def test_every_command_of_both_packages_is_one_of_halfways() -> None:
-    ours = {id(command) for command in app.commands.values()}
+    ours = {id(command) for group in (app, dev) for command in group.commands.values()}
     for group in (kernels_line.app, training_line.app):
         assert {id(command) for command in group.commands.values()} <= ours
     listed = [name for names in SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(app.commands)
+    assert len(listed) <= 16
 
 
 def test_it_is_installed_says_its_version_and_refuses_in_a_line() -> None:
@@ -94,7 +94,7 @@ def test_it_is_installed_says_its_version_and_refuses_in_a_line() -> None:
 def test_help_and_bad_words_import_nothing_heavy() -> None:
     code = (
         "import sys; from e2e.halfway import app, main\n"
-        "codes = [main([*words, '--help']) for words in ([], *([name] for name in app.commands))]\n"
+        "codes = [main([*words, '--help-all']) for words in ([], *([n] for n in app.commands))]\n"
         "heavy = {'torch', 'torchvision', 'numpy', 'triton', 'cupy', 'pynvml', 'rich'}\n"
         "assert not any(codes), codes\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
@@ -113,7 +113,7 @@ def test_help_and_bad_words_import_nothing_heavy() -> None:
 
 def test_completion_is_a_script_for_the_shell_and_bash_completes_commands() -> None:
     for shell in ("bash", "zsh", "fish"):
-        assert "_HALFWAY_COMPLETE" in halfway("completion", shell).stdout
+        assert "_HALFWAY_COMPLETE" in halfway("dev", "completion", shell).stdout
     environment = {
         "COMP_WORDS": "halfway pre", "COMP_CWORD": "1", "_HALFWAY_COMPLETE": "bash_complete",
         "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",

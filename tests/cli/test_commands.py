@@ -21,8 +21,7 @@ from e2e.halfway import main as halfway
 MEASURED = ("median_s", "step_s", "images_per_s")  # what a CSV has of a result
 SAMPLES = ("times_s", "wall_times_s", "blocks")
 OTHER = {  # words that make it another run
-    "gemm": "--regime burst", "conv": "--seed 4", "payoff": "--l2 warm", "layers": "--l2 warm",
-    "train": "--seed 4", "learn": "--seed 4",
+    "gemm": "--regime burst", "conv": "--seed 4", "train": "--seed 4", "learn": "--seed 4",
 }  # fmt: skip
 # How many results one that is stopped has not measured yet: whole comparisons.
 LEFT = {
@@ -167,7 +166,7 @@ def test_another_run_is_not_mixed_in(kept: Kept, shop: Shop, tmp_path: Path) -> 
         assert other.read_bytes() == gemm.read_bytes()
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--chart"])
+@pytest.mark.parametrize("option", ["--json", "--html"])
 def test_what_exists_is_not_overwritten(
     kept: Kept, option: str, shop: Shop, tmp_path: Path
 ) -> None:

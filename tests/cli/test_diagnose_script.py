@@ -80,15 +80,14 @@ def test_a_script_is_run_recorded_and_explained(user: User) -> None:
 
 def test_two_runs_of_it_are_compared_and_may_be_kept(user: User) -> None:
     """With the same arguments both traces have one name, and neither is held against itself."""
-    options = (*STEPS, "--json", "found.json", "--keep", "kept", "--whole", "--fail-on", "busy>0")
-    out, _ = diagnose(user, *options, "train.py", "--other", "", code=4)
+    options = (*STEPS, "--json", "found.json", "--keep", "kept", "--fail-on", "busy>0")
+    out, _ = diagnose(user, *options, "train.py", "--base-args", "", code=4)
     assert out.count("arguments []") == 2
-    assert out.count("the end") == 2
     assert "  change" in out, "a table of both"
     first, second = json.loads((user.folder / "found.json").read_text())["runs"]
     assert first["window_ns"] != second["window_ns"]
     kept = sorted(path.name for path in (user.folder / "kept").iterdir())
-    assert kept == ["train-2.json.gz", "train.json.gz"]  # nothing is tried in a run that goes on
+    assert kept == ["train-2.json.gz", "train-2.proofs.json", "train.json.gz"]
     out, _ = diagnose(user, "kept/train.json.gz", "--base", "kept/train-2.json.gz")
     assert "  change" in out, "a table of both"
 

@@ -231,13 +231,12 @@ def test_options_reach_the_case_the_step_and_the_screen(folder: Path) -> None:
     file = folder / "halves.json"
     words = ("mine:build", "--recipe", "fp16,bf16", "--loss-scale", "256", *OWN,
              "--keep-batchnorm-fp32", "--accumulate", "2", "--optimizer", "adamw", "--warmup", "2",
-             "--label-smoothing", "0.1", "--layout", "nhwc", "--iterations", "4")  # fmt: skip
+             "--layout", "nhwc", "--iterations", "4")  # fmt: skip
     arms = by_recipe(trained(folder, file, *words)[0])
     assert list(arms) == ["fp16", "bf16"]
     assert arms["fp16"]["case"]["loss_scale"] == 256
     assert "ok" in {result["status"] for result in arms.values()}
-    asked = {"layout": "nhwc", "optimizer": "adamw", "label_smoothing": 0.1,
-             "keep_batchnorm_fp32": True, "accumulate": 2}  # fmt: skip
+    asked = {"layout": "nhwc", "optimizer": "adamw", "keep_batchnorm_fp32": True, "accumulate": 2}
     for result in arms.values():
         assert {name: result["case"][name] for name in asked} == asked
         if result["status"] != "ok":
@@ -361,9 +360,6 @@ def test_a_network_that_can_learn_learns_from_each_seed_alike(folder: Path, tmp_
     after = resumed(folder, file, *words, "--repeats", "3", "--same-seed")["results"][0]["repeats"]
     assert [repeat["seed"] for repeat in after] == [1, 1, 1]
     assert len({repeat["curve"][0] for repeat in after}) == 1
-    ran = run_here(main, "e2e", *words, "--strict", *CPU, cwd=folder)
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert "empty.jpg" in ran.stderr
 
 
 def test_how_it_was_trained_is_in_the_case_and_resume_knows_it(folder: Path) -> None:
@@ -389,11 +385,11 @@ def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(folder: Path, tmp_pa
 
     file, weights = tmp_path / "tuned.json", tmp_path / "cnn-cifar.pth"
     torch.save(find("cnn-cifar").build().state_dict(), weights)
-    words = ("cnn-cifar", "--recipe", "fp32", "--batch", "8", "--iterations", "4", "--freeze",
-             "body", "--deterministic", "--count-gradients", "2")  # fmt: skip
+    words = ("cnn-cifar", "--recipe", "fp32", "--batch", "8", "--iterations", "4",
+             "--count-gradients", "2")  # fmt: skip
     (result,) = trained(folder, file, *words, "--weights", tmp_path)[0]["results"]
     assert result["status"] == "ok", result["reason"]
-    assert (result["case"]["weights"], result["case"]["freeze"]) == ("cnn-cifar.pth", "body")
+    assert result["case"]["weights"] == "cnn-cifar.pth"
     assert 0 <= result["repeats"][0]["zero_gradients"] < 1
     assert str(tmp_path) not in file.read_text()
 

@@ -42,26 +42,11 @@ def run_file(path: Path, kind: str, **options: object) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- other spellings
-
-
-def test_other_spellings_mean_the_same() -> None:
-    usual = kernels("gemm", "--dtype", "bf16", "--vs", "tf32")
-    assert kernels("gemm", "--precision", "bf16", "--baseline", "tf32") == usual
-    for words in (("conv",), ("payoff",), ("layers", "resnet18")):
-        assert kernels(*words, "--channels-last") == kernels(*words, "--layout", "nhwc")
-    for name in ("train", "predict", "stalls"):
-        nhwc = training(name, "resnet18", "--layout", "nhwc")
-        assert training(name, "resnet18", "--channels-last") == nhwc
-        assert training(name, "resnet18", "--channels-last", "--layout", "nhwc") == nhwc
-    assert training("train", "resnet18")["layout"] is None
-
-
 # ---------------------------------------------------------------- what is taken from the file
 
 
 def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
-    words = ("gemm", "--sizes", "16,24", "--precision", "bf16", "--device=cpu", "--autotune")
+    words = ("gemm", "--sizes", "16,24", "--dtype", "bf16", "--device=cpu", "--autotune")
     options = {"sizes": "16,24", "dtype": "bf16", "device": "cpu", "autotune": True}
     file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True, unknown=3)
     found, usual = kernels("gemm", "--resume", file), kernels(*words, "--resume", file)
@@ -73,7 +58,7 @@ def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
 
 
 def test_the_network_is_taken_too(tmp_path: Path) -> None:
-    words = ("resnet18", "--amp", "--batch", "8", "--channels-last", "--no-fused", "--epochs", "2")
+    words = ("resnet18", "--amp", "--batch", "8", "--layout", "nhwc", "--no-fused", "--epochs", "2")
     options = {"network": "resnet18", "amp": True, "batch": "8", "layout": "nhwc", "epochs": 2}
     file = run_file(tmp_path / "run.json", "train", **options, fused=False)
     assert training("train", "--resume", file) == training("train", *words, "--resume", file)
@@ -147,7 +132,7 @@ import json
 
 from e2e.halfway import main
 
-assert [main([command, "--help"]) for command in ("train", "layers")] == [0, 0]
+assert [main([command, "--help-all"]) for command in ("train", "layers")] == [0, 0]
 
 from e2e.case import label_of
 from e2e.networks.table import facts_of

@@ -88,7 +88,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "words",
     [f"microbench show {PUBLISHED}", f"microbench show {PUBLISHED} --csv", "e2e train --help",
-     f"microbench compare {PUBLISHED} {PUBLISHED}", "e2e.halfway completion bash"],
+     f"microbench compare {PUBLISHED} {PUBLISHED}", "e2e.halfway dev completion bash"],
 )  # fmt: skip
 @pytest.mark.parametrize(("where", "said"), [("> /dev/full", FULL), (">&-", "output")])
 def test_a_full_or_closed_output_is_one_line(
@@ -309,12 +309,12 @@ TRAIN = ("cnn-cifar --data folder:pictures --workers 2 --recipe fp32 --batch 4 -
          "--budget 1 --device cpu --quiet --json run.json")  # fmt: skip
 
 
-MAKE = "make-data made --images 40 --classes 2 --workers 3 --quiet"
+MAKE = "make-data made --images 40 --classes 2"
 
 
 @pytest.mark.parametrize(
     ("handles", "words", "said"),
-    [(10, MAKE, "Too many open files"), (16, MAKE, "ulimit -n"), (24, TRAIN, "ulimit -n")],
+    [(10, MAKE, "Too many open files"), (14, MAKE, "ulimit -n"), (24, TRAIN, "ulimit -n")],
 )
 def test_images_with_few_open_files_are_one_line(
     tmp_path: Path, handles: int, words: str, said: str

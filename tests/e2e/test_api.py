@@ -61,7 +61,7 @@ def test_what_means_nothing_is_one_line() -> None:
         e2e.train()
     for options, said in (
         ({"batch": "eight", "device": "cpu"}, "--batch"),
-        ({"channels_last": True, "layout": "nchw"}, "leave out --layout"),
+        ({"fused": False, "no_fused": True}, "one option"),
         ({"input": (3, 0), "device": "cpu"}, "not 3x0"),
     ):
         with no_children(), pytest.raises(UserError, match=said) as caught:

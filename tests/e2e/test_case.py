@@ -193,7 +193,7 @@ def test_each_rung_changes_what_its_name_says_and_takes_the_other_options() -> N
         assert changes_between(below, case) == changes[rung]
     assert len({case.group for _, case in rungs}) == 1
 
-    options = {"optimizer": "adamw", "label_smoothing": 0.1, "data": "generated"}
+    options = {"optimizer": "adamw", "keep_batchnorm_fp32": True, "data": "generated"}
     comparisons = planned(ladder=True, loss_scale=128.0, batch="32,64", **options)
     assert [found[0].batch for found in comparisons] == [32, 64]
     for one in (one for found in comparisons for one in found):
@@ -219,8 +219,7 @@ def test_inference_is_compared_at_batch_1_and_the_usual_one_and_refuses_learning
                cases(evaluation=True, graph=True, compile=True))  # fmt: skip
     values: dict[str, Any] = {
         "ladder": True, "fused": False, "optimizer": "adam", "schedule": "cosine", "loss": "a:b",
-        "freeze": "body", "gpus": "2", "compress": "bf16", "label_smoothing": 0.1, "clip": 1.0,
-        "loss_scale": 8.0, "lr": 0.1,
+        "gpus": "2", "compress": "bf16", "clip": 1.0, "loss_scale": 8.0, "lr": 0.1,
     }  # fmt: skip
     for name in OF_LEARNING:
         with pytest.raises(UserError, match=r"^--eval runs the forward pass alone; leave out --"):

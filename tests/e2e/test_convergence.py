@@ -97,7 +97,7 @@ class Told(nn.Module):
         return inputs + 0 * self.weight
 
 
-def _told_loss(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+def _told_loss(output: Any, target: Tensor | None) -> Tensor:
     return output.float().mean()
 
 

@@ -79,7 +79,7 @@ def test_families_are_built_for_the_classes_and_take_their_own_input(name: str) 
         module = network.build()
         assert module.training
         output = module(torch.empty(2, *network.input))
-        loss = network.loss(output, torch.empty(2, dtype=torch.int64), 0.1)
+        loss = network.loss(output, torch.empty(2, dtype=torch.int64))
         if name == "vit_b_32":  # its weights fix the size
             small = find(name, input=(3, 64, 64)).build()
             assert small.get_parameter("encoder.pos_embedding").shape == (1, 1 + 4, 768)
@@ -117,7 +117,7 @@ def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) 
             alone = module.eval()(torch.randn(2, 3, 96, 96))
     main, *others = leaves = [scores.requires_grad_() for scores in output]
     assert len(others) == (1 if name == "inception_v3" else 2)
-    loss = network.loss(output, target, 0.0)
+    loss = network.loss(output, target)
     expected = F.cross_entropy(main, target) + weight * sum(
         F.cross_entropy(other, target) for other in others
     )
@@ -126,7 +126,7 @@ def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) 
     assert all(scores.grad is not None and scores.grad.any() for scores in leaves)
     assert network.accuracy is not None
     torch.testing.assert_close(network.accuracy(output, main.argmax(1)), torch.tensor(2))
-    torch.testing.assert_close(network.loss(alone, target, 0.0), F.cross_entropy(alone, target))
+    torch.testing.assert_close(network.loss(alone, target), F.cross_entropy(alone, target))
 
 
 # ---- CIFAR
@@ -171,14 +171,14 @@ def test_losses_of_tokens_are_of_the_next_one_and_of_a_text_s_first() -> None:
     tokens = torch.randint(0, 256, (3, 8))
     logits = torch.randn(3, 8, 256, dtype=torch.bfloat16)
     expected = F.cross_entropy(logits[:, :-1].float().reshape(-1, 256), tokens[:, 1:].reshape(-1))
-    loss = network.loss(logits, tokens, 0.0)
+    loss = network.loss(logits, tokens)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected)
 
     tokens = torch.tensor([[5, 1], [2, 0]])  # of which the first is the class
     right = torch.tensor([[0.0, 50.0, 0.0, 0.0], [0.0, 0.0, 50.0, 0.0]])
-    assert first_token_loss(right, tokens, 0.0) == pytest.approx(0.0)
-    assert first_token_loss(right.half(), tokens.flip(0), 0.0) > 10
+    assert first_token_loss(right, tokens) == pytest.approx(0.0)
+    assert first_token_loss(right.half(), tokens.flip(0)) > 10
 
 
 def test_gpt_is_gpt2_small() -> None:
@@ -261,12 +261,12 @@ def test_own_classifier(own: Callable[[str], Network]) -> None:
     assert network.unit == "img"
     output, target = network.build()(torch.randn(2, 3, 224, 224)), torch.tensor([0, 3])
     assert not network.stands_in(output, target)
-    torch.testing.assert_close(network.loss(output, target, 0.0), F.cross_entropy(output, target))
+    torch.testing.assert_close(network.loss(output, target), F.cross_entropy(output, target))
     assert network.accuracy is not None
     assert network.accuracy(output, output.argmax(1)) == 2
     wide = find("own_nets:classifier", classes=10)
     with pytest.raises(UserError, match="outputs 4 classes, but the data have 10 classes"):
-        wide.loss(output, target, 0.0)
+        wide.loss(output, target)
 
 
 def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network]) -> None:
@@ -276,14 +276,14 @@ def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network
     assert not network.stands_in(torch.randn(2, 5), target)
     maps, mean = output["maps"].float(), output["mean"]
     expected = (maps.square().sum() + mean.square()) / (maps.numel() + 1)
-    loss = network.loss(output, target, 0.0)
+    loss = network.loss(output, target)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected)
     assert network.accuracy is not None
     assert network.accuracy(output, target) is None
     whole = own("integer")
     with pytest.raises(UserError, match="outputs no floating-point tensor"):
-        whole.loss(whole.build()(torch.randn(2, 6)), target, 0.0)
+        whole.loss(whole.build()(torch.randn(2, 6)), target)
 
 
 def test_own_language_model(own: Callable[[str], Network]) -> None:
@@ -293,11 +293,11 @@ def test_own_language_model(own: Callable[[str], Network]) -> None:
     tokens = torch.randint(0, 20, (4, 3))
     logits = network.build()(tokens)
     assert not network.stands_in(logits, tokens)
-    expected = find("gpt-tiny").loss(logits, tokens, 0.0)
-    torch.testing.assert_close(network.loss(logits, tokens, 0.0), expected)
+    expected = find("gpt-tiny").loss(logits, tokens)
+    torch.testing.assert_close(network.loss(logits, tokens), expected)
     narrow = own("narrow")
     with pytest.raises(UserError, match="outputs 9 tokens, but the data have 20 tokens"):
-        narrow.loss(narrow.build()(tokens), tokens, 0.0)
+        narrow.loss(narrow.build()(tokens), tokens)
 
 
 def test_own_network_is_built_in_float32_for_training_and_has_an_own_loss(
@@ -314,19 +314,13 @@ def test_own_network_is_built_in_float32_for_training_and_has_an_own_loss(
     assert find("own_nets:half", input=(4, 6)).input == (4, 6)
     output, target = torch.full((2, 4), 3.0, dtype=torch.float16), torch.tensor([1, 1])
     assert not network.stands_in(output, target)
-    loss = network.loss(output, target, 0.0)
+    loss = network.loss(output, target)
     assert (loss.item(), loss.dtype) == (4.0, torch.float32)
-    with pytest.raises(
-        UserError, match="--label-smoothing does not apply to --loss own_nets:squared"
-    ):
-        network.loss(output, target, 0.1)
     wrong = find("own_nets:half", loss="own_nets:vector")
     with pytest.raises(UserError, match=r"returned an object of type Tensor of shape \[2, 4\]"):
-        wrong.loss(output, target, 0.0)
+        wrong.loss(output, target)
     plain = find("resnet18", loss="torch.nn.functional:cross_entropy")
-    torch.testing.assert_close(
-        plain.loss(output, target, 0.0), F.cross_entropy(output.float(), target)
-    )
+    torch.testing.assert_close(plain.loss(output, target), F.cross_entropy(output.float(), target))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +372,7 @@ def trained_loss(network: Network, every: bool = False) -> float:
         batch, target = torch.randn(2, *network.input), torch.tensor([0, 3])
     else:
         batch = target = torch.randint(network.tokens, (2, *network.input))
-    loss = network.loss(module(batch), target, 0.0)
+    loss = network.loss(module(batch), target)
     loss.backward()
     grads = [weight.grad for weight in module.parameters()]
     assert any(grad is not None and grad.any() for grad in grads)

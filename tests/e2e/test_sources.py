@@ -474,16 +474,6 @@ def test_broken_images_are_left_out_counted_and_named(
     assert data.notes[0].startswith("5 broken images")
 
 
-def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
-    spec = f"folder:{damaged}"
-    assert "empty.jpg (empty) in" in message(lambda: opened(spec, (3, 16, 16), strict=True))
-    for name in ("empty.jpg", "text.jpg", "gone.png"):
-        (damaged / "train" / "katze" / name).unlink()
-    data = opened(spec, (3, 16, 16), strict=True, workers=1)
-    assert "cut.jpg" in message(lambda: batches(data.load(LoadSpec(21, CPU, 1)), 1))
-    assert "bomb.png" in message(lambda: list(data.held_out(8, CPU)))
-
-
 def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for number in range(3):

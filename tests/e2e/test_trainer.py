@@ -147,16 +147,14 @@ def test_steps_are_those_of_the_textbook_in_float64(optimizer: str, fused: bool)
     assert_close(weights_of(trainer), [w.data for w in weights], rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_is_that_before_the_update_with_labels_smoothed() -> None:
-    for smoothing in (0.0, 0.1, 0.5):
-        trainer = trainer_of(MLP, label_smoothing=smoothing)
-        inputs, targets = samples()[0]
-        logs = trainer.module(inputs).double().log_softmax(1)
-        sharp = -logs[torch.arange(len(targets)), targets].mean()
-        expected = (1 - smoothing) * sharp + smoothing * -logs.mean()
-        loss = trainer.step(Batches((inputs, targets)))
-        assert (loss.shape, loss.requires_grad) == ((), False), "it hangs on no graph"
-        assert loss.item() == pytest.approx(expected.item(), 1e-6)
+def test_the_loss_is_that_before_the_update() -> None:
+    trainer = trainer_of(MLP)
+    inputs, targets = samples()[0]
+    logs = trainer.module(inputs).double().log_softmax(1)
+    expected = -logs[torch.arange(len(targets)), targets].mean()
+    loss = trainer.step(Batches((inputs, targets)))
+    assert (loss.shape, loss.requires_grad) == ((), False), "it hangs on no graph"
+    assert loss.item() == pytest.approx(expected.item(), 1e-6)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -203,7 +201,7 @@ class Lever(nn.Module):
         return self.weight * inputs
 
 
-def _mean(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+def _mean(output: Any, target: Tensor | None) -> Tensor:
     return output.float().mean()
 
 
@@ -230,7 +228,7 @@ def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, f
     assert_same(weights_of(trainer), [m.detach().half() for m in trainer.optimizer.masters])
 
 
-def _faint(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+def _faint(output: Any, target: Tensor | None) -> Tensor:
     return 1e-7 * output.float().mean()
 
 
@@ -497,7 +495,7 @@ def test_evaluation_leaves_no_trace(recipe: str) -> None:
 
 
 def test_evaluation_counts_every_sample_once_with_the_statistics_of_training() -> None:
-    trainer = trainer_of(small_cnn(), layout="nchw", label_smoothing=0.4)  # none in evaluation
+    trainer = trainer_of(small_cnn(), layout="nchw")
     trained(trainer, pictures(), 3)
     held_out = [*pictures(2, batch=6), *pictures(1, batch=1)]  # the last batch is short
     inputs, targets = (torch.cat(parts) for parts in zip(*held_out, strict=True))

@@ -1,20 +1,17 @@
-"""Networks that start from a file, with a frozen body or other dropout; sizes of checkpoints."""
+"""Networks that start from a file, or with other dropout; sizes of checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from samples.feeding import Batches, noise, small_cnn, trainer_of
 from torch import Tensor, nn
 
 from e2e.networks import find
-from e2e.networks.weights import freeze_body, head_of, model_bytes, saved_bytes, with_weights
+from e2e.networks.weights import model_bytes, saved_bytes, with_weights
 from e2e.recipes import RECIPES
 from microbench.errors import UserError
 
@@ -51,8 +48,7 @@ def test_a_training_starts_from_the_file_and_again_after_a_restart(
 def test_a_head_of_other_classes_is_new_and_the_seed_decides_it(tmp_path: Path) -> None:
     state = state_of(classes=7)
     trainer = trainer_of(with_weights(CNN, saved(state, tmp_path)))
-    layer = head_of(trainer.module, CNN)
-    assert isinstance(layer, nn.Linear)
+    *_, layer = (one for one in trainer.module.modules() if isinstance(one, nn.Linear))
     first = layer.weight.detach().clone()
     assert first.shape[0] == 10
     for name, value in trainer.module.state_dict().items():
@@ -85,84 +81,7 @@ def test_weights_that_do_not_fit_are_said_in_a_line(change: Any, said: str, tmp_
     assert "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------- a frozen body
-
-
-@pytest.mark.parametrize(
-    "name", ["cnn-cifar", "resnet18-cifar", "wrn-16-4", "vgg16", "mobilenet_v3_small", "googlenet"]
-)
-def test_the_head_is_what_puts_out_the_classes(name: str) -> None:
-    network = find(name, classes=13)
-    with torch.device("meta"):
-        module = network.build()
-        head = head_of(module, network)
-        assert isinstance(head, nn.Linear)
-        assert head.out_features == 13
-        assert head_of(nn.Sequential(module, nn.LayerNorm(13)), network) is head, "a norm is none"
-    assert module.training
-
-
-class Tied(nn.Module):
-    """A decoder whose output layer is its embedding, with a module for it or without."""
-
-    def __init__(self, has_layer: bool) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(20, 8)
-        self.body = nn.Linear(8, 8)
-        if has_layer:
-            self.head = nn.Linear(8, 20, bias=False)
-            self.head.weight = self.tokens.weight
-        self.has_layer = has_layer
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [N, T] to logits [N, T, 20]."""
-        hidden = self.body(self.tokens(tokens))
-        return self.head(hidden) if self.has_layer else F.linear(hidden, self.tokens.weight)
-
-
-@pytest.mark.parametrize("has_layer", [True, False])
-def test_a_network_whose_output_layer_is_its_embedding_has_no_head_to_train(
-    has_layer: bool,
-) -> None:
-    gpt = find("gpt-tiny")
-    for module in (gpt.build(), Tied(has_layer)):
-        with pytest.raises(UserError, match="gpt-tiny has no output layer of its own"):
-            freeze_body(module, replace(gpt, tokens=20))
-        assert all(weight.requires_grad for weight in module.parameters())
-    last = nn.Sequential(Tied(has_layer), nn.Linear(20, 20))
-    freeze_body(last, replace(gpt, tokens=20))
-    assert [name for name, w in last.named_parameters() if w.requires_grad] == [
-        "1.weight", "1.bias",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("recipe", ["fp32", "O2", "bf16"])
-def test_a_frozen_body_stays_and_the_head_learns(recipe: str) -> None:
-    trainer = trainer_of(SMALL, recipe, freeze="body")
-    head = {id(weight) for weight in head_of(trainer.module, SMALL).parameters()}
-    before = {name: weight.clone() for name, weight in trainer.module.named_parameters()}
-    for _ in range(3):
-        trainer.step(Batches(*noise(SMALL)))
-    for name, weight in trainer.module.named_parameters():
-        assert torch.equal(weight, before[name]) == (id(weight) not in head)
-
-
-# ---------------------------------------------------------------- dropout, and the same twice
-
-
-@pytest.fixture
-def _as_before() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # pyright: ignore
-    torch.backends.cudnn.deterministic = False
-
-
-@pytest.mark.usefixtures("_as_before")
-def test_a_deterministic_training_is_the_same_twice_to_the_last_bit() -> None:
-    losses = [trainer_of(CNN, deterministic=True).step(Batches(*noise(CNN))) for _ in range(2)]
-    assert torch.are_deterministic_algorithms_enabled()
-    assert torch.equal(*losses)
+# ---------------------------------------------------------------- dropout
 
 
 def test_dropout_is_an_option_of_the_network() -> None:

@@ -81,7 +81,7 @@ class Each(Dataset[Any]):
 
 def counted(make: Callable[[int], object], batch_bytes: int = 8) -> Workers:
     batches = ([number] for number in itertools.count())
-    spec = LoadSpec(1, CPU, 1, workers=1, prefetch=1)
+    spec = LoadSpec(1, CPU, 1, workers=1)
     return Workers(
         Each(make), spec, batch_bytes=batch_bytes, batch_sampler=batches, collate_fn=list
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -143,9 +144,10 @@ def _live(
     shutil.rmtree(full, ignore_errors=True)
     proves = name.endswith("-proved")
     numbers = ("--after", steps.after, "--bare", steps.bare, "--traced", steps.traced)
-    more = [*(["--other", planted.other] if planted.other else []), *(["--prove"] * proves)]
-    script = [planted.path, "--", *planted.arguments, *arguments, *([MANY] * proves)]
-    found, problem = _diagnosed([*numbers, *more, "--keep", full, *script], name, out, gpu)
+    its = [*planted.arguments, *arguments, *([MANY] * proves)]
+    base = ["--base-args", shlex.join([*its, planted.other])] if planted.other else []
+    options = [*numbers, *base, *(["--prove"] * proves), "--keep", full]
+    found, problem = _diagnosed([*options, planted.path, "--", *its], name, out, gpu)
     kept: list[Path] = []
     written = sorted(full.glob(f"*{TRACE}"), key=lambda trace: trace.stat().st_mtime_ns)
     for number, trace in enumerate(written if found else []):  # the base is written first

@@ -24,9 +24,9 @@ class Planted:
 
     No title may match `never`, with the cause or without it; where nothing is planted and `never`
     is "", no cause at all may be named. `may_refuse`: saying that nothing can be said is right too.
-    `other` are arguments of a run that it is compared with. `fix_saves`: the script with --fixed
-    does the same work without the cause, so that its step shows the gain. `extra`: only on request.
-    `on_cpu`: the cause is named without a GPU too.
+    `other` is one more argument of a run that it is compared with. `fix_saves`: the script with
+    --fixed does the same work without the cause, so that its step shows the gain. `extra`: only on
+    request. `on_cpu`: the cause is named without a GPU too.
     """
 
     name: str

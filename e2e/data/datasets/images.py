@@ -39,7 +39,7 @@ class Options:
     """What the network takes, and how data is opened.
 
     `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
-    `tokens` is the vocabulary of a network of tokens. `strict`: a broken image is an error.
+    `tokens` is the vocabulary of a network of tokens.
     `workers` processes decode held-out images (0: none). `loader` is a name of e2e.data.loaders (""
     for the usual one of the data). `device`: check now that the loader runs for it; None: it is
     checked when it is opened. `share` is this rank's of the training samples, as in `LoadSpec`.
@@ -48,7 +48,6 @@ class Options:
     sample: tuple[int, ...]
     classes: int | None = None
     tokens: int | None = None
-    strict: bool = False
     workers: int = 0
     loader: str = ""
     device: torch.device | None = None
@@ -154,15 +153,10 @@ def _nothing_breaks(broken: Sequence[Broken]) -> None:
 
 
 class Folder(Images):
-    """Data from a folder. Broken images are left out; `notes` counts and names them.
-
-    If `strict`, the first broken image is a UserError: here, from a loader's `next`, or from
-    `held_out`.
-    """
+    """Data from a folder. Broken images are left out; `notes` counts and names them."""
 
     def __init__(self, name: str, root: Path, options: Options) -> None:
         self.name = name
-        self._strict = options.strict
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
         self.tell(self._listing.broken.items())
@@ -218,14 +212,8 @@ class Folder(Images):
             )
 
     def tell(self, broken: Iterable[tuple[str, str]]) -> None:
-        """Note broken files, as (path, reason). UserError if strict."""
-        for path, reason in broken:
-            self._broken[path] = reason
-            if self._strict:
-                raise UserError(
-                    f"broken image {self._named(path)} in {self._listing.root}; "
-                    "without --strict it is skipped"
-                )
+        """Note broken files, as (path, reason)."""
+        self._broken |= dict(broken)
 
     def _named(self, path: str) -> str:
         return f"{printable(path, self._listing.root)} ({self._broken[path]})"

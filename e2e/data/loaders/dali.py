@@ -45,7 +45,7 @@ class Dali(Loader):
     @property
     def ahead(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._spec.prefetch or PREFETCH
+        return PREFETCH
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """The next batch, copied on the current stream. UserError for a broken file."""
@@ -92,7 +92,7 @@ def _iterator(files: Files, spec: LoadSpec) -> Any:
         num_threads=max(1, spec.workers),
         device_id=(spec.device.index or 0) if on_gpu else None,
         seed=spec.seed,
-        prefetch_queue_depth=spec.prefetch or PREFETCH,
+        prefetch_queue_depth=PREFETCH,
     )
     pipeline.build()
     iterator = _dali("plugin.pytorch").DALIGenericIterator

@@ -108,7 +108,7 @@ def _in_workers(spec: LoadSpec, count: int) -> LoadSpec:
     if free is not None:
         # One batch more may be under way than the workers have ready.
         most = min(most, (free // spec.batch_bytes - 1) // PREFETCH)
-    return replace(spec, workers=max(0, most), prefetch=PREFETCH)
+    return replace(spec, workers=max(0, most))
 
 
 class Resident(Loader):

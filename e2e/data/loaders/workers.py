@@ -108,7 +108,7 @@ class Workers(Loader):
                 num_workers=workers,
                 multiprocessing_context=START if workers else None,
                 pin_memory=self._pinned,
-                prefetch_factor=(self._spec.prefetch or PREFETCH) if workers else None,
+                prefetch_factor=PREFETCH if workers else None,
                 generator=torch.Generator().manual_seed(self._spec.seed),
                 worker_init_fn=partial(_in_worker, self._on_start),
                 **self._options,
