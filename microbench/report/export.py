@@ -16,9 +16,8 @@ from typing import Any
 from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import writers
+from microbench.report import comparison, writers
 from microbench.report.charts import rendered, template
-from microbench.report.comparison import csv_records, every_alone, page_parts, summary
 from microbench.report.console import ceilings, header, legend, machine, warnings, whys
 from microbench.report.documents import run_of_document
 from microbench.report.drawing import chart_of
@@ -94,13 +93,8 @@ def write_document(data: Json, path: Path) -> None:
 
 def write_comparisons(found: Mapping[str, Comparison], baseline: str, path: Path) -> None:
     """Write the page of runs compared. UserError: the disk refuses."""
-    page = _page(
-        f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}", [],
-        [f"{fmt.clean(name)}: " * (len(found) > 1) + summary(one) for name, one in found.items()],
-        page_parts(found, baseline), None, write_csv([csv_records(found)]),
-        more=[line for one in found.values() for line in every_alone(one)],
-    )  # fmt: skip
-    write_page(page, path)
+    report = comparison.report(found, baseline)
+    write_page(writers.page({report.title: report}), path)
 
 
 def write_page(page: str, path: Path) -> None:

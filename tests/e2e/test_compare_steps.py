@@ -28,7 +28,8 @@ from e2e.profile.unprofiled import steps_in
 from e2e.results.types import State, Training
 from microbench.__main__ import main as shows
 from microbench.errors import UserError
-from microbench.report.comparison import print_comparison
+from microbench.report.comparison import report
+from microbench.report.screen import print_report
 from microbench.results.comparison import compare
 from microbench.results.types import Run
 
@@ -359,5 +360,6 @@ def test_trainings_and_kernels_compare_each_with_its_own_noise() -> None:
     for a, b in ((amp_run(), amp_run()), (both, slower), (broken_run(), broken_run()), (few, few)):
         for width in (60, 100):
             file = io.StringIO()
-            print_comparison(compare(a, b), Console(file=file, width=width, highlight=False))
+            console = Console(file=file, width=width, highlight=False)
+            print_report(report({"b": compare(a, b)}, "a"), console)
             assert max(map(cell_len, file.getvalue().splitlines())) <= width

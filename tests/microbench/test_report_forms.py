@@ -23,10 +23,12 @@ from microbench.report.charts import (
     line_chart,
     line_rows,
 )
-from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
+from microbench.report.comparison import report
 from microbench.report.drawing import draw
 from microbench.report.live import LiveProgress
 from microbench.report.payoff_map import payoff_chart
+from microbench.report.screen import print_report
+from microbench.report.writers import to_markdown
 from microbench.results.comparison import RUINED, CompareRow, Comparison
 from microbench.results.types import Result
 from microbench.sweep import Group
@@ -120,10 +122,11 @@ def row(n: int, verdict: str, ratio: float, note: str = "") -> CompareRow:
     )
 
 
-def shown(comparison: Comparison, width: int = 100, *, details: bool = False) -> str:
+def shown(*comparisons: Comparison, width: int = 100, details: bool = False) -> str:
     file = io.StringIO()
+    found = {f"run {i}": comparison for i, comparison in enumerate(comparisons)}
     console = Console(file=file, width=width, highlight=False)
-    print_comparison(comparison, console, details=details)
+    print_report(report(found, "a.json"), console, verbose=details)
     return file.getvalue()
 
 
@@ -139,62 +142,56 @@ COMPARED = Comparison(
 
 @pytest.mark.parametrize("width", [60, 70, 100, 140])
 @pytest.mark.parametrize("details", [False, True])
-def test_it_fits_and_every_verdict_has_its_reason_whatever_the_width(
-    width: int, details: bool
-) -> None:
-    text = shown(COMPARED, width, details=details)
+def test_it_fits_and_begins_with_the_counts(width: int, details: bool) -> None:
+    text = shown(COMPARED, width=width, details=details)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text
     words = " ".join(text.split())
-    assert all(reason in words for reason in REASONS.values())
-    assert words.endswith("B against A, 12 cases: 1 slower, 1 faster, 1 cannot tell, 9 same.")
+    assert words.startswith("1 slower, 1 faster, 1 cannot tell, 9 same of 12 cases")
+    assert "interval reaches beyond 3 %" in words
 
 
-def test_the_same_are_one_line_unless_they_are_few_or_have_no_time() -> None:
-    whole = shown(COMPARED, details=True)
-    assert whole.count("= same") == len(SAME)
-    assert whole.count("only in B: ") == 9
-    assert shown(COMPARED).count("= same") == shown(COMPARED).count("only in B: ") == 1
-    assert shown(replace(COMPARED, rows=SAME[:3])).count("= same") == 3
+def test_only_what_is_not_the_same_has_a_row_unless_all_are_asked_for() -> None:
+    def rows(comparison: Comparison, *, details: bool = False) -> list[str]:
+        text = shown(comparison, width=140, details=details)
+        return [line.split()[0] for line in text.splitlines() if " cublas " in line]
+
+    assert rows(COMPARED) == ["slower", "faster", "cannot"]
+    assert rows(COMPARED, details=True).count("same") == len(SAME)
+    assert "9 more same: A / B 1.001 to 1.006" in shown(COMPARED)
+    assert shown(COMPARED).count("only in B: ") == 1
+    assert shown(COMPARED, details=True).count("only in B: fp16") == 9
     what = case(64, "int8", "triton")
     blank = CompareRow(what.key, what, "same", None, None, None, None, "skipped | skipped")
-    text = shown(Comparison([], [blank], [], []))
+    text = shown(Comparison([], [blank], [], []), details=True)
     assert "skipped | skipped" in text
     assert "nan" not in text
     short = replace(row(64, "cannot tell", 1.05), threshold_pct=21.3)
-    assert "21 %" in shown(Comparison([], [short], [], []))
+    assert "±21 %" in shown(Comparison([], [short], [], []))
 
 
-SEVERAL = {
-    "b.json": Comparison(["driver: 580 | 590"], [*SAME, row(1, "slower", 0.8)], [], []),
-    "c.json": Comparison([], [row(2, "cannot tell", 1.1), row(3, "faster", 1.5)], [], []),
-}
+SEVERAL = (
+    Comparison(["driver: 580 | 590"], [*SAME, row(1, "slower", 0.8)], [], []),
+    Comparison([], [row(2, "cannot tell", 1.1), row(3, "faster", 1.5)], [], []),
+)
 
 
-def test_several_runs_have_a_part_each_and_counts() -> None:
-    file = io.StringIO()
-    print_comparisons(SEVERAL, "a.json", Console(file=file, width=100, highlight=False))
-    text = file.getvalue()
-    assert "B = b.json, A = a.json" in text
-    assert text.splitlines()[-1].split() == ["c.json", "2", "0", "1", "1", "0"]
-    assert text.splitlines()[-2].split() == ["b.json", "10", "1", "0", "0", "9"]
-    markdown = in_markdown(SEVERAL, "a.json")
-    assert markdown.count("| = same |") == 9
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in lines} == {7, 10}
+def test_several_runs_have_their_counts_and_every_row_in_markdown() -> None:
+    text = shown(*SEVERAL)
+    assert text.splitlines()[0] == "run 0: 1 slower, 0 faster, 9 same of 10 cases"
+    assert text.splitlines()[1] == "run 1: 0 slower, 1 faster, 1 cannot tell of 2 cases"
+    markdown = to_markdown(report(dict(zip(("b", "c"), SEVERAL, strict=True)), "a"))
+    assert markdown.count("| same |") == 9
 
 
-def test_a_ruined_interval_is_said_below_the_counts_in_every_form() -> None:
+def test_a_ruined_interval_is_said_in_every_form() -> None:
     ruined = replace(row(100, "cannot tell", 5.28), ci95=(1.73, 1330.0), reason=RUINED)
     comparison = Comparison([], [row(200, "faster", 1.2), ruined], [], [])
-    for text in (shown(comparison), in_markdown({"b": comparison}, "a")):
+    for text in (shown(comparison), to_markdown(report({"b": comparison}, "a"))):
         said = " ".join(text.split())
         assert "5.28 [1.73, 1330" in said, "the figure stays"
-        assert "No verdict on fp16 100 cublas: too uncertain." in said
-        assert "beyond ±999 %" in said
-        assert "Likely reason" in said
-        assert "Try: repeat" in said
-    assert "No verdict" not in shown(replace(comparison, rows=[row(200, "faster", 1.2)]))
+        assert "no verdict on fp16 100 cublas: the widest interval is beyond ±999 %" in said
+    assert "no verdict" not in shown(replace(comparison, rows=[row(200, "faster", 1.2)]))
 
 
 # ---------------------------------------------------------------- report drawing
