@@ -111,7 +111,10 @@ def _compiled(kernel: str, tile: int, threads: int, *options: str) -> Launcher:
 
 
 def _shifted(elements: int) -> Launcher:
-    """The library's GEMM of operands that begin so many elements past an aligned address."""
+    """The library's GEMM of a B that begins so many elements past an aligned address.
+
+    A is the one given: it is the smaller or the first of the inputs, which samples renew.
+    """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         room = torch.empty(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
@@ -119,7 +122,7 @@ def _shifted(elements: int) -> Launcher:
         return found.copy_(tensor)
 
     def prepare(operands: Any, target: Target) -> Callable[[], object]:
-        a, b, c = moved(operands.a), moved(operands.b), operands.c
+        a, b, c = operands.a, moved(operands.b), operands.c
         return lambda: torch.mm(a, b, out=c)
 
     return prepare
