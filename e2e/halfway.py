@@ -21,9 +21,8 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure training": ("train", "predict", "stalls", "loader", "list"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),
-    "Read run files": ("show", "compare"),
+    "Read run files": ("show", "report", "compare"),
     "Check the machine": ("doctor", "fleet"),
-    "More": ("dev",),
 }  # fmt: skip
 OF_DEV = ("explain", "make-data")
 
@@ -41,6 +40,8 @@ class Sections(Program):
             ]
             with formatter.section(title):
                 formatter.write_dl(rows)
+        formatter.write_paragraph()
+        formatter.write_text(f"More, by `halfway dev`: {', '.join(dev.commands)}.")
 
 
 @click.group(cls=Sections, context_settings=SETTINGS)
