@@ -14,14 +14,13 @@ from microbench import fmt
 from microbench.device.device import describe
 from microbench.device.doctor import examine
 from microbench.errors import UserError
-from microbench.report import writers
+from microbench.report import comparison, writers
 from microbench.report.charts import check_chart_path, write_chart
-from microbench.report.comparison import in_markdown, print_comparisons
 from microbench.report.console import print_run
 from microbench.report.doctor import print_findings
 from microbench.report.documents import print_document
 from microbench.report.drawing import draw
-from microbench.report.export import to_csv, to_markdown, write_comparisons, write_document
+from microbench.report.export import to_csv, to_markdown, write_document
 from microbench.report.parts import Report
 from microbench.report.report import overview, report_of_document, report_of_file
 from microbench.report.screen import make_console, print_report
@@ -258,18 +257,19 @@ def compare_with(
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
     if json:
-        every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
+        every = [{"run": name, **one.as_dict()} for name, one in found.items()]
         # That of one comparison is as it always was; that of several has a list of them.
         one = next(iter(found.values())).as_dict()
         data = one if len(found) == 1 else {"baseline": files[0].name, "comparisons": every}
         runfile.write_text(dumps(data, allow_nan=False), json)
+    report = comparison.report(found, files[0].name)
     if html:
-        write_comparisons(found, files[0].name, html)
+        writers.write_page(writers.page({report.title: report}), html)
     if markdown:
-        sys.stdout.write(in_markdown(found, files[0].name))
+        sys.stdout.write(writers.to_markdown(report))
     else:
-        print_comparisons(found, files[0].name, make_console(), details=verbose)
-    return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
+        print_report(report, make_console(), verbose=verbose, more="")
+    return 1 if any(failing(one, wanted) for one in found.values()) else 0
 
 
 def _apart(path: Path, taken: Container[str]) -> str:
