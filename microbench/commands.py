@@ -268,7 +268,7 @@ def compare_with(
     if markdown:
         sys.stdout.write(writers.to_markdown(report))
     else:
-        print_report(report, make_console(), verbose=verbose, more="")
+        print_report(report, make_console(), verbose=verbose, more="halfway compare FILES")
     return 1 if any(failing(one, wanted) for one in found.values()) else 0
 
 
