@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cache
 from statistics import geometric_mean
 
 import pytest
-from samples.pages import Row, run, says, shows, text
+from samples.pages import Row, run, says, shows
 
 from kernels import is_library
 from microbench import fmt
-from microbench.report.payoff_map import map_verdict
-from microbench.report.run_table import PASSES, against_library, layers_of, layers_summary
+from microbench.report.layers import PASSES, by_pass, layers_of, total_of
+from microbench.report.payoff import maps_of, starts_of
 from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
-from microbench.verdict import Beside, beside, summaries, verdict
+from microbench.verdict import Beside, beside, payoffs, summaries
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"
@@ -61,9 +60,20 @@ def mean(rows: Iterable[Beside]) -> float:
 
 
 def test_what_is_said_of_gemm() -> None:
-    for line in verdict(run("gemm-fp16")):
-        if "times" in line or "error" in line:
-            says(RESULTS, line.strip())
+    for one in payoffs(run("gemm-fp16"), "fp16"):
+        ratios = [ratio.ratio for _, ratio in one.rows]
+        ends = f"{min(ratios):.2f} to {max(ratios):.3g}"
+        says(RESULTS, f"as fast as {one.baseline}", ends)
+        if one.baseline == "tf32":
+            says(RESULTS, "GEMM: FP16 is", ends)
+    largest = max(r.flops for r in run("gemm-fp16").results)
+    errors = {r.case.precision_name: f"{r.total_error:.1e}" for r in run("gemm-fp16").results
+              if r.flops == largest and is_library(r.case)}  # fmt: skip
+    says(RESULTS, "relative error", errors["fp16"], errors["fp32"])
+    (triton,) = summaries(run("gemm-fp16"))
+    ends = [f"{one.ratio.ratio:.2f} at {one.result.case.problem.size}"
+            for one in (triton.least, triton.most)]  # fmt: skip
+    says(RESULTS, "triton in fp16", f"{triton.mean:.2f}", *ends)
     found = run("gemm-triton")
     by = {
         (r.case.backend, r.case.precision_name, r.case.problem.dims["m"]): r for r in found.results
@@ -136,8 +146,11 @@ def test_what_is_said_of_fp16_in_convolutions() -> None:
     cells = {r.case.group for r in run("payoff-conv").results}
     says(FP16, "cuDNN picked an IEEE kernel", len(exact), len(cells))
     says(FP16, "bisected the boundary", len(cells), 24 * 7 * 2)
-    for line in map_verdict(run("payoff-conv")):
-        assert f"- {line}" in text(FP16) + text(TABLES)
+    for (layout, _, base), some in maps_of(run("payoff-conv")).items():
+        page, starts = FP16 if layout == "nhwc" else TABLES, starts_of(some)
+        assert starts.total() == len(some)
+        widths = [f"from {width} channels up for {starts[width]}" for width in starts]
+        says(page, f"{layout}: fp16 is faster than {base}", *widths)
     off, tf32, padded = (fine["fprop", "nhwc", c, p].median_s or 0
                          for c, p in ((60, "fp16"), (60, "tf32"), (64, "fp16")))  # fmt: skip
     says(FP16, "Channels that are not a multiple of 8", off / tf32, round(off / padded))
@@ -181,11 +194,17 @@ def test_two_runs_of_one_case_differ_by_the_kernels_that_cudnn_chose() -> None:
 def test_the_layers_of_resnet50() -> None:
     found = run("layers-resnet50")
     assert found.network is not None
-    for line in layers_summary(found, found.network):
-        says(FP16, line.plain.strip().removeprefix("- "))
-    for line in against_library(found, found.network):
-        which, mean_of = re.findall(r"fp16 (\w+): ([\d.]+)", line)[0]
-        says(RESULTS, "single layers", f"{which} {mean_of}")
+    whole = total_of(layers_of(found, found.network), bool)
+    for base in ("fp32", "tf32"):
+        times = [fmt.as_ms(1e3 * (whole.seconds(name) or 0)) for name in ("fp16", base)]
+        ratio = whole.ratio("fp16", base)
+        assert ratio
+        says(FP16, f"fp16 against {base}", *times, f"{fmt.ratio(ratio)} times as fast")
+    for one in by_pass(found, found.network):
+        ends = (one.least.ratio.ratio, one.most.ratio.ratio)
+        mean_of = f"{one.mean:.3f}"
+        says(FP16, f"triton against cudnn, fp16 {one.which}", mean_of, len(one.rows), *ends)
+        says(RESULTS, "single layers", f"{one.which} {mean_of}")
     ratios = {
         r.case.group: r.vs_backend["cudnn"]
         for r in found.results

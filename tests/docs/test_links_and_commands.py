@@ -17,8 +17,6 @@ import microbench.__main__
 from e2e.results.types import Training
 from microbench.errors import UserError
 from microbench.report.export import to_markdown
-from microbench.report.run_table import rivals_table
-from microbench.report.table import markdown
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import annotate
 from results import evidence
@@ -90,8 +88,7 @@ def reported(path: Path) -> list[list[Row]]:
         found = read_run(path)
     except UserError:
         return []
-    ours = any(r.case.backend == "triton" for r in found.results)
-    return rows_in(to_markdown(found) + ("\n\n" + markdown(rivals_table(found)) if ours else ""))
+    return rows_in(to_markdown(found))
 
 
 def linked(page: Path) -> list[tuple[list[Path], list[Row]]]:
