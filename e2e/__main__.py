@@ -88,19 +88,16 @@ LOADING = (
         "workers", type=str, default=None,
         help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
     ),
-    "cpus",
 )  # fmt: skip
 # Which command takes which option, in the order of --help.
 OPTIONS = {
     "train": (*options_of(TrainOptions), *OUTPUT),
-    "predict": (
-        "amp", "recipe", "batch", "input", "layout", "optimizer", "loss", "device", *OUTPUT
-    ),
+    "predict": ("amp", "recipe", "batch", "input", "layout", "loss", "device", *OUTPUT),
     "stalls": (
         *LOADING,
+        "cpus",
         Said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
         Said("batch", help="Samples per step  [default: by network]"),
-        Said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
         Said("loader", help="Data loader (see `list`)  [default: torchvision]"),
         click.option(
             "--measure", default="some", show_default=True,
@@ -190,7 +187,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
     run_stalls(network, workers, measure, options).report()
 
 
-@app.command(first={"What": "backend batch input", "Data": "data workers cpus", **OF_ALL})
+@app.command(first={"What": "backend batch input", "Data": "data workers", **OF_ALL})
 @_options("loader")
 def loader(backend: str, workers: str | None, **options: Any) -> None:
     """Measure data loaders alone, without training.
@@ -293,7 +290,7 @@ def diagnose(
     prove: bool,
     **rest: Any,
 ) -> int:
-    """Explain your own training: a script, or a trace of torch's profiler.
+    """Explain your own training: a script, or a recorded trace.
 
     SCRIPT runs unchanged, until some of its steps have been timed and recorded. Elsewhere, as on a
     cluster, record with the file that --print-recorder prints: it needs torch alone.
@@ -334,7 +331,6 @@ def diagnose(
     "--set", "sets", multiple=True, metavar="OPTION=VALUE",
     help="Replace an option of every run that has it: data=cifar10:DIR",
 )  # fmt: skip
-@click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 def study(words: tuple[str, ...], **options: Any) -> None:
     """Repeat a published experiment, or run your own.
 

@@ -27,7 +27,7 @@ SHORT, SMOKE = "short", "smoke"  # the profiles for a first look, and for a CPU
 
 def run_study(
     words: Sequence[str], commands: Commands, *, profile: str | None, out: Path | None,
-    sets: Sequence[str], device: str,
+    sets: Sequence[str],
 ) -> None:  # fmt: skip
     """What the words ask; `commands` are those that a study may start.
 
@@ -50,9 +50,7 @@ def run_study(
     names = study.profile_names
     chosen = profile or (SHORT if SHORT in names else names[0])
     gpus = sum(one.name[6:].isdecimal() for one in DEVICES.glob("nvidia[0-9]*"))
-    on_cpu = device == "cpu" or (device == "auto" and not gpus)
-    own = "" if device == "auto" else device
-    study = planned(study, chosen, _sets(sets), own, None if on_cpu else gpus, commands)
+    study = planned(study, chosen, _sets(sets), gpus or None, commands)
     about = f"profile {chosen}, about {study.profiles.get(chosen, 'as long as it takes')}"
     if len(words) > 1:
         _show(study, about, commands, console)
@@ -60,7 +58,7 @@ def run_study(
     target = out or Path(f"study-{study.name}-{chosen}")
     console.print(f"{study.title or study.name}: {about}, {fmt.count(len(study.run), 'run')}; "
                   f"into {target}")  # fmt: skip
-    if on_cpu and SMOKE in names and chosen != SMOKE:
+    if not gpus and SMOKE in names and chosen != SMOKE:
         console.print(f"There is no GPU here: --profile {SMOKE} is made for a CPU.")
     run_all(study, target, commands, console)
     if not report(target, console):
@@ -117,14 +115,13 @@ Commands = Mapping[str, Command]
 
 
 def planned(
-    study: Study, profile: str, sets: Mapping[str, str], device: str, gpus: int | None,
-    commands: Commands,
-) -> Study:  # fmt: skip
+    study: Study, profile: str, sets: Mapping[str, str], gpus: int | None, commands: Commands
+) -> Study:
     """The study with the runs of a profile alone, and all their options, checked.
 
-    `sets` replace options, but the data of a run that names its own. `device` is that of every run,
-    "" for their own; `gpus` is how many there are, None where GPUs are processes of a CPU.
-    UserError for a profile, an option or a value that cannot be.
+    `sets` replace options, but the data of a run that names its own. `gpus` is how many there are,
+    None where GPUs are processes of a CPU. UserError for a profile, an option or a value that
+    cannot be.
     """
     runs = [run for run in study.run if run.profile == profile]
     if not runs:
@@ -146,8 +143,6 @@ def planned(
         }  # fmt: skip
         if run.network and "network" in sets:
             run = replace(run, network=tuple(sets["network"].split(",")))
-        if device:
-            options["device"] = device
         if "weights" in options and "weights" not in sets:
             del options["weights"]
             differences.append(

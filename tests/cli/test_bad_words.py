@@ -96,7 +96,7 @@ VALUES = {
     },
     "stalls cnn-cifar --data generated": {"--workers": ["some"], "--measure": ["most"],
                                           "--loader": ["pinned", "read", "resident"]},
-    "loader --data generated": {"--backend": ["torchvison"], "--cpus": ["0"]},
+    "loader --data generated": {"--backend": ["torchvison"]},
     f"show {GEMM}": {"--chart": ["/nowhere/a.png", "a.gif", "plain", "/"]},
 }  # fmt: skip
 # words -> what the line says
@@ -241,7 +241,6 @@ AT_ONCE = {
 }  # fmt: skip
 # What only the process with the device can tell.
 BY_THE_DEVICE = {
-    "doctor --device tpu": "tpu",
     "gemm --device tpu": "cuda",
     "gemm --device cpu --timer graph": "clock",
     "gemm --device cpu --without tma": "leaves out no Triton configuration",

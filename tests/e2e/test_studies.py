@@ -68,7 +68,7 @@ def small(**changes: str) -> Study:
 
 
 def plan(study: Study, profile: str = "full", gpus: int = 1, **sets: str) -> Study:
-    return planned(study, profile, sets, "", gpus, app.commands)
+    return planned(study, profile, sets, gpus, app.commands)
 
 
 def options(study: Study, **sets: str) -> list[dict[str, Any]]:
