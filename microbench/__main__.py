@@ -141,21 +141,41 @@ def layers(**options: Any) -> None:
 
 
 @app.command()
-@click.argument("file", type=FILE)
-@click.option("--csv", "form", flag_value="csv", help="Print CSV")
-@click.option("--markdown", "form", flag_value="markdown", help="Print a Markdown table")
+@click.argument("files", metavar="FILE...", type=FILE, nargs=-1, required=True)
 @click.option("--verbose", is_flag=True, help="Show all rows and every explanation")
-@click.option("--chart", type=FILE, help="Write a chart instead: .png, .svg or .html")
+@click.option("--ledger", "topic", flag_value="ledger", help="Show where the time goes")
+@click.option("--phases", "topic", flag_value="phases", help="Show the phases of a step")
+@click.option("--causes", "topic", flag_value="causes", help="Show what takes time, and what to do")
 @click.option("--html", type=FILE, help="Write an HTML page instead: one file, works offline")
-def show(
-    file: Path, form: str | None, verbose: bool, chart: Path | None, html: Path | None
-) -> None:
-    """Print the report of a run file."""
-    if file.suffix == PYTHON:
-        raise click.UsageError(f"{file} is a script: halfway diagnose {file}")
-    from microbench.commands import show_run
+@click.option("--chart", type=FILE, help="Write a chart instead: .png, .svg, .pdf or .html")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV")
+def show(files: tuple[Path, ...], **options: Any) -> None:
+    """Print the report of a run file; of several, a line each.
 
-    show_run(file, form=form, verbose=verbose, chart=chart, html=html)
+    \b
+      halfway show run.json
+      halfway show *.json --html page.html
+    """
+    for file in files:
+        if file.suffix == PYTHON:
+            raise click.UsageError(f"{file} is a script: halfway diagnose {file}")
+    from microbench.commands import show_files
+
+    show_files(files, **options)
+
+
+@app.command()
+@click.argument("folder", type=FILE)
+@click.option("--html", type=FILE, help="Page to write  [default: FOLDER/overview.html]")
+def report(folder: Path, html: Path | None) -> None:
+    """Write one page of all run files in a folder.
+
+    A finding a file, then the report of each: one file, works offline.
+    """
+    from microbench.commands import report_folder
+
+    report_folder(folder, html)
 
 
 @app.command()

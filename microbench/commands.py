@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from json import dumps
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
+from microbench import fmt
 from microbench.device.device import describe
 from microbench.device.doctor import examine
 from microbench.errors import UserError
-from microbench.report.comparison import in_markdown, print_comparisons
+from microbench.report import comparison, writers
+from microbench.report.charts import check_chart_path, write_chart
 from microbench.report.console import print_run
 from microbench.report.doctor import print_findings
 from microbench.report.documents import print_document
-from microbench.report.drawing import check_chart_path, draw
-from microbench.report.export import to_csv, to_markdown, write_comparisons, write_document
-from microbench.report.screen import make_console
+from microbench.report.drawing import draw
+from microbench.report.export import to_csv, to_markdown, write_document
+from microbench.report.parts import Report
+from microbench.report.report import overview, report_of_document, report_of_file
+from microbench.report.screen import make_console, print_report
 from microbench.report.table import markdown as in_markdown_table
 from microbench.report.table import records, write_csv
 from microbench.results import runfile
@@ -29,8 +34,8 @@ from microbench.results.comparison import (
     failing,
     parse_threshold,
 )
-from microbench.results.kinds import document_of
-from microbench.results.types import Run
+from microbench.results.kinds import Document, document_of
+from microbench.results.types import Json, Run
 from microbench.roofline.explain import annotate
 from microbench.run_output import write_html
 from microbench.sweep import parse_names
@@ -64,17 +69,8 @@ def show_run(
         if not (chart or html):
             _print(run, form, console, details=verbose)
         return
-    try:  # a file that is not a run
-        sheet = document.sheet(data)
-        if html:
-            write_document(data, html)
-            console.print(f"Page: {html}", soft_wrap=True)
-        elif form == "csv":
-            sys.stdout.write(write_csv([records(sheet.table)]))
-        elif form == "markdown":
-            sys.stdout.write(in_markdown_table(sheet.table))
-        else:
-            print_document(data, sheet, console, details=verbose)
+    try:
+        _show_document(document, data, form, html, console, verbose=verbose)
     except (ValueError, OverflowError) as error:
         raise runfile.damaged(file, error) from None
 
@@ -84,6 +80,126 @@ def _print(run: Run, form: str | None, console: Console, *, details: bool) -> No
         sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
     else:
         print_run(run, console, details=details)
+
+
+def _show_document(
+    document: Document,
+    data: Json,
+    form: str | None,
+    html: Path | None,
+    console: Console,
+    *,
+    verbose: bool,
+) -> None:
+    """Show a file that is not a run."""
+    if document.report and not html:
+        _print_one(report_of_document(document, data), form, console, verbose=verbose)
+        return
+    sheet = document.sheet(data)
+    if html:
+        write_document(data, html)
+        console.print(f"Page: {html}", soft_wrap=True)
+    elif form == "csv":
+        sys.stdout.write(write_csv([records(sheet.table)]))
+    elif form == "markdown":
+        sys.stdout.write(in_markdown_table(sheet.table))
+    else:
+        print_document(data, sheet, console, details=verbose)
+
+
+def _print_one(report: Report, form: str | None, console: Console, *, verbose: bool) -> None:
+    if form:
+        sys.stdout.write({"csv": writers.to_csv, "markdown": writers.to_markdown}[form](report))
+    else:
+        print_report(report, console, verbose=verbose)
+
+
+def show_files(
+    files: Sequence[Path],
+    *,
+    form: str | None = None,
+    topic: str | None = None,
+    verbose: bool = False,
+    chart: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Print a file as a screen, "csv" or "markdown" (`form`), or write it as a chart or a page.
+
+    Of several, print a line each, or their reports one after the other. UserError for a file that
+    cannot be read or written, or without what is asked for.
+    """
+    for option, asked in (("--csv", form == "csv"), ("--chart", chart)):
+        if asked and len(files) > 1:
+            raise UserError(f"{option} takes one file")
+    named = {"FILE" + f" {i}" * (i > 1): file for i, file in enumerate(files, 1)}
+    runfile.check_apart({**named, "--chart": chart, "--html": html})
+    if html:
+        runfile.check_writable(html, "--html")
+    if chart:
+        check_chart_path(chart)
+    found: dict[str, Report] = {}
+    for path in files:
+        one = report_of_file(path)
+        if one is None:  # until all kinds have a report
+            show_run(path, form=form, verbose=verbose, chart=chart, html=html)
+            return
+        found[_apart(path, found)] = one
+    console = make_console()
+    if chart:
+        write_chart(next(iter(found.values())).chart(), chart)
+        console.print(f"Chart: {chart}", soft_wrap=True)
+    if html:
+        writers.write_page(writers.page(found, overview(found).title), html)
+        console.print(f"Page: {html}", soft_wrap=True)
+    if not (chart or html):
+        _print_reports(found, console, form, topic or "", verbose=verbose)
+
+
+def _print_reports(
+    found: Mapping[str, Report], console: Console, form: str | None, topic: str, *, verbose: bool
+) -> None:
+    """Print a report, or several. UserError where one has not the topic."""
+    if form:
+        written = {"csv": writers.to_csv, "markdown": writers.to_markdown}[form]
+        sys.stdout.write("\n".join(map(written, found.values())))
+        return
+    if len(found) > 1 and not (verbose or topic):
+        print_report(overview(found), console)
+        return
+    for name, report in found.items():
+        if topic and not report.shown(topic=topic):
+            raise UserError(f"{name} has no {topic}")
+        if len(found) > 1:
+            console.print(Text(f"\n{name}", "bold underline"))
+        print_report(report, console, verbose=verbose, topic=topic)
+
+
+def report_folder(folder: Path, html: Path | None) -> None:
+    """Write one page of the files below a folder that have a report, and print their findings.
+
+    UserError where there are none, or the page cannot be written.
+    """
+    if html:
+        runfile.check_writable(html, "--html")
+    found: dict[str, Report] = {}
+    unread: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.json")):
+        name = path.relative_to(folder).as_posix()
+        try:
+            if one := report_of_file(path):
+                found[name] = one
+        except UserError as error:
+            unread[name] = str(error)
+    if not found:
+        why = f": {next(iter(unread.values()))}" if unread else ""
+        raise UserError(f"{folder} has no run file{why}")
+    several, console = overview(found), make_console()
+    page = html or folder / "overview.html"
+    writers.write_page(writers.page(found, several.title, unread), page)
+    print_report(several, console)
+    if unread:
+        console.print(f"Not read: {fmt.count(len(unread), 'file')} (the page says why)")
+    console.print(f"Page: {page}", soft_wrap=True)
 
 
 def explain_again(file: Path) -> None:
@@ -141,18 +257,19 @@ def compare_with(
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
     if json:
-        every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
+        every = [{"run": name, **one.as_dict()} for name, one in found.items()]
         # That of one comparison is as it always was; that of several has a list of them.
         one = next(iter(found.values())).as_dict()
         data = one if len(found) == 1 else {"baseline": files[0].name, "comparisons": every}
         runfile.write_text(dumps(data, allow_nan=False), json)
+    report = comparison.report(found, files[0].name)
     if html:
-        write_comparisons(found, files[0].name, html)
+        writers.write_page(writers.page({report.title: report}), html)
     if markdown:
-        sys.stdout.write(in_markdown(found, files[0].name))
+        sys.stdout.write(writers.to_markdown(report))
     else:
-        print_comparisons(found, files[0].name, make_console(), details=verbose)
-    return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
+        print_report(report, make_console(), verbose=verbose, more="halfway compare FILES")
+    return 1 if any(failing(one, wanted) for one in found.values()) else 0
 
 
 def _apart(path: Path, taken: Container[str]) -> str:
