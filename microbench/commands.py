@@ -14,10 +14,9 @@ from microbench import fmt
 from microbench.device.device import describe
 from microbench.device.doctor import examine
 from microbench.errors import UserError
-from microbench.report import comparison, writers
+from microbench.report import comparison, doctor, writers
 from microbench.report.charts import check_chart_path, write_chart
 from microbench.report.console import print_run
-from microbench.report.doctor import print_findings
 from microbench.report.documents import print_document
 from microbench.report.drawing import draw
 from microbench.report.export import to_csv, to_markdown, write_document
@@ -283,4 +282,4 @@ def _apart(path: Path, taken: Container[str]) -> str:
 
 def examine_machine() -> None:
     """Print the doctor's findings."""
-    print_findings(examine(describe()), make_console())
+    print_report(doctor.report(examine(describe())), make_console())

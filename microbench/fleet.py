@@ -16,16 +16,9 @@ from microbench.command_line import MAX_SEED
 from microbench.device.device import why_no_cuda
 from microbench.device.host import software
 from microbench.errors import UserError
-from microbench.report.documents import (
-    CHECK,
-    COPY,
-    FAULTS,
-    Reading,
-    judged,
-    print_document,
-    sheet_of,
-    to_json,
-)
+from microbench.report.fleet import CHECK, COPY, FAULTS, Reading, judged, to_json
+from microbench.report.report import report_of_file
+from microbench.report.screen import print_report
 from microbench.requests import Request
 from microbench.results.comparison import parse_threshold
 from microbench.results.runfile import write_text
@@ -72,7 +65,8 @@ def check_fleet(request: Request, threshold: str) -> int:
         finally:
             for worker in workers:
                 worker.close()
-        print_document(facts, sheet_of(rows), console, details=outputs.verbose)
+        if checked := report_of_file(path):
+            print_report(checked, console, verbose=outputs.verbose)
         console.print(f"Run file: {path}")
         if outputs.json == STDOUT:
             sys.stdout.write(path.read_text(encoding="utf-8"))

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from kernels.case import Case
 from microbench import fmt
 from microbench.errors import UserError
@@ -28,8 +26,6 @@ from microbench.report.parts import (
     Row,
     Value,
 )
-from microbench.report.screen import print_report
-from microbench.report.writers import to_markdown
 from microbench.results.comparison import (
     NOT_MEASURED,
     RUINED,
@@ -63,18 +59,6 @@ def report(found: Mapping[str, Comparison], baseline: str) -> Report:
     title = f"{', '.join(found)} compared with {baseline}"
     return Report(title, _answer(found, baseline), parts, raw=[_raw(found)],
                   chart=lambda: _chart(found))  # fmt: skip
-
-
-def print_comparisons(
-    found: Mapping[str, Comparison], baseline: str, console: Console, *, details: bool = False
-) -> None:
-    """Print the report."""
-    print_report(report(found, baseline), console, verbose=details, more="halfway compare FILES")
-
-
-def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
-    """The report in Markdown."""
-    return to_markdown(report(found, baseline))
 
 
 def case_name(case: AnyCase) -> str:

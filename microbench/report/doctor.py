@@ -1,57 +1,36 @@
-"""The doctor's findings as a person reads them."""
+"""What the doctor found, problems first, each with its remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from microbench import fmt
 from microbench.device.doctor import Finding
-from microbench.report.screen import prose_width
+from microbench.report.parts import ANSWER, DO, Column, Line, Part, Report, Row
 
-# Each level has a word and a sign, so that colour is only an addition.
-_LOOKS = {
-    "ok": ("  ok", "green"),
-    "note": ("· note", "cyan"),
-    "warning": ("! warning", "bold yellow"),
-    "problem": ("✗ problem", "bold red"),
+STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "cyan", "ok": "green"}
+MEANS = {
+    "problem": "results would be wrong or missing",
+    "warning": "results may be slower or noisier",
 }
 
 
-def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Print a sentence that sums up, then a line per finding, its remedy under it."""
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        what = Text(fmt.clean(finding.what))
-        if finding.remedy:
-            what.append(f"\n→ {fmt.clean(finding.remedy)}", "italic")
-        look, style = _LOOKS[finding.level]
-        table.add_row(Text(look, style), Text(finding.name, "bold"), what)
-    width = prose_width(console)
-    console.print(Text(summary(findings), "bold"), width=width, overflow="fold")
-    console.print()
-    console.print(table, width=width)
-
-
-def summary(findings: Sequence[Finding]) -> str:
-    """What to do first."""
-    problems = [finding.name for finding in findings if finding.level == "problem"]
-    cautions = [finding.name for finding in findings if finding.level == "warning"]
-    sentences: list[str] = []
-    if problems:
-        sentences.append(
-            f"{fmt.count(len(problems), 'problem')} to fix before measuring "
-            f"({', '.join(problems)}): results would be wrong or missing."
-        )
-    if cautions:
-        sentences.append(
-            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): measuring works, "
-            "but results may be slower or noisier."
-        )
-    return " ".join(sentences) or "Ready to measure: no problems found."
+def report(findings: Sequence[Finding]) -> Report:
+    """The report of a machine."""
+    lines: list[Line] = []
+    for level, meaning in MEANS.items():
+        found = [finding for finding in findings if finding.level == level]
+        if found:
+            named = ", ".join(finding.name for finding in found)
+            count = fmt.count(len(found), level)
+            lines.append(Line(ANSWER, f"{count} ({named}): {meaning}"))
+            lines += [Line(DO, f"{one.name}: {one.remedy}") for one in found if one.remedy]
+    ordered = sorted(findings, key=lambda finding: [*STYLES].index(finding.level))
+    rows = [
+        Row({"level": one.level, "name": one.name, "what": "; ".join(filter(None, (
+            one.what, one.remedy * (one.level not in MEANS))))}, style=STYLES[one.level])
+        for one in ordered
+    ]  # fmt: skip
+    columns = [Column("level", "level"), Column("check", "name"), Column("found", "what")]
+    return Report("doctor", lines or [Line(ANSWER, "Ready to measure: no problems found")],
+                  [Part("", columns, rows)])  # fmt: skip

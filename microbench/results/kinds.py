@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from microbench.results.types import Run
 
-REGISTERING = ("e2e.kinds", "microbench.report.documents")  # e2e may be absent
+REGISTERING = ("e2e.kinds", "microbench.report.fleet")  # e2e may be absent
 Section = tuple[str, Sequence["Text"]]  # title, lines
 
 

@@ -14,7 +14,7 @@ import torch
 
 from microbench.__main__ import main
 from microbench.device.device import gpu_for
-from microbench.report.documents import COPY, FAILED, SLOW
+from microbench.report.fleet import COPY, FAILED, SLOW
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

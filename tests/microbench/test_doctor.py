@@ -20,7 +20,8 @@ from microbench.device import doctor, host
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.doctor import GIB, VARIABLES, Finding, examine
 from microbench.device.telemetry import GpuState
-from microbench.report.doctor import print_findings, summary
+from microbench.report.doctor import report
+from microbench.report.screen import print_report
 
 GPU = GpuState(
     driver_cuda=(13, 2), power_w=75.0, power_limit_w=700.0, power_limit_default_w=700.0,
@@ -178,12 +179,12 @@ FINDINGS = [
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_levels_are_words_and_remedies_follow(width: int) -> None:
+def test_problems_come_first_and_have_their_remedies(width: int) -> None:
     file = io.StringIO()
-    print_findings(FINDINGS, Console(file=file, width=width, highlight=False))
+    print_report(report(FINDINGS), Console(file=file, width=width, highlight=False))
     text = file.getvalue()
-    assert [word for word in ("ok ", "! warning", "problem", "→ -pl 700") if word not in text] == []
-    assert text.startswith("1 problem to fix before measuring (driver)")
+    assert [word for word in ("ok ", "warning", "problem", "-pl 700") if word not in text] == []
+    assert text.startswith("1 problem (driver): results would be wrong or missing")
     assert "\x1b" not in text
     assert max(map(cell_len, text.splitlines())) <= width
-    assert summary(FINDINGS[:1]).startswith("Ready to measure")
+    assert report(FINDINGS[:1]).finding.startswith("Ready to measure")

@@ -21,16 +21,7 @@ from samples.measuring import result_of
 from kernels.case import Target
 from microbench import fleet as command
 from microbench.__main__ import main
-from microbench.report.documents import (
-    COPY,
-    FAILED,
-    SLOW,
-    Reading,
-    judged,
-    sheet,
-    sheet_of,
-    to_json,
-)
+from microbench.report.fleet import COPY, FAILED, SLOW, Reading, judged, report, to_json
 from microbench.requests import Conditions
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
@@ -59,7 +50,8 @@ def test_the_one_slow_gpu_is_named_and_no_other(
     one = data.draw(st.integers(0, len(factors) - 1))
     rows[one] = gpu_row(one, 1e-3 * factors[one] * slower)
     assert found_in(*rows) == {one: SLOW}
-    assert f"GPU {one} slow" in sheet_of(judged(rows, 5.0)).first[0]
+    data = json.loads(json.dumps(to_json({"threshold_pct": 5.0}, rows)))
+    assert report(data).finding.startswith(f"GPU {one} is slow")
 
 
 def test_what_the_figures_do_not_bear_out_is_no_finding_and_what_is_lost_is_a_failure() -> None:
@@ -76,7 +68,7 @@ def test_what_the_figures_do_not_bear_out_is_no_finding_and_what_is_lost_is_a_fa
 def test_the_file_holds_all_of_it_and_older_ones_are_read(times: list[float]) -> None:
     rows = judged([gpu_row(i, seconds) for i, seconds in enumerate(times)], 5.0)
     data = json.loads(json.dumps(to_json({"threshold_pct": 5.0}, rows)))
-    assert [row.item for row in sheet(data).table.items] == rows
+    assert [row.item for row in report(data).parts[0].rows] == rows
     older = [
         {"gpu": row.gpu, "name": row.name, "rank": None, "reason": None, "others": 0,
          "readings": [{name: value for name, value in vars(row).items()
@@ -84,13 +76,13 @@ def test_the_file_holds_all_of_it_and_older_ones_are_read(times: list[float]) ->
         for row in rows
     ]  # fmt: skip
     older[0]["reason"] = "hung"
-    found = sheet(json.loads(json.dumps({"threshold_pct": 5.0, "rows": older})))
-    *shown, died = sorted((row.item for row in found.table.items), key=lambda row: row.case == "")
+    found = report(json.loads(json.dumps({"threshold_pct": 5.0, "rows": older})))
+    *shown, died = sorted((r.item for r in found.parts[0].rows), key=lambda row: row.case == "")
     assert shown == rows
     assert (died.gpu, died.finding, died.rate) == (0, FAILED, "hung")
     data["rows"][0]["median_s"] = 0.0
     with pytest.raises(ValueError, match="rows"):
-        sheet(data)
+        report(data)
 
 
 # ---------------------------------------------------------------- the command

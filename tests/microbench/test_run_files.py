@@ -28,10 +28,11 @@ from kernels.gemm import LAYOUTS, Gemm
 from kernels.precision import PRECISIONS
 from microbench.__main__ import main
 from microbench.errors import UserError
+from microbench.report import writers
 from microbench.report.console import print_run
-from microbench.report.documents import print_document
 from microbench.report.export import to_csv, to_markdown
-from microbench.report.table import markdown, records, write_csv
+from microbench.report.report import report_of_document
+from microbench.report.screen import print_report
 from microbench.results.codec import result_to_json, run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.kinds import document_of
@@ -353,9 +354,9 @@ def used(data: Json, sound: Run | None = None) -> str:
     try:
         kind = document_of(data)
         if kind:
-            sheet = kind.sheet(data)
-            print_document(data, sheet, console, details=True)
-            write_csv([records(sheet.table)]), markdown(sheet.table)
+            found = report_of_document(kind, data)
+            print_report(found, console, verbose=True)
+            writers.to_csv(found), writers.to_markdown(found)
             return "read"
         run = as_run(data, Path("run.json"))
     except (UserError, ValueError, OverflowError) as error:

@@ -1,0 +1,206 @@
+"""Files that are not runs: a fleet check, and documents of other programs.
+
+Each GPU of a fleet is compared with the median of the others of its model, so that it does not hide
+itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import cast
+
+from microbench import fmt
+from microbench.report.parts import ANSWER, DO, DOUBT, Column, Line, Part, Report, Row
+from microbench.report.report import HEADER
+from microbench.results.codec import decode
+from microbench.results.kinds import Document, register_document
+from microbench.results.types import Interval, Json, Ratio, Result
+
+CHECK = "fleet"  # the value of "check" in the file
+COPY = "memory copy"
+FAULTS = FAILED, SLOW = "failed", "slow"
+READ = ("median_s", "ci95_s", "sm_clock_mhz", "power_w", "temperature_c", "throttle")
+RAW = ("case", "gpu", "name", "work", "median_s", "status", "reason", "vs_others_pct",
+       "sm_clock_mhz", "power_w", "temperature_c", "throttle", "finding")  # fmt: skip
+COUNT = 3  # GPUs: of fewer there is no telling which one is as it should be
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One case on one GPU: median seconds, their 95 % interval, and the sensors meanwhile.
+
+    `gpu` is torch's index, `work` FLOP of a launch, bytes for COPY. Without seconds, `reason` says
+    why. `finding` is one of FAULTS, "unclear" or "". Nothing identifies the card or the host.
+    """
+
+    gpu: int
+    name: str = "unknown"
+    case: str = ""
+    work: float = 0.0
+    median_s: float | None = None
+    ci95_s: Interval | None = None
+    status: str = "ok"
+    reason: str | None = None
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    vs_others_pct: float | None = None
+    finding: str = ""
+
+    def of(self, result: Result) -> Reading:
+        """A kernel's result on this GPU."""
+        case, found = result.case, result.measurement
+        layout = (
+            "" if case.problem.layout == "nt" else case.problem.layout
+        )  # the usual one goes without saying
+        words = (case.precision_name, fmt.size(case), layout, case.backend)
+        read = {name: getattr(found, name) for name in READ} if found else {}
+        return replace(self, case=" ".join(filter(None, words)), work=result.flops,
+                       status=result.status, reason=result.reason, **read)  # fmt: skip
+
+    @property
+    def rate(self) -> str:
+        """FLOP/s, or bytes/s for COPY; why there is none."""
+        if not self.median_s:
+            return fmt.clean(self.reason or "")
+        per_s = self.work / self.median_s
+        return fmt.bandwidth(per_s) if self.case == COPY else f"{fmt.number(per_s / 1e12)} TFLOP/s"
+
+
+def judged(rows: Sequence[Reading], threshold_pct: float) -> list[Reading]:
+    """The rows with their distance from the others', and what is wrong with each.
+
+    Slow is one whose whole interval, where it has one, is beyond the threshold.
+    """
+    found: list[Reading] = []
+    for row in rows:
+        ratio, finding = _relative(row, rows), FAILED if row.status == FAILED else ""
+        if ratio and ratio.ruined_pct:
+            finding = "unclear"
+        elif ratio and (ratio.ci95 or (ratio.ratio,))[0] > 1 + threshold_pct / 100:
+            finding = SLOW
+        distance_pct = 100 * (1 / ratio.ratio - 1) if ratio else None
+        found.append(replace(row, vs_others_pct=distance_pct, finding=finding))
+    return found
+
+
+def _relative(row: Reading, rows: Sequence[Reading]) -> Ratio | None:
+    """Its time over the median time of the others, with the noise of both; None for no time."""
+    others = [r for r in rows if (r.name, r.case) == (row.name, row.case) and r.gpu != row.gpu]
+    times_s = [r.median_s for r in others if r.median_s]
+    if not row.median_s or not times_s:
+        return None
+    ratio = row.median_s / median(times_s)
+    halves = [math.log(r.ci95_s[1] / r.ci95_s[0]) / 2 for r in others if r.ci95_s]
+    if row.ci95_s is None or not halves:
+        return Ratio(ratio, None)
+    half = math.hypot(math.log(row.ci95_s[1] / row.ci95_s[0]) / 2, median(halves))
+    return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
+
+
+def to_json(facts: Json, rows: Sequence[Reading]) -> Json:
+    """The file: facts of the command, then the rows."""
+    return {**facts, "rows": [asdict(row) for row in rows]}
+
+
+def report(data: Json) -> Report:
+    """The file of a check. ValueError names the invalid field."""
+    pct: float = decode(float, data.get("threshold_pct"), "threshold_pct")
+    rows: list[Reading] = []
+    for i, one in enumerate(decode(tuple[Json, ...], data.get("rows"), "rows")):
+        # In older files a row is a GPU.
+        readings = decode(tuple[Json, ...], one.get("readings", [{}]), f"rows[{i}].readings")
+        parts = [one | part for part in readings]
+        died = [one | {"status": FAILED}] if "readings" in one and one.get("reason") else []
+        rows += (decode(Reading, part, f"rows[{i}]") for part in parts + died)
+    for row in rows:
+        low, high = row.ci95_s or (1.0, 1.0)
+        if (row.median_s is not None and row.median_s <= 0) or not 0 < low <= high:
+            raise ValueError(f"rows: the time of {row.case} is not above zero, or no interval")
+    cases = list(dict.fromkeys(row.case for row in rows))
+    rows = sorted(judged(rows, pct), key=lambda row: (cases.index(row.case), row.gpu))
+    models = list(dict.fromkeys(row.name for row in rows))
+    columns = [
+        Column("case", "case", once=True), Column("GPU", "gpu"),
+        *([Column("name", "name", drop=5)] if len(models) > 1 else []),
+        Column("rate", "rate"), Column("vs others", "vs_others_pct", fmt.signed_pct),
+        Column("finding", "finding"), Column("SM MHz", "sm_clock_mhz", "{:.0f}".format, 1),
+        Column("power W", "power_w", "{:.0f}".format, 3),
+        Column("°C", "temperature_c", "{:.0f}".format, 2),
+        Column("throttle", "throttle", ", ".join, 4),
+    ]  # fmt: skip
+    raw = [{**{name: getattr(row, name) for name in RAW}, "throttle": ", ".join(row.throttle)}
+           for row in rows]  # fmt: skip
+    part = Part("", columns, [Row(row) for row in rows])
+    return Report("", _answer(rows, models, pct), [part], raw=[(RAW, raw)])
+
+
+def _answer(rows: Sequence[Reading], models: Sequence[str], pct: float) -> list[Line]:
+    gpus = fmt.count(len({row.gpu for row in rows}), "GPU")
+    bad = [row for row in rows if row.finding]
+    lines: list[Line] = []
+    for gpu in dict.fromkeys(row.gpu for row in bad):
+        said = [
+            f"{row.finding} ({row.reason})" if row.vs_others_pct is None
+            else f"{row.finding} ({fmt.signed_pct(row.vs_others_pct)} in {row.case})"
+            for row in bad if row.gpu == gpu
+        ]  # fmt: skip
+        lines.append(Line(ANSWER, f"GPU {gpu} is {', '.join(said)}"))
+    distances = [row.vs_others_pct for row in rows if row.vs_others_pct is not None]
+    slowest = f"; slowest {fmt.signed_pct(min(distances))}" if distances else ""
+    whole = f"({', '.join(models)}{slowest}, threshold {pct:g} %)"
+    lines.append(Line(ANSWER, f"{gpus}: {len(bad) or 'no'} findings {whole}"))
+    if bad:
+        lines.append(Line(DO, f"halfway doctor --device cuda:{bad[0].gpu}"))
+    if len({row.gpu for row in rows}) < COUNT:
+        few = "with fewer than three GPUs there is no telling which one is as it should be"
+        lines.append(Line(DOUBT, few))
+    cases = list(dict.fromkeys(row.case for row in rows if row.case))
+    return [*lines, Line(DOUBT, f"nothing but {fmt.joined(cases)} was checked")]
+
+
+# ---------------------------------------------------------------- of other programs
+
+
+def figures(data: Mapping[str, object]) -> Report:
+    """The values in another program's document, one per line, in its own units."""
+    rows = [
+        {"figure": fmt.clean(name), "value": fmt.clean(_value(value))}
+        for name, value in data.items()
+        if name not in HEADER
+    ]
+    said = [f"{row['figure']} {row['value']}" for row in rows]
+    columns = [Column("figure", "figure"), Column("value", "value")]
+    part = Part("", columns, list(map(Row, rows)))
+    answer = [Line(ANSWER, fmt.listed(said))] if said else []
+    return Report("", answer, [part], raw=[(["figure", "value"], rows)])
+
+
+def check(data: Mapping[str, object]) -> Report:
+    """The totals of a check of the method, and how long its lists are; its file holds them."""
+    return figures({
+        name: len(cast("list[object]", value)) if isinstance(value, list) else value
+        for name, value in data.items()
+        if not isinstance(value, dict)
+    })  # fmt: skip
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, cast("list[object]", value)))
+    return str(value)
+
+
+for document in (
+    Document("fleet", {"check": "fleet"}, report, report),
+    Document("a check of the method (tests/)", {"check": None}, check, check),
+    Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
+             figures, figures),
+    Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
+             figures, figures),
+):  # fmt: skip
+    register_document(document)
