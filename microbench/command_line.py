@@ -502,7 +502,10 @@ def check_there(name: str, option: str = "network") -> None:
     if kind in PLACES[option]:
         if not Path(place).expanduser().exists():
             raise UserError(f"{name}: no such file or folder")
-    elif colon and kind.replace(".", "").isidentifier() and not kind.endswith((TIMM, PYTHON)):
+    elif kind == TIMM:
+        if not find_spec(TIMM):
+            raise UserError(f"{name} needs timm: pip install timm")
+    elif colon and kind.replace(".", "").isidentifier() and not kind.endswith(PYTHON):
         outermost = kind.partition(".")[0]
         here = PathFinder.find_spec(outermost, [os.getcwd()])
         if not (outermost in sys.modules or here or find_spec(outermost)):
@@ -535,15 +538,14 @@ def called(
     options: Mapping[str, Any],
     *,
     also: Mapping[str, str] = {},
-    but: Iterable[str] = (),
 ) -> Generator[dict[str, Any]]:
     """What a command is asked by keywords, and while it runs, that it is the command that runs.
 
-    Keywords are the options and their other spellings with "_" for "-"; `also` has more, `but` are
-    options that a function lacks. None is not asked; a function prints nothing unless quiet=False.
-    TypeError for an unknown keyword, UserError for a value that means nothing.
+    Keywords are the options with "_" for "-"; `also` has more. None is not asked; a function prints
+    nothing unless quiet=False. TypeError for an unknown keyword, UserError for a value that means
+    nothing.
     """
-    known = {key: one for key, one in _spelled(command).items() if key not in set(but)}
+    known = _spelled(command)
     known |= {key: known[name] for key, name in also.items()}
     positional = [one for one in arguments if one is not None]
     given, by = dict[str, Any](), dict[str, str]()

@@ -182,6 +182,7 @@ AT_ONCE = {
     "train nomodule:build": "no module 'nomodule'",
     "train cnn-cifar --loss nomodule:f": "no module 'nomodule'",
     "train hf:gone.json": "no such file",
+    "train timm:resnet18": "pip install timm",
     "train cnn-cifar --data folder:nowhere": "folder:nowhere",
     "train cnn-cifar --data cifar10:nowhere": "cifar10:nowhere",
     "train cnn-cifar --loader nome --data generated": "unknown 'nome'",
