@@ -13,16 +13,11 @@ from samples.measuring import result_of
 from kernels.case import Case
 from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
-from microbench.report.payoff_map import map_tables, map_verdict
-from microbench.report.run_table import (
-    Pass,
-    against_library,
-    layers_of,
-    layers_summary,
-    layers_table,
-    total_ratio,
-)
-from microbench.report.table import screen
+from microbench.report import layers as report
+from microbench.report.layers import Pass, by_pass, layers_of, total_ratio
+from microbench.report.parts import value
+from microbench.report.payoff import maps_of, starts_of
+from microbench.report.payoff import report as map_report
 from microbench.requests import Conditions, ConvRequest, plan_layers
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
@@ -88,12 +83,13 @@ def test_times_of_a_step_add_up(traced) -> None:
     assert [layer.label for layer in layers] == ["3x3 3>8 @16", "3x3 8>8 @16", "linear 8>5"]
     launches = 2 + 2 * 3 + 3  # the stem has no dgrad; the second convolution is there twice
     assert sum(layer.seconds("fp16") for layer in layers) == pytest.approx(launches * 10e-6)
-    said = "\n".join(line.plain for line in layers_summary(run, network))
-    assert "take 0.11 ms instead of 0.33, 3.00 times faster" in said
-    assert "3 of 3 layers are less than 1.3 times faster, 100 %" in said  # against tf32: 1.2
-    text = [line.plain for line in screen(layers_table(run, network), 100).lines]
-    assert max(map(len, text)) <= 100
-    assert sum("3x3" in line or "linear" in line for line in text) == 3
+    found = report.report(run, network)
+    said = "\n".join(line.text for line in found.answer)
+    assert "take 0.11 ms: 1.20 ±? times as fast as tf32, 3.00 ±? as fp32" in said
+    assert "of 3 layers 3 under 1.3 times" in said  # against tf32
+    assert [value(row.item, "seconds.fp16") for row in found.parts[1].rows] == pytest.approx(
+        [2 * 10e-6, 6 * 10e-6, 3 * 10e-6, launches * 10e-6]
+    )
     again = run_from_json(json.loads(json.dumps(run_to_json(run))))
     assert again.network == network
 
@@ -114,24 +110,20 @@ def test_a_total_s_interval_comes_from_its_parts() -> None:
 def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
     groups, network = planned(traced, backend="library,triton")
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
-    said = against_library(run, network)
-    assert [line.split(":")[0] for line in said] == [
-        f"triton against cudnn, fp16 {which}" for which in ("fprop", "wgrad", "dgrad")
-    ]
-    assert all("2.000" in line for line in said)
+    found = by_pass(run, network)
+    assert [one.which for one in found] == ["fprop", "wgrad", "dgrad"]
+    assert [(one.against, one.mean) for one in found] == [("cudnn", pytest.approx(2.0))] * 3
 
 
 def test_a_missing_layer_is_said_not_hidden(traced) -> None:
     groups, network = planned(traced)
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
     kept = tuple(r for r in run.results if r.case.op == "conv")
-    said = "\n".join(line.plain for line in layers_summary(replace(run, results=kept), network))
-    assert "times faster" in said
+    assert "times as fast" in report.report(replace(run, results=kept), network).finding
     first = kept[0]
     failed = Result(first.case, "failed", "broke")
     broken = replace(run, results=(failed, *run.results[1:]))
-    said = "\n".join(line.plain for line in layers_summary(broken, network))
-    assert "(over 2 of 3 layers)" in said
+    assert "ms over 2 of 3 layers" in report.report(broken, network).finding
 
 
 def test_a_run_is_resumed_by_its_own_network_only(traced) -> None:
@@ -169,20 +161,25 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
         gains = {"fp32": 2.0, "tf32": 1.2 if case.problem.dims["c"] >= starts else 0.9}
         results.append(result_with(case, gains))
     run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "payoff", results=tuple(results))
-    first, second = map_verdict(run)
-    assert first == "fp16 is faster than fp32 from 8 channels up for 4 of 4 image and batch sizes."
-    assert "from 64 channels up for 2 of 4" in second
-    assert "from 256 channels up for 2" in second
-    lines = [line.plain for line in map_tables(run, 100)]
-    assert max(map(len, lines)) <= 100
+    maps = maps_of(run)
+    assert {key[2]: dict(starts_of(some)) for key, some in maps.items()} == {
+        "tf32": {64: 2, 256: 2}, "fp32": {8: 4}
+    }  # fmt: skip
+    found = map_report(run)
+    assert found
+    assert found.finding.startswith(
+        "fp16 is faster than tf32 from 64 channels for 2 of 4 sizes, 256 for 2"
+    )
     ruined = [
         replace(r, speedup={"tf32": Ratio(9.0, (1.0, 81.0))})
         if r.case.problem.dims["h"] == 7 and r.case.problem.dims["c"] == 512 and r.speedup else r
         for r in results
     ]  # fmt: skip
-    said = map_verdict(replace(run, results=tuple(ruined)))
-    assert "from 256 channels up for 2 of 2 image and batch sizes" in said[1]
-    assert said[2].startswith("No verdict on fp16 against tf32")
+    found = map_report(replace(run, results=tuple(ruined)))
+    assert found
+    said = [line.text for line in found.answer]
+    assert said[0].startswith("fp16 is faster than tf32 from 256 channels for all 2 sizes")
+    assert any(line.startswith("no verdict on fp16 against tf32") for line in said)
 
 
 def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing() -> None:
