@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
+from kernels import OPS
 from microbench import __version__
 from microbench.command_line import SETTINGS, Program, run_app
 from microbench.run_output import CONSOLE
@@ -17,7 +18,7 @@ from microbench.run_output import CONSOLE
 SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands.
 SECTIONS: Mapping[str, Sequence[str]] = {
-    "Measure kernels": ("gemm", "conv", "payoff", "layers"),
+    "Measure kernels": (*OPS, "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),

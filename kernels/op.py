@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
-from kernels.conv import LAYOUTS as CONV_LAYOUTS
-from kernels.gemm import LAYOUTS as GEMM_LAYOUTS
+from kernels.conv import Conv
+from kernels.gemm import Gemm
+from kernels.problem import Problem
 from kernels.tune import NONE
 from kernels.user import UserBackend
 
@@ -27,6 +28,7 @@ class BackendEntry:
     module: str
     title: str
     kind: str  # of device: "cuda" or "cpu"
+    like: str = ""  # the back end whose capabilities it has, if not those of its own name
 
     def load(self) -> Any:
         """The module. ImportError where a package that it needs is not installed."""
@@ -50,7 +52,7 @@ class BackendEntry:
             raise CannotRun(f"back end {case.backend} needs {device}")
         if target.kind == "cuda":
             name, have = case.precision_name, target.capability or (0, 0)
-            need = case.precision.min_capability.get(case.backend)
+            need = case.precision.min_capability.get(self.like or case.backend)
             if need is None:
                 raise CannotRun(f"{case.backend} has no {name}")
             if have < need:
@@ -69,12 +71,13 @@ class Op:
     Its package `kernels.NAME` has its `Problem`, and the modules `operands` and `triton.backend`.
     """
 
-    name: str
+    problem: type[Problem]
     entries: Mapping[str, BackendEntry]
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
     libraries: tuple[str, ...]  # of the vendor, the usual one first; ours are held against these
-    layouts: tuple[str, ...]
     axis_name: str  # what a problem's `axis` counts
+    knobs: str  # the options that make a problem smaller
+    check_bytes: int  # that the float64 check and the cache flush take beside the tensors, at most
 
     @property
     def backends(self) -> Mapping[str, str]:
@@ -88,6 +91,15 @@ class Op:
     def default_backends(self, kind: str) -> tuple[str, ...]:
         """What is measured on a kind of device when the user names no back end."""
         return self.gpu_defaults if kind == "cuda" else ("cpu",)
+
+    def serves(self, own: str) -> bool:
+        """Whether a user's back end is for this op: an object is for all; a function for the op of
+        which it names most arguments, else for the first. ValueError where there is none.
+        """
+        names = UserBackend(own).arguments
+        return names is None or self is max(
+            OPS.values(), key=lambda op: len(op.problem.ARGUMENTS & names)
+        )
 
     def library_backend(self, kind: str) -> str:
         """The back end that baselines are measured with on a kind of device."""
@@ -115,7 +127,7 @@ class Op:
 
 _BLAS, _CONV = "kernels.gemm.torch_blas", "kernels.conv.torch_conv"
 GEMM = Op(
-    "gemm",
+    Gemm,
     {
         "cublas": BackendEntry(_BLAS, "cuBLAS as torch calls it", "cuda"),
         "cublaslt": BackendEntry(
@@ -129,11 +141,12 @@ GEMM = Op(
     },
     gpu_defaults=("cublas", "cublaslt", TUNED),
     libraries=("cublas", "cublaslt"),
-    layouts=GEMM_LAYOUTS,
     axis_name="size",
+    knobs="--sizes",
+    check_bytes=1 << 29,
 )
 CONV = Op(
-    "conv",
+    Conv,
     {
         "cudnn": BackendEntry(_CONV, "cuDNN as torch calls it, cudnn.benchmark on", "cuda"),
         TUNED: BackendEntry(
@@ -143,11 +156,12 @@ CONV = Op(
     },
     gpu_defaults=("cudnn",),
     libraries=("cudnn",),
-    layouts=CONV_LAYOUTS,
     axis_name="channels",
+    knobs="--channels, --image or --batch",
+    check_bytes=3 << 30,  # bands of three tensors in float64; torch keeps an output of its own
 )
 
-OPS: Mapping[str, Op] = {op.name: op for op in (GEMM, CONV)}
+OPS: Mapping[str, Op] = {op.problem.op: op for op in (GEMM, CONV)}
 
 
 def is_library(case: Case) -> bool:

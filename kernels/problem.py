@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from kernels.precision import Precision
 
@@ -12,10 +12,28 @@ ALIGNMENT_BYTES = 16  # of a row, or a pixel's channels: what TMA, cp.async, 128
 
 
 class Problem(ABC):
-    """Sizes, and the layout that they are stored in. Frozen dataclasses: `Gemm` and `Conv`."""
+    """Sizes, and the layout that they are stored in: a frozen dataclass for each op. Run files and
+    the columns of `--shapes` have the same names of sizes and settings.
+    """
 
     op: ClassVar[str]  # its name in `kernels.OPS`
+    NUMBERS: ClassVar[Sequence[str]]  # the sizes that must be given
+    USUAL: ClassVar[Mapping[str, str]]  # what else a line of --shapes may have, and its default
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]]  # the words of `layout`, and of other settings
+    ARGUMENTS: ClassVar[frozenset[str]] = frozenset()  # that only functions for this op have
+    TILE: ClassVar[str] = ""  # "nmk": the order in the name of a library's kernel; "" says nothing
     layout: str
+
+    def __post_init__(self) -> None:
+        """ValueError for a word that is none of the choices."""
+        for name, words in self.CHOICES.items():
+            if (word := self.setting[name]) not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, not {word!r}")
+
+    @classmethod
+    def fields_of(cls, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Its fields, by the names that run files have."""
+        return {**named, "which": named.get("pass")}
 
     @property
     def key(self) -> str:

@@ -25,8 +25,6 @@ from kernels.error_words import first_line, one_line, suggest
 OUR_NAMES = ("kernels", "microbench", "e2e")
 # What Triton says where it has no GPU, or is given a tensor of the CPU.
 NO_GPU_FOR_TRITON = ("0 active drivers", "cannot be accessed from Triton")
-# Arguments that only a convolution has: a function that names one of them is for convolutions.
-OF_CONVOLUTIONS = frozenset({"which", "shape", "stride", "padding", "dilation", "groups"})
 
 
 def find(name: str) -> Any:
@@ -118,13 +116,10 @@ class UserBackend:
             )
         return found
 
-    def serves(self, op: str) -> bool:
-        """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
-        it names an argument that only they have, else for GEMMs. ValueError as `load`.
-        """
-        if hasattr(self._found, "candidates"):
-            return True
-        return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
+    @property
+    def arguments(self) -> frozenset[str] | None:
+        """The arguments that a function names; None for an object. ValueError as `load`."""
+        return None if hasattr(self._found, "candidates") else self._names
 
     def check(self, case: Case, target: Target) -> None:
         """CannotRun with the object's own reason; and where a function without an argument `which`

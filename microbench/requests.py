@@ -102,7 +102,7 @@ class GemmRequest(Request):
             problems = [
                 Gemm(m, n, k, layout)
                 for m, n, k in sweep.parse_sizes(self.sizes)
-                for layout in sweep.parse_names(self.layout, OPS["gemm"].layouts, "--layout")
+                for layout in sweep.parse_names(self.layout, Gemm.CHOICES["layout"], "--layout")
             ]
         return [_group_of(problem, arms, data) for problem in problems]
 
@@ -140,7 +140,7 @@ class ConvRequest(Request):
             self._problem(*each, dilation)
             for each in product(
                 sweep.parse_names(self.passes, PASSES, "--pass"),
-                sweep.parse_names(self.layout, OPS["conv"].layouts, "--layout"),
+                sweep.parse_names(self.layout, Conv.CHOICES["layout"], "--layout"),
                 sweep.parse_sizes(self.image, "--image", rank=2),
                 sweep.parse_numbers(self.batch, "--batch"),
                 sweep.parse_sizes(self.kernel, "--kernel", rank=2),
@@ -207,7 +207,7 @@ class LayersRequest(Request):
     )
     layout: str = choice(
         "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)",
-        check=one_of(OPS["conv"].layouts),
+        check=one_of(Conv.CHOICES["layout"]),
     )  # fmt: skip
 
     def plan(self, kind: str) -> list[Group]:
@@ -359,7 +359,7 @@ def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
         names = ["library", *names]
     library = OPS[op].library_backend(kind)
     named = [library if name == "library" else name for name in names]
-    named += [name for name in own if UserBackend(name).serves(op)]
+    named += [name for name in own if OPS[op].serves(name)]
     return plan_arms(op, replace(asked, backend=",".join(named)), kind)
 
 

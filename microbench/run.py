@@ -49,10 +49,6 @@ MINOR_SHARE = 0.01
 FLOP_PER_BYTE = 200.0  # that cards have, about, in half precision
 SAVING = 0.05  # the share of the time, at most, that writing the growing run file takes
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
-KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
-# Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
-# holds bands of three tensors in float64, and torch keeps an output of its own.
-CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
 CHECK_FACTOR = 16  # times the tensors' bytes: the most that a small problem's check takes
 
 
@@ -145,15 +141,16 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
     if greeting.free_bytes is None:
         return
     for group in groups:
+        op = OPS[group.cases[0].op]
         # Variants with the same storage share matrices, so one case of each storage counts.
         stored = {case.precision.storage: case.min_bytes for case in group.cases}
         tensors = sum(stored.values())
-        needed = tensors + min(CHECK_BYTES[group.cases[0].op], (1 << 29) + CHECK_FACTOR * tensors)
+        needed = tensors + min(op.check_bytes, (1 << 29) + CHECK_FACTOR * tensors)
         if needed > MEMORY_SHARE * greeting.free_bytes:
             raise UserError(
                 f"{problem(group.cases[0])} in {', '.join(stored)} needs {needed / 1e9:.1f} GB, "
                 f"but {greeting.free_bytes / 1e9:.1f} GB are free; "
-                f"try smaller {KNOBS[group.cases[0].op]}"
+                f"try smaller {op.knobs}"
             )
 
 

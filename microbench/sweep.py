@@ -2,9 +2,8 @@
 
 `256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
 joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. Commas mix them.
-`--shapes FILE` takes problems from a CSV file, a line each. GEMM has the columns m, n, k and
-perhaps layout. Convolution has n, c, k, h, w, r, s and perhaps stride, padding, dilation, groups,
-pass, layout; what is missing or empty is as usual.
+`--shapes FILE` takes problems from a CSV file, a line each. Its columns are the op's: GEMM has m,
+n, k and perhaps layout; what is missing or empty is as usual.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from pathlib import Path
 
 from kernels import OPS
 from kernels.case import Case
-from kernels.conv import Conv
-from kernels.conv.shape import DIMS, LEAST_BY_AXIS, PASSES, ConvShape, by_axis, of_axes
+from kernels.conv.shape import by_axis
 from kernels.error_words import suggest
 from kernels.files import read_regular
-from kernels.gemm import Gemm
 from kernels.precision import precision
 from kernels.problem import Problem
-from microbench.command_line import one_of
 from microbench.errors import UserError
 
 Shape = tuple[int, ...]
@@ -153,29 +149,18 @@ def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
 # ---------------------------------------------------------------- --shapes FILE
 
 
-USUAL: Mapping[str, Mapping[str, str]] = {
-    "gemm": {"layout": "nt"},
-    "conv": {"stride": "1", "padding": "0", "dilation": "1", "groups": "1", "pass": "fprop",
-             "layout": "nhwc"},
-}  # fmt: skip
-NEEDED: Mapping[str, Sequence[str]] = {
-    "gemm": ("m", "n", "k"),
-    "conv": tuple(name for name in DIMS if name not in USUAL["conv"]),
-}
-
-
 def read_shapes(op: str, file: Path) -> list[Problem]:
     """The problem of each line, in order, without repeats.
 
     UserError, with the line's number, for what cannot be read or is no such problem.
     """
     problems: dict[Problem, None] = {}
-    for number, row in _rows(op, file):
+    for number, row in _rows(OPS[op].problem, file):
         where = f"--shapes {file.name}, line {number}"
         try:
-            problems[_problem(op, row, where)] = None
+            problems[_problem(OPS[op].problem, row, where)] = None
         except ValueError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(str(error)) from None
     if not problems:
         raise UserError(f"--shapes {file.name} has no shape")
     if len(problems) > MAX_SIZES:
@@ -183,7 +168,7 @@ def read_shapes(op: str, file: Path) -> list[Problem]:
     return list(problems)
 
 
-def _rows(op: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(kind: type[Problem], file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """(line number, column -> text) of each line; lines that begin with # are left out."""
     try:
         text = read_regular(file).decode("utf-8-sig")
@@ -195,14 +180,14 @@ def _rows(op: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     if not lines:
         return
     names = [name.strip().lower() for name in lines[0][1].split(",")]
-    known = (*NEEDED[op], *USUAL[op])
+    known = (*kind.NUMBERS, *kind.USUAL)
     for name in names:
         if name not in known:
             near = suggest(name, known) or f"; choose from {', '.join(known)}"
             raise UserError(f"--shapes {file.name}: unknown column {name!r}{near}")
     if len(set(names)) < len(names):
         raise UserError(f"--shapes {file.name} has a column twice")
-    lacking = [name for name in NEEDED[op] if name not in names]
+    lacking = [name for name in kind.NUMBERS if name not in names]
     if lacking:
         raise UserError(f"--shapes {file.name} lacks the column {lacking[0]}")
     for number, line in lines[1:]:
@@ -215,17 +200,13 @@ def _rows(op: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
         yield number, {n: v.strip() for n, v in zip(names, values, strict=True) if v.strip()}
 
 
-def _problem(op: str, row: Mapping[str, str], where: str) -> Problem:
-    filled = {**USUAL[op], **row}
-    layout = filled["layout"]
-    one_of(OPS[op].layouts)(f"{where}: layout", layout)
+def _problem(kind: type[Problem], row: Mapping[str, str], where: str) -> Problem:
+    from microbench.results.codec import decode
 
-    def number(name: str) -> int:
-        return parse_number(filled.get(name, ""), f"{where}: {name} must be a number")
-
-    if op == "gemm":
-        return Gemm(*map(number, NEEDED[op]), layout=layout)
-    one_of(PASSES)(f"{where}: pass", filled["pass"])
-    axes = {n: of_axes(*parse_axes(filled[n], f"{where}: {n}")) for n in LEAST_BY_AXIS}
-    shape = ConvShape(*map(number, NEEDED[op]), **axes, groups=number("groups"))
-    return Conv(shape, filled["pass"], layout)
+    named: dict[str, object] = {
+        name: int(value) if value.isdecimal() and len(value) <= MOST_DIGITS else value
+        for name, value in {**kind.USUAL, **row}.items()
+    }
+    for name in kind.NUMBERS:
+        named[name] = parse_number(row.get(name, ""), f"{where}: {name} must be a number")
+    return decode(kind, kind.fields_of(named), where)

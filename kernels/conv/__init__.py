@@ -5,9 +5,9 @@ y[N, K, P, Q] = x[N, C, H, W] * w[K, C/groups, R, S]. dgrad and wgrad are its gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from kernels.precision import Precision
@@ -31,12 +31,18 @@ class Conv(Problem):
     which: str
     layout: str = "nhwc"
     op: ClassVar[str] = "conv"
+    NUMBERS: ClassVar[Sequence[str]] = DIMS[:7]
+    USUAL: ClassVar[Mapping[str, str]] = {
+        "stride": "1", "padding": "0", "dilation": "1", "groups": "1", "pass": "fprop",
+        "layout": "nhwc",
+    }  # fmt: skip
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"layout": LAYOUTS, "pass": PASSES}
+    ARGUMENTS: ClassVar[frozenset[str]] = frozenset({"which", "shape", *DIMS[7:]})
+    TILE: ClassVar[str] = "mnk"  # M is pixels
 
-    def __post_init__(self) -> None:
-        if self.which not in PASSES:
-            raise ValueError(f"pass is {self.which!r}")
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout is {self.layout!r}")
+    @classmethod
+    def fields_of(cls, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super().fields_of(named), "shape": named}
 
     @property
     def mnk(self) -> tuple[int, int, int]:

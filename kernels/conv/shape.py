@@ -18,7 +18,7 @@ def by_axis(value: int | str) -> tuple[int, int]:
         return value, value
     numbers = value.split("x")
     if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"{value!r} is no number and no pair such as 0x15")
+        raise ValueError(f"must be a number, or rows x columns as 1x2, not {value!r}")
     return int(numbers[0]), int(numbers[-1])
 
 
@@ -50,7 +50,10 @@ class ConvShape:
 
     def __post_init__(self) -> None:
         for name in LEAST_BY_AXIS:
-            object.__setattr__(self, name, of_axes(*by_axis(getattr(self, name))))
+            try:
+                object.__setattr__(self, name, of_axes(*by_axis(getattr(self, name))))
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from None
         for name in DIMS:
             least = LEAST_BY_AXIS.get(name, 1)
             if min(by_axis(getattr(self, name))) < least:

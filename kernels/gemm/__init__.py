@@ -7,7 +7,7 @@ int8 have on every GPU. (BLAS, which thinks in columns, calls it TN.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,12 +27,15 @@ class Gemm(Problem):
     k: int
     layout: str = "nt"
     op: ClassVar[str] = "gemm"
+    NUMBERS: ClassVar[Sequence[str]] = ("m", "n", "k")
+    USUAL: ClassVar[Mapping[str, str]] = {"layout": "nt"}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"layout": LAYOUTS}
+    TILE: ClassVar[str] = "nmk"  # BLAS computes the transpose of a row-major C
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.mnk) < 1:
             raise ValueError(f"size {self.size} is below 1")
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout is {self.layout!r}")
 
     @property
     def mnk(self) -> tuple[int, int, int]:

@@ -101,19 +101,20 @@ def _number(pattern: re.Pattern[str], result: Result) -> int | None:
 def tile_of(names: tuple[str, ...], case: Case) -> tuple[int, int, int] | None:
     """(M, N, K) in elements of the work-group tile that a library kernel's name states, or None.
 
-    BLAS computes the transpose of a row-major C, so the name's first number is our N; cuDNN's is
-    our M, the pixels. None for several kernels, and for split K and so for wgrad, which have more
-    work-groups than output tiles.
+    None for several kernels, and for split K and so for wgrad, which have more work-groups than
+    output tiles; and for an op whose kernels' names do not say M, N and K.
     """
+    problem = case.problem
     working = [name for name in names if not name.startswith("Mem")]
     if (
         len(working) != 1
         or "split" in working[0].lower()
-        or case.problem.setting.get("pass") == "wgrad"
+        or problem.setting.get("pass") == "wgrad"
+        or not problem.TILE
     ):
         return None
     found = _TILE.search(working[0])
     if found is None:
         return None
-    first, second, k = (int(number) for number in found.groups())
-    return (second, first, k) if case.op == "gemm" else (first, second, k)
+    size = dict(zip(problem.TILE, map(int, found.groups()), strict=True))
+    return size["m"], size["n"], size["k"]

@@ -179,18 +179,12 @@ def _result_from_json(data: Json, where: str) -> Result:
 
 
 def _problem(op: object, dims: Json, where: str) -> Problem:
-    from kernels.conv import Conv
-    from kernels.conv.shape import ConvShape
-    from kernels.gemm import Gemm
+    from kernels import OPS
 
-    where_case = f"{where}.case"
-    if op == Gemm.op:
-        return decode(Gemm, dims, where_case)
-    if op == Conv.op:
-        shape = decode(ConvShape, dims, where_case)
-        which, layout = (decode(str, dims.get(n), f"{where_case}.{n}") for n in ("pass", "layout"))
-        return decode(Conv, {"shape": shape, "which": which, "layout": layout}, where_case)
-    raise ValueError(f"{where}.op is {op!r}, which this version does not know")
+    if not isinstance(op, str) or op not in OPS:
+        raise ValueError(f"{where}.op is {op!r}, which this version does not know")
+    kind = OPS[op].problem
+    return decode(kind, kind.fields_of(dims), f"{where}.case")
 
 
 def check_measurement(measurement: Measurement | None, where: str) -> None:
