@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,12 @@ from e2e.commands.train import run_training
 from e2e.options import TrainOptions
 from e2e.profile import halfway_watch
 from e2e.profile.diagnosis import diagnose
-from e2e.report.diagnosis import sheet
+from e2e.report.diagnosis import report
 from microbench.api import Run
 from microbench.command_line import called
 from microbench.errors import UserError
-from microbench.report.documents import print_sheet
-from microbench.report.screen import make_console
-from microbench.report.table import html
+from microbench.report.screen import make_console, print_report
+from microbench.report.writers import to_html
 from microbench.results.runfile import write_text
 
 if TYPE_CHECKING:
@@ -101,13 +99,11 @@ class Diagnosis:
     def __str__(self) -> str:
         """The screen that `halfway diagnose` prints, 100 columns wide."""
         text = io.StringIO()
-        print_sheet(sheet(self.data), make_console(file=text))
+        print_report(report(self.data), make_console(file=text))
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        found = sheet(self.data)
-        lines = [*(note.plain for note in found.notes if note.plain), found.summary]
-        return html(found.table) + "".join(f"<p>{escape(line)}</p>" for line in lines)
+        return to_html(report(self.data))
 
     def save(self, path: str | Path) -> None:
         """Write the diagnosis for `halfway show`. UserError where the disk refuses."""

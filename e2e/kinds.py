@@ -11,11 +11,11 @@ from microbench.results.types import Json
 
 
 def _diagnosis(data: Json) -> Any:
-    from e2e.report.diagnosis import sheet  # imports torch
+    from e2e.report.diagnosis import report  # imports torch
 
-    return sheet(data)
+    return report(data)
 
 
 register("train", Kind(codec, run_report, noise_pct=3.0))
 register("load", Kind(loader_types, run_report, noise_pct=5.0))  # processes share cores
-register_document(Document("diagnose", {"check": "diagnose"}, _diagnosis))
+register_document(Document("diagnose", {"check": "diagnose"}, _diagnosis, _diagnosis))

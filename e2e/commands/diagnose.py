@@ -35,9 +35,9 @@ from e2e.commands.record import (
 from e2e.results.terms import EXCHANGE, IDLE, OP_TERMS, PRODUCTS, RESIDUAL, STEP_TERMS
 from microbench import __version__
 from microbench.errors import UserError
-from microbench.report.documents import print_sheet
-from microbench.report.export import write_document
-from microbench.report.screen import make_console
+from microbench.report.report import report_of_document
+from microbench.report.screen import make_console, print_report
+from microbench.report.writers import page, write_page
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, claimed_new, write_text
 from microbench.results.types import Json
@@ -212,13 +212,16 @@ class Report:
         plain = json.loads(text)
         kind = document_of(plain)
         assert kind is not None
+        found = report_of_document(kind, plain)
         if self.json_path == STDOUT:
             print(text)
         elif self.json_path:
             write_text(text, self.json_path)
-        print_sheet(kind.sheet(plain), self.console, details=self.verbose)
+        kept = self.json_path and self.json_path != STDOUT
+        more = f"halfway show {self.json_path}" if kept else "with --json FILE halfway show FILE"
+        print_report(found, self.console, verbose=self.verbose, more=more)
         if self.html:
-            write_document(plain, self.html)
+            write_page(page({"": found}), self.html)
             self.console.print(f"Page: {self.html}")
 
 

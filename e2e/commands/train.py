@@ -33,7 +33,7 @@ from e2e.data.loaders import check_name
 from e2e.networks.table import facts_of
 from e2e.options import TrainOptions
 from e2e.plan import plan
-from e2e.report.costs import STAGES
+from e2e.report.trainings import STAGES
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from e2e.training.place import place_of

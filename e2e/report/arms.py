@@ -25,11 +25,12 @@ OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
 MOST_SHOWN = 4  # ledgers, and trainings with their causes, without --verbose
 RANGES = {"batch": "batch {}..{}", "gpus": "{}..{} GPUs"}  # of settings that differ
+PLACES = ("network", "batch", "gpus")  # which most often tell groups apart
 SHORT_MARK = "¹"  # of what is compared with a float32 whose algorithms were searched briefly
 SHORT_WORDS = " by a short search"
 SHORT_NOTE = (
-    f"{SHORT_MARK}{SHORT_WORDS} for algorithms, in fp32 alone: fp32 may be up to 7 % slower than "
-    "with --search full, and these ratios as much too high"
+    f"{SHORT_MARK}{SHORT_WORDS}: fp32 may be up to 7 % slower than with --search full, and these "
+    "ratios as much too high"
 )
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
@@ -146,6 +147,22 @@ class View:
         """The arm among all of the run: "amp (batch 256)"."""
         title = self.group_of(training).title
         return self.label(training) + f" ({title})" * bool(title)
+
+    def where(self, training: Training) -> str:
+        """What tells its group from others in few words: "resnet50, batch 256"; "" for one group.
+
+        All that differs between groups where network, batch and GPUs do not tell them apart.
+        """
+        cases = [group.case for group in self.groups]
+        names = [n for n in PLACES if len({getattr(case, n) for case in cases}) > 1]
+        if len({tuple(getattr(case, n) for n in names) for case in cases}) < len(cases):
+            return self.group_of(training).title
+        return ", ".join(in_words(training.case, names))
+
+    def named(self, training: Training) -> str:
+        """The arm among all of the run, in few words: "amp (batch 256)"."""
+        where = self.where(training)
+        return self.label(training) + f" ({where})" * bool(where)
 
     def only(self, wanted: Callable[[Training], bool]) -> View:
         """The view with only these arms; settings are shown in the same places."""

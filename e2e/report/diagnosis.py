@@ -1,34 +1,75 @@
-"""A diagnosis as a table: where a step's time goes, or what differs between two steps."""
+"""The report of a diagnosis: where a step's time goes, or what differs between two steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
-from rich.text import Text
-
-from e2e.profile.causes import AFTER, Cause, Gain
-from e2e.profile.compare import Aligned, Change, LayerTime
-from e2e.profile.diagnosis import Diagnosis, Ranks, RankTime, TermTime, Traced, changes, step_ns
-from e2e.profile.products import Fused, Product, reach
+from e2e.profile.causes import Cause, Gain
+from e2e.profile.compare import Aligned
+from e2e.profile.diagnosis import Diagnosis, Ranks, Traced, changes, step_ns
+from e2e.profile.products import Product, reach
 from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
-from e2e.results.terms import PYTHON
+from e2e.results.terms import PYTHON, RESIDUAL
 from microbench import fmt
-from microbench.report.documents import Sheet
-from microbench.report.table import Column, Part, Row, Table
+from microbench.report.parts import (
+    ANSWER,
+    CAUSES,
+    DEFAULT,
+    DO,
+    DOUBT,
+    VERBOSE,
+    WHY,
+    Column,
+    Line,
+    Part,
+    Raw,
+    Report,
+    Row,
+)
 from microbench.results.codec import decode
 from microbench.results.types import Json
 
+MOST_TERMS = 6  # on the screen without --verbose
+MOST_DOUBTS = 2
 SMALL_SHARE = 0.005  # of a step: shorter terms are shown by --verbose only
-MOST_CAUSES = 5
 NS_PER_MS = 10**6
 SLOWED = 0.1  # of a step: from here on the profiler's own time is worth a sentence
+MOST_RESIDUAL = 0.2  # of the difference of two steps: more is a doubt
+MATCHED = 0.9  # of the work: below it no layers are held against each other
 WORDS = {**TERM_WORDS, PYTHON: "the script's own code"}
 
 
-def sheet(data: Json) -> Sheet:
+def report(data: Json) -> Report:
     """One recording, or two held against each other. ValueError for an invalid field."""
+    found = _checked(data)
+    last, ruined = found.runs[-1], next((run.ruined for run in found.runs if run.ruined), ())
+    terms, raw = _terms_parts(found.runs)
+    parts = [
+        *terms,
+        *([] if ruined else [_causes_part(found)]),
+        *_rank_parts(found.ranks),
+        *([] if ruined else _layer_parts(found)),
+        *chain.from_iterable(map(_product_parts, found.runs)),
+    ]
+    answer = _no_verdict(last, ruined) if ruined else list(_answer(found))
+    command: Any = data.get("command")
+    return Report(
+        f"{last.name} on {last.device}", answer, parts,
+        facts={
+            "command": " ".join(map(str, command)) if command else "",
+            "finished": data.get("finished_at"), "halfway": data.get("halfway"),
+            "torch": last.torch,
+        },
+        raw=[raw],
+    )  # fmt: skip
+
+
+def _checked(data: Json) -> Diagnosis:
+    """ValueError for an invalid field."""
     found: Diagnosis = decode(
         Diagnosis, {name: data.get(name) for name in ("runs", "aligned", "ranks")}, ""
     )
@@ -46,122 +87,66 @@ def sheet(data: Json) -> Sheet:
         raise ValueError("step_ms of a gain is no time above zero")
     if any(sum(term.ns for term in run.terms) != run.window_ns for run in found.runs):
         raise ValueError("terms do not add up to window_ns")
+    return found
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _answer(found: Diagnosis) -> Iterator[Line]:
+    """The step and its bottleneck, what AMP gives, the first cause, and how far to trust it."""
     *_, last = found.runs
-    tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
-    said = list(_ranks_sentence(found.ranks)) if found.ranks else []
-    ruined = next((run.ruined for run in found.runs if run.ruined), ())
-    said += ruined or _said(last)
-    if len(found.runs) == 2 and not ruined:
-        said += _match_sentence(found.aligned)
-    return Sheet(
-        *tables,
-        summary=_summary(found.runs),
-        notes=[Text(""), *map(Text, said)],
-        parts=[
-            *_rank_parts(found.ranks),
-            *_layer_parts(found),
-            *chain.from_iterable(map(_product_parts, found.runs)),
-        ],
-        brief_parts=[
-            *_rank_parts(found.ranks),
-            *(() if ruined else _layer_parts(found, MOST_LAYERS)),
-        ],
-        first=[line for said in _low_precision(last) for line in (said, "")] if not ruined else [],
+    yield Line(ANSWER, _finding(found.runs))
+    yield from (Line(ANSWER, said) for said in _low_precision(last))
+    if found.ranks:
+        yield Line(ANSWER, _ranks_sentence(found.ranks))
+    first = next(iter(last.findings), None)
+    if len(found.runs) == 2:
+        yield Line(WHY, _differs(*found.runs))
+    if first is None:
+        yield Line(WHY, "no cause was found that costs 3 % of a step or more")
+    else:
+        tried = f"; tried: {_gain(first.gain)}" if first.gain else ""
+        yield Line(WHY, f"{first.status}: {first.title}, {_cost(first, last)}{tried}")
+        proof = " (not measured)"
+        if first.gain:
+            proof = " (tried: no certain gain)" if first.gain.low_ms <= 0 else ""
+        yield Line(DO, first.remedy + proof)
+    missing = (
+        line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
+    doubts = [*_residual(found.runs), *_trust(last), *missing]
+    yield from (Line(DOUBT, said) for said in doubts[:MOST_DOUBTS])
 
 
-# ---------------------------------------------------------------- tables
+def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
+    """Why nothing is concluded, and what to do."""
+    first, why, do = (*ruined, "", "")[:3]
+    said = first.removeprefix("Nothing is concluded: ")
+    step = f"{fmt.number(run.step_ms)} ms a step"
+    lines = [Line(ANSWER, f"No verdict on {run.name} ({run.device}, {step}): {said}"),
+             Line(WHY, why), Line(DO, do)]  # fmt: skip
+    return [line for line in lines if line.text]
 
 
-def _one(run: Traced) -> tuple[Table[TermTime], Table[TermTime]]:
-    time: Column[TermTime] = Column(
-        "ms a step", lambda t: f"{t.ns / run.steps / 1e6:.3f}", True,
-        csv={"ms": lambda t: t.ns / run.steps / 1e6},
-    )  # fmt: skip
-    columns: list[Column[TermTime]] = [
-        Column("term", lambda t: _words(t.term), csv={"term": lambda t: t.term}),
-        # Of a CPU every term is slowed by the profiler: only shares are known.
-        *([] if run.on_cpu else [time]),
-        Column(
-            "share", lambda t: f"{100 * t.ns / run.window_ns:.1f} %", True,
-            csv={"share": lambda t: t.ns / run.window_ns},
-        ),
-        Column("", lambda t: "idle" if t.idle else "", csv={"idle": lambda t: t.idle}),
-        Column("most of it in", lambda t: fmt.clean(t.where), drop=1),
-    ]  # fmt: skip
-    rows = [Row(term) for term in run.terms]
-    brief = [row for row in rows if abs(row.item.ns) >= SMALL_SHARE * run.window_ns]
-    return Table(columns, [*rows]), Table(columns, [*brief])
-
-
-def _two(base: Traced, other: Traced) -> tuple[Table[Change], Table[Change]]:
-    columns: list[Column[Change]] = [
-        Column("ms a step", lambda c: _words(c.term), csv={"term": lambda c: c.term}),
-        Column(fmt.clean(base.name), lambda c: f"{float(c.base_ns / NS_PER_MS):.3f}", True,
-               csv={"base_ms": lambda c: float(c.base_ns / NS_PER_MS)}),
-        Column(fmt.clean(other.name), lambda c: f"{float(c.other_ns / NS_PER_MS):.3f}", True,
-               csv={"other_ms": lambda c: float(c.other_ns / NS_PER_MS)}),
-        Column("change", lambda c: f"{float(c.ns / NS_PER_MS):+.3f}", True,
-               csv={"change_ms": lambda c: float(c.ns / NS_PER_MS)}),
-    ]  # fmt: skip
-    least_ns = SMALL_SHARE * max(step_ns(base), step_ns(other))
-    rows = [Row(change) for change in changes(base, other)]
-    brief = [row for row in rows if max(abs(row.item.base_ns), abs(row.item.other_ns)) >= least_ns]
-    return Table(columns, [*rows]), Table(columns, [*brief])
-
-
-# ---------------------------------------------------------------- sentences
-
-
-def _said(run: Traced) -> Iterator[str]:
-    """The causes, what is not the cause, and how far to trust it."""
-    tried = run.gains or any(one.unproven for one in run.findings)
-    if run.findings:
-        how = "likely; a trace proves no gain"
-        if run.gains and run.tried_steps:
-            how = f"changes were tried in {run.tried_steps} more steps"
-        elif run.gains:
-            how = "calls were replayed"
-        yield f"What costs time in {fmt.clean(run.name)}, at most ({how})"
-    for number, cause in enumerate(run.findings[:MOST_CAUSES], 1):
-        status = f"{fmt.clean(cause.status)}: " if tried or cause.status == AFTER else ""
-        yield f"{number:2d} {status}{_cause(cause, run)}"
-    if not run.findings:
-        yield "No cause was found that costs 3 % of a step or more."
-    if run.not_the_cause:
-        split = [one.rsplit(" ", 2) for one in run.not_the_cause]  # "loader wait", "0.1", "%"
-        said = (" ".join((_words(term), *share)) for term, *share in split)
-        yield f"Not the cause: {fmt.clean(', '.join(said))}."
-    yield from _products_sentence(run)
-    yield from _trust(run)
-    yield from map(fmt.clean, run.missing)
-
-
-def _cause(cause: Cause, run: Traced) -> str:
-    where = f" ({fmt.clean(cause.where)})" if cause.where else ""
-    cost = "no time to save"
-    if cause.ms:
-        cost = f"{'' if run.on_cpu else f'{fmt.number(cause.most_ms)} ms, '}{_share(cause)}"
+def _finding(runs: Sequence[Traced]) -> str:
+    """ "train.py on NVIDIA H200: 14.4 ms a step; bottleneck: CPU launch (GPU busy 73 %)"."""
+    *_, last = runs
+    ends = last.step_ci95_s
+    off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
+    card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
+    unit = "step" if last.unit == "optimizer step" else last.unit
+    said = (
+        f"{last.name} on {last.device}: {fmt.number(last.step_ms)} ms a {unit}{off}; bottleneck: "
+        f"{last.bottleneck}{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}"
+    )
+    if len(runs) == 1:
+        return said
+    base, _ = runs
     return (
-        f"{fmt.clean(cause.title)}: {cost}{where}. "
-        f"Try: {fmt.clean(cause.remedy)}.{_measured(cause)}"
+        f"{said}; {base.step_ms / last.step_ms:.2f} times as fast as {base.name} "
+        f"({fmt.number(base.step_ms)} ms)"
     )
-
-
-def _share(cause: Cause) -> str:
-    """What a fix saves at most, of the step that `ms` is of: in older files as it was recorded."""
-    return f"{100 * cause.share * cause.most_ms / cause.ms:.0f} %"
-
-
-def _measured(cause: Cause) -> str:
-    """What was gained when it was tried, or why that is not known."""
-    if cause.gain is None:
-        return f" Not tried: {fmt.clean(cause.unproven)}." if cause.unproven else ""
-    return f" Measured: {fmt.clean(cause.gain.change)}, {_gain(cause.gain)}."
-
-
-def _gain(gain: Gain) -> str:
-    return f"{gain.ms:.3g} ms less of {gain.step_ms:.3g} ({gain.low_ms:.3g} to {gain.high_ms:.3g})"
 
 
 def _low_precision(run: Traced) -> Iterator[str]:
@@ -176,176 +161,300 @@ def _low_precision(run: Traced) -> Iterator[str]:
         else:
             without_ms, with_ms = gain.step_ms, gain.step_ms - gain.ms
             ratio, *ends = (gain.step_ms / max(1e-9, gain.step_ms - ms) for ms in saved)
-        gives = "gives" if gain.cause == SAID_APART else "would give"
+        gives = "makes" if gain.cause == SAID_APART else "would make"
         low, high = min(ends), max(ends)
         doubt = ", which may be nothing" if low < 1 < high else ""
         yield (
-            f"AMP {'may give' if doubt else gives} {ratio:.2f}x ({low:.2f} to {high:.2f}){doubt}: "
-            f"a step takes {without_ms:.3g} ms without autocast, {with_ms:.3g} with it"
-            f"{', on one batch again and again' * gain.resident}."
+            f"AMP {'may make' if doubt else gives} it {ratio:.2f} times as fast ({low:.2f} to "
+            f"{high:.2f}){doubt}: {without_ms:.3g} ms a step without autocast, {with_ms:.3g} with "
+            f"it{', on one batch again and again' * gain.resident}"
         )
+
+
+def _differs(base: Traced, other: Traced) -> str:
+    """The terms that change most, in ms: "convolutions -1.20 ms, casts +0.31"."""
+    terms = [one for one in changes(base, other) if one.term not in ("step", RESIDUAL)]
+    terms.sort(key=lambda one: -abs(one.ns))
+    said = [f"{_words(one.term)} {float(one.ns / NS_PER_MS):+.3g}" for one in terms[:3] if one.ns]
+    return f"changed most, in ms: {', '.join(said) or 'nothing'}"
+
+
+def _cost(cause: Cause, run: Traced) -> str:
+    """ "at most 1.07 ms, 6 % of a step"; in older files `ms` is of the step as it was recorded."""
+    if not cause.ms:
+        return "no time to save"
+    share = f"{100 * cause.share * cause.most_ms / cause.ms:.0f} % of a step"
+    return "at most " + ("" if run.on_cpu else f"{fmt.number(cause.most_ms)} ms, ") + share
+
+
+def _gain(gain: Gain) -> str:
+    """ "2.86 ms less of 17.3 (1.6 to 4.01)", or "0.3 ms more ..." where it was slower."""
+    values, how = (gain.ms, gain.low_ms, gain.high_ms), "less"
+    if gain.ms < 0:
+        values, how = (-gain.ms, -gain.high_ms, -gain.low_ms), "more"
+    ms, low, high = (f"{value:.3g}" for value in values)
+    return f"{ms} ms {how} of {gain.step_ms:.3g} ({low} to {high})"
+
+
+def _residual(runs: Sequence[Traced]) -> Iterator[str]:
+    """How much of two steps' difference no term explains, where that is much."""
+    if len(runs) != 2:
+        return
+    *terms, whole = changes(*runs)
+    rest_ns = sum(one.ns for one in terms if one.term == RESIDUAL)
+    if abs(rest_ns) > MOST_RESIDUAL * abs(whole.ns):
+        rest_ms, whole_ms = (float(ns / NS_PER_MS) for ns in (rest_ns, whole.ns))
+        yield f"of a difference of {whole_ms:+.3g} ms {rest_ms:+.3g} are unexplained: trust no term"
 
 
 def _trust(run: Traced) -> Iterator[str]:
+    """What recording changed, and what a CPU cannot say."""
     if run.bare_step_s is None:
+        bound = "" if run.on_cpu else "; CPU launch is an upper bound"
+        yield f"the step without the profiler is not known (halfway_watch measures it){bound}"
+    else:
+        recorded = run.recorded_step_s
+        slowed = recorded.times or recorded.names or run.window_ns / run.steps / 1e9
+        if slowed and slowed > (1 + SLOWED) * run.bare_step_s:
+            so = "idle time is cut down to the step"
+            if run.on_cpu:
+                so = "only shares are known"
+            elif recorded.names is None:  # of older files
+                so = "CPU launch is an upper bound"
+            yield f"recording made a step {100 * (slowed / run.bare_step_s - 1):.0f} % longer: {so}"
+    if run.on_cpu:
         yield (
-            "The step without the profiler is not known, and the profiler slows the CPU"
-            f"{'' if run.on_cpu else ': CPU launch is an upper bound'}. halfway_watch measures it."
+            "on a CPU: nothing is said of AMP on a GPU; data loading, synchronisation and the "
+            "number of launches carry over"
         )
-        return
-    recorded = run.recorded_step_s
-    slowed = recorded.times or recorded.names or run.window_ns / run.steps / 1e9
-    if slowed and slowed > (1 + SLOWED) * run.bare_step_s:
-        more = 100 * (slowed / run.bare_step_s - 1)
-        so = "; idle time is cut down to the step"
-        if run.on_cpu:
-            so = ": only shares are known"
-        elif recorded.names is None:  # of older files
-            so = ", nearly all of it on the CPU, so CPU launch is an upper bound"
-        yield f"While it was recorded a step took {more:.0f} % longer{so}."
-
-
-def _summary(runs: Sequence[Traced]) -> str:
-    *_, last = runs
-    ends = last.step_ci95_s
-    off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
-    card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
-    first = next((one for one in last.findings if one.ms), None)
-    least = f", at most {_share(first)} of it" if first else ""
-    unit = "step" if last.unit == "optimizer step" else fmt.clean(last.unit)
-    said = (
-        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(last.step_ms)} ms a "
-        f"{unit}{off}; bottleneck: {fmt.clean(last.bottleneck)}{least}"
-        f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}."
-    )
-    if len(runs) == 1 or any(run.ruined for run in runs):
-        return said
-    return (
-        f"{said} It is {runs[0].step_ms / last.step_ms:.2f} times as fast as "
-        f"{fmt.clean(runs[0].name)} ({fmt.number(runs[0].step_ms)} ms). The terms add up to the "
-        "difference."
-    )
 
 
 def _words(term: str) -> str:
-    return WORDS.get(term, fmt.clean(term))
+    return WORDS.get(term, term)
+
+
+# ---------------------------------------------------------------- terms
+
+
+def _terms_parts(runs: Sequence[Traced]) -> tuple[list[Part], Raw]:
+    """The first terms, all of them, and their raw values."""
+    every, least, raw = _one(runs[0]) if len(runs) == 1 else _two(*runs)
+    whole = [row for row in every.rows if row.item["term"] == "step"]
+    terms = [row for row in every.rows if row.item["size"] >= least and row not in whole]
+    left = len(every.rows) - len(whole) - len(terms[:MOST_TERMS])
+    first = replace(
+        every, title="", rows=[*terms[:MOST_TERMS], *whole], level=DEFAULT,
+        columns=[column for column in every.columns if column.path != "waits"],
+        below=[f"{fmt.count(left, 'smaller term')}: --verbose"] * bool(left),
+    )  # fmt: skip
+    return [first, every], raw
+
+
+def _one(run: Traced) -> tuple[Part, float, Raw]:
+    """The terms of a step, the least size that is worth a row, and raw values.
+
+    Of a CPU every term is slowed by the profiler: only shares are known.
+    """
+    rows: list[Json] = [
+        {
+            "words": _words(term.term), "term": term.term, "ms": term.ns / run.steps / 1e6,
+            "share": term.ns / run.window_ns, "idle": term.idle, "where": term.where or None,
+            "waits": "idle" if term.idle else None, "size": abs(term.ns),
+        }
+        for term in run.terms
+    ]  # fmt: skip
+    recorded_ms = run.window_ns / run.steps / NS_PER_MS  # in older files the step as recorded
+    title = "ms recorded" if recorded_ms > (1 + SLOWED) * run.step_ms else "ms a step"
+    columns = [
+        Column("term", "words"),
+        *([] if run.on_cpu else [Column(title, "ms", _thousandths)]),
+        Column("share", "share", lambda share: f"{100 * share:.1f}%"),
+        Column("", "waits"),
+        Column("most of it in", "where", drop=1),
+    ]
+    names = ["term", *([] if run.on_cpu else ["ms"]), "share", "idle"]
+    every = Part("Every term of a step", columns, [*map(Row, rows)], level=VERBOSE)
+    return every, SMALL_SHARE * run.window_ns, (names, rows)
+
+
+def _two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
+    """The terms of two steps, those that differ most first."""
+    rows: list[Json] = [
+        {
+            "words": _words(one.term), "term": one.term,
+            "base_ms": float(one.base_ns / NS_PER_MS), "other_ms": float(one.other_ns / NS_PER_MS),
+            "change_ms": float(one.ns / NS_PER_MS),
+            "size": max(abs(one.base_ns), abs(one.other_ns)),
+        }
+        for one in changes(base, other)
+    ]  # fmt: skip
+    columns = [
+        Column("ms a step", "words"),
+        Column(base.name, "base_ms", _thousandths),
+        Column(other.name, "other_ms", _thousandths),
+        Column("change", "change_ms", _signed),
+    ]
+    every = Part("Every term of both steps", columns, [*map(Row, rows)], level=VERBOSE)
+    least_ns = SMALL_SHARE * float(max(step_ns(base), step_ns(other)))
+    return every, least_ns, (("term", "base_ms", "other_ms", "change_ms"), rows)
+
+
+def _thousandths(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}"
+
+
+def _causes_part(found: Diagnosis) -> Part:
+    """Every cause, what is not the cause, how far the card is used, and what is missing."""
+    run = found.runs[-1]
+    how = "likely; a trace proves no gain"
+    if run.gains:
+        how = "calls were replayed"
+        if run.tried_steps:
+            how = f"changes were tried in {run.tried_steps} more steps"
+    said: list[str] = []
+    for number, one in enumerate(run.findings, 1):
+        where = f" ({one.where})" if one.where else ""
+        tried = f" Not tried: {one.unproven}." if one.unproven else ""
+        if one.gain:
+            tried = f" Measured: {one.gain.change}, {_gain(one.gain)}."
+        said.append(
+            f"{number}. {one.status}: {one.title}: {_cost(one, run)}{where}. "
+            f"Try: {one.remedy}.{tried}"
+        )
+    if run.not_the_cause:
+        split = [one.rsplit(" ", 2) for one in run.not_the_cause]  # "loader wait", "0.1", "%"
+        shares = (" ".join((_words(term), *share)) for term, *share in split)
+        said.append(f"Not the cause: {', '.join(shares)}.")
+    said += [
+        *_products_sentence(run),
+        *(f"{line[:1].upper()}{line[1:]}." for line in _trust(run)),
+        *run.missing,
+    ]
+    if len(found.runs) == 2 and found.aligned:
+        said.append(_match_sentence(found.aligned))
+    title = f"What costs time in {run.name}, at most ({how})"
+    return Part(title, below=said, level=VERBOSE, topic=CAUSES)
 
 
 # ---------------------------------------------------------------- ranks
 
 
-def _ranks_sentence(ranks: Ranks) -> Iterator[str]:
+def _ranks_sentence(ranks: Ranks) -> str:
     """Who is late, and what of the communication is transfer."""
     late = ranks.latest
     waiting = sum(one.waiting_ms for one in ranks.ranks if one is not late)
     bus = f" at {ranks.bus_byte_per_s / 1e9:.3g} GB/s on the bus" if ranks.bus_byte_per_s else ""
-    yield (
-        f"{len(ranks.ranks)} ranks, {ranks.collectives:.3g} collectives a step: transfer takes "
-        f"{ranks.transfer_ms:.3g} ms{bus}; the others wait "
-        f"{waiting / (len(ranks.ranks) - 1):.3g} ms for who arrives last."
-    )
-    yield (
-        f"Rank {late.rank} arrives last at {100 * late.last:.0f} % of them: what follows is its "
-        "step."
+    return (
+        f"Rank {late.rank} of {len(ranks.ranks)} arrives last at {100 * late.last:.0f} % of "
+        f"{ranks.collectives:.3g} collectives a step: the others wait "
+        f"{waiting / (len(ranks.ranks) - 1):.3g} ms, the transfer takes {ranks.transfer_ms:.3g} ms"
+        f"{bus}. What follows is the step of rank {late.rank}"
     )
 
 
-def _rank_parts(ranks: Ranks | None) -> Iterator[Part]:
+def _rank_parts(ranks: Ranks | None) -> list[Part]:
     if ranks is None:
-        return
-    columns: list[Column[RankTime]] = [
-        Column("rank", lambda r: str(r.rank), True, csv={"rank": lambda r: r.rank}),
-        Column("ms a step", lambda r: f"{r.step_ms:.3f}", True, csv={"ms": lambda r: r.step_ms}),
-        Column("GPU busy", lambda r: f"{100 * r.busy:.0f} %", True, csv={"busy": lambda r: r.busy}),
-        Column("communication", lambda r: f"{r.communication_ms:.3f}", True,
-               csv={"communication_ms": lambda r: r.communication_ms}),
-        Column("of it waiting", lambda r: f"{r.waiting_ms:.3f}", True,
-               csv={"waiting_ms": lambda r: r.waiting_ms}),
-        Column("arrives last", lambda r: f"{100 * r.last:.0f} %", True,
-               csv={"last": lambda r: r.last}),
-    ]  # fmt: skip
-    yield Part("Ranks", Table(columns, [Row(one) for one in ranks.ranks]))
+        return []
+    columns = [
+        Column("rank", "rank"),
+        Column("ms a step", "step_ms", _thousandths),
+        Column("GPU busy", "busy", _share),
+        Column("communication", "communication_ms", _thousandths),
+        Column("of it waiting", "waiting_ms", _thousandths),
+        Column("arrives last", "last", _share),
+    ]
+    return [Part("Ranks", columns, [*map(Row, ranks.ranks)], level=VERBOSE)]
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
 # ---------------------------------------------------------------- layers
 
 
-MATCHED = 0.9  # of the work: below it no layers are held against each other
-MOST_LAYERS = 10  # on the screen without --verbose
-
-
-def _layer_parts(found: Diagnosis, most: int | None = None) -> Iterator[Part]:
-    """The table of layers, all or the first `most`; nothing where too little matches."""
+def _layer_parts(found: Diagnosis) -> list[Part]:
+    """The table of layers; nothing where too little matches."""
     aligned = found.aligned if len(found.runs) == 2 else None
-    if aligned and aligned.layers and aligned.share >= MATCHED:
-        base, other = found.runs
-        rows = [Row(layer) for layer in aligned.layers[:most]]
-        title = "Layers that changed most, ms a step"
-        yield Part(title, Table(_layer_columns(base, other), [*rows]))
+    if aligned is None or not aligned.layers or aligned.share < MATCHED:
+        return []
+    base, other = found.runs
+    rows: list[Json] = [
+        {"layer": one, "base_ms": one.base_ns / base.steps / 1e6,
+         "other_ms": one.other_ns / other.steps / 1e6}
+        for one in aligned.layers
+    ]  # fmt: skip
+    columns = [
+        Column("module", "layer.module"),
+        Column("phase", "layer.phase"),
+        Column(base.name, "base_ms", _thousandths),
+        Column(other.name, "other_ms", _thousandths),
+        Column("change", "change_ms", _signed),
+    ]
+    changed = [Row({**row, "change_ms": row["other_ms"] - row["base_ms"]}) for row in rows]
+    return [Part("Layers that changed most, ms a step", columns, changed, level=VERBOSE)]
 
 
-def _match_sentence(aligned: Aligned | None) -> Iterator[str]:
+def _match_sentence(aligned: Aligned) -> str:
     """The share that matches; nothing where a trace has no shapes, which it says itself."""
-    if aligned is None:
-        return
     shares = zip(aligned.matched_ns, aligned.counted_ns, strict=True)
     base, other = (100 * matched / counted if counted else 100.0 for matched, counted in shares)
-    yield (
+    return (
         f"By module and shapes, {base:.0f} % of the base's work and {other:.0f} % of the other's "
         "match (casts, copies, layout changes, recomputation and the optimizer apart)"
         f"{'' if aligned.share >= MATCHED else ': too little to compare layers'}."
     )
 
 
-def _layer_columns(base: Traced, other: Traced) -> list[Column[LayerTime]]:
-    def base_ms(layer: LayerTime) -> float:
-        return layer.base_ns / base.steps / 1e6
-
-    def other_ms(layer: LayerTime) -> float:
-        return layer.other_ns / other.steps / 1e6
-
-    def change_ms(layer: LayerTime) -> float:
-        return other_ms(layer) - base_ms(layer)
-
-    return [
-        Column("module", lambda row: fmt.clean(row.module) or "-",
-               csv={"module": lambda row: row.module}),
-        Column("phase", lambda row: fmt.clean(row.phase), csv={"phase": lambda row: row.phase}),
-        Column(fmt.clean(base.name), lambda row: f"{base_ms(row):.3f}", True,
-               csv={"base_ms": base_ms}),
-        Column(fmt.clean(other.name), lambda row: f"{other_ms(row):.3f}", True,
-               csv={"other_ms": other_ms}),
-        Column("change", lambda row: f"{change_ms(row):+.3f}", True, csv={"change_ms": change_ms}),
-    ]  # fmt: skip
-
-
 # ---------------------------------------------------------------- products
 
 
 def _product_parts(run: Traced) -> Iterator[Part]:
-    """The table of every product, the longest first; nothing without any."""
+    """The tables of every product and fused kernel, the longest first; nothing without any."""
+
+    def ms(ns: int) -> str:
+        return f"{ns / run.steps / 1e6:.3f}"
+
+    def calls(count: int) -> str:
+        return f"{count / run.steps:.3g}"
+
     if run.products:
-        title = f"GEMMs, convolutions and attention in {fmt.clean(run.name)}, each a step"
-        rows = [Row(product) for product in run.products]
-        yield Part(title, Table(_product_columns(run.steps), [*rows]))
+        columns = [
+            Column("module", "product.module"),
+            Column("phase", "product.phase"),
+            Column("operator", "product.operator", drop=3),
+            Column("shapes", "shapes"),
+            Column("type", "product.precision"),
+            Column("calls", "product.count", calls, drop=2),
+            Column("ms", "product.ns", ms),
+            Column("floor", "floor_s", lambda s: f"{1e3 * s / run.steps:.3f}"),
+            Column("TFLOP/s", "product.flop_per_s", lambda rate: f"{rate / 1e12:.3g}", drop=1),
+            Column("Tensor Cores", "tensor_cores"),
+        ]
+        rows = [
+            Row({
+                "product": one, "shapes": one.shapes + " (misaligned)" * one.misaligned,
+                "floor_s": None if one.floor_s is None else one.floor_s * one.count,
+                "tensor_cores": _tensor_cores(one),
+            })
+            for one in run.products
+        ]  # fmt: skip
+        title = f"GEMMs, convolutions and attention in {run.name}, each a step"
+        yield Part(title, columns, rows, level=VERBOSE)
     if run.fused:
-        title = f"Kernels that torch.compile made in {fmt.clean(run.name)}, each a step"
-        yield Part(title, Table(_fused_columns(run.steps), [Row(one) for one in run.fused]))
-
-
-def _fused_columns(steps: int) -> list[Column[Fused]]:
-    def ms(one: Fused) -> float:
-        return one.ns / steps / 1e6
-
-    return [
-        Column("module", lambda f: fmt.clean(f.module) or "-", csv={"module": lambda f: f.module}),
-        Column("fuses", lambda f: fmt.clean(f.fuses), csv={"fuses": lambda f: f.fuses}),
-        Column("calls", lambda f: f"{f.count / steps:.3g}", True,
-               csv={"calls": lambda f: f.count / steps}),
-        Column("ms", lambda f: f"{ms(f):.3f}", True, csv={"ms": ms}),
-        Column("GB/s, at least", lambda f: f"{f.byte_per_s / 1e9:,.0f}" if f.byte_per_s else "",
-               True, csv={"byte_per_s": lambda f: f.byte_per_s, "bytes": lambda f: f.bytes}),
-    ]  # fmt: skip
+        columns = [
+            Column("module", "module"),
+            Column("fuses", "fuses"),
+            Column("calls", "count", calls),
+            Column("ms", "ns", ms),
+            Column("GB/s, at least", "byte_per_s", lambda rate: f"{rate / 1e9:,.0f}"),
+        ]
+        title = f"Kernels that torch.compile made in {run.name}, each a step"
+        yield Part(title, columns, [*map(Row, run.fused)], level=VERBOSE)
 
 
 def _products_sentence(run: Traced) -> Iterator[str]:
@@ -353,49 +462,15 @@ def _products_sentence(run: Traced) -> Iterator[str]:
     if found := reach(run.products):
         known = all(one.floor_s is not None for one in run.products)
         who = "they" if known else "those whose limit is known"
-        by = f"the rates in {fmt.clean(run.rates)}" if run.rates else "the card's datasheet"
+        by = f"the rates in {run.rates}" if run.rates else "the card's datasheet"
         yield (
             "GEMMs, convolutions and attention: Tensor Cores proved by rate for "
             f"{100 * found.proved:.0f} % of their time; {who} reach "
-            f"{100 * found.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'} "
-            "(--verbose lists each)."
+            f"{100 * found.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
         )
 
 
-def _product_columns(steps: int) -> list[Column[Product]]:
-    def ms(product: Product) -> float:
-        return product.ns / steps / 1e6
-
-    def floor_ms(product: Product) -> float | None:
-        return None if product.floor_s is None else 1e3 * product.floor_s * product.count / steps
-
-    return [
-        Column("module", lambda p: fmt.clean(p.module) or "-", csv={"module": lambda p: p.module}),
-        Column("phase", lambda p: fmt.clean(p.phase), csv={"phase": lambda p: p.phase}),
-        Column("operator", lambda p: fmt.clean(p.operator), drop=3,
-               csv={"operator": lambda p: p.operator}),
-        Column("shapes", lambda p: fmt.clean(p.shapes) + " (misaligned)" * p.misaligned,
-               csv={"shapes": lambda p: p.shapes, "misaligned": lambda p: p.misaligned}),
-        Column("type", lambda p: fmt.clean(p.precision), csv={"precision": lambda p: p.precision}),
-        Column("calls", lambda p: f"{p.count / steps:.3g}", True, 2,
-               csv={"calls": lambda p: p.count / steps}),
-        Column("ms", lambda p: f"{ms(p):.3f}", True, csv={"ms": ms}),
-        Column("floor", lambda p: "" if (f := floor_ms(p)) is None else f"{f:.3f}", True,
-               csv={"floor_ms": floor_ms, "floor_by": _floor_by}),
-        Column("TFLOP/s", lambda p: f"{p.flop_per_s / 1e12:.3g}" if p.flop_per_s else "", True, 1,
-               csv={"flop_per_s": lambda p: p.flop_per_s, "flops": lambda p: p.flops,
-                    "bytes": lambda p: p.bytes}),
-        Column("Tensor Cores", _tensor_cores, csv={"tensor_cores": lambda p: p.tensor_cores}),
-    ]  # fmt: skip
-
-
-def _floor_by(product: Product) -> str | None:
-    if product.floor_s is None:
-        return None
-    return "measured" if product.measured else "datasheet"
-
-
-def _tensor_cores(product: Product) -> str:
+def _tensor_cores(product: Product) -> str | None:
     if product.tensor_cores is None:
-        return "not proved" if product.floor_s is not None else ""
+        return "not proved" if product.floor_s is not None else None
     return "proved" if product.tensor_cores else "none"

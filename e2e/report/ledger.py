@@ -1,29 +1,31 @@
-"""The ledger of a training: what a recipe changes in a step, term by term, in ms and words."""
+"""The ledger of a training: what a recipe changes in a step, term by term, in ms; and its causes.
+
+Nothing is explained of figures that are not good enough (`doubt_of`).
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from e2e.case import SHORT
-from e2e.report.arms import SHORT_WORDS, Group, View, arms_of, step_word
-from e2e.report.table import raw
+from e2e.report.arms import SHORT_WORDS, View, reference, step_word
+from e2e.report.figures import signed_pct
 from e2e.results.baselines import BASELINES
 from e2e.results.terms import RESIDUAL
-from e2e.results.types import LedgerLine, Training
+from e2e.results.types import Cause, LedgerLine, Training
 from microbench import fmt
-from microbench.report.table import Column, Part, Row, Table
-from microbench.results.types import Ratio
+from microbench.report.parts import CAUSES, LEDGER, VERBOSE, Column, Part, Row
+from microbench.results.types import Json, Ratio
 
 SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
-NOTHING_SHARE = 0.001  # of it: changes up to it are not named
+SAME = "no difference was measured"
+ASKED_FOR = VERBOSE + 1  # the level of what only its topic shows
 OTHERS = "other small terms"
 MOST_RESIDUAL = 0.05  # of a step: the largest residual without a remark
 RUINED_RESIDUAL = 0.20  # of a step or of the difference: a ledger with more explains nothing
-MOST_SENTENCES = 4
-DIGITS = 4  # of the longer step, in the numbers shown
+DIGITS = 5  # of the longer step, in the numbers shown
 MOST_DECIMALS, WIDEST = 9, 16
 FROM_TO = re.compile(r"(-?[\d.e+-]+) to (-?[\d.e+-]+) ms(?:; (.*))?")
 RESIDUALS = re.compile(r"base ([+-][\d.]+), other ([+-][\d.]+)")
@@ -138,6 +140,9 @@ def unexplained(arm: Training) -> tuple[float, float]:
     return max(of_steps, default=0.0), abs(rest_ms / whole.ms) if whole.ms else math.inf
 
 
+# ---------------------------------------------------------------- the gate
+
+
 def gain(arm: Training) -> Ratio | None:
     """The speed-up that its ledger explains, or the one over its slowest baseline."""
     base = [name for name, recipes in BASELINES.items() if arm.ledger_base in recipes]
@@ -146,95 +151,77 @@ def gain(arm: Training) -> Ratio | None:
     )
 
 
-def is_unclear(arm: Training) -> bool:
-    """Whether the interval of its speed-up holds 1, or its steps say the opposite."""
+def contradicted(view: View, arm: Training) -> str:
+    """The baseline over which the ratio of the rounds and that of the steps say the opposite."""
+    group = view.group_of(arm)
+    for name, ratio in arm.speedup.items():
+        base = reference(arm, name, group)
+        if base is None or not base.step_s or not arm.step_s or ratio.no_difference:
+            continue
+        if (base.step_s / arm.step_s - 1) * (ratio.ratio - 1) < 0:
+            return name
+    return ""
+
+
+def doubt_of(view: View, arm: Training) -> str:
+    """Why it is not said where its time goes, nor what limits it; "" where it may be said."""
+    if ruined_pct := view.group_of(arm).ruined_pct:
+        return f"intervals of up to ±{fmt.number(ruined_pct)} % are too wide"
+    if name := contradicted(view, arm):
+        return f"the steps and the rounds disagree on whether it is faster than {name}"
     ratio = gain(arm)
-    if ratio is None:
-        return False
-    seen = arm.ledger[0].ms / arm.ledger[-1].ms if has_ledger(arm) else ratio.ratio
-    return ratio.no_difference or (seen - 1) * (ratio.ratio - 1) < 0
-
-
-def is_explained(view: View, arm: Training) -> bool:
-    """Whether it is said where its time goes, or what limits it."""
-    return bool(has_ledger(arm) or arm.causes) and is_sound(view, arm)
+    if ratio and ratio.no_difference:
+        return SAME
+    if not has_ledger(arm):
+        return ""
+    if ratio and (arm.ledger[0].ms / arm.ledger[-1].ms - 1) * (ratio.ratio - 1) < 0:
+        return "the recorded steps and the rounds disagree on whether it is faster"
+    share = max(unexplained(arm))
+    if share > RUINED_RESIDUAL:
+        much = f"{100 * share:.0f} %" if math.isfinite(share) else "all"
+        return f"{much} is unexplained, the recorded steps are not like the timed ones"
+    return ""
 
 
 def is_sound(view: View, arm: Training) -> bool:
     """Whether what was measured is good enough to say where its time goes."""
-    if view.group_of(arm).ruined_pct or is_unclear(arm):
-        return False
-    return not has_ledger(arm) or max(unexplained(arm)) <= RUINED_RESIDUAL
+    return not doubt_of(view, arm)
 
 
-def doubts_part(view: View) -> Part:
-    """Why there is no ledger and no cause of some arms; the verdict says it of ruined groups."""
-    arms = [
-        arm for arm in view.arms
-        if (arm.causes or has_ledger(arm)) and not view.group_of(arm).ruined_pct
-    ]  # fmt: skip
-    same = [view.full_label(arm) for arm in arms if is_unclear(arm)]
-    unlike = [
-        f"{view.full_label(arm)} {100 * max(unexplained(arm)):.0f} %"
-        for arm in arms
-        if not is_unclear(arm) and not is_sound(view, arm)
-    ]
-    lines = [
-        f"No clear difference was measured: {fmt.listed(same, MOST_SENTENCES)}." * bool(same),
-        f"More than {100 * RUINED_RESIDUAL:.0f} % is unexplained, the recorded steps are not like "
-        f"the timed ones: {fmt.listed(unlike, MOST_SENTENCES)}." * bool(unlike),
-        "Measure again on an idle machine, or longer (--budget); the figures are in the run file.",
-    ]
-    return Part("Not explained", None, [line for line in lines if line] if same or unlike else [])
+# ---------------------------------------------------------------- parts
 
 
-# ---------------------------------------------------------------- the table
+def ledger_part(view: View, arm: Training, doubt: str) -> Part:
+    """A training's ledger: a row a term, with its time in both steps and the change, in ms.
 
-
-def ledger_part(view: View, arm: Training, *, fold: bool) -> Part:
-    """A training's ledger as a table; `fold`: small terms share a row."""
-    if not has_ledger(arm):
-        return Part()
-    label = view.label(arm)
-    return Part(ledger_title(view, arm), ledger_table(arm, label, fold=fold), account(arm, label))
-
-
-def ledger_table(arm: Training, label: str, *, fold: bool) -> Table[Change]:
-    """One row per term: its time in both steps and the change, in ms."""
-    rows = changes(arm, fold=fold)
+    Under `doubt` it is for who asks for ledgers.
+    """
+    rows = changes(arm, fold=False)
     longest = max(abs(rows[-1].base_ms or 0), abs(rows[-1].other_ms or 0))
-    digits = DIGITS + (not fold)
-    decimals = digits - 1 - math.floor(math.log10(longest)) if longest > 0 else 0
+    decimals = DIGITS - 1 - math.floor(math.log10(longest)) if longest > 0 else 0
     decimals = min(max(decimals, 0), MOST_DECIMALS)
 
-    def ms(value: float | None, sign: str = "") -> str:
-        if value is None:
-            return ""
+    def ms(value: float, sign: str = "") -> str:
         text = f"{value:{sign}.{decimals}f}"
         if len(text) > WIDEST:
             return f"{value:{sign}.4g}"
         return text if float(text) else f"{0:.{decimals}f}"
 
-    columns: list[Column[Change]] = [
-        Column("term", lambda row: term_words(row.term), key=True),
-        Column(base_name(arm), lambda row: ms(row.base_ms), right=True, drop=1),
-        Column(label, lambda row: ms(row.other_ms), right=True, drop=2),
-        Column("change", lambda row: ms(row.ms, "+"), right=True),
-        Column("most in layers", lambda row: row.where, drop=4),
-        Column("source", markdown=lambda row: fmt.clean(row.source)),
+    items: list[Json] = [{"words": term_words(row.term), "row": row} for row in rows]
+    columns = [
+        Column("term", "words"),
+        Column(base_name(arm), "row.base_ms", ms, drop=1),
+        Column(view.label(arm), "row.other_ms", ms, drop=2),
+        Column("change", "row.ms", lambda value: ms(value, "+")),
+        Column("most in layers", "row.where", drop=4),
+        Column("source", "row.source", drop=5),
     ]
-    return Table(columns, [Row(row, style="bold" if row.whole else "") for row in rows])
-
-
-def raw_columns() -> list[Column[Training]]:
-    """The ledger in CSV: its baseline, Amdahl's bound (a ratio), and each term with its ms."""
-    return [Column(csv={
-        **raw("", "ledger_base", ledger_bound="bound"),
-        "ledger_ms": lambda arm: "; ".join(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
-    })]  # fmt: skip
-
-
-# ---------------------------------------------------------------- sentences
+    shown = [Row(item, style="bold" if item["row"].whole else "") for item in items]
+    below = account(arm, view.label(arm))
+    level = VERBOSE
+    if doubt:
+        below, level = [f"Do not trust it: {doubt}."], ASKED_FOR
+    return Part(ledger_title(view, arm), columns, shown, below, level, LEDGER)
 
 
 def account(arm: Training, label: str) -> list[str]:
@@ -244,11 +231,10 @@ def account(arm: Training, label: str) -> list[str]:
     if arm.bound and math.isfinite(arm.bound):
         seen = arm.ledger[0].ms / arm.ledger[-1].ms
         also = ", because other terms got shorter too" if seen > arm.bound else ""
-        is_now = f"{fmt.number(max(seen, 1 / seen))} times {'faster' if seen >= 1 else 'slower'}"
         found.append(
             f"Amdahl's bound: if GEMMs, convolutions and attention took no time in "
-            f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times faster; "
-            f"{label} is {is_now}{also}."
+            f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times as fast; "
+            f"{label} is {fmt.number(seen)} times as fast{also}."
         )
     share, _ = unexplained(arm)
     if share > MOST_RESIDUAL:
@@ -259,28 +245,40 @@ def account(arm: Training, label: str) -> list[str]:
     return found
 
 
-def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """For the end of the screen: each ledger of the family in a sentence."""
-    found = [arm for arm in arms_of(family) if has_ledger(arm) and is_sound(view, arm)]
-    shown = view.first_of(found)
-    lines = [_in_short(arm, view.full_label(arm)) for arm in shown]
-    if len(found) > len(shown) and not view.evaluates:
-        lines.append(f"  And {fmt.count(len(found) - len(shown), 'more ledger')}, above.")
-    return lines
+def causes_part(view: View, arm: Training) -> Part:
+    """The causes of a training, in the order of the file."""
+    lines: list[str] = []
+    for number, cause in enumerate(arm.causes, 1):
+        why = f": {cause.why}" if fmt.clean(cause.why) else ""
+        gained = gains(cause)
+        fix = f" Try: {cause.fix} ({gained or 'not measured'})." if fmt.clean(cause.fix) else ""
+        lines.append(f"{number}. {title_words(cause)}{why}.{fix}")
+    title = f"What limits {view.full_label(arm)}"
+    return Part(title, below=lines, level=VERBOSE, topic=CAUSES)
 
 
-def _in_short(arm: Training, label: str) -> str:
-    """What was saved or added, and which term saved and which took most."""
-    first, *between, last = arm.ledger
-    whole = f"{fmt.hundredths(first.ms)} ms of a {step_word(arm)} in {base_words(arm)}"
-    saved_ms = first.ms - last.ms
-    if saved_ms > 0:
-        parts = [f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"]
-    else:
-        parts = [f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"]
-    for what, sign in (("saved", -1), ("added", 1)):
-        most = max(between, key=lambda line: sign * line.ms, default=first)
-        if sign * most.ms > NOTHING_SHARE * first.ms and most is not first:
-            name = "the unexplained part" if most.term == RESIDUAL else term_words(most.term)
-            parts.append(f"most is {what} in {name} ({fmt.hundredths(abs(most.ms))} ms)")
-    return "; ".join(parts) + "."
+def gains(cause: Cause) -> str:
+    """ "measured +49.0 %": what was gained or, in older files, predicted; "" if unknown."""
+    named = (("predicted", cause.predicted_gain_pct), ("measured", cause.measured_gain_pct))
+    return ", ".join(
+        f"{how} {signed_pct(round(pct, 1) + 0.0)}"
+        for how, pct in named
+        if pct is not None and math.isfinite(pct)
+    )
+
+
+def title_words(cause: Cause) -> str:
+    """The cause's title."""
+    return fmt.clean(cause.title) or "-"
+
+
+def explained_parts(view: View) -> list[Part]:
+    """Ledgers and causes, arm by arm, and why some arms have none.
+
+    A ledger that is not sound is under --ledger alone, with the doubt below it.
+    """
+    doubts = [(arm, doubt_of(view, arm)) for arm in view.arms if arm.causes or has_ledger(arm)]
+    ledgers = [ledger_part(view, arm, doubt) for arm, doubt in doubts if has_ledger(arm)]
+    causes = [causes_part(view, arm) for arm, doubt in doubts if arm.causes and not doubt]
+    lines = [f"{view.full_label(arm)}: {doubt}." for arm, doubt in doubts if doubt]
+    return [*ledgers, *causes, Part("Not explained", below=lines, level=VERBOSE)]

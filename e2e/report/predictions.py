@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
-from e2e.report.arms import SHORT_MARK, SHORT_NOTE, Group, View, arms_of, grouped, in_order, place
+from e2e.report.arms import (
+    SHORT_MARK,
+    SHORT_NOTE,
+    View,
+    grouped,
+    in_order,
+    in_words,
+    place,
+)
 from e2e.report.figures import bottleneck, signed_pct
-from e2e.report.table import BASELINES, arms_table, raw, raw_pair
+from e2e.report.trainings import MOST_ROWS, NAMES
 from e2e.results.types import Predicted, Training
 from microbench import fmt
-from microbench.report.table import Column, Part, Value
-from microbench.results.types import Ratio
+from microbench.report.parts import (
+    ANSWER,
+    DEFAULT,
+    DO,
+    DOUBT,
+    VERBOSE,
+    WHY,
+    Column,
+    Line,
+    Part,
+    Row,
+)
+from microbench.results.types import Json, Ratio, Run
+from microbench.verdict import load_warnings
 
 # A CPU that needs this share of the GPU's time to launch may limit the step: in nine of ten steps
 # the estimate is at most a quarter off, and a shared CPU's speed changes by half.
 MAY_LIMIT = 0.6
-ROUGH = (
-    "On a CPU this is rough: operations alone, without what Python does between them. Steps of "
-    "small networks were 30 to 70 % off."
-)
-MOST_UNCOVERED = 6
 MOST_NAMED = 4
 MISSING = "missing from the prediction of {arms} (could not be replayed): too short"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
@@ -54,15 +69,52 @@ def off_pct(predicted: float | None, measured: float | None) -> float | None:
     return 100 * (predicted / measured - 1) if predicted and measured else None
 
 
-def plain_ratio(value: float) -> str:
-    """A ratio without an interval, such as "5.64"."""
-    return fmt.short_ratio(Ratio(value, None))
+# ---------------------------------------------------------------- the table
 
 
-def interval(predicted: Predicted) -> str:
-    """The ends of the interval in milliseconds, such as "41.6..44.0"; "" without one."""
-    ends = predicted.interval_s
-    return f"{fmt.milliseconds(ends[0])}..{fmt.milliseconds(ends[1])}" if ends else ""
+def prediction_parts(view: View, *, asked: bool) -> list[Part]:
+    """A row for each prediction, in ms, beside what was measured; `asked`: also on the screen."""
+    arms = view.only(is_predicted)
+    alone = any(map(of_operations, arms.arms))
+    names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
+    columns = [
+        *NAMES,
+        Column("predicted\nms", "predicted.step_s", fmt.milliseconds),
+        Column("interval", "predicted.interval_s", _interval, drop=9),
+        Column("measured\nms", "measured_s", fmt.milliseconds),
+        Column("error", "error_pct", signed_pct),
+        *(Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
+          for name in names),
+        Column("exchange\nadds ms", "predicted.exchange_s", fmt.milliseconds, drop=5),
+        Column("launches", "launches", drop=6),
+        Column("CPU launch\nms, about", "predicted.host_s", fmt.milliseconds, drop=4),
+        Column("bottleneck", "limit", drop=7),
+        Column("peak\nGB", "predicted.memory_bytes", fmt.gigabytes, drop=8),
+    ]  # fmt: skip
+    rows: list[Json] = [
+        {
+            "group": view.where(arm) or None, "label": view.label(arm),
+            "predicted": _of(arm), "error_pct": error_pct(arm),
+            **{f"x {name}": ratio for name, ratio in _of(arm).speedup.items()},
+            "measured_s": (arm.steps and arm.steps.busy_s) if of_operations(arm) else arm.step_s,
+            "launches": _of(arm).launches or None, "limit": bottleneck(_of(arm).limit) or None,
+        }
+        for arm in arms.arms
+    ]  # fmt: skip
+    unsaid = not view.compared and any(map(view.is_short, names))  # below the table of speed
+    every = Part(
+        "Predicted GPU time of a step (operations alone)" if alone else "Predicted step",
+        columns,
+        [*map(Row, rows)],
+        [line for line in (*_calls(arms), *[SHORT_NOTE] * unsaid, _predicting(arms)) if line],
+        VERBOSE,
+    )
+    if not asked:
+        return [every]
+    more = len(rows) - MOST_ROWS
+    notes = [*[SHORT_NOTE] * unsaid, *[f"and {more} more: --verbose"] * (more > 0)]
+    brief = replace(every, title="", rows=every.rows[:MOST_ROWS], below=notes, level=DEFAULT)
+    return [brief, replace(every, columns=columns if more > 0 or every.below else ())]
 
 
 def _of(arm: Training) -> Predicted:
@@ -70,43 +122,14 @@ def _of(arm: Training) -> Predicted:
     return arm.predicted
 
 
-def prediction_part(view: View, *, details: bool = True) -> Part:
-    """A row for each prediction, in ms, beside what was measured."""
-    arms = view.only(is_predicted)
-    alone = any(map(of_operations, arms.arms))
-    names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
-    unsaid = not view.compared and any(map(view.is_short, names))  # below the table of speed
-    columns: list[Column[Training]] = [
-        Column("predicted\nms", lambda arm: fmt.milliseconds(_of(arm).step_s), right=True),
-        Column("interval", lambda arm: interval(_of(arm)), right=True, drop=9),
-        Column("measured\nms", _measured, right=True),
-        Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
-        *(Column(f"x {view.title(name, SHORT_MARK)}", _ratio(name), right=True) for name in names),
-        Column("exchange\nadds ms", lambda arm: fmt.milliseconds(_of(arm).exchange_s),
-               right=True, drop=5),
-        Column("launches", lambda arm: str(_of(arm).launches or ""), right=True, drop=6),
-        Column("CPU launch\nms, about", lambda arm: fmt.milliseconds(_of(arm).host_s), right=True,
-               drop=4),
-        Column("bottleneck", lambda arm: bottleneck(_of(arm).limit), drop=7),
-        Column("peak\nGB", lambda arm: fmt.gigabytes(_of(arm).memory_bytes), right=True, drop=8),
-    ]  # fmt: skip
-    return Part(
-        "Predicted GPU time of a step (operations alone)" if alone else "Predicted step",
-        arms_table(view, arms, columns),
-        [*_calls(arms, details), *[SHORT_NOTE] * unsaid],
-        notes=[_predicting(arms)],
-    )
+def _ratio(value: float) -> str:
+    """A ratio without an interval, such as "5.64"."""
+    return fmt.short_ratio(Ratio(value, None))
 
 
-def _measured(arm: Training) -> str:
-    """The GPU's time, or the step."""
-    if of_operations(arm):
-        return fmt.milliseconds(arm.steps.busy_s) if arm.steps else ""
-    return fmt.milliseconds(arm.step_s)
-
-
-def _ratio(name: str) -> Callable[[Training], str]:
-    return lambda arm: plain_ratio(found) if (found := _of(arm).speedup.get(name)) else ""
+def _interval(ends: tuple[float, float]) -> str:
+    """In milliseconds, such as "41.6..44.0"."""
+    return f"{fmt.milliseconds(ends[0])}..{fmt.milliseconds(ends[1])}"
 
 
 def _predicting(view: View) -> str:
@@ -115,17 +138,14 @@ def _predicting(view: View) -> str:
     stages = {name: sum(found) for name, found in grouped(took).items()}
     if not stages:
         return ""
-    parts = [f"{fmt.clean(name)} {fmt.duration(s)}" for name, s in stages.items() if s]
+    parts = [f"{name} {fmt.duration(s)}" for name, s in stages.items() if s]
     return f"prediction took {fmt.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
-def _calls(view: View, details: bool) -> list[str]:
-    """The calls missing from predictions, and those timed in a real step, with their arms.
-
-    Each list once; all calls with `details`.
-    """
+def _calls(view: View) -> list[str]:
+    """The calls missing from predictions, and those timed in a real step, with their arms."""
     found = grouped(
-        ((said, tuple(fmt.clean(op) or "-" for op in calls)), view.full_label(arm))
+        ((said, tuple(op or "-" for op in calls)), view.full_label(arm))
         for arm in view.arms
         if arm.predicted
         for said, calls in (
@@ -134,75 +154,90 @@ def _calls(view: View, details: bool) -> list[str]:
         if calls
     )  # fmt: skip
     return [
-        f"{said.format(arms=fmt.listed(names))}: "
-        f"{fmt.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}."
+        f"{said.format(arms=fmt.listed(names))}: {', '.join(ops)}."
         for (said, ops), names in found.items()
     ]
 
 
-def raw_columns() -> list[Column[Training]]:
-    """The predictions in CSV: seconds, bytes, per cent."""
-
-    def speedup(name: str, arm: Training) -> Value:
-        return arm.predicted.speedup.get(name) if arm.predicted else None
-
-    return [
-        Column(csv={
-            **raw("predicted", predicted_step_s="step_s"), "predicted_error_pct": error_pct,
-            **raw("", "predicted_per_s"),
-            **raw_pair("predicted_low_s", "predicted_high_s",
-                       lambda arm: arm.predicted.interval_s if arm.predicted else None),
-            **raw("predicted", predicted_at_host_speed_s="paced_s", predicted_limit="limit",
-                  predicted_memory_peak_bytes="memory_bytes"),
-            **{f"predicted_speedup_{name}": partial(speedup, name) for name in BASELINES},
-        })
-    ]  # fmt: skip
+# ---------------------------------------------------------------- the answer
 
 
-# ---------------------------------------------------------------- sentences
-
-
-def prediction_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """What was predicted, its doubts, and how far it is from what was measured."""
-    arms = list(filter(of_operations, arms_of(family)))
-    found = [_sentence(view, arm) for arm in arms]
-    if any(_of(arm).gpu_s is None for arm in arms):
-        found.append(ROUGH)
+def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
+    """What was predicted, what launching may change, and how far it is from what was measured."""
+    arms = list(filter(of_operations, view.arms))
+    asked = [arm for arm in arms if not view.is_baseline(arm)] or arms
     errors = [(abs(error), arm) for arm in arms if (error := error_pct(arm)) is not None]
+    off = ""
     if errors:
         middle = median(error for error, _ in errors)
         worst, arm = max(errors, key=lambda pair: pair[0])
-        found.append(
-            f"Error of the GPU time: median {middle:.1f} %, worst {worst:.1f} % "
-            f"({view.full_label(arm)}), of {fmt.count(len(errors), 'step')}."
-        )
-    return found
+        off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(arm)})"
+    if len(view.groups) > 1:
+        said = f"{fmt.count(len(arms), 'step')} predicted ({_subjects(arms)}, {device})"
+        if off:
+            said += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
+        lines = [Line(ANSWER, said)]
+    else:
+        lines = [Line(ANSWER, _sentence(view, asked[-1], device))]
+    waits = [arm for arm in asked if _may_wait(arm)]
+    first = (waits or asked)[-1]
+    predicted = _of(first)
+    if predicted.launches:
+        text = f"{predicted.launches:,} launches of {view.named(first)}"
+        if predicted.host_s:
+            text += f" take about {fmt.milliseconds(predicted.host_s)} ms of this CPU"
+        if waits:
+            text += ": CPU launch may be the bottleneck, then a step takes longer"
+        lines.append(Line(WHY, text))
+    case = asked[-1].case
+    measure = f"halfway train {case.network} --recipe {case.recipe} measures the step"
+    lines.append(Line(DO, f"a larger batch; {measure}" if waits else measure))
+    return [*lines, *(Line(DOUBT, said) for said in _doubts(run, view, arms, off))]
 
 
-def _sentence(view: View, arm: Training) -> str:
-    """ "amp: 42.9 ms of the GPU a step, 40.8..45.0 (resnet50, batch 256), 11.6 GB; 605 launches,
-    about 14.5 ms of this CPU."
-    """
+def _may_wait(arm: Training) -> bool:
+    predicted = _of(arm)
+    return bool(predicted.host_s and predicted.host_s > MAY_LIMIT * predicted.step_s)
+
+
+def _subjects(arms: Sequence[Training]) -> str:
+    """ "14 networks", or the one."""
+    names = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, ["network"])))
+    return names[0] if len(names) == 1 else fmt.count(len(names), "network")
+
+
+def _sentence(view: View, arm: Training, device: str) -> str:
+    """ "amp: 22.1 ms of the GPU a step (21.0..23.2); tf32 takes 1.17 times as long (...)"."""
     predicted = _of(arm)
     what = "of operations" if predicted.gpu_s is None else "of the GPU"
     least = "at least " * bool(predicted.uncovered)
-    parts = [f"{view.label(arm)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"]
-    if ends := interval(predicted):
-        parts.append(f", {ends}")
-    parts.append(f" ({place(arm)})")
-    parts += [
-        f"; {view.title(name)} takes {plain_ratio(ratio)} times as long"
-        for name, ratio in predicted.speedup.items()
-    ]
-    if predicted.memory_bytes:
-        parts.append(f", {fmt.gigabytes(predicted.memory_bytes)} GB")
-    if predicted.launches:
-        parts.append(f"; {fmt.count(predicted.launches, 'launch', 'launches')}")
-    if predicted.host_s:
-        parts.append(f", about {fmt.milliseconds(predicted.host_s)} ms of this CPU")
-        if predicted.host_s > MAY_LIMIT * predicted.step_s:
-            parts.append(": may be the limit, then a step takes longer")
-    if predicted.uncovered:
-        names = [fmt.clean(line).split(":")[0] for line in predicted.uncovered]
-        parts.append(f". No time is known of {fmt.listed(names, MOST_NAMED)}")
-    return "".join(parts) + "."
+    said = f"{view.label(arm)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"
+    if predicted.interval_s:
+        said += f" ({_interval(predicted.interval_s)})"
+    for name in in_order(predicted.speedup):
+        longer = _ratio(predicted.speedup[name])
+        said += f"; {view.title(name)} takes {longer} times as long"
+    return f"{said} ({place(arm)}, {device})"
+
+
+def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[str]:
+    said = ["operations alone, nothing that Python does between them"]
+    if off and len(view.groups) == 1:
+        said[0] += f"; beside the measured GPU time {off}"
+    on_cpu = run.device.get("kind") == "cpu"
+    if any(_of(arm).gpu_s is None for arm in arms):
+        said[0] = (
+            "rough on a CPU: operations alone, nothing that Python does between them; steps of "
+            "small networks were 30 to 70 % off"
+        )
+    if on_cpu and load_warnings(run.settings):
+        said.append(
+            "the machine was busy: it may be many times too slow; repeat it on an idle machine, or "
+            "with OMP_NUM_THREADS=1"
+        )
+    unknown = [(view.named(arm), _of(arm).uncovered) for arm in arms if _of(arm).uncovered]
+    if unknown:
+        label, calls = unknown[-1]
+        names = fmt.listed([line.split(":")[0] for line in calls], MOST_NAMED)
+        said.append(f"no time is known of {names} ({label}): too short")
+    return said

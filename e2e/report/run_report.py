@@ -1,60 +1,60 @@
 """Reports of trainings and loaders: what `microbench.results.kinds.Report` needs of a kind.
 
-The content and order of screen, Markdown and CSV; pure functions of the run.
+Pure functions of the run: the answer, the parts, and the rows of CSV.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
-
-from rich.text import Text
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import partial
 
 from e2e.case import DATA_WORDS, OP, TrainCase
-from e2e.report import (
-    costs,
-    learning,
-    ledger,
-    predictions,
-    ranks,
-    table,
-)
-from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
+from e2e.report.answer import answer, warnings_of
+from e2e.report.arms import OPTIONS, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
-from e2e.report.joint import joint_part, joint_sentences, joints
-from e2e.report.loaders import TITLE, loaders_lines, loaders_table
-from e2e.report.verdict import causes_part, raw_columns, verdict
+from e2e.report.ledger import explained_parts, gains, title_words
+from e2e.report.loading import (
+    joint_answer,
+    joint_part,
+    joints,
+    loaders_answer,
+    loaders_parts,
+    loaders_raw,
+    reading_part,
+)
+from e2e.report.pictures import loading_chart, training_chart
+from e2e.report.predictions import error_pct, of_operations, predicted_answer, prediction_parts
+from e2e.report.trainings import (
+    convergence_part,
+    every_recipe_part,
+    exchange_part,
+    mean_of,
+    phases_part,
+    recipes_part,
+    scaling_part,
+    stages_part,
+    states_part,
+)
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import Training
+from e2e.results.types import Cause, Training
 from microbench import fmt
-from microbench.report.console import listed_once, sentences
-from microbench.report.table import Part, Row, Table, Value, records, screen
+from microbench.report.parts import (
+    DEFAULT,
+    VERBOSE,
+    Part,
+    Raw,
+    Report,
+    Value,
+    value,
+    warnings_part,
+)
 from microbench.results.types import Ratio, Run
 
-Section = tuple[str, Sequence[Text]]
-
-# The first names of CSV, in an order that does not change; new ones follow.
-CSV_ORDER = (
-    "op", *(field.name for field in fields(TrainCase)),
-    "rung", "status", "reason", "unit", "step_units", "images_per_s", "step_s",
-    "ci95_low_s", "ci95_high_s", "samples", "wall_per_s", "busy_s", "host_s", "launches",
-    *(f"{phase}_{clock}_s" for phase in costs.PHASES for clock in ("host", "gpu")),
-    "memory_peak_bytes", "fits_batch", "gpu_util_mean_pct", "gpu_util_min_pct", "gpu_util_max_pct",
-    "sm_clock_mhz", "power_w", "images_per_j", "temperature_c", "throttle", "setup_s", "compile_s",
-    "skipped_steps", "accuracy_mean", "accuracy_std", "loss_mean", "loss_std", "train_mean_s",
-    "train_std_s", "repeats", "seeds", "chance", "converged", "convergence", "limit", "why",
-    *(f"speedup_{name}{end}" for name in table.BASELINES for end in ("", "_low", "_high")),
-    "predicted_step_s", "predicted_error_pct",
-)  # fmt: skip
-
+MOST_LINES = 8  # of an answer on several networks fed by loaders
 FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
-
-
-def conditions(run: Run) -> list[str]:
-    """For the header: what was trained."""
-    return what_was_trained(run) if run.of(Training) else []
 
 
 def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
@@ -75,182 +75,178 @@ def ratio(op: str, value: Ratio) -> str:
     return interval(value) if op == OP else fmt.interval(value)
 
 
-def chart(run: Run) -> Any:
-    """The Altair chart of loaders or of trainings.
-
-    UserError when nothing can be drawn, or when Altair is not installed.
-    """
-    from e2e.report.plots import loading_chart, training_chart
-
-    if joints(run) or (run.of(Loading) and not run.of(Training)):
-        return loading_chart(run)
-    return training_chart(run)
+# ---------------------------------------------------------------- the report
 
 
-# ---------------------------------------------------------------- the screen
-
-
-def sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """The screen's sections on trainings and loaders, at most `width` columns wide."""
+def report(run: Run) -> Report:
+    """Trainings; or recipes fed by loaders, and loaders alone; or what was predicted."""
     if joints(run) or not run.of(Training):
-        return _fed_sections(run, width, details=details)
-    return [*training_sections(run, width, details=details), (TITLE, loaders_lines(run, width))]
+        return _of_loaders(run)
+    view, device = view_of(run), str(run.device.get("name") or "unknown device")
+    predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
+    return Report(
+        answer=predicted_answer(run, view, device) if predicts else answer(run, view),
+        parts=[*_parts(run, predicts=predicts), *loaders_parts(run, VERBOSE)],
+        about=what_was_trained(run),
+        raw=raw(run),
+        chart=partial(training_chart, run),
+    )
 
 
-def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """In short; loaders alone; and where recipes were measured too, those alone and both together.
-
-    `details` adds what a screen of trainings has for each of them.
-    """
-    pictures = joints(run)
-    fed = run.with_all(Training, [t for joint in pictures for t in joint.trainings])
-    together = {t.case.key for t in fed.of(Training)}
-    apart = run.with_all(Training, [t for t in run.of(Training) if t.case.key not in together])
-    said = [line for joint in pictures for line in joint_sentences(joint)]
-    found: list[Section] = [("In short", sentences(said)), (TITLE, loaders_lines(run, width))]
-    if apart.of(Training):
-        view = view_of(apart)
-        found += [*_speed(view, width, "Recipes alone"), _warnings(apart, view)]
-    found += _shown([joint_part(joint) for joint in pictures], width)
-    if pictures:
-        found.append(("Warnings on recipes fed by a loader", _warnings(fed, view_of(fed))[1]))
-    if details and pictures:
-        found += training_sections(fed, width, details=True)
-    return found
-
-
-def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
-    """(title, lines) of each section of the screen; sections without content have no lines.
-
-    `details` adds the state of the device and where the time of the run went.
-    """
+def _parts(run: Run, *, predicts: bool) -> list[Part]:
+    """The parts of trainings."""
     view = view_of(run)
-    (_, lines), reasons = _speed(view, width, "")
-    stages = [costs.stages_part(run)] if details else []
     return [
-        ("", [*lines, *costs.setups(view), *costs.float8_layers(view)] if lines else []),
-        reasons,
-        *_shown([learning.learning_part(view), *_tables(view, details=details), *stages], width),
-        (costs.STATES_TITLE, costs.states(view) if details else []),
-        *_shown(_accounts(view, details=details), width),
-        ("In short", sentences(verdict(run))),
-        _warnings(run, view),
+        *([] if predicts else [recipes_part(view)]),
+        *prediction_parts(view, asked=predicts),
+        every_recipe_part(view),
+        convergence_part(view),
+        scaling_part(view),
+        exchange_part(view),
+        *explained_parts(view),
+        phases_part(view),
+        states_part(view),
+        stages_part(run),
+        warnings_part(warnings_of(view)),
     ]
 
 
-def _tables(view: View, *, details: bool = True) -> list[Part]:
-    """What stands below the table of speed, on a screen and in Markdown."""
-    return [
-        predictions.prediction_part(view, details=details),
-        costs.phases_part(view, details=details),
-        ranks.scaling_part(view),
-        ranks.exchange_part(view),
-    ]
-
-
-def _shown(parts: Sequence[Part], width: int) -> list[Section]:
-    return [(part.title, table.part_lines(part, width)) for part in parts]
-
-
-def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
-    """The table of the arms that were run, and reasons that had no room in it."""
-    found = table.train_table(view)
-    shown = screen(found, width)
-    lines = [*shown.lines, *table.notes(view, shown, width)] if found.rows else []
-    return (title, lines), ("Reasons in full", table.reasons(view, shown.cut))
-
-
-def _accounts(view: View, *, details: bool = True) -> list[Part]:
-    """Training by training, of a few without `details`: its ledger, its causes; then why some have
-    none.
-    """
-    known = [arm for arm in view.arms if ledger.is_explained(view, arm)]
-    shown = known if details else view.first_of(known)
-    parts = [
-        part
-        for arm in shown
-        for part in (
-            ledger.ledger_part(view, arm, fold=not details), causes_part(view, arm)
-        )
-        if part.table or part.below
-    ]  # fmt: skip
-    if len(shown) < len(known):
-        noun = "more evaluation" if view.evaluates else "more training"
-        more = f"and {fmt.count(len(known) - len(shown), noun)} (--verbose shows all)"
-        parts[-1] = replace(parts[-1], below=[*parts[-1].below, more])
-    return [*parts, ledger.doubts_part(view)]
-
-
-def _warnings(run: Run, view: View) -> Section:
-    """Of those alike, that of the training whose steps are least alike is first."""
-    names = ["batch"] * (len(view.groups) > 1)
-    if len({arm.case.network for arm in view.arms}) > 1:
-        names.insert(0, "network")
-    found = [
-        (warning, " ".join([view.label(training), *in_words(training.case, names)]))
-        for training in sorted(run.of(Training), key=table.wall_gap, reverse=True)
-        for warning in training.warnings
-    ]
-    return "Warnings", listed_once(found)
-
-
-# ---------------------------------------------------------------- Markdown, HTML
-
-
-def parts(run: Run) -> list[Part]:
-    """For Markdown: tables of trainings, below a line on device and settings; then of loaders."""
-    found: list[Part] = []
-    if run.of(Training):
-        device = fmt.clean(run.device.get("name", "unknown device"))
-        found = [Part(f"{device}: {', '.join(what_was_trained(run))}."), *training_parts(run)]
-    if run.of(Loading):
-        found += [Part(table=loaders_table(run)), *map(joint_part, joints(run))]
-    return found
-
-
-def summary(run: Run) -> list[str]:
-    """The verdict on trainings; with loaders, the results for each network and loader."""
-    pictures = joints(run)
-    if pictures or not run.of(Training):
-        return [line for joint in pictures for line in joint_sentences(joint)]
-    return verdict(run)
-
-
-def warnings(run: Run) -> list[Text]:
-    """The warnings of trainings."""
-    return list(_warnings(run, view_of(run))[1]) if run.of(Training) else []
-
-
-def training_parts(run: Run) -> list[Part]:
-    """One row per arm or rung, in the order measured; the reason where there are no times.
-
-    The caption has the settings that all arms share. Phases, predictions, ledgers and causes
-    follow in tables of their own.
-    """
-    view = view_of(run)
-    found = [*_tables(view), *_accounts(view)]
-    return [
-        Part("", table.train_table(view, learning.learning_columns(view)), table.short_note(view)),
-        *(replace(part, title=f"{part.title}:") for part in found if part.table or part.below),
-    ]
+def _of_loaders(run: Run) -> Report:
+    """Recipes by number of workers, or loaders alone; other trainings with --verbose."""
+    found, device = joints(run), str(run.device.get("name") or "unknown device")
+    if not found:
+        return Report(
+            answer=loaders_answer(run, device), parts=loaders_parts(run, DEFAULT), raw=raw(run),
+            chart=partial(loading_chart, run),
+        )  # fmt: skip
+    first, *others = found
+    return Report(
+        answer=[line for joint in found for line in joint_answer(joint, device)][:MOST_LINES],
+        parts=[
+            joint_part(first, DEFAULT),
+            *(joint_part(joint, VERBOSE) for joint in others),
+            *map(reading_part, found),
+            *loaders_parts(run, VERBOSE),
+            *(part for part in _parts(run, predicts=False)[1:]),
+        ],
+        about=what_was_trained(run),
+        raw=raw(run),
+        chart=partial(loading_chart, run),
+    )
 
 
 # ---------------------------------------------------------------- CSV
 
+OTHER_PHASES = "other phases"  # the place of their columns
+BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
+PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
+ENDS = ("", "_low", "_high")
+# The names of CSV, in an order that does not change; new ones follow. Each has its path in a
+# training, or "" where `_raw_training` makes it.
+FIRST_NAMES: Mapping[str, str] = {
+    "op": "",
+    **{field.name: f"case.{field.name}" for field in fields(TrainCase)},
+    **{name: name for name in ("rung", "status", "reason", "unit", "step_units")},
+    "images_per_s": "per_s", "step_s": "steps.median_s",
+    "ci95_low_s": "steps.ci95_s.0", "ci95_high_s": "steps.ci95_s.1", "samples": "",
+    "wall_per_s": "wall_per_s", "busy_s": "steps.busy_s", "host_s": "steps.host_s",
+    "launches": "steps.launches",
+    **{f"{phase}_{clock}_s": "" for phase in PHASES for clock in ("host", "gpu")},
+    **{name: name for name in ("memory_peak_bytes", "fits_batch")},
+    **{f"gpu_util_{end}_pct": f"state.gpu_util_pct.{end}" for end in ("mean", "min", "max")},
+    "sm_clock_mhz": "state.sm_clock_mhz", "power_w": "state.power_w", "images_per_j": "per_j",
+    "temperature_c": "state.temperature_c", "throttle": "",
+    **{name: name for name in ("setup_s", "compile_s", "skipped_steps")},
+    "accuracy_mean": "accuracy.0", "accuracy_std": "accuracy.1",
+    "loss_mean": "loss.0", "loss_std": "loss.1",
+    "train_mean_s": "train_s.0", "train_std_s": "train_s.1", "repeats": "", "seeds": "",
+    **{name: name for name in ("chance", "converged", "convergence", "limit", "why")},
+    **{f"speedup_{name}{end}": "" for name in BASELINES for end in ENDS},
+    "predicted_step_s": "predicted.step_s", "predicted_error_pct": "",
+}  # fmt: skip
+LATER_NAMES: Mapping[str, str] = {
+    **{name: name for name in (
+        "memory_reserved_bytes", "memory_process_bytes", "model_bytes", "checkpoint_bytes",
+        "first_step_s", "float8_layers", "linear_layers",
+    )},
+    "step_min_s": "step_range_s.0", "step_max_s": "step_range_s.1", "wait_s": "steps.wait_s",
+    OTHER_PHASES: "",
+    **{f"{name}_population_std": f"population_deviations.{name}"
+       for name in ("accuracy", "loss", "train_s")},
+    **{name: "" for name in (
+        "train_loss_mean", "last_loss_mean", "all_steps_loss_mean", "zero_gradients_mean",
+        "infinite_gradients_mean", "train_steps", "train_skipped_steps",
+    )},
+    "predicted_per_s": "predicted_per_s",
+    "predicted_low_s": "predicted.interval_s.0", "predicted_high_s": "predicted.interval_s.1",
+    "predicted_at_host_speed_s": "predicted.paced_s", "predicted_limit": "predicted.limit",
+    "predicted_memory_peak_bytes": "predicted.memory_bytes",
+    **{f"predicted_speedup_{name}": f"predicted.speedup.{name}" for name in BASELINES},
+    "ledger_base": "ledger_base", "ledger_bound": "bound", "ledger_ms": "", "fixes": "",
+    "findings": "",
+    "exchange_bytes": "exchange.bytes", "exchange_exposed_s": "exchange.exposed_s",
+    "exchange_exposed_low_s": "exchange.exposed_ci95_s.0",
+    "exchange_exposed_high_s": "exchange.exposed_ci95_s.1",
+    "exchange_copies_s": "exchange.copies_s", "exchange_alone_s": "exchange.alone_s",
+    "exchange_overlapped": "exchange.overlapped", "bus_bytes_per_s": "exchange.bus_bytes_per_s",
+    "rank_local_s": "",
+}  # fmt: skip
+MEANS = {
+    "train_loss_mean": "train_loss", "last_loss_mean": "last_loss",
+    "all_steps_loss_mean": "mean_loss", "zero_gradients_mean": "zero_gradients",
+    "infinite_gradients_mean": "infinite_gradients",
+}  # fmt: skip
 
-def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
-    """(columns, rows) of trainings, then of loaders."""
-    view = view_of(run)
-    columns = [
-        *table.raw_columns(), *table.speed_columns(view), *costs.phase_columns(view),
-        *learning.learning_columns(view), *predictions.raw_columns(), *ledger.raw_columns(),
-        *raw_columns(), *ranks.exchange_columns(),
-    ]  # fmt: skip
-    trainings = records(Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER))
-    loaders = records(loaders_table(run))
-    names = [
-        *(CSV_ORDER if run.of(Training) else ()),
-        *(loaders[0] if run.of(Loading) else ()),
-        *(trainings[0] if run.of(Training) else ()),
-    ]
-    return list(dict.fromkeys(names)), [*trainings[1], *loaders[1]]
+
+def raw(run: Run) -> list[Raw]:
+    """CSV of trainings, then of loaders. Names of loaders precede those that came later."""
+    arms, loaders = run.of(Training), loaders_raw(run)
+    if not arms:
+        return [loaders]
+    timed = dict.fromkeys(phase.name for arm in arms for phase in arm.phases)
+    phases = [f"{name}_{clock}_s" for name in timed for clock in ("host", "gpu")]
+    later = [one for name in LATER_NAMES for one in (phases if name == OTHER_PHASES else [name])]
+    rows = [*map(_raw_training, arms)]
+    return [(list(FIRST_NAMES), rows), *[loaders] * bool(run.of(Loading)), (later, [])]
+
+
+def _raw_training(arm: Training) -> Mapping[str, Value]:
+    named = {**FIRST_NAMES, **LATER_NAMES}
+    row: dict[str, Value] = {name: value(arm, path) for name, path in named.items() if path}
+    for name, ratio in arm.speedup.items():
+        values = (ratio.ratio, *(ratio.ci95 or (None, None)))
+        row |= {f"speedup_{name}{end}": one for end, one in zip(ENDS, values, strict=True)}
+    for phase in arm.phases:
+        row |= {f"{phase.name}_host_s": phase.host_s, f"{phase.name}_gpu_s": phase.gpu_s}
+    for name in ("steps", "skipped_steps"):
+        row[f"train_{name}"] = _joined(getattr(repeat, name) for repeat in arm.repeats)
+    fixes = [cause for cause in arm.causes if fmt.clean(cause.fix)]
+    fixes.sort(key=_by_prediction)
+    local_s = arm.exchange.rank_local_s if arm.exchange else ()
+    return {
+        **row,
+        "op": OP,
+        "throttle": _joined(arm.state.throttle),
+        "samples": len(arm.steps.times_s) if arm.steps else None,
+        **{name: mean_of(arm, of) for name, of in MEANS.items()},
+        "repeats": len(arm.repeats),
+        "seeds": _joined(repeat.seed for repeat in arm.repeats),
+        "predicted_error_pct": error_pct(arm),
+        "ledger_ms": _joined(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
+        "fixes": _joined(
+            f"{fmt.clean(one.fix)}: {gains(one) or 'gain not predicted'}" for one in fixes
+        ),
+        "findings": _joined(title_words(one) for one in arm.causes if not fmt.clean(one.fix)),
+        "rank_local_s": _joined(f"{seconds:.6g}" for seconds in local_s),
+    }
+
+
+def _joined(values: Iterable[object]) -> str:
+    return "; ".join(map(str, values))
+
+
+def _by_prediction(cause: Cause) -> tuple[bool, float]:
+    """The largest predicted gain first; those without one last."""
+    pct = cause.predicted_gain_pct
+    known = pct is not None and math.isfinite(pct)
+    return not known, -round(pct, 1) if known and pct is not None else 0.0

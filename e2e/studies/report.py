@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from e2e.studies.run import RUNS, read_folder
 from e2e.studies.schema import Published, Study
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.export import report_page, write_page
-from microbench.report.table import Column, Part, Row, Table, markdown, write_csv
+from microbench.report.parts import ANSWER, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.writers import page, to_csv, to_markdown, write_page
 from microbench.results.runfile import read_run, write_text
-from microbench.results.types import RUINED_PCT
+from microbench.results.types import RUINED_PCT, Run
 
 PAGE, TEXT, CELLS = "report.html", "report.md", "cells.csv"
 NAMED = ("network", "recipe", "batch", "workers", "loader", "gpus", "compress")
@@ -35,45 +36,51 @@ def report(out: Path, console: Console) -> int:
     study = read_folder(out)
     cells = cells_of(study, out)
     run = next(map(read_run, sorted((out / RUNS).glob("*.json"))), None)
-    device = fmt.clean(str(run.device.get("name"))) if run else "nothing yet"
-    parts = [*(_part(one, cells, device) for one in study.published)]
-    raw = _raw(cells)
-    names = [name for name in (raw[0] if raw else ()) if not name.endswith(UNSEEN)]
-    texts = [[_text(name, cell) for name in names] for cell in cells if cell.case]
-    numbers = range(names.index("status") + 1 if names else 0, len(names))
-    parts.append(Part("Every cell", _table(names, texts, 1, numbers), [
-        f"{CELLS} has them too; halfway show {RUNS}/ID.json has the rest of a run: time by term, "
-        "charts, how it scales over GPUs.",
-    ]))  # fmt: skip
-    if study.differences:
-        parts.append(Part("What differs from the original", None, study.differences))
-    lost = [f"{c.cell}: {c.status}: {c.reason}." for c in cells if not c.measured]
-    if lost:
-        parts.append(Part("Not measured", None, lost))
-    title = f"{study.title or study.name}, on {device}"
-    measured = [cell for cell in cells if cell.measured]
-    data = ", ".join(dict.fromkeys(str(cell.value("data")) for cell in measured))
-    about = [
-        *[study.question] * bool(study.question),
-        f"Study {study.name}, profile {study.run[0].profile}, data: {data}; "
-        f"{fmt.count(len(measured), 'cell')} measured.",
-    ]
-    answer = _answer(cells)
-    lines = [f"# {title}", "", *about, "", *(f"**{line}**" for line in answer), ""]
-    for part in parts:
-        table = [markdown(part.table)] if part.table else []
-        lines += [f"## {part.title}", "", *table, *(f"{line}\n" for line in part.below)]
-    write_page(report_page(title, about, answer, parts, run), out / PAGE)
+    found = _report(study, cells, run)
+    write_page(page({"": found}), out / PAGE)
+    about = "\n".join(found.about)
     try:
-        write_text("\n".join(lines).rstrip("\n"), out / TEXT)
-        write_text(write_csv([(list(raw[0]) if raw else [], raw)]).rstrip("\n"), out / CELLS)
+        write_text(f"# {found.title}\n\n{about}\n\n{to_markdown(found).rstrip()}", out / TEXT)
+        write_text(to_csv(found).rstrip("\n"), out / CELLS)
     except OSError as error:
         raise UserError(f"cannot write the report in {out} ({error.strerror})") from None
     console.print()
-    for line in answer:
-        console.print(line, style="bold")
+    for line in found.answer:
+        console.print(line.text, style="bold")
     console.print(f"Page: {out / PAGE}; also {TEXT} and {CELLS}")
-    return len(measured)
+    return sum(cell.measured for cell in cells)
+
+
+def _report(study: Study, cells: Sequence[Cell], run: Run | None) -> Report:
+    """The published tables, then every cell; `run` is one of its runs, for the environment."""
+    device = fmt.clean(str(run.device.get("name"))) if run else "nothing yet"
+    raw = _raw(cells)
+    names = [name for name in (raw[0] if raw else ()) if not name.endswith(UNSEEN)]
+    texts = [[_text(name, cell) for name in names] for cell in cells if cell.case]
+    every = _table(names, texts, range(names.index("status") + 1 if names else 0, len(names)))
+    lost = [f"{c.cell}: {c.status}: {c.reason}." for c in cells if not c.measured]
+    measured = [cell for cell in cells if cell.measured]
+    data = ", ".join(dict.fromkeys(str(cell.value("data")) for cell in measured))
+    return Report(
+        f"{study.title or study.name}, on {device}",
+        _answer(cells),
+        [
+            *(_part(one, cells, device) for one in study.published),
+            Part("Every cell", *every, [
+                f"{CELLS} has them too; halfway show {RUNS}/ID.json has the rest of a run: time by "
+                "term, charts, how it scales over GPUs.",
+            ], VERBOSE),
+            Part("What differs from the original", below=study.differences),
+            Part("Not measured", below=lost),
+        ],
+        [
+            *[study.question] * bool(study.question),
+            f"Study {study.name}, profile {study.run[0].profile}, data: {data}; "
+            f"{fmt.count(len(measured), 'cell')} measured.",
+        ],
+        facts={**run.device, **run.software} if run else {},
+        raw=[(list(raw[0]) if raw else [], raw)],
+    )  # fmt: skip
 
 
 def cells_of(study: Study, out: Path) -> list[Cell]:
@@ -117,7 +124,7 @@ def _raw(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _answer(cells: Sequence[Cell]) -> list[str]:
+def _answer(cells: Sequence[Cell]) -> list[Line]:
     """What stands out, and what was left out.
 
     Only a speedup whose interval is wholly above 1, and narrow enough, stands out.
@@ -134,7 +141,7 @@ def _answer(cells: Sequence[Cell]) -> list[str]:
     lost = len({cell.run for cell in cells if not cell.measured})
     if lost:
         lines.append(f"{fmt.count(lost, 'run')} not measured, or not all of it: see below.")
-    return lines
+    return [Line(ANSWER, said) for said in lines]
 
 
 def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
@@ -165,21 +172,20 @@ def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
     notes += dict.fromkeys(f"{cell.cell}: {cell.reason}." for cell in ours if cell.reason)
     if any(text.endswith(fmt.UNCERTAIN) for line in lines for text in line):
         notes.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict.")
-    return Part(published.title, _table(titles, lines, len(keys), numbers), notes)
+    return Part(published.title, *_table(titles, lines, numbers), notes)
 
 
 def _table(
-    titles: Sequence[str], lines: Sequence[Sequence[str]], keys: int, numbers: range
-) -> Table[Any]:
-    """Lines under titles, the first of which are keys; `numbers` are places on the right."""
-
-    def column(i: int, title: str) -> Column[Sequence[str]]:
-        return Column(
-            title, lambda line: line[i], right=i in numbers, key=i < keys,
-            csv={title: lambda line: line[i]},
-        )  # fmt: skip
-
-    return Table([column(i, title) for i, title in enumerate(titles)], list(map(Row, lines)))
+    titles: Sequence[str], lines: Sequence[Sequence[str]], numbers: range
+) -> tuple[list[Column], list[Row]]:
+    """Lines under titles; figures are at `numbers`, as a tuple, so that they are on the right."""
+    columns = [
+        Column(title, str(i), itemgetter(0) if i in numbers else str)
+        for i, title in enumerate(titles)
+    ]
+    return columns, [
+        Row([(text,) if i in numbers else text for i, text in enumerate(line)]) for line in lines
+    ]
 
 
 def _text(name: str, cell: Cell) -> str:

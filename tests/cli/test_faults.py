@@ -268,7 +268,7 @@ def is_read(data: Any) -> bool:
     try:
         document = document_of(data)
         if document:
-            document.sheet(data)
+            document.report(data)
         else:
             as_run(data, Path("run.json"))
     except (UserError, ValueError):

@@ -138,7 +138,7 @@ from e2e.case import label_of
 from e2e.networks.table import facts_of
 from e2e.options import TrainOptions
 from e2e.plan import plan
-from e2e.report.run_report import csv
+from e2e.report.run_report import raw
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import Training
 from microbench.command_line import kept
@@ -160,7 +160,7 @@ written = json.loads(json.dumps(to_json(Training(other, "ok"))))
 assert written["case"]["momentum"] == 0.5 and from_json(written, "x").case == other
 del written["case"]["momentum"]
 assert from_json(written, "an older file").case.momentum == 0.9
-columns, (row,) = csv(Run(("e2e",), "now", {}, {}).with_other(Training(other, "ok")))
+(columns, (row,)), _ = raw(Run(("e2e",), "now", {}, {}).with_other(Training(other, "ok")))
 assert "momentum" in columns and str(row["momentum"]) == "0.5"
 
 assert kept(asked(jitter=1.0))["jitter"] == 1.0, "what --resume compares"

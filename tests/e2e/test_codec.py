@@ -20,13 +20,14 @@ from samples.training_runs import run_of, shown
 
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
-from e2e.report.plots import bar_rows, waterfall_panels
+from e2e.report.pictures import bar_rows, fall_rows
 from e2e.results import loader_types
 from e2e.results.codec import from_json, to_json
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from e2e.results.types import Repeat, Training
 from microbench.errors import UserError
-from microbench.report.export import to_csv, to_markdown
+from microbench.report.report import report_of
+from microbench.report.writers import to_csv, to_markdown
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.runfile import as_run, read_run, write_run
@@ -203,9 +204,9 @@ def test_any_value_of_another_type_is_refused_in_a_line_or_harmless(
     assert "\n" not in refused
     if run != sound:  # else it was refused, or takes no part
         assert shown(run, details=True)
-        assert to_csv(run)
-        assert to_markdown(run)
-        bar_rows(view_of(run)), waterfall_panels(view_of(run))
+        assert to_csv(report_of(run))
+        assert to_markdown(report_of(run))
+        bar_rows(view_of(run)), fall_rows(view_of(run))
         compare(run, run)
 
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from samples import rank_training
 from samples.commands import ROOT, environment
 from samples.processes import wait_for
-from samples.training_runs import arm
+from samples.training_runs import arm, run_of
 
 from e2e.data.loaders.workers import Shuffled
-from e2e.report.ranks import exchange_columns
+from e2e.report.arms import view_of
+from e2e.report.trainings import exchange_part
 from e2e.results.baselines import STRONG, WEAK, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import Training
@@ -32,6 +33,7 @@ from e2e.training.allreduce import exchange_of
 from e2e.training.launch import LOST, Death, launch
 from e2e.training.place import place_of
 from e2e.training.ranks import Ranks
+from microbench.report.parts import cells
 from microbench.results.runfile import read_run
 
 CPU = torch.device("cpu")
@@ -252,9 +254,9 @@ def test_the_hidden_share_is_said_where_its_interval_is_narrower_than_the_exchan
     training = replace(
         timed(2, 8, 1.0), exchange=Exchange(2, 1, 0.1, alone_s, 0.004, ends, (0.1, 0.1))
     )
-    (column,) = (one for one in exchange_columns() if one.title == "hidden")
-    assert column.cell
-    assert (column.cell(training) == "?") == (ends[1] - ends[0] > alone_s)
+    found = cells(exchange_part(view_of(run_of(training))))
+    place = [column.title for column in found.columns].index("hidden")
+    assert (found.texts[0][place] == "?") == (ends[1] - ends[0] > alone_s)
 
 
 @given(st.integers(0, 7), st.floats(1.06, 3))

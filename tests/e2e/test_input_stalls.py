@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from samples.kernel_runs import shown
 
 from e2e.case import TrainCase
 from e2e.input_stalls import (
@@ -18,9 +19,7 @@ from e2e.input_stalls import (
     pays_from,
     predict_together,
 )
-from e2e.report.joint import Gain, Joint, joint_part, joints
-from e2e.report.loaders import loaders_lines
-from e2e.report.table import part_lines
+from e2e.report.loading import Gain, joints
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
 from e2e.training.speedups import FED_SHARE
@@ -219,10 +218,6 @@ def test_a_gain_that_may_be_chance_does_not_pay() -> None:
 # ---------------------------------------------------------------- the picture
 
 
-def shown(joint: Joint) -> str:
-    return "\n".join(line.plain for line in part_lines(joint_part(joint), 100))
-
-
 RATES = {1: 500.0, 2: 1000.0, 4: 2000.0, 8: 4000.0, 16: 8000.0}
 ALONE = {"fp32": 0.1, "amp": 0.02}  # seconds a step: 1,000 and 5,000 img/s
 
@@ -269,12 +264,13 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     assert joint.in_full_from("fp32") == 2
     assert joint.in_full_from("amp") == 16
     assert joint.errors_pct == pytest.approx([2.04] * 4, rel=0.01)
-    text = shown(joint)
+    text = shown(run)
     assert "2,000 / 1,960" in text, "predicted and measured"
-    assert max(map(len, text.splitlines())) <= 100
+    assert "amp needs 4 workers to be faster" in text
     (untested,) = joints(picture(measured=()))
     assert untested.errors_pct == []
-    assert "error" not in shown(untested)
+    assert "predictions were" in text
+    assert "predictions were" not in shown(picture(measured=()))
     few = [t for t in picture(()).of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
     (slow,) = joints(picture(()).with_all(Training, few))
     assert (slow.pays_from("amp", "fp32"), slow.in_full_from("amp")) == (None, None)
@@ -291,12 +287,10 @@ def test_what_failed_says_so_and_why_in_full() -> None:
     ]
     loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
     run = run.with_all(Training, arms).with_other(replace(loader, blocks=()))
-    (joint,) = joints(run)
-    text = " ".join(shown(joint).split())
-    assert f"amp with 4 workers failed: {why}" in text
-    alone = [line.plain for line in loaders_lines(run, 100)]
-    assert any(f"dali skipped: {why} {why}" in line for line in alone)
-    assert sum(why in line for line in alone) == 1
+    text = " ".join(shown(run).split())
+    assert f"amp with 4 workers FAILED: {why}" in text
+    text = " ".join(shown(run, details=True).split())
+    assert text.count(f"dali: {why} {why}") == 1
 
 
 def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:

@@ -46,23 +46,32 @@ from samples.training_runs import (
 
 from e2e.case import TrainCase
 from e2e.report.arms import view_of
-from e2e.report.ledger import OTHERS, account, changes, unexplained
-from e2e.report.plots import bar_rows, loss_rows, training_chart, waterfall_panels, waterfall_rows
-from e2e.report.run_report import CSV_ORDER
-from e2e.report.verdict import has_causes, verdict
+from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
+from e2e.report.pictures import bar_rows, fall_rows, loss_rows, training_chart, waterfall_rows
+from e2e.report.run_report import FIRST_NAMES, report
 from e2e.results.types import Cause, LedgerLine, Phase, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
 from microbench.device.host import LOAD, SHARE
 from microbench.errors import UserError
-from microbench.report.drawing import draw
-from microbench.report.export import to_csv, to_markdown
+from microbench.report import writers
+from microbench.report.charts import write_chart
+from microbench.report.parts import value
+from microbench.report.report import report_of
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ratio, Run
 
 REPORTS = Path(__file__).parents[1] / "samples" / "reports"
 WIDTHS = (40, 60, 100)
 EVIL = "x\x1b[2J\n|\r"
+
+
+def to_csv(run: Run) -> str:
+    return writers.to_csv(report_of(run))
+
+
+def to_markdown(run: Run) -> str:
+    return writers.to_markdown(report_of(run))
 
 
 def changed(run: Run, place: int, **changes: Any) -> Run:
@@ -112,9 +121,14 @@ def screens() -> Iterator[tuple[str, str]]:
 
 
 def in_short(run: Run) -> list[str]:
-    """The sentences of a run and of its ledgers."""
+    """The answer of a run, and the sentences of its ledgers."""
     of_ledgers = (account(t, t.case.recipe) for t in run.of(Training) if t.ledger)
-    return [*verdict(run), *chain.from_iterable(of_ledgers)]
+    return [*answer(run), *chain.from_iterable(of_ledgers)]
+
+
+def answer(run: Run) -> list[str]:
+    """Each line of the answer, with its label."""
+    return [f"{line.label} {line.text}".strip() for line in report(run).answer]
 
 
 def said() -> Iterator[tuple[str, Run]]:
@@ -228,7 +242,7 @@ def checked(run: Run, width: int) -> str:
     """What is shown of a run, which fits and has no escape codes; nor has its Markdown."""
     text, markdown = shown(run, width, details=True), to_markdown(run)
     assert all(cell_len(line) <= width and line == line.rstrip() for line in text.splitlines())
-    assert not set("\x1b\r") & {*text, *markdown, *"".join(verdict(run))}
+    assert not set("\x1b\r") & {*text, *markdown}
     assert len(markdown.splitlines()) >= len(run.of(Training))
     rows = list(csv.DictReader(io.StringIO(to_csv(run))))
     assert len(rows) == len(run.of(Training)) + len(run.results)
@@ -244,7 +258,7 @@ def test_any_run_fits_and_hides_nothing(found: list[Training], width: int) -> No
     text = checked(run, width)
     view = view_of(run)
     for training in view.arms:
-        for cause in training.causes if has_causes(view, training) else ():
+        for cause in training.causes if is_sound(view, training) else ():
             for words in (cause.title, cause.why):
                 assert "".join(fmt.clean(words).split()) in text
     for timed in (t for t in run.of(Training) if t.steps):
@@ -253,7 +267,7 @@ def test_any_run_fits_and_hides_nothing(found: list[Training], width: int) -> No
         assert timed.timed
         assert timed.timed.median_s == step_s, "one step in tables, ledgers, ratios and compare"
         assert (timed.per_s or 0) * step_s == pytest.approx(timed.step_units)
-    bars = [bar for rows in bar_rows(view_of(run)).values() for bar in rows]
+    bars = bar_rows(view_of(run))
     assert len(bars) == sum(bool(t.steps) for t in run.of(Training))
 
 
@@ -277,13 +291,13 @@ def test_odd_runs_fit() -> None:
     for arms in ((failed,), (failed, evil), (blank,), (lost,), (alone,), ()):
         for width in WIDTHS:
             checked(run_of(*arms), width)
-    titles = [panel.to_dict()["title"]["text"] for panel in waterfall_panels(view_of(run_of(evil)))]
-    assert titles
-    assert "\x1b" not in str(titles)
+    falls = fall_rows(view_of(run_of(evil)))
+    assert falls
+    assert "\x1b" not in "".join(text for row in falls for text in (row["panel"], row["label"]))
     for ms in (math.nan, math.inf):  # is not drawn
         run = run_of(steps_of(10.0, 5.0, convolutions=ms))
         checked(run, 100)
-        assert waterfall_panels(view_of(run)) == []
+        assert fall_rows(view_of(run)) == []
 
 
 def test_kernels_and_trainings_share_a_file(
@@ -291,8 +305,9 @@ def test_kernels_and_trainings_share_a_file(
 ) -> None:
     both, path = replace(h200_run(), others=amp_run().of(Training)), tmp_path / "run.json"
     checked(both, 100)
-    assert to_markdown(both).startswith(to_markdown(h200_run()))
-    assert to_markdown(amp_run()) in to_markdown(both)
+    for one in (h200_run(), amp_run()):
+        tables = [line for line in to_markdown(one).splitlines() if line.startswith("|")]
+        assert set(tables) <= set(to_markdown(both).splitlines())
     header = to_csv(both).splitlines()[0].split(",")
     assert len(header) == len(set(header))
     for run in (amp_run(), both):
@@ -351,77 +366,76 @@ def test_small_terms_share_a_row_and_both_times_of_a_term_are_read() -> None:
 
 def test_nothing_follows_from_ruined_intervals() -> None:
     run = ledger_run()
-    sound = shown(run)
+    sound = shown(run, details=True)
     assert "where the time of a step goes" in sound
     assert "No verdict" not in sound
     fp32, tf32, amp = run.of(Training)
     assert fp32.steps
     wide = replace(fp32.steps, ci95_s=(0.5 * fp32.steps.median_s, 90 * fp32.steps.median_s))
     ruined = run_of(replace(fp32, steps=wide), tf32, replace(amp, causes=CAUSES))
-    text = " ".join(shown(ruined).split())
-    assert "No verdict on fp32, tf32 and amp" in text or "No verdict on fp32, tf32, amp" in text
-    for said in ("where the time of a step goes", "What limits", "trains", "Best measured"):
+    text = " ".join(shown(ruined, details=True).split())
+    assert "No verdict on fp32, tf32, amp" in text
+    for said in ("where the time of a step goes", "What limits", "trains", "saves", "Try"):
         assert said not in text
-    assert len(verdict(ruined)) == 3
+    assert len(answer(ruined)) == 3
     (_, _, row) = csv.DictReader(io.StringIO(to_csv(ruined)))
     assert row["ledger_ms"], "the figures stay"
     assert row["fixes"]
-    assert waterfall_panels(view_of(ruined)) == []
+    assert fall_rows(view_of(ruined)) == []
 
 
 @pytest.mark.parametrize(
     ("ratio", "terms", "said"),
     [
         (ratio_of(1.43), {"convolutions": -25.0, "residual": -5.0}, ""),
-        (ratio_of(1.43), {"convolutions": -23.0, "residual": -7.0}, "amp 23 %."),
-        (ratio_of(1.05), {"convolutions": -3.0, "residual": -2.0}, "amp 40 %."),
-        (Ratio(1.14, (0.99, 1.3)), {"convolutions": -30.0}, "difference was measured: amp."),
-        (Ratio(1.14, (1.0, 1.3)), {"convolutions": -30.0}, "difference was measured: amp."),
-        (ratio_of(0.9), {"convolutions": -30.0}, "difference was measured: amp."),
+        (ratio_of(1.43), {"convolutions": -23.0, "residual": -7.0}, "23 % is unexplained"),
+        (ratio_of(1.05), {"convolutions": -3.0, "residual": -2.0}, "40 % is unexplained"),
+        (Ratio(1.14, (0.99, 1.3)), {"convolutions": -30.0}, "amp: no difference was measured"),
+        (Ratio(1.14, (1.0, 1.3)), {"convolutions": -30.0}, "amp: no difference was measured"),
+        (ratio_of(0.9), {"convolutions": -30.0}, "by their rounds it is 0.90"),
         (Ratio(1.43, None), {"convolutions": -30.0}, ""),
     ],
 )  # fmt: skip
 def test_nothing_is_explained_that_was_not_measured(
     ratio: Ratio, terms: dict[str, float], said: str
 ) -> None:
-    """Three lines in place of ledger, causes and fixes; the speed is told, the file has it all."""
+    """A line in place of ledger, causes and fixes; the speed is told, the file has it all."""
     causes = (replace(CAUSES[0], measured_gain_pct=49.0), *CAUSES[1:])
     made = replace(steps_of(100.0, **terms), causes=causes, speedup={"fp32": ratio}, limit="host")
     run = run_of(arm("fp32", 256 / 0.1), made)
-    text = " ".join(shown(run).split())
+    text = " ".join(shown(run, details=True).split())
     assert said in text
-    for one in ("where the time of a step goes", "What limits", "Best measured", "saves", "Try"):
+    for one in ("where the time of a step goes", "What limits", "saves", "Try", "measured +49.0 %"):
         assert (one in text) == (not said), one
     assert ("Not explained" in text) == ("Not explained" in to_markdown(run)) == bool(said)
-    assert "amp" in " ".join(verdict(run))
+    assert "amp" in answer(run)[0]
     (_, row) = csv.DictReader(io.StringIO(to_csv(run)))
     assert row["ledger_ms"]
     assert row["fixes"]
-    assert bool(waterfall_panels(view_of(run))) == (not said)
+    assert bool(fall_rows(view_of(run))) == (not said)
 
 
 def test_the_ratio_over_tf32_is_first_and_a_brief_search_is_named_with_each_over_fp32() -> None:
     brief = [replace(t, case=replace(t.case, search="short")) for t in ledger_run().of(Training)]
     run = run_of(*brief)
-    (sentence, *_) = verdict(run)
-    assert sentence.index("times faster than tf32") < sentence.index("than fp32 by a short search")
-    *_, bar = bar_rows(view_of(run))[""]
+    (sentence, *_) = answer(run)
+    assert sentence.index("as fast as tf32") < sentence.index("as fast as fp32 by a short search")
+    *_, bar = bar_rows(view_of(run))
     assert bar["text"].endswith("x tf32)")
     for text in (shown(run), to_markdown(run)):
         assert text.index("x tf32") < text.index("x fp32¹")
         assert "x fp32 " not in text
         assert "¹ by a short search" in text
     over_fp32 = [line for line in in_short(run) if "fp32" in line]
-    assert len(over_fp32) > 3
+    assert len(over_fp32) > 2
     assert all("fp32 by a short search" in line for line in over_fp32)
     rungs = [replace(t, case=replace(t.case, search="short")) for t in ladder_run().of(Training)]
     ladder = run_of(*rungs)
-    assert "From fp32 by a short search to" in verdict(ladder)[0]
-    assert "than the rung before, fp32 by a short search" in verdict(ladder)[1]
-    assert re.search(r"\+ tf32 .* 2\.86 ±\S+¹", shown(ladder))
+    assert "From fp32 by a short search to" in answer(ladder)[0]
+    assert "as the rung before, fp32 by a short search" in answer(ladder)[1]
     fp32, _, amp = brief
     alone = run_of(fp32, replace(amp, speedup={"fp32": amp.speedup["fp32"]}))
-    assert bar_rows(view_of(alone))[""][1]["text"].endswith("x fp32¹)")
+    assert bar_rows(view_of(alone))[1]["text"].endswith("x fp32¹)")
     assert "¹ by a short search" in str(training_chart(alone).to_dict())
     assert "short search" not in shown(ledger_run()) + str(training_chart(ledger_run()).to_dict())
 
@@ -429,17 +443,19 @@ def test_the_ratio_over_tf32_is_first_and_a_brief_search_is_named_with_each_over
 def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> None:
     run = RUNS["evaluation"]()
     text = shown(run)
-    assert len(text.splitlines()) <= 55
-    for words in (text, to_markdown(run), shown(run, details=True), " ".join(verdict(run)),
+    assert len(text.splitlines()) <= 24
+    for words in (text, to_markdown(run), shown(run, details=True),
                   str(training_chart(run).to_dict())):  # fmt: skip
         found = words.replace("steps of", "").replace("--ladder", "")
         assert not re.search(r"(?<!')\bsteps?\b|\btrains?\b|training|optimizer|sgd", found), words
         assert "forward pass" in found or "forward alone" in found
     (fast,) = (t for t in run.of(Training) if (t.case.recipe, t.case.batch) == ("amp", 256))
-    (row,) = (line.split() for line in text.splitlines() if line.startswith("amp     18"))
-    assert float(row[3]) == pytest.approx(1e3 * (fast.step_s or 0), rel=1e-3), "latency, a batch"
-    assert float(row[1].replace(",", "")) == pytest.approx(256 / (fast.step_s or 1), rel=1e-3)
-    assert "From fp32 to amp (batch 256): where the time of a forward pass goes" in text
+    every = next(part for part in report(run).parts if part.title == "Every recipe")
+    (row,) = (row.item for row in every.rows if row.item["arm"] is fast)
+    by_title = {column.title: column for column in every.columns}
+    latency = value(row, by_title["ms/batch"].path)
+    assert latency == pytest.approx(256 / (value(row, by_title["img/s"].path) or 1))
+    assert "From fp32 to amp (batch 256): where the time of a forward pass goes" in to_markdown(run)
 
 
 # ---------------------------------------------------------------- CSV and charts
@@ -447,7 +463,7 @@ def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> No
 
 def test_csv_and_bars_have_the_numbers_of_the_run() -> None:
     text = to_csv(amp_run())
-    assert tuple(text.splitlines()[0].split(",")[: len(CSV_ORDER)]) == CSV_ORDER
+    assert tuple(text.splitlines()[0].split(",")[: len(FIRST_NAMES)]) == tuple(FIRST_NAMES)
     *_, amp = csv.DictReader(io.StringIO(text))
     numbers = {
         "images_per_s": 4_690, "step_s": 256 / 4_690, "images_per_j": 4_690 / 640,
@@ -457,8 +473,7 @@ def test_csv_and_bars_have_the_numbers_of_the_run() -> None:
     unwritten = arm("amp", 256 / 0.0421, predicted=predicted_of("amp", error_pct=None))
     (row,) = csv.DictReader(io.StringIO(to_csv(run_of(unwritten))))
     assert float(row["predicted_error_pct"]) == pytest.approx(2.9), "worked out"
-    (bars,) = bar_rows(view_of(amp_run())).values()
-    assert [(bar["label"], bar["rate"]) for bar in bars] == [
+    assert [(bar["label"], bar["value"]) for bar in bar_rows(view_of(amp_run()))] == [
         (recipe, pytest.approx(per_s)) for recipe, (per_s, *_) in RATES.items()
     ]
 
@@ -467,24 +482,23 @@ def test_loss_curves_are_means_over_the_repeats_where_all_have_a_loss() -> None:
     curves = ((4.0, 2.0, 1.0), (2.0, 4.0, None), (9.0,), ())
     some = tuple(Repeat(seed, 30, 1.0, 4.0, 1.0, None, None, 0, curve)
                  for seed, curve in enumerate(curves))  # fmt: skip
-    view = view_of(changed(amp_run(), 2, repeats=some))
-    rows = loss_rows(view, view.groups[0])
-    assert [(row["arm"], row["step"], row["value"]) for row in rows] == [
+    rows = loss_rows(view_of(changed(amp_run(), 2, repeats=some)))
+    assert [(row["series"], row["x"], row["y"]) for row in rows] == [
         ("amp", 5.0, 3.0), ("amp", 15.0, 3.0),
     ]  # fmt: skip
-    assert rows[0]["high"] - rows[0]["value"] == pytest.approx(math.sqrt(2))
-    assert not any(loss_rows(view_of(amp_run()), group) for group in view_of(amp_run()).groups)
+    assert rows[0]["high"] - rows[0]["y"] == pytest.approx(math.sqrt(2))
+    assert loss_rows(view_of(amp_run())) == []
 
 
 @pytest.mark.parametrize("name", ["host", "sweep"])
 def test_charts_have_every_recipe_and_every_bar_of_the_waterfall(name: str, tmp_path: Path) -> None:
     run = RUNS[name]()
-    draw(run, tmp_path / "chart.svg")
+    write_chart(training_chart(run), tmp_path / "chart.svg")
     text = "".join(ElementTree.parse(tmp_path / "chart.svg").getroot().itertext())
     assert all(recipe in text for recipe in {t.case.recipe for t in run.of(Training)})
     if name == "host":
         bars = waterfall_rows(host_run().of(Training)[-1], "amp")
-        assert all(bar["text"] in text and bar["term"] in text for bar in bars)
+        assert all(bar["text"] in text and bar["label"] in text for bar in bars)
 
 
 def test_nothing_to_draw() -> None:

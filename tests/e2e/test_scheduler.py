@@ -22,13 +22,13 @@ from e2e.commands.session import Session
 from e2e.commands.train import compare_recipes, run_training
 from e2e.commands.verify import verified
 from e2e.options import TrainOptions
-from e2e.report.costs import STAGES, stages_part
-from e2e.report.table import part_lines
+from e2e.report.trainings import STAGES, stages_part
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedCost, TracedPart, TracedStep
 from e2e.results.types import PREDICTED, Cause, Training
 from e2e.training.trainer import Trainer
 from e2e.training.variants import Variants
+from microbench.report.parts import cells
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -342,7 +342,6 @@ def test_the_seconds_of_all_stages_are_those_of_the_run(entered: list[tuple[str,
 
 def test_a_report_adds_up_the_stages_that_a_file_holds() -> None:
     run = run_of(arm("amp", 800.0), settings={STAGES: {"start-up": 8.25, "timing": 15.0}})
-    text = "\n".join(line.plain for line in part_lines(stages_part(run), 80))
-    assert "23.2" in text
+    assert cells(stages_part(run)).texts[-1] == ["in all", "23.2"]
     odd = stages_part(run_of(arm("amp", 800.0), settings={STAGES: ["timing"]}))
-    assert part_lines(odd, 80) == []
+    assert odd.rows == []

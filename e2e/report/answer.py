@@ -1,0 +1,520 @@
+"""The answer of a run of trainings: how much faster, why, what to do, and what to doubt.
+
+A pure function of the run: every number is in the run file, or is the ratio of two that are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import exp, log
+
+from e2e.report.arms import (
+    SHORT_WORDS,
+    Group,
+    View,
+    grouped,
+    in_words,
+    is_generated,
+    reason,
+    reference,
+    step_word,
+    trains,
+    was_run,
+)
+from e2e.report.figures import bottleneck, noun, ratio, spread, times
+from e2e.report.ledger import (
+    MOST_RESIDUAL,
+    SAME,
+    base_words,
+    contradicted,
+    doubt_of,
+    gains,
+    has_ledger,
+    is_sound,
+    term_words,
+    title_words,
+    unexplained,
+)
+from e2e.report.trainings import as_ms, busy_pct, exposed, fastest, wall_gap
+from e2e.results.baselines import scaled
+from e2e.results.terms import RESIDUAL
+from e2e.results.types import MAX_WALL_GAP, Cause, LedgerLine, Training
+from microbench import fmt
+from microbench.report.parts import ANSWER, DO, DOUBT, WHY, Line, doubts
+from microbench.results.types import Run, Warning
+
+MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
+MOST_DOUBTS = 2
+MOST_NAMED = 4
+MOST_FIRST, MOST_OTHER = 3, 1  # terms of a ledger in a sentence: of its change, against it
+NOTHING_SHARE = 0.001  # of a step: changes up to it are not named
+SAME_SHARE = 0.005  # memory that differs by less is the same
+WHERE = ("network", "batch", "gpus", "evaluation")
+
+
+def answer(run: Run, view: View) -> list[Line]:
+    """The finding first; at most MOST_ROWS rows on a screen."""
+    device = str(run.device.get("name") or "unknown device")
+    on_gpu = run.device.get("kind") == "cuda"
+    ruined = [group for group in view.groups if group.ruined_pct]
+    sound = view.only(lambda arm: not view.group_of(arm).ruined_pct)
+    best = best_arms(sound)
+    scaling = [*_scaling(sound)]
+    first, *second = [*_speeds(sound, best, device, rate=not scaling), ""]
+    found = [
+        *_lost(view),
+        *_no_verdicts(view, ruined, device),
+        *(said for group in sound.groups for said in _ladder(sound, group, device)),
+        *scaling[:2],
+        first,
+        *_missing(view),
+        *second,
+        *_accuracies(view, best[-1] if best else None),
+    ]
+    lines = [Line(ANSWER, said) for said in found if said]
+    if best:
+        lines += _why(sound, best[-1], on_gpu=on_gpu)
+    elif ruined:
+        lines.append(Line(WHY, "other work on the machine, or steps that differ by themselves"))
+        lines.append(Line(DO, "repeat it on an idle machine, or longer (--budget 120)"))
+    lines = lines or [Line(ANSWER, "Nothing was measured")]
+    return _within([*lines, *_doubts(view, best)], MOST_ROWS - (run.finished_at is None))
+
+
+def _within(lines: list[Line], most: int) -> list[Line]:
+    """The lines that fit so many rows of a screen: later reasons go first, then later findings.
+
+    All that goes is in a part of --verbose.
+    """
+    going = [
+        *[line for line in lines if line.label == WHY][:0:-1],
+        *[line for line in lines if line.label == ANSWER][:1:-1],
+        *[line for line in lines if line.label == DOUBT][:0:-1],
+    ]
+    while going and sum(1 + len(line.text) // ROW for line in lines) > most:
+        lines = [line for line in lines if line is not going[0]]
+        del going[0]
+    return lines
+
+
+def best_arms(view: View) -> list[Training]:
+    """The arms of the recipe that is fastest against its baseline, at every batch and network; the
+    one with the highest throughput is last. Without baselines the fastest arm.
+    """
+    timed = [arm for arm in view.arms if arm.steps and arm.converged is not False]
+    by_label = grouped(
+        (view.label(arm), arm)
+        for arm in timed
+        if not view.is_baseline(arm) and arm.rung is None and arm.speedup
+    )
+    if by_label:
+        found = max(by_label.values(), key=lambda arms: _mean_ratio(view, arms))
+        return sorted(found, key=lambda arm: arm.per_s or 0.0)
+    rungs = [arm for arm in timed if arm.rung is not None and "first" in arm.speedup]
+    return rungs[-1:] or sorted(timed, key=lambda arm: arm.per_s or 0.0)[-1:]
+
+
+def _mean_ratio(view: View, arms: Sequence[Training]) -> float:
+    """The geometric mean over the first baseline that these arms have."""
+    for name in view.compared:
+        ratios = [arm.speedup[name].ratio for arm in arms if name in arm.speedup]
+        if ratios:
+            return exp(sum(map(log, ratios)) / len(ratios))
+    return 0.0
+
+
+# ---------------------------------------------------------------- how much faster
+
+
+def _speeds(view: View, best: Sequence[Training], device: str, *, rate: bool) -> Iterator[str]:
+    """The fastest recipe against its baselines; of two that were asked for, the other too.
+
+    Its `rate` where nothing was compared.
+    """
+    if not best or best[-1].rung is not None:
+        return
+    if not best[-1].speedup or view.is_baseline(best[-1]):
+        arm = best[-1]
+        text = f"{view.label(arm)} {trains(arm)} {fmt.throughput(arm.per_s or 0.0)} {arm.unit}/s"
+        yield from [f"{text} ({_where([arm], device)})"] * rate
+        return
+    yield f"{_speed(view, best)} ({_where(best, device)})"
+    others = grouped(
+        (view.label(arm), arm)
+        for arm in view.arms
+        if arm.steps and arm.speedup and arm.converged is not False
+        and not view.is_baseline(arm) and view.label(arm) != view.label(best[-1])
+    )  # fmt: skip
+    if len(others) == 1 and any(not r.no_difference for r in best[-1].speedup.values()):
+        yield from (_speed(view, arms) for arms in others.values())
+
+
+def _speed(view: View, arms: Sequence[Training]) -> str:
+    """ "amp trains 1.95 ±0.02 times as fast as tf32, 5.74 ±0.01 times as fast as fp32"."""
+    present = dict.fromkeys(name for arm in arms for name in arm.speedup)
+    compared = sorted(present, key=[*view.compared, *present].index)
+    clauses, same = list[str](), list[str]()
+    slower = True
+    for name in compared:
+        ratios = [(arm.speedup[name], arm) for arm in arms if name in arm.speedup]
+        title = "the rung before" if name == "previous" else view.title(name)
+        if all(ratio.no_difference for ratio, _ in ratios):
+            same.append(f"{title} ({fmt.ratio(ratios[0][0])})")
+            slower = False
+            continue
+        low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
+        slower = slower and high[0].ratio < 1
+        ends = [times(low[0])]
+        if len(ratios) > 1:
+            ends = [f"{times(r)} ({view.where(arm)})" for r, arm in (low, high)]
+        clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}")
+    alike = f"no difference measured from {fmt.joined(same)}" if same else ""
+    if not clauses:
+        return f"{view.label(arms[0])}: {alike}"
+    verb = f"{'is slower: it ' * slower}{trains(arms[0])}"
+    clauses += [alike] * bool(same)
+    return f"{view.label(arms[0])} {verb} {', '.join(clauses)}"
+
+
+def _where(arms: Sequence[Training], device: str) -> str:
+    """What these arms share, and the device: "resnet50, batch 256, NVIDIA H200"."""
+    data = ["data"] * (is_generated(arms[0].case) and arms[0].case.data != "synthetic")
+    words: list[str] = []
+    for name in (*WHERE, *data):
+        found = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, [name])))
+        if name == "network" and len(found) > 1:
+            words.append(fmt.count(len(found), "network"))
+        elif len(found) == 1:
+            words += found
+    return ", ".join([*words, device])
+
+
+def _lost(view: View) -> Iterator[str]:
+    """Recipes that did not converge, whatever their speed."""
+    lost = [arm for arm in view.arms if arm.converged is False]
+    if lost:
+        named = fmt.listed([view.named(arm) for arm in lost], MOST_NAMED)
+        why = lost[0].convergence or "no reason given"
+        whose = "their" if len(lost) > 1 else "its"
+        yield f"{named} DID NOT CONVERGE ({why}): {whose} speed is no gain"
+
+
+def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[str]:
+    """Groups whose intervals are too wide, and arms whose rounds and steps disagree."""
+    if ruined:
+        widest = max(ruined, key=lambda group: group.ruined_pct)
+        names = [view.label(arm) for arm in widest.arms if arm.steps]
+        more = f" and {fmt.count(len(ruined) - 1, 'more comparison')}" if len(ruined) > 1 else ""
+        yield (
+            f"No verdict on {fmt.listed(names, MOST_NAMED)}{more}: the intervals are too wide, up "
+            f"to ±{fmt.number(widest.ruined_pct)} % ({_where(widest.arms, device)})"
+        )
+    apart = [(arm, name) for arm in view.arms if not view.group_of(arm).ruined_pct
+             and (name := contradicted(view, arm))]  # fmt: skip
+    for arm, name in apart[:1]:
+        base = reference(arm, name, view.group_of(arm))
+        assert base
+        assert base.step_s
+        assert arm.step_s
+        more = f"; {len(apart) - 1} more" if len(apart) > 1 else ""
+        yield (
+            f"No verdict on {view.named(arm)} against {view.title(name)}: by their rounds it "
+            f"is {times(arm.speedup[name])} times as fast, by their steps "
+            f"{base.step_s / arm.step_s:.2f}{more}"
+        )
+
+
+def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
+    """From the first rung to the last."""
+    timed = [arm for arm in group.arms if arm.steps]
+    last = next(
+        (a for a in reversed(timed) if "first" in a.speedup and a.converged is not False), None
+    )
+    if last is None:
+        return
+    first = last.speedup["first"]
+    start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
+    gain = f"{times(first)} times as fast" if not first.no_difference else "no difference measured"
+    yield f"From {start} to {view.label(last)}: {gain} ({_where([last], device)})"
+
+
+def _scaling(view: View) -> Iterator[str]:
+    """ "amp: efficiency 0.95 ±0.01 on 2 GPUs, 0.94 ±0.01 on 4 (weak scaling)", a line a recipe."""
+    found = grouped(
+        ((" ".join(in_words(row.many.case, ("recipe", "compress"))), row.kind), row)
+        for row in scaled(view.arms)
+    )
+    for (name, kind), rows in found.items():
+        each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
+        where = ", ".join(in_words(rows[0].many.case, ("network", "batch")))
+        yield f"{name}: efficiency {fmt.listed(each, MOST_NAMED)} ({kind} scaling, {where})"
+
+
+def _exchanges(view: View) -> Iterator[str]:
+    """What the exchange of gradients adds to the step of the most GPUs."""
+    rows = [row.many for row in scaled(view.arms) if row.many.exchange and row.many.step_s]
+    if rows:
+        most = max(rows, key=lambda arm: arm.case.gpus)
+        assert most.exchange
+        assert most.step_s
+        adds = f"{exposed(most.exchange)} of {as_ms(most.step_s)} ms"
+        yield f"exchanging gradients adds {adds} to a step on {most.case.gpus} GPUs"
+
+
+def _accuracies(view: View, best: Training | None) -> Iterator[str]:
+    """Held-out accuracy, or loss, of the recipes side by side, where the best arm is."""
+    groups = [group for group in view.groups if any(arm.repeats for arm in group.arms)]
+    if not groups:
+        return
+    group = view.group_of(best) if best and view.group_of(best) in groups else groups[-1]
+    arms = [arm for arm in group.arms if arm.converged is not False]
+    by_accuracy = any(arm.accuracy for arm in arms)
+    learnt = [
+        f"{view.label(arm)} {spread(pair, len(arm.repeats) > 1, 100 if by_accuracy else 1)}"
+        + " %" * by_accuracy
+        for arm in arms
+        if (pair := arm.accuracy if by_accuracy else arm.loss)
+    ]
+    if learnt:
+        what = "accuracy" if by_accuracy else "loss"
+        generated = " of generated data" * is_generated(group.case)
+        title = f" ({group.title})" * bool(group.title)
+        yield f"Held-out {what}{generated}{title}: {fmt.listed(learnt, MOST_NAMED)}"
+
+
+def _missing(view: View) -> Iterator[str]:
+    """What was not measured, and why; each reason once."""
+    lost = [arm for arm in view.arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
+    for (status, why), arms in grouped(((arm.status, reason(arm)), arm) for arm in lost).items():
+        named = fmt.listed([view.named(arm) for arm in arms], MOST_NAMED)
+        yield f"{named} {'FAILED' if status == 'failed' else 'not measured'}: {why}"
+
+
+# ---------------------------------------------------------------- why, and what to do
+
+
+def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
+    """The largest terms or the bottleneck, the first cause, and one thing to do."""
+    doubt = doubt_of(view, best)
+    explains = has_ledger(best) and not doubt
+    first = next((one for one in best.causes if one.predicted_gain_pct is None and not doubt), None)
+    if best.rung is not None:
+        yield from (Line(WHY, said) for said in _rungs(view, view.group_of(best)))
+    if explains:
+        yield Line(WHY, _ledger(view, best))
+    elif doubt and doubt != SAME and (has_ledger(best) or best.causes):
+        yield Line(WHY, f"no explanation: {doubt}")
+    if (
+        on_gpu
+        and best.limit
+        and not (explains and best.limit == "gpu")
+        and not _is_said(first, best)
+    ):
+        yield Line(WHY, _bottlenecks(view, best))
+    if first and len(view.groups) == 1:
+        yield Line(WHY, _cause(first))
+    yield from (Line(WHY, said) for said in _exchanges(view))
+    if do := _do(view, best, first):
+        yield Line(DO, do)
+
+
+def _ledger(view: View, arm: Training) -> str:
+    """ "of 241 ms a step in fp32 amp saves 199: convolutions 154, layout changes 24; ..." """
+    first, *between, last = arm.ledger
+    terms = [line for line in between if line.term != RESIDUAL]
+    rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
+    saved_ms = first.ms - last.ms
+    label = view.named(arm)
+    whole = f"{fmt.hundredths(first.ms)} ms a {step_word(arm)} in {base_words(arm)}"
+    said = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
+    if saved_ms <= 0:
+        said = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
+    least_ms = NOTHING_SHARE * first.ms
+    less = sorted((line for line in terms if line.ms < -least_ms), key=lambda line: line.ms)
+    more = sorted((line for line in terms if line.ms > least_ms), key=lambda line: -line.ms)
+    first_most, then_most = (MOST_FIRST, MOST_OTHER) if saved_ms > 0 else (MOST_OTHER, MOST_FIRST)
+    saves, adds = _terms(less[:first_most]), _terms(more[:then_most])
+    parts = [saves, f"adds {adds}" * bool(adds)] if saved_ms > 0 else [
+        adds, f"saves {saves}" * bool(saves)]  # fmt: skip
+    rest = fmt.hundredths(abs(rest_ms)) if abs(rest_ms) > least_ms else "nothing"
+    parts.append(f"{rest} unexplained")
+    return f"{said}: {'; '.join(filter(None, parts))}"
+
+
+def _terms(lines: Sequence[LedgerLine]) -> str:
+    """ "convolutions 154, layout changes 24.3"."""
+    return ", ".join(f"{term_words(line.term)} {fmt.hundredths(abs(line.ms))}" for line in lines)
+
+
+def _rungs(view: View, group: Group) -> Iterator[str]:
+    """The largest step of a ladder, those that gave nothing, and those that cost."""
+    sound = [arm for arm in group.arms if arm.steps and arm.converged is not False]
+    climbed = [(arm, arm.speedup["previous"]) for arm in sound if "previous" in arm.speedup]
+    steps = [(arm, ratio) for arm, ratio in climbed if ratio.ci95 and not ratio.no_difference]
+    best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
+    if best and gain and gain.ratio > 1:
+        before = "the rung before" + f", fp32{SHORT_WORDS}" * view.follows_short(best)
+        yield f"largest gain: {view.label(best)}, {times(gain)} times as fast as {before}"
+    losses = [f"{view.label(a)} {times(ratio)}" for a, ratio in steps if ratio.ratio < 1]
+    same = [view.label(arm) for arm, ratio in climbed if ratio.no_difference]
+    parts = [
+        f"slower than the rung before: {fmt.listed(losses, MOST_NAMED)}" * bool(losses),
+        f"no difference measured: {fmt.listed(same, MOST_NAMED)}" * bool(same),
+    ]
+    if any(parts):
+        yield "; ".join(filter(None, parts))
+
+
+def _bottlenecks(view: View, best: Training) -> str:
+    """The bottleneck, how much it costs, and whether it is that of every recipe."""
+    timed = [arm for arm in view.arms if arm.steps and arm.limit]
+    word = bottleneck(best.limit)
+    if len({arm.limit for arm in timed}) == 1 and len(timed) > 1:
+        said = f"the {word} is" if best.limit == "gpu" else f"{word} is"
+        return f"{said} the bottleneck of every recipe"
+    waited = None if _only_slowed(best) else _waited_pct(best)
+    idle = "the GPU is idle" if best.limit == "host" else "the CPU waits for data"
+    much = "" if waited is None else f" ({idle} for {waited:.0f} % of a {view.step})"
+    return f"bottleneck of {view.named(best)}: {word}{much}"
+
+
+def _is_said(cause: Cause | None, arm: Training) -> bool:
+    """Whether the cause names the bottleneck already."""
+    return cause is not None and bottleneck(arm.limit) in cause.title
+
+
+def _cause(cause: Cause) -> str:
+    """The title and the figures of a cause, without its places."""
+    why = fmt.clean(cause.why).partition("; ")[0].partition(": ")
+    figures = why[0] + (f": {why[2]}" if "idle" in why[0] else "")
+    return f"{title_words(cause)}{f': {figures}' * bool(figures)}"
+
+
+def _do(view: View, best: Training, first: Cause | None) -> str:
+    """One thing to do: what was measured to help, else what is likely to."""
+    sound = is_sound(view, best)
+    tried = [
+        (one.measured_gain_pct or 0.0, one, arm)
+        for arm in view.arms
+        if is_sound(view, arm)
+        for one in arm.causes
+        if (one.measured_gain_pct or 0.0) > 0
+    ]
+    if tried:
+        own = [one for one in tried if one[2] is best] or tried
+        _, most, arm = max(own, key=lambda one: one[0])
+        return f"{most.fix}{f' for {view.named(arm)}' * (arm is not best)} ({gains(most)})"
+    if said := _layouts(view, best):
+        return said
+    if first and fmt.clean(first.fix):
+        return f"{first.fix} ({gains(first) or 'not measured'})"
+    if sound and (remedy := _remedy(best)):
+        return f"{remedy} (not measured)"
+    return _use(view, best) if sound and len(view.groups) == 1 else ""
+
+
+def _layouts(view: View, best: Training) -> str:
+    """The layout, where the same arm in the other one was timed and is slower."""
+    for other in view.group_of(best).arms:
+        same = (getattr(arm.case, name) for arm in (best, other) for name in view.within
+                if name != "layout")  # fmt: skip
+        ours, half = list(same), len(view.within) - 1
+        if other.case.recipe != best.case.recipe or other.case.layout == best.case.layout:
+            continue
+        if ours[:half] != ours[half:] or not other.per_s or (best.per_s or 0.0) <= other.per_s:
+            continue
+        name = "channels_last (nhwc)" if best.case.layout == "nhwc" else best.case.layout
+        rates = (fmt.throughput(arm.per_s or 0.0) for arm in (best, other))
+        unit, recipe = f"{best.unit}/s", best.case.recipe
+        fast, slow = rates
+        return f"use {name}: {fast} {unit} with {recipe}, {slow} in {other.case.layout}"
+    return ""
+
+
+def _use(view: View, best: Training) -> str:
+    """The recipe that won, and what else it saves; or the baseline, where it is slower."""
+    group = view.group_of(best)
+    names = [name for name in view.compared if name in best.speedup]
+    ratios = [best.speedup[name] for name in names]
+    if not ratios or all(ratio.no_difference for ratio in ratios):
+        return ""
+    if all(ratio.ratio < 1 for ratio in ratios):
+        winner = fastest(group)
+        return f"{trains(best).removesuffix('s')} in {view.label(winner)}" if winner else ""
+    base = reference(best, names[0], group)
+    parts: list[str] = []
+    if base is not None and base is not best:
+        share = (best.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
+        if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
+            parts.append(f"{share:.2f}{' times' if share > 1 else ' of'} the memory")
+        if best.per_j and base.per_j:
+            parts.append(f"{best.per_j / base.per_j:.2g} times the {noun(best.unit)} per joule")
+    than = f": {fmt.joined(parts)} of {view.label(base)}" if base and parts else ""
+    return f"use {view.label(best).removeprefix('+ ')}{than}"
+
+
+def _waited_pct(arm: Training) -> float | None:
+    """Per cent of the step in which no kernel ran, or in which the CPU waited for data."""
+    if arm.limit == "host":
+        busy = busy_pct(arm)
+        return None if busy is None else 100 - busy
+    if arm.limit != "data" or arm.data_wait_s is None or not arm.step_s:
+        return None
+    return 100 * min(1.0, arm.data_wait_s / arm.step_s)
+
+
+def _only_slowed(arm: Training) -> bool:
+    """Whether less than half of what a loader makes the step longer is waiting for it."""
+    waited_pct, unfed_s = _waited_pct(arm), arm.steps.unfed_s if arm.steps else None
+    if arm.limit != "data" or waited_pct is None or not unfed_s or not arm.step_s:
+        return False
+    return waited_pct < 100 * (arm.step_s / unfed_s - 1) / 2
+
+
+def _remedy(arm: Training) -> str:
+    """An option against its bottleneck that is not in use yet; "" when none is known to help."""
+    if arm.limit == "data":
+        return "more --workers" if arm.case.fed and not _only_slowed(arm) else ""
+    if arm.limit != "host":
+        return ""
+    if arm.case.graph:
+        return "a larger batch"
+    return "CUDA graphs (--graph)" if arm.case.compile else "CUDA graphs (--graph) or --compile"
+
+
+# ---------------------------------------------------------------- doubt
+
+
+def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
+    """Warnings, the wall clock, what is unexplained or not judged, and data that are not real."""
+    found = doubts(warnings_of(view), len(view.arms), most=1)
+    said: list[str] = []
+    for arm in best[-1:]:
+        if has_ledger(arm) and is_sound(view, arm) and unexplained(arm)[0] > MOST_RESIDUAL:
+            said.append(
+                f"{100 * unexplained(arm)[0]:.0f} % of a step is unexplained: trust no term"
+            )
+        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.fed and not found:
+            said.append(
+                f"by the wall clock {view.named(arm)} {trains(arm)} "
+                f"{fmt.throughput(arm.wall_per_s or 0.0)} {arm.unit}/s"
+            )
+    unjudged = [arm for arm in view.arms if arm.converged is None and arm.convergence]
+    for why, arms in grouped((arm.convergence or "", arm) for arm in unjudged).items():
+        named = fmt.listed([view.named(arm) for arm in arms], 2)
+        said.append(f"convergence of {named} not judged: {why}")
+    made = [arm for arm in best[-1:] if arm.case.data == "synthetic" and not arm.case.evaluation]
+    for arm in made:
+        names = {one.case.network for one in view.arms}
+        word = f" {arm.case.network}" if len(names) == 1 else ""
+        said.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
+    return [*found, *(Line(DOUBT, one) for one in said)][:MOST_DOUBTS]
+
+
+def warnings_of(view: View) -> list[tuple[Warning, str]]:
+    """Every warning with its arm; first those of the arm whose steps are least alike."""
+    return [
+        (warning, view.named(arm))
+        for arm in sorted(view.arms, key=wall_gap, reverse=True)
+        for warning in arm.warnings
+    ]

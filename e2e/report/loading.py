@@ -1,0 +1,502 @@
+"""The data loaders of a run: alone, and what recipes fed by them reach with so many workers.
+
+`Joint` puts a network's trainings and its loader together; measured comes before predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import NamedTuple
+
+from e2e.case import DATA_WORDS, RESIDENT, TrainCase
+from e2e.input_stalls import fewest_from
+from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
+from e2e.report.figures import bottleneck_of
+from e2e.results.baselines import BASELINES, by_the_wall
+from e2e.results.loader_types import OP, LoadCase, Loading, load_case
+from e2e.results.types import Training
+from microbench import fmt
+from microbench.report.parts import (
+    ANSWER,
+    DEFAULT,
+    DO,
+    DOUBT,
+    VERBOSE,
+    WHY,
+    Column,
+    Line,
+    Part,
+    Raw,
+    Row,
+    missing,
+    value,
+)
+from microbench.results.types import Json, Ratio, Run
+from microbench.timing.stats import half_width_pct
+from microbench.verdict import MIN_GAIN
+
+IN_FULL = 0.95  # of a recipe's throughput without a loader
+WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
+MOST_ROWS = 8  # of the screen
+MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not measured"}
+# CSV of loaders: name and path, in an order that does not change.
+RAW = {
+    **{field.name: f"case.{field.name}" for field in fields(LoadCase)},
+    "status": "status", "reason": "reason", "images_per_s": "per_s",
+    "ci95_low_per_s": "ci95_per_s.0", "ci95_high_per_s": "ci95_per_s.1", "samples": "",
+    "images_per_s_per_core": "per_s_per_core", "read_bytes_per_s": "bytes_per_s",
+    "first_s": "first_s",
+}  # fmt: skip
+
+
+class Gain(NamedTuple):
+    """How many times faster one recipe is than another (a ratio), measured or predicted."""
+
+    ratio: Ratio
+    measured: bool
+
+    @property
+    def pays(self) -> bool:
+        """Whether the ratio is at least MIN_GAIN and its interval, if known, is above 1."""
+        ends = self.ratio.ci95
+        return self.ratio.ratio >= MIN_GAIN and (ends is None or ends[0] > 1)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
+
+    `alone` are the trainings on a pinned batch (else on one that stays on the device), by recipe;
+    `busy` those beside this number of busy workers.
+    """
+
+    loader: str
+    trainings: tuple[Training, ...]
+    alone: dict[str, Training]
+    synthetic: dict[str, Training]
+    busy: dict[tuple[str, int], Training]
+    loading: dict[int, Loading]
+    others: tuple[Loading, ...]  # cold files, and reading alone
+
+    @property
+    def recipes(self) -> list[str]:
+        """The recipes, in order of appearance."""
+        return list(dict.fromkeys(t.case.recipe for t in self.trainings))
+
+    @property
+    def workers(self) -> list[int]:
+        """The numbers of workers, ascending."""
+        return sorted({t.case.workers for t in self.trainings})
+
+    def at(self, recipe: str, workers: int) -> Training | None:
+        """The training of a recipe with this number of workers."""
+        found = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
+        return next(found, None)
+
+    def row(self, workers: int) -> dict[str, Training]:
+        """The trainings with this number of workers, by recipe."""
+        found = ((name, self.at(name, workers)) for name in self.recipes)
+        return {name: training for name, training in found if training}
+
+    @property
+    def errors_pct(self) -> list[float]:
+        """Errors of predicted throughput in per cent where it was measured; positive: too high."""
+        return [
+            100 * (arm.predicted_per_s / arm.per_s - 1)
+            for arm in self.trainings
+            if arm.per_s and arm.predicted_per_s
+        ]
+
+    def title(self, recipe: str, short: str = SHORT_WORDS) -> str:
+        """A recipe that others are held against; `short` follows as in `View.title`."""
+        return fmt.clean(recipe) + short * is_short(recipe, self.trainings)
+
+    def per_s(self, recipe: str, workers: int) -> float:
+        """Units per second as measured, else as predicted; 0 if neither is known."""
+        training = self.at(recipe, workers)
+        return (training and (training.per_s or training.predicted_per_s)) or 0.0
+
+    def speedup(self, recipe: str, base: str, workers: int) -> Gain | None:
+        """The speed-up of a recipe over another with this number of workers; None if unknown.
+
+        Measured if both were, else predicted.
+        """
+        ours, theirs = self.at(recipe, workers), self.at(base, workers)
+        if ours is None or theirs is None:
+            return None
+        if ours.per_s and theirs.per_s:
+            name = next((name for name, known in BASELINES.items() if base in known), base)
+            paired = ours.speedup.get(name, Ratio(ours.per_s / theirs.per_s, None))
+            return Gain(by_the_wall(paired, theirs, ours), measured=True)
+        if ours.predicted_per_s and theirs.predicted_per_s:
+            ratio = ours.predicted_per_s / theirs.predicted_per_s
+            return Gain(Ratio(ratio, None), measured=False)
+        return None
+
+    def pays_from(self, recipe: str, base: str) -> int | None:
+        """The fewest workers from which on a recipe is faster than another; None if it never is."""
+
+        def pays(count: int) -> bool:
+            gain = self.speedup(recipe, base, count)
+            return gain is not None and gain.pays
+
+        return fewest_from(self.workers, pays)
+
+    def in_full_from(self, recipe: str) -> int | None:
+        """The fewest workers at which a recipe has IN_FULL of its throughput without a loader."""
+        alone = self.alone.get(recipe)
+        if alone is None or not alone.per_s:
+            return None
+        wanted = IN_FULL * alone.per_s
+        return fewest_from(self.workers, lambda count: self.per_s(recipe, count) >= wanted)
+
+
+def joints(run: Run) -> list[Joint]:
+    """Each network, batch and loader of the run whose recipes were also measured alone."""
+    fed = grouped(
+        (_family(t.case), t)
+        for t in run.of(Training)
+        if t.case.fed and not t.case.cached and run.find(Loading, load_case(t.case).key)
+    )
+    known = (_joint(run, family, trainings) for family, trainings in fed.items())
+    return [joint for joint in known if joint.alone]
+
+
+def _joint(run: Run, family: TrainCase, trainings: list[Training]) -> Joint:
+    def by_recipe(loader: str) -> dict[str, Training]:
+        plain = replace(family, loader=loader, prefetch=0)
+        return {t.case.recipe: t for t in run.of(Training) if _family(t.case) == plain}
+
+    loadings = [
+        loading
+        for loading in run.of(Loading)
+        if replace(loading.case, loader="", workers=0, cold=False)
+        == replace(load_case(family), loader="", cold=False)
+    ]
+    own = [one for one in loadings if one.case.loader == family.loader and not one.case.cold]
+    busy = [t for t in run.of(Training) if t.case.cached and _family(t.case) == family]
+    synthetic = by_recipe("synthetic")
+    return Joint(
+        family.loader,
+        tuple(trainings),
+        alone=by_recipe("pinned") or synthetic,
+        synthetic=synthetic,
+        busy={(t.case.recipe, t.case.workers): t for t in busy},
+        loading={loading.case.workers: loading for loading in own},
+        others=tuple(one for one in loadings if one.case.cold or one.case.loader == "read"),
+    )
+
+
+def _family(case: TrainCase) -> TrainCase:
+    """What trainings of one picture share."""
+    return replace(case, recipe="", workers=0, cached=False, loss_scale=None)
+
+
+# ---------------------------------------------------------------- together
+
+
+def joint_title(joint: Joint) -> str:
+    """The network, batch size and loader of all its trainings."""
+    case = joint.trainings[0].case
+    return f"{fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
+
+
+def joint_part(joint: Joint, level: int) -> Part:
+    """Workers x recipes, in images per second; pairs are predicted / measured."""
+    base, *others = joint.recipes
+    rows: list[Json] = [
+        {
+            "workers": count,
+            "loader": joint.loading.get(count),
+            **{f"rate {name}": _rates(arm) for name, arm in joint.row(count).items()},
+            **{f"limit {name}": bottleneck_of(arm) for name, arm in joint.row(count).items()},
+            **{f"gain {name}": joint.speedup(name, base, count) for name in others},
+        }
+        for count in joint.workers
+    ]  # fmt: skip
+    columns = [
+        Column("workers", "workers"),
+        *(Column(f"{name} x {joint.title(base, SHORT_MARK)}", f"gain {name}", _gain)
+          for name in others),
+        *(Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in joint.recipes),
+        *(Column(f"{name}\nbottleneck", f"limit {name}", drop=2 + (name == base))
+          for name in reversed(joint.recipes)),
+        Column("loader\nalone", "loader.per_s", fmt.throughput, drop=4),
+    ]  # fmt: skip
+    shown = rows[:MOST_ROWS] if level == DEFAULT else rows
+    notes = [f"and {len(rows) - len(shown)} more: --verbose"] * (len(shown) < len(rows))
+    title = f"Together: {joint_title(joint)}" if level == VERBOSE else ""
+    return Part(title, columns, [*map(Row, shown)], [*notes, *_notes(joint)], level)
+
+
+def _rates(arm: Training) -> str:
+    """ "2,000 / 1,960": predicted / measured."""
+    predicted = fmt.throughput(arm.predicted_per_s) if arm.predicted_per_s else ""
+    if arm.status == "failed":
+        return f"{predicted} / failed" if predicted else "failed"
+    return f"{predicted or '-'} / {fmt.throughput(arm.per_s)}" if arm.per_s else predicted or "-"
+
+
+def _gain(gain: Gain) -> str:
+    """ "2.00 ±0.03" where it was measured, "(2.00)" where it is predicted."""
+    return fmt.interval(gain.ratio) if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
+
+
+def _notes(joint: Joint) -> list[str]:
+    lost = [arm for arm in joint.trainings if arm.status == "failed"]
+    return [
+        "img/s: predicted / measured, by the wall clock; in brackets: predicted",
+        *[SHORT_NOTE] * is_short(joint.recipes[0], joint.trainings),
+        *missing([(f"{arm.case.recipe} with {fmt.count(arm.case.workers, 'worker')}",
+                   f"failed: {arm.reason or 'no reason given'}") for arm in lost]),
+    ]  # fmt: skip
+
+
+def joint_answer(joint: Joint, device: str) -> list[Line]:
+    """From how many workers on recipes are faster, what limits them, and how sure that is."""
+    base, *others = joint.recipes
+    most = joint.workers[-1]
+    pays = {name: joint.pays_from(name, base) for name in others}
+    found = [_pays(joint, name, base, start) for name, start in pays.items() if start is not None]
+    never = [name for name, start in pays.items() if start is None]
+    if never:
+        gains = [_times(joint.speedup(name, base, most)) for name in never]
+        verb = "are" if len(never) > 1 else "is"
+        found.append(
+            f"{', '.join(never)} {verb} not faster than {joint.title(base)} at any number of "
+            f"workers tried: {', '.join(filter(None, gains))} times as fast with {most}"
+        )
+    lost = grouped((arm.reason or "no reason given", arm) for arm in joint.trainings
+                   if arm.status == "failed")  # fmt: skip
+    for why, arms in lost.items():
+        each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in arms]
+        found.append(f"{fmt.listed(each)} FAILED: {why}")
+    full = [said for name in reversed(joint.recipes) if (said := _in_full(joint, name, most))]
+    if not others:
+        found.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
+    where = f"{joint_title(joint)}, {device}"
+    lines = [Line(ANSWER, f"{found[0]} ({where})"), *(Line(ANSWER, said) for said in found[1:3])]
+    if full:
+        lines.append(Line(WHY, "; ".join(full[:2])))
+    if any(joint.alone.get(name) and not joint.in_full_from(name) for name in joint.recipes):
+        lines.append(Line(DO, "more workers or a faster loader (halfway loader; not measured)"))
+    if errors := joint.errors_pct:
+        off = f"{median(map(abs, errors)):.1f} % off in the median, {max(errors, key=abs):+.1f} %"
+        points = fmt.count(len(errors), "point")
+        lines.append(Line(DOUBT, f"predictions were {off} at worst ({points})"))
+    if not joint.trainings[0].case.cold:
+        lines.append(Line(DOUBT, "files were in the page cache (--cold)"))
+    return lines
+
+
+def reading_part(joint: Joint) -> Part:
+    """What copying and busy workers cost, and how fast files are read."""
+    said = _costs(joint, joint.workers[-1])
+    rates = {(one.case.loader, one.case.cold): one.per_s for one in joint.others if one.per_s}
+    for cold, where in ((False, "from the page cache"), (True, "from disk")):
+        if read := rates.get(("read", cold)):
+            said.append(f"Reading files {where}, without decoding: {fmt.throughput(read)} img/s")
+    if loaded := rates.get((joint.loader, True)):
+        said.append("With files that are not in the page cache the loader delivers "
+                    f"{fmt.throughput(loaded)} img/s")  # fmt: skip
+    lines = [f"{line}." for line in said]
+    return Part(f"What the loader costs: {joint_title(joint)}", below=lines, level=VERBOSE)
+
+
+def _pays(joint: Joint, name: str, base: str, start: int) -> str:
+    """From how many workers on a recipe is faster, and how much there."""
+    gain = joint.speedup(name, base, start)
+    source = "measured" if gain and gain.measured else "predicted"
+    there = f"{_times(gain)} times as fast as {joint.title(base)} there, {source}"
+    if start == joint.workers[0]:
+        return f"{name} is faster at every number of workers tried, from {start} on: {there}"
+    return f"{name} needs {fmt.count(start, 'worker')} to be faster: {there}"
+
+
+def _times(gain: Gain | None) -> str:
+    """ "2.00 ±0.03"; "" when not known."""
+    if gain is None:
+        return ""
+    return fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
+
+
+def _in_full(joint: Joint, name: str, most: int) -> str:
+    alone = joint.alone.get(name)
+    if alone is None or not alone.per_s:
+        return ""
+    start, share = joint.in_full_from(name), f"{100 * IN_FULL:.0f} %"
+    text = f"{name} trains {fmt.throughput(alone.per_s)} img/s without a loader"
+    if start is not None:
+        return f"{text}, {start} workers reach {share} of it"
+    left = 100 * joint.per_s(name, most) / alone.per_s
+    return f"{text}, {most} workers reach {left:.0f} % of it" if left else text
+
+
+def _costs(joint: Joint, most: int) -> list[str]:
+    """What copying and busy workers cost, by difference."""
+    said: list[str] = []
+    for name in joint.recipes:
+        pinned, synthetic = joint.alone.get(name), joint.synthetic.get(name)
+        busy = joint.busy.get((name, most))
+        if pinned is None or synthetic is None or pinned is synthetic:
+            continue
+        if not (pinned.step_s and synthetic.step_s):
+            continue
+        copy = 100 * (pinned.step_s / synthetic.step_s - 1)
+        text = f"{name}: copying and normalising a batch adds {copy:+.1f} % to a step"
+        if busy and busy.step_s:
+            slower = 100 * (busy.step_s / pinned.step_s - 1)
+            text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
+        said.append(text)
+    return said
+
+
+# ---------------------------------------------------------------- alone
+
+
+def loaders_parts(run: Run, level: int) -> list[Part]:
+    """One row per loader and number of workers; on the screen each loader's best number."""
+    loadings = run.of(Loading)
+    if not loadings:
+        return []
+    every = Part("Loaders alone", _columns(loadings), [*map(_row, loadings)], _reading(loadings),
+                 VERBOSE)  # fmt: skip
+    if level == VERBOSE:
+        return [every]
+    ran = [one for one in loadings if one.per_s]
+    best = [max(some, key=lambda one: one.per_s or 0.0) for some in _by_loader(ran).values()]
+    shown = best[:MOST_ROWS] if len(loadings) > MOST_ROWS else list(loadings)
+    notes = [f"{len(loadings)} measurements, each loader at its best: --verbose has all"]
+    return [
+        Part("", _columns(loadings, brief=True), [*map(_row, shown)],
+             notes * (len(loadings) > MOST_ROWS)),
+        every,
+    ]  # fmt: skip
+
+
+def _by_loader(loadings: Sequence[Loading]) -> dict[tuple[str, bool], list[Loading]]:
+    return grouped(((one.case.loader, one.case.cold), one) for one in loadings)
+
+
+def _row(one: Loading) -> Row:
+    item: Json = {
+        "case": one.case, "files": "cold" if one.case.cold else "warm", "loading": one,
+        "prefetch": one.case.prefetch or "usual", "per_s": one.per_s,
+    }  # fmt: skip
+    if one.per_s is not None:
+        return Row(item)
+    return Row(item, MARKS.get(one.status, one.status), "red" if one.status == "failed" else "dim")
+
+
+def _columns(loadings: Sequence[Loading], *, brief: bool = False) -> list[Column]:
+    """Settings that are the same, and as usual, in all rows have no column."""
+    cases = [one.case for one in loadings]
+    files, batches = any(case.cold for case in cases), {case.batch for case in cases}
+    ahead = any(case.prefetch for case in cases)
+    columns = [
+        Column("loader", "case.loader", once=True),
+        *[Column("files", "files", drop=6)] * (files or not brief),
+        *[Column("batch", "case.batch", drop=7)] * (len(batches) > 1),
+        Column("workers", "case.workers"),
+        *[Column("prefetch", "prefetch", drop=8)] * ahead,
+        Column("img/s", "per_s", fmt.throughput),
+        Column("±", "loading", _half, drop=3),
+        Column("img/s\nper core", "loading.per_s_per_core", fmt.throughput, drop=2),
+        Column(
+            "MB/s\nread", "loading.bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4
+        ),
+        Column("first\nbatch", "loading.first_s", fmt.duration, drop=5),
+    ]
+    return [one for one in columns if not brief or one.drop not in (4, 5)]
+
+
+def _half(loading: Loading) -> str:
+    return fmt.half_interval(loading.per_s or 0.0, loading.ci95_per_s)
+
+
+def _reading(loadings: Sequence[Loading]) -> list[str]:
+    """How to read the table, and what all of it shares."""
+    cases = [one.case for one in loadings]
+    batches = [str(batch) for batch in sorted({case.batch for case in cases})]
+    inputs = sorted({case.input for case in cases})
+    data = sorted({DATA_WORDS.get(case.data, case.data) for case in cases})
+    cores = max(case.cpus for case in cases)
+    lost = [(one.case.loader, one.reason or "no reason given") for one in loadings
+            if one.per_s is None]  # fmt: skip
+    return [
+        f"batches of {fmt.listed(batches)}, {fmt.listed(inputs)}, {fmt.listed(data)} data"
+        + f", on {fmt.count(cores, 'core')}" * bool(cores),
+        "per core: by the CPU time of the workers and of the process that takes the batches"
+        + "; prefetch: batches loaded ahead by each worker" * any(case.prefetch for case in cases),
+        *missing(list(dict.fromkeys(lost))),
+    ]
+
+
+def loaders_answer(run: Run, device: str) -> list[Line]:
+    """The fastest loader, the fastest that decodes, and how sure the rates are."""
+    loadings = run.of(Loading)
+    ran = [one for one in loadings if one.per_s]
+    loaders = [one for one in ran if one.case.loader != "read"] or ran
+    lines: list[Line] = []
+    if ran:
+        best = max(loaders, key=lambda one: one.per_s or 0.0)
+        decoding = [one for one in loaders if one.case.loader != RESIDENT]
+        said = _rate(best)
+        if decoding and best not in decoding:
+            said += f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
+        lines.append(Line(ANSWER, f"{said} ({_shared(loadings)}, {device})"))
+        cores = [
+            f"{name}{', cold files' * cold} {_range([one.per_s_per_core for one in some])}"
+            for (name, cold), some in _by_loader(decoding).items()
+            if any(one.per_s_per_core for one in some)
+        ]
+        if cores:
+            lines.append(Line(WHY, f"img/s per core: {fmt.listed(cores)}"))
+    lost = grouped(((one.status, one.reason or "no reason given"), one.case.loader)
+                   for one in loadings if one.per_s is None)  # fmt: skip
+    for (status, why), names in [*lost.items()][:2]:
+        what = "FAILED" if status == "failed" else "not measured"
+        lines.append(Line(ANSWER, f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
+    wide = [pct for one in ran if (pct := _half_pct(one)) > WIDE_PCT]
+    if wide:
+        text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
+        lines.append(Line(DOUBT, f"{text}, up to ±{max(wide):.0f} %"))
+    if ran and not any(one.case.cold for one in loadings):
+        lines.append(Line(DOUBT, "files were in the page cache (--cold)"))
+    return lines
+
+
+def _rate(one: Loading) -> str:
+    """ "gpu-decode delivers 10,071 img/s with 16 workers (±12%)"."""
+    half = fmt.half_interval(one.per_s or 0.0, one.ci95_per_s)
+    with_ = f" with {fmt.count(one.case.workers, 'worker')}" if one.case.workers else ""
+    ends = f" (±{half})" if half else ""
+    return f"{one.case.loader} delivers {fmt.throughput(one.per_s or 0.0)} img/s{with_}{ends}"
+
+
+def _half_pct(one: Loading) -> float:
+    return half_width_pct(one.per_s, one.ci95_per_s) if one.per_s and one.ci95_per_s else 0.0
+
+
+def _shared(loadings: Sequence[Loading]) -> str:
+    data = sorted({DATA_WORDS.get(one.case.data, one.case.data) for one in loadings})
+    inputs = sorted({one.case.input for one in loadings})
+    return f"{fmt.listed(data)} data, {fmt.listed(inputs)}"
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = sorted(one for one in values if one)
+    ends = dict.fromkeys(fmt.throughput(one) for one in (known[0], known[-1]))
+    return " to ".join(ends)
+
+
+def loaders_raw(run: Run) -> Raw:
+    """CSV of the loaders."""
+    rows = [
+        {"op": OP, "samples": len(one.blocks),
+         **{name: value(one, path) for name, path in RAW.items() if path}}
+        for one in run.of(Loading)
+    ]  # fmt: skip
+    return ["op", *RAW], rows

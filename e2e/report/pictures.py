@@ -1,0 +1,338 @@
+"""Charts of trainings and loaders: the rows of bars, curves, losses, ledgers, rates by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from statistics import fmean, stdev
+from typing import Any
+
+from e2e.case import DATA_WORDS
+from e2e.report.arms import (
+    SHORT_MARK,
+    SHORT_WORDS,
+    Group,
+    View,
+    arms_of,
+    batches_of,
+    grouped,
+    is_generated,
+    shows_no_difference,
+    step_word,
+    view_of,
+    what_was_trained,
+)
+from e2e.report.figures import ratio
+from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
+from e2e.report.loading import Joint, joint_title, joints
+from e2e.results.loader_types import Loading
+from e2e.results.terms import RESIDUAL
+from e2e.results.types import Training
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.report import charts
+from microbench.results.types import Json, Run
+
+# A recipe has the colour of the precision that its arithmetic is in, and never another's.
+RECIPE_COLOURS = {
+    **charts.COLOURS,
+    **charts.WHOLLY,
+    "amp": charts.COLOURS["fp16"],
+    "amp-bf16": charts.COLOURS["bf16"],
+    "O0": charts.COLOURS["fp32"],
+    "O1": charts.COLOURS["fp16"],  # apex's names: of amp, of fp16
+    "O2": charts.MIXED_COLOUR,
+    "O3": charts.WHOLLY["fp16"],
+}
+DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])  # variants of one recipe that differ in options
+NEUTRAL, LOST_COLOUR = "#bbbbbb", "#e5e5e5"  # of what does not differ; of what does not converge
+# By Okabe and Ito: safe for red-green colour blindness.
+WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
+LOADER_LINE, LOADER_COLOUR = "loader alone", "#d55e00"
+MOST_BARS, MOST_FALLS, MOST_LOSSES = 60, 4, 4
+Values = Callable[[Training], list[float]]
+FEWEST_SIZES = 3  # batch sizes of a curve
+
+
+def recipe_colour(recipe: str) -> str:
+    """The colour ("#rrggbb") of a recipe; one colour for all that RECIPE_COLOURS does not list."""
+    return RECIPE_COLOURS.get(recipe, charts.OTHER_COLOUR)
+
+
+def training_chart(run: Run) -> Any:
+    """Curves over several batch sizes, else bars; then losses, repeats and ledgers.
+
+    UserError when the run has neither times nor ledgers, or when Altair is not installed.
+    """
+    view = view_of(run)
+    timed = [arm for arm in view.arms if arm.per_s]
+    falls = fall_rows(view)
+    if not timed and not falls:
+        raise UserError("nothing to draw: the run has no training with step times")
+    looks: dict[str, Any] = {"colours": colours_of(view), "dashes": dashes_of(view)}
+    reading: list[str] = []
+    drawn: list[Any] = []
+    family = max(view.families, key=batches_of)
+    if timed and batches_of(family) >= FEWEST_SIZES:
+        for title, rows in curve_rows(view, family).items():
+            zero = "accuracy" not in title
+            drawn.append(charts.lines(rows, x="batch", y=title, log=False, from_zero=zero, **looks))
+        if len(view.families) > 1:
+            several = fmt.count(len(view.families), "", "networks or settings")
+            reading.append(f"{family[0].case.network} only: the run holds {several}")
+    elif timed:
+        rows = bar_rows(view)
+        if len(rows) > MOST_BARS:
+            text = f"a chart of more than {MOST_BARS} bars is too large; draw a smaller run"
+            raise UserError(text)
+        drawn.append(charts.bars(rows, x=f"{view.unit or 'units'}/s"))
+        reading += [
+            "lines at the ends of the bars: 95 % confidence interval",
+            *["grey: no difference measured"] * any(row["colour"] == NEUTRAL for row in rows),
+            *[f"{SHORT_MARK}{SHORT_WORDS}"] * any(map(view.is_short, view.compared)),
+        ]
+        drawn += [charts.bars(rows, x=title) for title, rows in repeat_rows(view).items()]
+    if losses := loss_rows(view):
+        reading.append("shaded: mean and standard deviation of the repeats")
+        drawn.append(charts.lines(losses, x="step", y="training loss", log=False, from_zero=False,
+                                  band=True, **looks))  # fmt: skip
+    if falls:
+        drawn.append(charts.waterfall(falls, x="ms"))
+    return charts.titled(drawn, *heading(run, reading))
+
+
+def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
+    """The title: what was trained, on what; with which data, and how to read the chart."""
+    title, *conditions = what_was_trained(run)[1:]
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    torch = fmt.clean(run.software.get("torch", ""))
+    ran = any(arm.steps for arm in run.of(Training))
+    measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
+    facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
+    evaluates = view_of(run).evaluates
+    what = "evaluation" if evaluates else "training" if ran else "predicted training of"
+    return f"{what} {title} on {device}", [", ".join(facts), *map(fmt.clean, reading)]
+
+
+def colours_of(view: View) -> dict[str, str]:
+    """A colour an arm, that of its recipe."""
+    return {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
+
+
+def dashes_of(view: View) -> dict[str, list[int]]:
+    """Dashes an arm, by which of its recipe's variants it is."""
+    variants = grouped((recipe, label) for label, recipe in
+                       {view.label(arm): arm.case.recipe for arm in view.arms}.items())  # fmt: skip
+    return {
+        label: DASHES[place % len(DASHES)]
+        for labels in variants.values()
+        for place, label in enumerate(labels)
+    }
+
+
+# ---------------------------------------------------------------- rows
+
+
+def bar_rows(view: View) -> list[Json]:
+    """A bar an arm with times, in the order measured, a panel a group; units per second."""
+    return [
+        {"panel": group.title, **_bar(arm, view)}
+        for group in view.groups
+        for arm in group.arms
+        if arm.per_s
+    ]
+
+
+def _bar(arm: Training, view: View) -> Json:
+    per_s, steps = arm.per_s or 0.0, arm.steps
+    fast, slow = steps.ci95_s if steps and steps.ci95_s else (None, None)
+    name = next((name for name in view.compared if view.is_compared(arm, name)), "")
+    over = view.title(name, SHORT_MARK)
+    gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
+    lost, same = arm.converged is False, shows_no_difference(arm, view.compared)
+    return {
+        "label": view.label(arm), "value": per_s,
+        "low": per_s * steps.median_s / slow if steps and slow else None,
+        "high": per_s * steps.median_s / fast if steps and fast else None,
+        "text": f"{fmt.throughput(per_s)}{', not converged' if lost else gain}",
+        "colour": LOST_COLOUR if lost else NEUTRAL if same else recipe_colour(arm.case.recipe),
+    }  # fmt: skip
+
+
+def repeat_rows(view: View) -> dict[str, list[Json]]:
+    """Accuracy and losses by arm, mean and deviation, where arms were trained several times."""
+    if not any(len(arm.repeats) > 1 for arm in view.arms):
+        return {}
+    data = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
+    read: dict[str, Values] = {
+        f"held-out accuracy, %{data}": _accuracies,
+        f"held-out loss{data}": lambda arm: _known([one.loss for one in arm.repeats]),
+        "training loss, mean of the last tenth of the steps":
+            lambda arm: _known([one.train_loss for one in arm.repeats]),
+    }  # fmt: skip
+    found = {
+        title: [
+            {"label": view.full_label(arm), "colour": recipe_colour(arm.case.recipe),
+             "text": fmt.number(fmean(values)), **_band(values, "value")}
+            for arm in view.arms
+            if (values := values_of(arm))
+        ]
+        for title, values_of in read.items()
+    }  # fmt: skip
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
+    """Throughput, time (of a training in s, or of a step in ms), memory and accuracy by batch."""
+    data = " (generated data)" if is_generated(family[0].case) else ""
+    word = "batch" if view.evaluates else "step"
+    time: tuple[str, Values] = (f"ms/{word}", lambda arm: _known([arm.step_s and 1e3 * arm.step_s]))
+    if any(arm.train_s for arm in arms_of(family)):
+        time = ("training time, s", lambda arm: [one.train_s for one in arm.repeats])
+    read: dict[str, Values] = {
+        f"{fmt.clean(family[0].arms[0].unit)}/s": lambda arm: _known([arm.per_s]),
+        time[0]: time[1],
+        "peak memory, GB": lambda arm: [arm.memory_peak_bytes / 1e9]
+        if arm.memory_peak_bytes and arm.status == "ok" else [],
+        f"held-out accuracy, %{data}": _accuracies,
+    }  # fmt: skip
+    found = {
+        title: [
+            {"series": label, "x": arm.case.batch, **_band(values, "y")}
+            for label, arms in view.curves(family).items()
+            for arm in arms
+            if (values := values_of(arm))
+        ]
+        for title, values_of in read.items()
+    }
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def _accuracies(arm: Training) -> list[float]:
+    """In per cent, of each repeat."""
+    return [100 * one.accuracy for one in arm.repeats if one.accuracy is not None]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _band(values: Sequence[float], name: str) -> Json:
+    """Their mean under this name; of several the mean less and plus one standard deviation."""
+    mean = fmean(values)
+    if len(values) == 1:
+        return {name: mean}
+    return {name: mean, "low": mean - stdev(values), "high": mean + stdev(values)}
+
+
+def loss_rows(view: View) -> list[Json]:
+    """A row for each arm and point of its curves, a panel a group, the first MOST_LOSSES of them.
+
+    `x` is the middle of the steps that the point is a mean over. Points where a loss is not finite
+    are left out, and so are repeats of another length than the first one's.
+    """
+    groups = [(group.title, rows) for group in view.groups if (rows := [*_losses(view, group)])]
+    shown = groups[:MOST_LOSSES]
+    if more := len(groups) - len(shown):
+        title, rows = shown[-1]
+        shown[-1] = (f"{title} (and {more} more in the run)", rows)
+    return [{"panel": title, **row} for title, rows in shown for row in rows]
+
+
+def _losses(view: View, group: Group) -> Iterator[Json]:
+    for arm in group.arms:
+        drawn = [repeat for repeat in arm.repeats if repeat.curve]
+        size = [(repeat.steps, len(repeat.curve)) for repeat in drawn[:1]]
+        alike = [one for one in drawn if [(one.steps, len(one.curve))] == size]
+        points = zip(*(repeat.curve for repeat in alike), strict=True)
+        for place, losses in enumerate(points):
+            finite = _known(losses)
+            if len(finite) == len(losses):
+                step = (place + 0.5) * alike[0].steps / len(alike[0].curve)
+                yield {"series": view.label(arm), "x": step, **_band(finite, "y")}
+
+
+def fall_rows(view: View) -> list[Json]:
+    """The ledgers whose figures are good enough, a panel each, MOST_FALLS at most."""
+    found = [arm for arm in view.arms if has_ledger(arm) and is_sound(view, arm)]
+    rows: list[Json] = []
+    for place, arm in enumerate(found[:MOST_FALLS], 1):
+        title = ledger_title(view, arm)
+        if place == MOST_FALLS < len(found):
+            title += f" (and {len(found) - MOST_FALLS} more in the run)"
+        rows += [{"panel": title, **row} for row in waterfall_rows(arm, view.label(arm))]
+    return rows
+
+
+def waterfall_rows(arm: Training, label: str) -> list[Json]:
+    """A bar a line of the ledger, in ms, small terms folded; whole steps begin at 0."""
+    *terms, whole = changes(arm, fold=True)
+    first_ms, last_ms = whole.base_ms or 0.0, whole.other_ms or 0.0
+    ends = list(accumulate((one.ms for one in terms), initial=first_ms))
+    word = step_word(arm)
+    bars = [(f"{base_name(arm)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
+    for one, start, end in zip(terms, ends, ends[1:], strict=False):
+        colour = SAVED if one.ms < 0 else ADDED if one.ms > 0 else NEUTRAL
+        colour = REST if one.term == RESIDUAL else colour
+        bars.append((term_words(one.term), start, end, f"{one.ms:+.3g}", colour))
+    bars.append((f"{label} {word}", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
+    return [
+        {"label": term, "low": min(start, end), "high": max(start, end), "end": end,
+         "text": text, "colour": colour}
+        for term, start, end, text, colour in bars
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- loaders
+
+
+def loading_chart(run: Run) -> Any:
+    """In img/s by workers: a panel a network fed by a loader, else the loaders alone.
+
+    UserError when no loader was measured, or when Altair is not installed.
+    """
+    found = joints(run)
+    rows = [row for joint in found for row in joint_rows(joint)] if found else loader_rows(run)
+    if not rows:
+        raise UserError("nothing to draw: the run has no loader with a rate")
+    colours: Mapping[str, str] = {}
+    reading = "images per second to the device, without training"
+    if found:
+        colours = {fmt.clean(name): recipe_colour(name) for one in found for name in one.recipes}
+        colours = {**colours, LOADER_LINE: LOADER_COLOUR}
+        reading = "lines: predicted from recipe and loader alone; points: measured together"
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    names = {loading.case.data for loading in run.of(Loading)}
+    data = fmt.listed(sorted(fmt.clean(DATA_WORDS.get(name, name)) for name in names))
+    what = "training fed by loaders" if run.of(Training) else "loaders"
+    return charts.titled(
+        [charts.lines(rows, x="workers", y="img/s", log=False, colours=colours,
+                      dashes={LOADER_LINE: [5, 4]})],
+        f"{what} on {device}",
+        [f"{data} data, measured {fmt.clean(run.started_at[:10])}", reading],
+    )  # fmt: skip
+
+
+def joint_rows(joint: Joint) -> list[Json]:
+    """A row a point: predicted ("line") and measured ("point") img/s, and the loader alone."""
+    points = [
+        (fmt.clean(arm.case.recipe), arm.case.workers, per_s, mark)
+        for arm in joint.trainings
+        for per_s, mark in ((arm.predicted_per_s, "line"), (arm.per_s, "point"))
+    ]
+    points += [(LOADER_LINE, count, one.per_s, "line") for count, one in joint.loading.items()]
+    return [
+        {"panel": joint_title(joint), "series": series, "x": workers, "y": per_s, "mark": mark}
+        for series, workers, per_s, mark in points
+        if per_s
+    ]
+
+
+def loader_rows(run: Run) -> list[Json]:
+    """A row a loader and number of workers."""
+    return [
+        {"series": fmt.clean(one.case.loader) + ", cold files" * one.case.cold,
+         "x": one.case.workers, "y": one.per_s}
+        for one in run.of(Loading)
+        if one.per_s
+    ]  # fmt: skip

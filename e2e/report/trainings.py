@@ -1,0 +1,461 @@
+"""The tables of a run's trainings: a row an arm, beside what it was measured with.
+
+The screen has the recipes asked for; --verbose, Markdown and pages have all of them, the phases of
+a step, convergence, several GPUs, the state of the device, and where the run's time went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import cast
+
+from e2e.report.arms import (
+    SHORT_MARK,
+    SHORT_NOTE,
+    Group,
+    View,
+    grouped,
+    in_words,
+    is_generated,
+    reason,
+    was_run,
+)
+from e2e.report.figures import bottleneck, ratio, spread
+from e2e.results.baselines import scaled
+from e2e.results.exchange import Exchange
+from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
+from microbench import fmt
+from microbench.report.parts import PHASES, VERBOSE, Column, Part, Row, missing
+from microbench.results.types import RUINED_PCT, Json, Run
+
+MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups are left out
+STAGES = "stages_s"  # in settings
+MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not timed"}
+DIM, RED = "dim", "red"
+NAMES = (Column("", "group", once=True), Column("recipe", "label"))
+
+
+def row_of(view: View, arm: Training) -> Row:
+    """An arm and what tables say of it beside its own values; dim where it is a baseline only."""
+    item: Json = {
+        "group": view.group_of(arm).title or None,
+        "where": view.where(arm) or None,
+        "label": view.label(arm) + " *" * (arm.converged is False),
+        "arm": arm,
+        **{f"x {name}": arm.speedup[name] for name in view.compared
+           if view.is_compared(arm, name)},
+        "busy_pct": busy_pct(arm),
+        "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
+        "bottleneck": bottleneck(arm.limit) or None,
+        "accuracy": _with_deviation(arm, "accuracy"),
+        "loss": _with_deviation(arm, "loss"),
+        "train_s": _with_deviation(arm, "train_s"),
+        "training_loss": mean_of(arm, "train_loss"),
+        "steps": [repeat.steps for repeat in arm.repeats] or None,
+        "skipped": [repeat.skipped_steps for repeat in arm.repeats],
+        "repeats": _repeats(arm),
+        "result": {True: "converged", False: "NOT CONVERGED", None: None}[arm.converged],
+        "throttle": ", ".join(arm.state.throttle) or None,
+        **{f"phase {phase.name}": phase for phase in arm.phases},
+    }  # fmt: skip
+    if not any(item["skipped"]):
+        item["skipped"] = None
+    style = RED if arm.converged is False else DIM if view.is_baseline(arm) else ""
+    if arm.per_s is not None or not was_run(arm):
+        return Row(item, style=style)
+    failed = RED if arm.status == "failed" else DIM
+    return Row(item, MARKS.get(arm.status, arm.status), failed)
+
+
+def arms_part(
+    title: str, view: View, shown: View, columns: Sequence[Column], below: Sequence[str] = (),
+    topic: str = "",
+) -> Part:  # fmt: skip
+    """A part with a row for each arm of `shown`, under its name in the view."""
+    rows = [row_of(view, arm) for arm in shown.arms]
+    names = NAMES if any(group.title for group in view.groups) else NAMES[1:]
+    return Part(title, [*names, *columns], rows, below if rows else (), VERBOSE, topic)
+
+
+# ---------------------------------------------------------------- speed
+
+
+def recipes_part(view: View) -> Part:
+    """The recipes on the screen; of many those that were asked for, or the fastest of a group."""
+    ran = view.only(was_run)
+    arms = ran.arms
+    if len(arms) > MOST_IN_GROUPS and len(ran.groups) > 1:
+        asked = view.only(lambda arm: not view.is_baseline(arm) and was_run(arm))
+        arms = asked.arms or arms
+        if len(arms) > MOST_ROWS:
+            arms = list(filter(None, map(fastest, asked.groups))) or arms
+    shown = arms[:MOST_ROWS]
+    where = [Column("", "where", once=True)] * any(map(ran.where, shown))
+    notes = [
+        f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
+        *_signs(view, shown),
+        *missing([(ran.named(a), reason(a)) for a in shown if a.per_s is None]),
+    ]
+    return Part(
+        "",
+        [*where, Column(ran.first_title, "label"), *_brief_columns(ran)],
+        [row_of(ran, arm) for arm in shown],
+        [note for note in notes if note],
+    )
+
+
+def fastest(group: Group) -> Training | None:
+    """The arm of a group with the highest throughput, of those that converged."""
+    timed = [arm for arm in group.arms if arm.per_s and arm.converged is not False]
+    return max(timed, key=lambda arm: arm.per_s or 0.0, default=None)
+
+
+def every_recipe_part(view: View) -> Part:
+    """All arms that were run, in the order measured, with all that was measured."""
+    ran = view.only(was_run)
+    arms = ran.arms
+    generated = " (generated data)" * any(is_generated(arm.case) for arm in arms)
+    word = "batch" if view.evaluates else "step"
+    columns = [
+        *_rates(ran),
+        Column("±", "arm.steps", _half, drop=14),
+        Column(f"ms/{word}", "arm.step_s", fmt.milliseconds, drop=11),
+        *_ratios(ran),
+        Column("peak\nGB", "arm.memory_peak_bytes", fmt.gigabytes, drop=10),
+        Column("W", "arm.state.power_w", lambda power_w: f"{power_w:.0f}", drop=15),
+        Column(f"{ran.unit or 'units'}/J", "arm.per_j", fmt.throughput, drop=12),
+        Column("GPU\nbusy", "busy_pct", fmt.per_cent, drop=16),
+        Column("CPU\nms", "arm.steps.host_s", fmt.milliseconds, drop=17),
+        Column("data\nwait ms", "arm.steps.wait_s", fmt.milliseconds, drop=9),
+        Column("of the\ncard", "of_card_pct", fmt.per_cent, drop=8),
+        Column("bottleneck", "bottleneck", drop=13),
+        Column(f"accuracy{generated}", "accuracy", _accuracy, drop=18),
+        Column(f"held-out loss{generated}", "loss", _spread, drop=19),
+        Column("training\nloss", "training_loss", fmt.number, drop=23),
+        Column("training\ns", "train_s", _spread, drop=20),
+        Column("training\nsteps", "steps", _range, drop=22),
+        Column("result", "result", drop=21),
+    ]
+    failed = missing([(ran.full_label(arm), reason(arm)) for arm in arms if arm.per_s is None])
+    part = arms_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
+    return part
+
+
+def _rates(view: View) -> list[Column]:
+    if view.unit:
+        return [Column(f"{view.unit}/s", "arm.per_s", fmt.throughput)]
+    return [Column("per s", "arm.per_s", fmt.throughput), Column("", "arm.unit")]
+
+
+def _ratios(view: View) -> list[Column]:
+    """The first baseline is what matters; the others go before it where there is no room."""
+    return [
+        Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", ratio, drop=place)
+        for place, name in enumerate(view.compared)
+    ]
+
+
+def _brief_columns(view: View) -> list[Column]:
+    learnt = any(arm.repeats for arm in view.arms)
+    return [
+        *_rates(view),
+        Column("±", "arm.steps", _half, drop=5),
+        *_ratios(view),
+        *([Column("accuracy\n%", "accuracy", _percents, drop=7),
+           Column("held-out\nloss", "loss", _spread, drop=9)] if learnt else []),
+        Column("peak GB", "arm.memory_peak_bytes", fmt.gigabytes, drop=8),
+        Column("bottleneck", "bottleneck", drop=6),
+    ]  # fmt: skip
+
+
+def _half(steps: StepTimes) -> str:
+    return fmt.half_interval(steps.median_s, steps.ci95_s)
+
+
+def busy_pct(arm: Training) -> float | None:
+    """Share of the step in which at least one kernel ran, in per cent; None if not known."""
+    steps = arm.steps
+    if steps is None or steps.busy_s is None:
+        return None
+    return 100 * min(1.0, steps.busy_s / (arm.step_s or steps.median_s))
+
+
+def _signs(view: View, arms: Sequence[Training]) -> list[str]:
+    """What the signs in these rows mean, in a line; nothing where there are none."""
+    ratios = [found for arm in arms for found in arm.speedup.values()]
+    signs = [
+        ("~1: no difference measured", any(found.no_difference for found in ratios)),
+        ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
+        (f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict",
+         any(found.ruined_pct for found in ratios)),
+        ("*: did not converge", any(arm.converged is False for arm in arms)),
+    ]  # fmt: skip
+    short = [SHORT_NOTE] * any(map(view.is_short, view.compared))
+    return ["; ".join(text for text, said in signs if said), *short]
+
+
+def _notes(view: View) -> list[str]:
+    """How to read the table, and what applies to all of its rows."""
+    timed = [arm for arm in view.arms if arm.steps]
+    unfed = [arm for arm in timed if not arm.case.fed and arm.wall_gap is not None]
+    apart = [
+        f"{view.full_label(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
+        for arm in unfed
+        if wall_gap(arm) > MAX_WALL_GAP
+    ]
+    near = [100 * wall_gap(arm) for arm in unfed if wall_gap(arm) <= MAX_WALL_GAP]
+    within = [f"{'else ' * bool(apart)}within {max(near):.1f} % of these"] if near else []
+    fp8 = dict.fromkeys(
+        f"{view.label(arm)}: {arm.float8_layers} of {arm.linear_layers} linear layers multiply in "
+        "FP8"
+        for arm in view.arms
+        if arm.float8_layers and arm.linear_layers
+    )
+    lines = [
+        "±, [low, high]: 95 % confidence interval" * bool(timed),
+        *_signs(view, view.arms),
+        f"GPU busy: share of the {view.step} in which a kernel runs; CPU ms: to launch one on an "
+        "idle GPU" * any(arm.steps and arm.steps.busy_s is not None for arm in timed),
+        f"a {view.step} is the mean by the wall clock" * any(arm.case.fed for arm in timed),
+        f"wall-clock throughput: {', '.join([*apart[:4], *within])}" * bool(apart or within),
+        _processes(timed),
+        *fp8,
+    ]
+    return [line for line in lines if line]
+
+
+def _processes(timed: Sequence[Training]) -> str:
+    """How many processes timed each arm; "" where all were timed by one."""
+    counts = sorted({max(1, len(arm.steps.processes)) for arm in timed if arm.steps})
+    if counts[-1:] in ([], [1]):
+        return ""
+    ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    return f"timed in {ends} processes each: ± is of their mean"
+
+
+def wall_gap(arm: Training) -> float:
+    """The gap between wall clock and median step as a fraction; 0 if not known."""
+    return abs(arm.wall_gap or 0.0)
+
+
+# ---------------------------------------------------------------- phases, state, set-up
+
+
+def phases_part(view: View) -> Part:
+    """The arms whose phases were timed, a column a phase: ms by the clocks of CPU and GPU."""
+    timed = view.only(lambda arm: bool(arm.phases))
+    phases = [phase for arm in timed.arms for phase in arm.phases]
+    clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
+    names = dict.fromkeys(phase.name for phase in phases)
+    longest = sorted(names, key=lambda name: -max(p.host_s for p in phases if p.name == name))
+    columns = [Column(name, f"phase {name}", _phase, longest.index(name)) for name in names]
+    both = any(arm.steps and arm.steps.host_s is not None for arm in timed.arms)
+    return arms_part(
+        f"Phases of a {view.step}, timed in a separate pass (ms: {clocks})", view, timed, columns,
+        ["CPU times of phases include waits while the GPU's launch queue is full; CPU ms does not"]
+        * both, PHASES,
+    )  # fmt: skip
+
+
+def _phase(phase: Phase) -> str:
+    """ "0.20 / 12.0": the CPU's and the GPU's ms, to a hundredth where there are few."""
+    times = (took_s for took_s in (phase.host_s, phase.gpu_s) if took_s is not None)
+    return " / ".join(f"{1e3 * s:.2f}" if s < 1e-3 else fmt.milliseconds(s) for s in times)
+
+
+def states_part(view: View) -> Part:
+    """The device while each arm ran, and what it took to build; utilisation is the driver's."""
+    columns = [
+        Column("utilisation\n%", "arm.state.gpu_util_pct",
+               lambda util: f"{util.mean:.0f} ({util.min:.0f} to {util.max:.0f})", drop=1),
+        Column("SM\nMHz", "arm.state.sm_clock_mhz", fmt.whole),
+        Column("°C", "arm.state.temperature_c", lambda degrees: f"{degrees:.0f}"),
+        Column("throttle", "throttle"),
+        Column("launches", "arm.steps.launches"),
+        Column("timed", "arm.steps.times_s", lambda times_s: str(len(times_s))),
+        Column("skipped", "arm.skipped_steps", drop=2),
+        Column("set-up", "arm.setup_s", fmt.duration),
+        Column("first step,\ncompiling", "arm.compile_s", fmt.duration, drop=3),
+    ]  # fmt: skip
+    ran = view.only(was_run)
+    return arms_part("State of the device and set-up of each recipe", view, ran, columns)
+
+
+def stages_part(run: Run) -> Part:
+    """The seconds of each stage of the run, in the order in which they began, and in all."""
+    known: object = run.settings.get(STAGES)
+    items = cast("dict[object, object]", known).items() if isinstance(known, dict) else ()
+    took = [(str(name), float(one)) for name, one in items if isinstance(one, int | float)]
+    rows = [*took, ("in all", sum(seconds for _, seconds in took))] if took else []
+    columns = [Column("stage", "0"), Column("seconds", "1", lambda seconds: f"{seconds:.1f}")]
+    title = "Where the time of this run went (wall clock)"
+    return Part(title, columns, [*map(Row, rows)], level=VERBOSE)
+
+
+# ---------------------------------------------------------------- convergence
+
+
+def convergence_part(view: View) -> Part:
+    """The arms that were trained for accuracy, with seeds and reasons."""
+    trained = view.only(lambda arm: bool(arm.repeats) or arm.converged is not None)
+    generated = {is_generated(arm.case) for arm in trained.arms}
+    title = "Convergence"
+    if generated != {False}:
+        title += f", {'in part ' if len(generated) > 1 else ''}on generated data"
+    columns = [
+        Column("accuracy\n%", "accuracy", _percents),
+        Column("held-out\nloss", "loss", _spread, drop=2),
+        Column("training\nloss", "training_loss", fmt.number, drop=5),
+        Column("training\ns", "train_s", _spread, drop=1),
+        Column("steps", "steps", _range, drop=6),
+        Column("skipped\nsteps", "skipped", _range, drop=3),
+        Column("repeats", "repeats", drop=4),
+        Column("result", "result"),
+    ]
+    reasons = grouped(
+        (arm.convergence or "no reason given", view.full_label(arm))
+        for arm in trained.arms
+        if arm.converged is False or (arm.converged is None and arm.convergence)
+    )
+    notes = [f"{fmt.listed(names)}: {why}" for why, names in reasons.items()]
+    return arms_part(title, view, trained, columns, [*notes, *_repeats_note(trained.arms)])
+
+
+def _repeats_note(arms: Sequence[Training]) -> list[str]:
+    parts = ["±: standard deviation of the repeats"] * any(len(arm.repeats) > 1 for arm in arms)
+    chances = {arm.chance for arm in arms if arm.chance is not None}
+    if len(chances) == 1:
+        parts.append(f"chance level {100 * chances.pop():.3g} %")
+    seeds = dict.fromkeys(", ".join(str(r.seed) for r in arm.repeats) for arm in arms)
+    named = " or ".join(filter(None, seeds))  # once, when all arms had the same
+    if named:
+        parts.append(f"seed{'s' * (',' in named or ' or ' in named)} {named}")
+    return ["; ".join(parts)] if parts else []
+
+
+def _with_deviation(arm: Training, name: str) -> tuple[float, float, bool] | None:
+    """Mean, deviation, and whether there are several repeats; None where it is not known."""
+    pair = getattr(arm, name)
+    return (*pair, len(arm.repeats) > 1) if pair else None
+
+
+def _spread(value: tuple[float, float, bool]) -> str:
+    mean, deviation, several = value
+    return spread((mean, deviation), several)
+
+
+def _percents(value: tuple[float, float, bool]) -> str:
+    mean, deviation, several = value
+    return spread((mean, deviation), several, 100)
+
+
+def _accuracy(value: tuple[float, float, bool]) -> str:
+    return f"{_percents(value)} %"
+
+
+def _range(values: Sequence[int]) -> str:
+    """ "4", "0-4"."""
+    return "-".join(map(str, sorted({min(values), max(values)})))
+
+
+def _repeats(arm: Training) -> str | int | None:
+    """How many, and how many of them ended with a finite loss where not all did."""
+    finite = sum(repeat.train_loss is not None for repeat in arm.repeats)
+    count = len(arm.repeats)
+    return f"{finite} of {count}" if finite < count else count or None
+
+
+def mean_of(arm: Training, name: str) -> float | None:
+    """The mean of a number over the repeats, when every one has it and it is finite."""
+    known = [found for repeat in arm.repeats if (found := getattr(repeat, name)) is not None]
+    return fmean(known) if known and len(known) == len(arm.repeats) else None
+
+
+# ---------------------------------------------------------------- several GPUs
+
+
+def scaling_part(view: View) -> Part:
+    """A row for each training over several GPUs of which the same over one was timed."""
+    rows: list[Json] = [
+        {
+            "label": " ".join([view.label(one.many), *in_words(one.many.case, ("batch",))]),
+            "scaled": one, "adds": _added(one.predicted_exposed_s, one.many.exchange),
+        }
+        for one in scaled(view.arms)
+    ]  # fmt: skip
+    columns = [
+        Column("recipe", "label"),
+        Column("GPUs", "scaled.many.case.gpus"),
+        Column("scaling", "scaled.kind"),
+        Column(f"{view.unit}/s" if view.unit else "per s", "scaled.many.per_s", fmt.throughput),
+        Column("of one", "scaled.one.per_s", fmt.throughput),
+        Column("efficiency", "scaled.efficiency", ratio),
+        Column("exchange\nadds ms", "adds"),
+    ]
+    notes = [
+        "efficiency: throughput over that of one GPU times the number of GPUs; weak: the same "
+        "batch a GPU, strong: of all together",
+    ]
+    if any(row["adds"] for row in rows):
+        notes.append(
+            "exchange adds: predicted / measured; predicted from the times of an all-reduce by its "
+            "size and of the copies, with nothing beside them"
+        )
+    return Part("Scaling over GPUs", columns, [*map(Row, rows)], notes * bool(rows), VERBOSE)
+
+
+def _added(predicted_s: float | None, exchange: Exchange | None) -> str | None:
+    """ "0.8 / 1.2 ±0.3": predicted and measured; None without a prediction."""
+    if predicted_s is None or exchange is None:
+        return None
+    return f"{1e3 * predicted_s:.2f} / {exposed(exchange)}"
+
+
+def exchange_part(view: View) -> Part:
+    """The arms whose exchange was measured: MB, milliseconds and rates."""
+    seen = view.only(lambda arm: arm.exchange is not None)
+    columns = [
+        Column("MB", "arm.exchange.bytes", lambda size: f"{size / 1e6:.1f}"),
+        Column("adds ms", "arm.exchange", exposed),
+        Column("copies ms", "arm.exchange", lambda e: as_ms(e.copies_s) if e.copies else ""),
+        Column("alone ms", "arm.exchange.alone_s", as_ms),
+        Column("hidden", "arm.exchange", _hidden),
+        Column("bus\nGB/s", "arm.exchange.bus_bytes_per_s", lambda rate: fmt.number(rate / 1e9)),
+        Column("ranks without it, ms", "arm.exchange.rank_local_s", _ranks, drop=1),
+    ]
+    notes = (
+        "adds: step less step without exchange (no_sync); copies: of gradients into buckets and "
+        "back, alone: all-reduce of the same buckets, both with nothing beside them",
+        "hidden: share of the all-reduce behind the backward pass, ? where it is not known; "
+        "bus: 2 (N-1)/N x bytes / alone; one GPU exchanges nothing",
+    )
+    return arms_part("Exchange of gradients", view, seen, columns, notes)
+
+
+def as_ms(seconds: float) -> str:
+    """Seconds as milliseconds, "12.1"."""
+    return fmt.as_ms(1e3 * seconds)
+
+
+def exposed(exchange: Exchange) -> str:
+    """What the exchange adds, "1.2 ±0.3", in ms; noise may make it negative."""
+    ends = exchange.exposed_ci95_s
+    half = f"{1e3 * (ends[1] - ends[0]) / 2:.2f}" if ends else "?"
+    return f"{1e3 * exchange.exposed_s:.2f} ±{half}"
+
+
+def _hidden(exchange: Exchange) -> str:
+    """The share that is hidden, "?" where the interval is wider than the exchange itself, or more
+    is added than copies and exchange take.
+    """
+    ends = exchange.exposed_ci95_s
+    if exchange.overlapped is None:
+        return ""
+    known = ends is not None and ends[1] - ends[0] <= exchange.alone_s and exchange.overlapped > 0
+    return fmt.per_cent(100 * exchange.overlapped) if known else "?"
+
+
+def _ranks(times_s: Sequence[float]) -> str:
+    """ "12.1 to 12.4": the fastest and the slowest."""
+    return f"{as_ms(min(times_s))} to {as_ms(max(times_s))}" if times_s else ""
