@@ -37,10 +37,12 @@ def launch_poisoned(operands: Any, candidate: Candidate) -> Any:
     """Launch once into poisoned memory; the operands to check then. ValueError where the launch
     returned a tensor of another shape or dtype than the output.
     """
-    poison(operands.output)
-    if candidate.allocates:
-        poison(torch.empty_like(operands.output))  # leave poison where the allocator takes from
-    return operands.holding(filled(candidate.call(), operands.output))
+    outputs: Sequence[torch.Tensor] = operands.outputs
+    left = [torch.empty_like(output) for output in outputs if candidate.allocates]
+    for tensor in (*outputs, *left):
+        poison(tensor)
+    left.clear()  # poison is where the allocator takes from
+    return operands.holding(*results(candidate.call(), outputs))
 
 
 def renewal(inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -61,9 +63,20 @@ def renewal(inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
     return renew
 
 
-def ends(result: torch.Tensor) -> torch.Tensor:
-    """A copy of the first and the last row (or image, or filter) of a result."""
-    return torch.stack((result[0], result[-1]))
+def ends(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A copy of the first and the last row (or image, or filter) of each result."""
+    return [torch.stack((result[0], result[-1])) for result in results]
+
+
+def results(returned: object, outputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The tensors with the results: those that a launch returned, a tuple where there are several,
+    or else `outputs`. ValueError for others than these.
+    """
+    if len(outputs) > 1 and isinstance(returned, tuple):
+        if len(returned) != len(outputs):
+            raise ValueError(f"returned {len(returned)} tensors, not {len(outputs)}")
+        return [filled(one, output) for one, output in zip(returned, outputs, strict=True)]
+    return [filled(returned, outputs[0]), *outputs[1:]]
 
 
 def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
@@ -109,10 +122,12 @@ def random_signs(rows: int, device: torch.device) -> torch.Tensor:
 def relative_error(operands: Any) -> float:
     """The largest of: the sample's ||out - ref|| / ||ref||, its worst channel (of a GEMM, row or
     column), the checksums. All from the inputs as stored, in float64. Infinite when an element
-    still holds the poison.
+    still holds the poison. Operands that are not checked as convolutions say their own.
     """
-    if unwritten(operands.output):
+    if any(map(unwritten, operands.outputs)):
         return float("inf")
+    if hasattr(operands, "relative_error"):
+        return operands.relative_error()
     return max(map(_relative_error, operands.convolutions))
 
 
@@ -131,6 +146,8 @@ def total_error(operands: Any) -> float:
     """||out - ref|| / ||ref|| over the sample, of inputs as drawn: rounding to storage is
     counted.
     """
+    if hasattr(operands, "total_error"):
+        return operands.total_error()
     operands = operands.convolutions[0]
     sample = operands.sample
     reference = _reference(operands.which, sample.drawn, sample.shape)

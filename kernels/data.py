@@ -44,6 +44,12 @@ def storage_factor(dtype: torch.dtype, data: str) -> float:
     return 1.0
 
 
+def scale(case: Case) -> float:
+    """The ratio of a stored product to that of the values as drawn."""
+    dtypes = (case.precision.torch_dtype(which) for which in ("storage", "storage_b"))
+    return math.prod(storage_factor(dtype, case.data) for dtype in dtypes)
+
+
 def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
     """Drawn float32 values in a storage dtype, times `storage_factor`; strides are kept. int8 is
     rounded to the nearest and clamped to +-127.
@@ -92,30 +98,25 @@ class OperandPool:
         if case.group != self.group:
             self.clear()
             self.group = case.group
-        rules, problem, kind = self._rules(case), case.problem, case.precision
+        rules, problem = self._rules(case), case.problem
         if self.sample is None:
             self.sample = rules.sample(problem, lambda name: self._drawn(case, name))
-        first, second, output = rules.names(problem)
-        storage, storage_b = kind.torch_dtype(), kind.torch_dtype("storage_b")
-        written = (output, kind.torch_dtype("output"))
-        if written not in self.tensors:
-            self.tensors[written] = rules.empty(problem, *written, self.device)
-        tensors = {
-            first: self._input(case, first, storage),
-            second: self._input(case, second, storage_b),
-            output: self.tensors[written],
-        }
-        scale = storage_factor(storage, case.data) * storage_factor(storage_b, case.data)
-        return rules.operands(problem, tensors, self.sample, scale)
+        inputs, outputs = rules.names(problem)
+        tensors: dict[str, torch.Tensor] = {}
+        for name in (*inputs, *outputs):
+            kept = name, rules.dtype(case, name)
+            if kept not in self.tensors:
+                self.tensors[kept] = (
+                    rules.empty(problem, *kept, self.device)
+                    if name in outputs
+                    else store(self._drawn(case, name), kept[1], case.data)
+                )
+            tensors[name] = self.tensors[kept]
+        return rules.operands(case, tensors, self.sample)
 
     @staticmethod
     def _rules(case: Case) -> Any:
         return import_module(f"kernels.{case.op}.operands")
-
-    def _input(self, case: Case, name: str, dtype: torch.dtype) -> torch.Tensor:
-        if (name, dtype) not in self.tensors:
-            self.tensors[name, dtype] = store(self._drawn(case, name), dtype, case.data)
-        return self.tensors[name, dtype]
 
     def _drawn(self, case: Case, name: str) -> torch.Tensor:
         """The tensor as drawn, as the layout stores it; the same at every call."""

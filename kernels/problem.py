@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -53,6 +54,11 @@ class Problem(ABC):
     def may_run_exactly(self, precision: Precision, backend: str) -> bool:
         """Whether the back end may compute more exactly than the precision says."""
         return False
+
+    def tiles(self, tile: Sequence[int]) -> int | None:
+        """How many tiles of (M, N, K) cover what it computes once; None where that is not known."""
+        m, n, _ = self.mnk
+        return math.ceil(m / tile[0]) * math.ceil(n / tile[1])
 
     def misaligned(self, precision: Precision) -> tuple[str, int] | None:
         """("K=4095", a row's bytes) where rows do not start on 16 bytes; None where they do."""

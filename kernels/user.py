@@ -143,7 +143,8 @@ class UserBackend:
             name: value for name, value in operands.named.items() if name in self._names
         }
         if "out" in self._names:
-            given["out"] = operands.output
+            outputs = operands.outputs
+            given["out"] = outputs[0] if len(outputs) == 1 else outputs
         call = partial(self._found, *operands.inputs, **given)
         return (Candidate(self.name, call, allocates="out" not in given),)
 

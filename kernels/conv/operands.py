@@ -11,7 +11,7 @@ import torch
 from kernels.case import Case
 from kernels.conv import OUTPUT, Conv
 from kernels.conv.shape import LEAST_BY_AXIS, ConvShape, by_axis
-from kernels.data import choose
+from kernels.data import choose, scale
 
 NAMES = "xwy"
 INPUTS = {"fprop": ("x", "w"), "dgrad": ("w", "y"), "wgrad": ("x", "y")}
@@ -86,6 +86,10 @@ class ConvOperands:
         return getattr(self, OUTPUT[self.which])
 
     @property
+    def outputs(self) -> tuple[torch.Tensor]:
+        return (self.output,)
+
+    @property
     def convolutions(self) -> tuple[Self]:
         """What is checked: itself."""
         return (self,)
@@ -94,8 +98,15 @@ class ConvOperands:
         return replace(self, **{OUTPUT[self.which]: result})
 
 
-def names(problem: Conv) -> Sequence[str]:
-    return *INPUTS[problem.which], OUTPUT[problem.which]
+def names(problem: Conv) -> tuple[Sequence[str], Sequence[str]]:
+    """Of the inputs and of the output."""
+    return INPUTS[problem.which], OUTPUT[problem.which]
+
+
+def dtype(case: Case, name: str) -> torch.dtype:
+    """What a tensor is stored in."""
+    which = dict(zip(INPUTS[case.problem.setting["pass"]], ("storage", "storage_b"), strict=True))
+    return case.precision.torch_dtype(which.get(name, "output"))
 
 
 def stored(problem: Conv, name: str) -> Sequence[int]:
@@ -129,21 +140,20 @@ def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
 
 
 def operands(
-    problem: Conv, tensors: dict[str, torch.Tensor], sample: Sample | None = None, scale: float = 1
+    case: Case, tensors: dict[str, torch.Tensor], sample: Sample | None = None
 ) -> ConvOperands:
+    problem = case.problem
+    assert isinstance(problem, Conv)
     x, w, y = (tensors[name] for name in NAMES)
-    return ConvOperands(x, w, y, problem.shape, problem.which, sample, scale)
+    return ConvOperands(x, w, y, problem.shape, problem.which, sample, scale(case))
 
 
 def without_memory(case: Case) -> ConvOperands:
     """Operands of the case on torch's meta device: sizes and strides, to compile for."""
     assert isinstance(case.problem, Conv)
-    problem, kind, meta = case.problem, case.precision, torch.device("meta")
-    tensors = {
-        name: empty(problem, name, kind.torch_dtype("output" if output else "storage"), meta)
-        for name, output in zip(names(problem), (False, False, True), strict=True)
-    }
-    return operands(problem, tensors)
+    meta = torch.device("meta")
+    tensors = {name: empty(case.problem, name, dtype(case, name), meta) for name in NAMES}
+    return operands(case, tensors)
 
 
 def memory_format(layout: str) -> torch.memory_format:

@@ -1,41 +1,78 @@
-"""Op gemm: C[M, N] = A[M, K] @ B[K, N].
+"""Op gemm: C[M, N] = A[M, K] @ B[K, N]; a batch of them; one with an epilogue.
 
 Layouts name how A and B are stored: "n" row-major as written, "t" transposed. "nt" (the default)
 stores B as [N, K], which is what torch.nn.Linear multiplies by, and the only layout that fp8 and
-int8 have on every GPU. (BLAS, which thinks in columns, calls it TN.)
+int8 have on every GPU. (BLAS, which thinks in columns, calls it TN.) A form may follow, "nt-gelu":
+see FORMS.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import ClassVar
 
+from kernels.case import CannotRun, Case
 from kernels.precision import Precision
 from kernels.problem import Problem, padded
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-PROBED = 128  # at most, of a problem that is tried small
+# What a layout may say besides. Of a batch: rows of all matrices in turn, as attention's heads
+# have them; one B for all; A's rows in consecutive groups, as many each or by Zipf's law, which
+# torch's grouped_mm multiplies. Of one product and of a batch: C + bias; GELU(C + bias).
+STRIDED, BROADCAST, GROUPED, SKEWED, BIAS, GELU = FORMS = (
+    "strided", "broadcast", "grouped", "skewed", "bias", "gelu"
+)  # fmt: skip
+OF_BATCHES = FORMS[:4]
+ALL_LAYOUTS = (*LAYOUTS, *(f"{layout}-{form}" for layout in LAYOUTS for form in FORMS
+                           if layout[0] == "n" or form not in (GROUPED, SKEWED)))  # fmt: skip
+PROBED, FEW = 128, 4  # at most, of a problem that is tried small: sizes, and products
 
 
 @dataclass(frozen=True)
 class Gemm(Problem):
-    """C[m, n] = A[m, k] @ B[k, n]. ValueError for a size below 1 or an unknown layout."""
+    """C[m, n] = A[m, k] @ B[k, n], `batch` times. ValueError for a size below 1 or an unknown
+    layout.
+    """
 
     m: int
     n: int
     k: int
     layout: str = "nt"
+    batch: int = 1
     op: ClassVar[str] = "gemm"
     NUMBERS: ClassVar[Sequence[str]] = ("m", "n", "k")
-    USUAL: ClassVar[Mapping[str, str]] = {"layout": "nt"}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"layout": LAYOUTS}
+    USUAL: ClassVar[Mapping[str, str]] = {"layout": "nt", "batch": "1"}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {"layout": ALL_LAYOUTS}
     TILE: ClassVar[str] = "nmk"  # BLAS computes the transpose of a row-major C
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.mnk) < 1:
+        if min(self.batch, *self.mnk) < 1:
             raise ValueError(f"size {self.size} is below 1")
+        if self.batch == 1 and self.form in OF_BATCHES:
+            raise ValueError(f"layout {self.layout} is of a batch, BxMxNxK, not of {self.size}")
+
+    @property
+    def form(self) -> str:
+        """One of FORMS, or "" for none."""
+        return self.layout[3:]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one product, without an epilogue."""
+        return self.batch == 1 and not self.form
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Of grouped and skewed: where each group's rows end, of the batch times m in all. Groups
+        of a skewed batch have rows in proportion to 1, 1/2, 1/3 and so on.
+        """
+        sizes = [1 / (i + 1 if self.form == SKEWED else 1) for i in range(self.batch)]
+        whole = math.fsum(sizes)
+        return [round(self.batch * self.m * part / whole) for part in accumulate(sizes)]
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -43,11 +80,14 @@ class Gemm(Problem):
 
     @property
     def dims(self) -> Mapping[str, int | str]:
-        return {"m": self.m, "n": self.n, "k": self.k}
+        batch = {"batch": self.batch} if self.batch > 1 else {}
+        return {**batch, "m": self.m, "n": self.n, "k": self.k}
 
     @property
     def size(self) -> str:
-        return str(self.m) if self.m == self.n == self.k else f"{self.m}x{self.n}x{self.k}"
+        if self.batch == 1 and self.m == self.n == self.k:
+            return str(self.m)
+        return "x".join(map(str, self.dims.values()))
 
     @property
     def setting(self) -> Mapping[str, str]:
@@ -55,11 +95,17 @@ class Gemm(Problem):
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
+        return 2 * self.batch * self.m * self.n * self.k
 
     def min_bytes(self, precision: Precision) -> int:
-        inputs = self.m * self.k + self.k * self.n
-        return inputs * precision.bytes_per_element + self.m * self.n * precision.output_bytes
+        weights = 1 if self.form == BROADCAST else self.batch
+        inputs = self.batch * self.m * self.k + weights * self.k * self.n
+        outputs = self.batch * self.n * (self.m + (self.form in (BIAS, GELU)))
+        return inputs * precision.bytes_per_element + outputs * precision.output_bytes
+
+    def tiles(self, tile: Sequence[int]) -> int | None:
+        one = super().tiles(tile)
+        return one * self.batch if one and self.form not in (GROUPED, SKEWED) else None
 
     def may_run_exactly(self, precision: Precision, backend: str) -> bool:
         """A product with a vector is left to kernels without Tensor Cores."""
@@ -80,4 +126,15 @@ class Gemm(Problem):
 
     def probe(self, scale: int = 1) -> Gemm:
         m, n, k = (min(size, scale * PROBED) for size in self.mnk)
-        return Gemm(m, n, k, self.layout)
+        return replace(self, m=m, n=n, k=k, batch=min(self.batch, FEW))
+
+
+def gemm_of(case: Case) -> Gemm:
+    assert isinstance(case.problem, Gemm)
+    return case.problem
+
+
+def check_plain(case: Case, library: str) -> None:
+    """CannotRun for a batch and an epilogue."""
+    if not gemm_of(case).plain:
+        raise CannotRun(f"{library}: single products only here; use --backend cublas,separate")

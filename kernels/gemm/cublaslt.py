@@ -16,6 +16,7 @@ from functools import cache
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm import check_plain
 from kernels.gemm import cublaslt_api as api
 from kernels.gemm.operands import Operands
 from kernels.precision import DTYPE_BYTES, Capability, Precision
@@ -36,6 +37,7 @@ def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where cuBLASLt cannot multiply this. Its heuristic may still have
     no algorithm.
     """
+    check_plain(case, "cuBLASLt")
     check_8bit(case, "cuBLASLt")
 
 
@@ -44,7 +46,7 @@ def check_8bit(case: Case, library: str, int8_multiple: int = INT8_MULTIPLE) -> 
     name, kind = case.precision_name, case.precision
     if kind.bytes_per_element != 1:
         return
-    if case.problem.layout != "nt":
+    if not case.problem.layout.startswith("nt"):
         raise CannotRun(f"{name} in {library} needs both operands K-major; use --layout nt")
     _, n, k = case.problem.mnk
     multiple = FLOAT8_MULTIPLE if kind.is_float8 else int8_multiple

@@ -18,6 +18,7 @@ import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line
+from kernels.gemm import check_plain
 from kernels.gemm import cublaslt_api as api
 from kernels.gemm.cublaslt import check_8bit, require_current_device
 from kernels.gemm.operands import Operands
@@ -28,6 +29,7 @@ MATH_MODE = api.CUBLAS_DEFAULT_MATH | api.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION
 
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where gemmEx cannot multiply this."""
+    check_plain(case, "cublasGemmEx")
     if case.precision.is_float8:
         raise CannotRun(f"cublasGemmEx has no {case.precision_name}; use --backend cublaslt")
     if importlib.util.find_spec("cupy") is None:

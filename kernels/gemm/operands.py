@@ -1,19 +1,22 @@
-"""The matrices of a GEMM, and how `kernels.data` makes them."""
+"""The matrices of a GEMM, or of a batch of them, and how `kernels.data` makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
+from torch.nn.functional import gelu
 
+from kernels import checking
+from kernels.case import Case
 from kernels.conv.operands import ConvOperands, Sample
 from kernels.conv.shape import ConvShape
-from kernels.data import choose
-from kernels.gemm import Gemm
+from kernels.data import choose, scale, storage_factor
+from kernels.gemm import BIAS, BROADCAST, GELU, GROUPED, SKEWED, STRIDED, Gemm
 
-NAMES = "abc"
+NAMES = ("a", "b", "c", "bias")  # in the order of their seeds
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 
 
@@ -52,8 +55,8 @@ class Operands:
         return {}
 
     @property
-    def output(self) -> torch.Tensor:
-        return self.c
+    def outputs(self) -> tuple[torch.Tensor]:
+        return (self.c,)
 
     def holding(self, result: torch.Tensor) -> Self:
         return replace(self, c=result)
@@ -63,31 +66,169 @@ class Operands:
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
 
 
-def names(problem: Gemm) -> Sequence[str]:
-    return NAMES
+Drawn = Callable[[str], torch.Tensor]
+
+
+class Product(NamedTuple):
+    """One product of a batch: C = A @ B, and perhaps a bias, all of them views."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class BatchOperands:
+    """The operands of what is not one plain product.
+
+    A is [batch, M, K], B [batch, K, N], C [batch, M, N]; of broadcast B is [K, N], of groups A
+    [batch * M, K] and C [batch * M, N], with `ends` the rows where groups end, on the device. Of
+    one product they are matrices. `bias` is [N] for each product, in the dtype of C; `drawn` gives
+    the inputs as drawn.
+    """
+
+    problem: Gemm
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    one: torch.Tensor
+    ends: torch.Tensor
+    drawn: Drawn
+    scale: float
+    bias: torch.Tensor | None = None
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """A, B and perhaps the bias, the arguments of a user's function."""
+        return (self.a, self.b) if self.bias is None else (self.a, self.b, self.bias)
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What a user's function may also ask for by name: where groups end."""
+        return {"offs": self.ends}
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor]:
+        return (self.c,)
+
+    def holding(self, result: torch.Tensor) -> Self:
+        return replace(self, c=result)
+
+    @property
+    def approximate(self) -> str:
+        """Which GELU it is: cuBLASLt's epilogue has the one by tanh."""
+        return "tanh" if self.c.is_cuda else "none"
+
+    def products(self) -> Iterator[Product]:
+        """The products, one after another; no empty groups."""
+        problem, start = self.problem, 0
+        if problem.batch == 1:
+            yield Product(self.a, self.b, self.c, self.bias)
+            return
+        for i, end in enumerate(problem.ends):
+            rows = slice(start, end) if problem.form in (GROUPED, SKEWED) else i
+            b = self.b if problem.form == BROADCAST else self.b[i]
+            start = end
+            if self.a[rows].numel():
+                yield Product(self.a[rows], b, self.c[rows], self.bias if self.bias is None
+                              else self.bias[i, 0])  # fmt: skip
+
+    def relative_error(self) -> float:
+        """The larger of ||C - ref|| / ||ref||, with every element of C, and the error of the worst
+        row or column of a product, or element. From the inputs as stored, in float64.
+        """
+        return max(self._errors(self, 1.0, 1.0))
+
+    def total_error(self) -> float:
+        """||C - ref|| / ||ref|| of inputs as drawn: rounding to storage is counted."""
+        bias = None if self.bias is None else self.drawn("bias")
+        drawn = replace(self, a=self.drawn("a"), b=self.drawn("b"), bias=bias)
+        return self._errors(drawn, self.scale, storage_factor(self.c.dtype, ""))[0]
+
+    def _errors(self, of: Self, scale: float, scale_of_bias: float) -> tuple[float, float]:
+        """(of all elements, of the worst row or column) against products of the inputs `of`."""
+        zero = torch.zeros((), dtype=torch.float64, device=self.c.device)
+        squares, wanted_squares, worst = zero, zero, zero
+        for got, wanted in self._bands(of, scale, scale_of_bias):
+            off = (got.double() - wanted).square()
+            squares, wanted_squares = squares + off.sum(), wanted_squares + wanted.square().sum()
+            for lines in (off.mean(0), off.mean(1), off):
+                few = off.numel() // lines.numel()
+                line = lines.max().sqrt() / (1 + checking.CHECKSUM_SLACK / few**0.5)
+                worst = torch.maximum(worst, line)
+        if not wanted_squares > 0:
+            wanted_squares = zero + self.c.numel()
+        typical = (wanted_squares / self.c.numel()).sqrt()
+        return float((squares / wanted_squares).sqrt()), float(worst / typical)
+
+    def _bands(
+        self, of: Self, scale: float, scale_of_bias: float
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(rows of C, what float64 makes of the inputs): some rows of a product at a time."""
+        for mine, given in zip(self.products(), of.products(), strict=True):
+            b = given.b.double()
+            step = max(1, checking.CHUNK_ELEMENTS // (b.shape[0] + b.shape[1]))
+            for got, a in zip(mine.c.split(step), given.a.split(step), strict=True):
+                wanted = a.double() @ b * scale
+                if given.bias is not None:
+                    wanted += given.bias.double() * scale_of_bias
+                if self.problem.form == GELU:
+                    wanted = gelu(wanted, approximate=self.approximate)
+                yield got, wanted
+
+
+def names(problem: Gemm) -> tuple[Sequence[str], Sequence[str]]:
+    """Of the inputs and of the output."""
+    return ("a", "b", "bias") if problem.form in (BIAS, GELU) else ("a", "b"), ("c",)
+
+
+def dtype(case: Case, name: str) -> torch.dtype:
+    """What a tensor is stored in."""
+    return case.precision.torch_dtype({"a": "storage", "b": "storage_b"}.get(name, "output"))
 
 
 def stored(problem: Gemm, name: str) -> Sequence[int]:
-    """The sizes of A or B in the orientation it is stored in."""
+    """The sizes of an input in the orientation it is stored in."""
+    batch = problem.batch
+    if name == "bias":
+        return (batch, 1, problem.n) if batch > 1 else (problem.n,)
     rows, columns = (problem.m, problem.k) if name == "a" else (problem.k, problem.n)
-    return (columns, rows) if _transposed(problem, name) else (rows, columns)
+    if _transposed(problem, name):
+        rows, columns = columns, rows
+    if batch == 1 or (problem.form == BROADCAST and name == "b"):
+        return rows, columns
+    if name == "a" and problem.form in (GROUPED, SKEWED):
+        return batch * rows, columns
+    return (rows, batch, columns) if problem.form == STRIDED else (batch, rows, columns)
 
 
 def arranged(problem: Gemm, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A or B [M, K] or [K, N] as a view of what is stored."""
-    return tensor.t() if _transposed(problem, name) else tensor
+    """An input as a view of what is stored: A [M, K] or B [K, N], of a batch [batch, ...]."""
+    if problem.form == STRIDED:
+        tensor = tensor.transpose(0, 1)
+    return tensor.mT if _transposed(problem, name) else tensor
 
 
 def _transposed(problem: Gemm, name: str) -> bool:
-    return problem.layout[NAMES.index(name)] == "t"
+    return name != "bias" and problem.layout[NAMES.index(name)] == "t"
 
 
 def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(problem.m, problem.n, dtype=dtype, device=device)
+    sizes = (problem.m, problem.n)
+    if problem.form in (GROUPED, SKEWED):
+        sizes = (problem.batch * problem.m, problem.n)
+    elif problem.batch > 1:
+        sizes = (problem.batch, *sizes)
+    return torch.empty(sizes, dtype=dtype, device=device)
 
 
-def sample(problem: Gemm, drawn: Callable[[str], torch.Tensor]) -> tuple[Sample, Sample]:
-    """What C, and its transpose, are checked by; `drawn` gives A and B as drawn."""
+def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:
+    """What C, and its transpose, are checked by; `drawn` gives A and B as drawn. Of a batch, or
+    with an epilogue, all of C is checked.
+    """
+    if not problem.plain:
+        return drawn
     a, b = drawn("a"), drawn("b").t()
     count = SAMPLED_ROWS[a.device.type]
     rows, columns = (choose(size, count, a.device) for size in (problem.m, problem.n))
@@ -116,7 +257,12 @@ def _pixels(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def operands(
-    problem: Gemm, tensors: dict[str, torch.Tensor], samples: tuple[Sample, Sample], scale: float
-) -> Operands:
-    one = torch.ones((), device=tensors["c"].device)
-    return Operands(**tensors, one=one, samples=samples, scale=scale)
+    case: Case, tensors: dict[str, torch.Tensor], sample: tuple[Sample, Sample] | Drawn
+) -> Operands | BatchOperands:
+    problem, device = case.problem, tensors["c"].device
+    assert isinstance(problem, Gemm)
+    one = torch.ones((), device=device)
+    if isinstance(sample, tuple):
+        return Operands(**tensors, one=one, samples=sample, scale=scale(case))
+    ends = torch.tensor(problem.ends, dtype=torch.int32, device=device)
+    return BatchOperands(problem, **tensors, one=one, ends=ends, drawn=sample, scale=scale(case))

@@ -1,24 +1,40 @@
-"""GEMM through torch: cuBLAS on a GPU (what a user gets), oneDNN or MKL on a CPU."""
+"""GEMM through torch: cuBLAS on a GPU (what a user gets), oneDNN or MKL on a CPU.
+
+A batch is one bmm, groups are one grouped_mm, which has kernels of its own, and an epilogue is
+cuBLASLt's. `separate` does the same with a kernel for each product, the bias, and the GELU.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.nn import functional
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line
+from kernels.gemm import BIAS, BROADCAST, GELU, GROUPED, SKEWED, gemm_of
 from kernels.gemm.cublaslt import check_8bit
-from kernels.gemm.operands import Operands
+from kernels.gemm.operands import BatchOperands, Operands, Product
+from kernels.precision import Precision
 
+SEPARATE = "separate"
+GROUPS_IN_ONE_KERNEL = (9, 10)  # major compute capabilities where grouped_mm does not wait for each
 matmul_switches = torch.backends.cuda.matmul
 CPU_TRIAL_SIZE = 64
 
 
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch cannot multiply this."""
-    kind = case.precision
+    kind, problem = case.precision, gemm_of(case)
+    if case.backend == SEPARATE and problem.plain:
+        raise CannotRun("a single product is one kernel: nothing is separate")
+    if problem.form in (BIAS, GELU) and kind.storage == "int8":
+        raise CannotRun("an int32 product gets no bias and no GELU")
+    if case.backend != SEPARATE and not problem.plain:
+        _check_one_call(case, target)
     if target.kind == "cpu" and kind.multiply == "tf32":
         raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if target.kind == "cpu" and kind.accumulate == "float16":
@@ -26,49 +42,151 @@ def check(case: Case, target: Target) -> None:
     if target.kind == "cpu":
         return
     check_8bit(case, "torch", int8_multiple=8)
-    m = case.problem.mnk[0]
+    m = problem.m
     if kind.storage == "int8" and m <= 16:
         raise CannotRun(f"int8 in torch needs M above 16, not {m}")
 
 
-def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """The one call that torch offers for this case. On a CPU a corner of the GEMM, at most 64 in
-    each dimension, is tried first: CannotRun where torch refuses it.
+def _check_one_call(case: Case, target: Target) -> None:
+    """CannotRun where torch has no single call for a batch or an epilogue."""
+    name, kind, problem = case.precision_name, case.precision, gemm_of(case)
+    if problem.form == GELU and (kind.is_float8 or problem.batch > 1):
+        of = name if kind.is_float8 else "a batch"
+        raise CannotRun(f"torch has no product of {of} with GELU in one kernel")
+    if problem.form not in (GROUPED, SKEWED):
+        if kind.bytes_per_element == 1 and problem.batch > 1:
+            raise CannotRun(f"torch has no batched product in {name}; try --layout nt-grouped")
+        return
+    public = "scaled_grouped_mm" if kind.is_float8 else "grouped_mm"
+    if kind.is_float8 and target.kind == "cpu":
+        raise CannotRun(f"torch has {public} on a GPU alone")
+    if not hasattr(functional, public):
+        raise CannotRun(f"this version of torch has no {public}")
+    if kind.storage not in ("bfloat16", "float8_e4m3fn"):
+        raise CannotRun(f"torch multiplies groups in bf16 and fp8, not in {name}")
+    if off := problem.misaligned(kind):
+        raise CannotRun(f"{public} needs rows on 16 bytes, not of {off[1]} ({off[0]})")
+    if target.kind == "cuda" and (target.capability or (0, 0))[0] not in GROUPS_IN_ONE_KERNEL:
+        raise CannotRun(f"{public} has a kernel for compute capability 9 and 10 alone")
+
+
+def candidates(
+    case: Case, operands: Operands | BatchOperands, target: Target
+) -> Sequence[Candidate]:
+    """The one call that torch offers for this case, or the separate ones. On a CPU a corner of a
+    single GEMM, at most 64 in each dimension, is tried first, or all of a batch: CannotRun where
+    torch refuses it.
     """
+    if isinstance(operands, Operands):
+        if target.kind == "cpu":
+            _try_on_cpu(case, operands)
+        return (Candidate("torch", _call(case, operands)),)
+    if case.backend == SEPARATE:
+        found = Candidate(SEPARATE, _separate(case, operands))
+    else:
+        label, call = _batched(case, operands)
+        found = Candidate(label, call, allocates="grouped" in label)
     if target.kind == "cpu":
-        _try_on_cpu(case, operands)
-    return (Candidate("torch", _call(case, operands)),)
+        _tried(case, found.call)
+    return (found,)
 
 
 def _try_on_cpu(case: Case, operands: Operands) -> None:
     """Try a corner of the GEMM, at no cost. CannotRun where torch on this CPU lacks it."""
     m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
     a, b, c = operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous()
+    _tried(case, _call(case, replace(operands, a=a, b=b, c=c)))
+
+
+def _tried(case: Case, call: Callable[[], object]) -> None:
     try:
-        _call(case, replace(operands, a=a, b=b, c=c))()
+        call()
     except (RuntimeError, ValueError) as error:
         raise CannotRun(
             f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
         ) from error
 
 
+def _separate(case: Case, operands: BatchOperands) -> Callable[[], object]:
+    """A kernel for each product, then one for the bias, then one for GELU."""
+    one, c = operands.one, operands.c
+    products = [_multiply(case.precision, each._replace(bias=None), one)
+                for each in operands.products()]  # fmt: skip
+    bias, gelu = operands.bias, torch.ops.aten.gelu_.default
+    last = operands.approximate if operands.problem.form == GELU else None
+
+    def call() -> None:
+        for product in products:
+            product()
+        if bias is not None:
+            c.add_(bias)
+        if last is not None:
+            gelu(c, approximate=last)
+
+    return call
+
+
+def _batched(case: Case, operands: BatchOperands) -> tuple[str, Callable[[], object]]:
+    """torch's name of the one call for a batch or an epilogue, and the call."""
+    a, b, c, one, bias = operands.a, operands.b, operands.c, operands.one, operands.bias
+    kind, form, batch = case.precision, operands.problem.form, operands.problem.batch
+    if form in (GROUPED, SKEWED):
+        return _grouped(kind, operands)
+    if batch > 1:
+        b = b.expand(batch, *b.shape) if form == BROADCAST else b
+        if bias is not None:
+            return "baddbmm", _switched(kind, lambda: torch.baddbmm(bias, a, b, out=c))
+        return "bmm", _switched(kind, lambda: torch.bmm(a, b, out=c))
+    assert bias is not None
+    if kind.is_float8:
+        return "scaled_mm", _multiply(kind, Product(a, b, c, bias), one)
+    if form == BIAS:
+        return "addmm", _switched(kind, lambda: torch.addmm(bias, a, b, out=c))
+    fused: Any = torch._addmm_activation  # pyright: ignore[reportPrivateImportUsage]
+    return "addmm_activation", _switched(kind, lambda: fused(bias, a, b, use_gelu=True, out=c))
+
+
+def _grouped(kind: Precision, operands: BatchOperands) -> tuple[str, Callable[[], object]]:
+    """Groups; of fp8 with a scale a row of A and a column of B, the only ones that torch takes."""
+    a, b, ends = operands.a, operands.b, operands.ends
+    public: Any = functional
+    if not kind.is_float8:
+        return "grouped_mm", lambda: public.grouped_mm(a, b, offs=ends)
+    rows, columns = (operands.one.expand(sizes).contiguous()
+                     for sizes in ((a.shape[0],), (b.shape[0], b.shape[2])))  # fmt: skip
+    by_row = public.ScalingType.RowWise
+    return "scaled_grouped_mm", lambda: public.scaled_grouped_mm(
+        a, b, rows, by_row, columns, by_row, offs=ends, output_dtype=operands.c.dtype,
+        use_fast_accum=kind.fast_accumulate,
+    )  # fmt: skip
+
+
 def _call(case: Case, operands: Operands) -> Callable[[], object]:
-    a, b, c, one = operands.a, operands.b, operands.c, operands.one
-    kind = case.precision
+    return _multiply(
+        case.precision, Product(operands.a, operands.b, operands.c, None), operands.one
+    )
+
+
+def _multiply(kind: Precision, product: Product, one: torch.Tensor) -> Callable[[], object]:
+    """One product by torch; with its bias, which only that of fp8 may have."""
+    a, b, c, bias = product
     if kind.is_float8:
         return lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-            a, b, one, one, out_dtype=c.dtype, use_fast_accum=kind.fast_accumulate, out=c
-        )
+            a, b, one, one, bias=bias, out_dtype=c.dtype, use_fast_accum=kind.fast_accumulate,
+            out=c,
+        )  # fmt: skip
     if kind.storage == "int8":
         return lambda: torch._int_mm(a, b, out=c)  # pyright: ignore[reportPrivateImportUsage]
+    return _switched(kind, lambda: torch.mm(a, b, out=c))
+
+
+def _switched(kind: Precision, launch: Callable[[], object]) -> Callable[[], object]:
     if kind.storage == "float32":
-        return _with_switch("fp32_precision", kind.multiply, lambda: torch.mm(a, b, out=c))
+        return _with_switch("fp32_precision", kind.multiply, launch)
     if kind.storage == "float16":
         half_accumulate = kind.accumulate == "float16"
-        return _with_switch(
-            "allow_fp16_accumulation", half_accumulate, lambda: torch.mm(a, b, out=c)
-        )
-    return lambda: torch.mm(a, b, out=c)
+        return _with_switch("allow_fp16_accumulation", half_accumulate, launch)
+    return launch
 
 
 def _with_switch(name: str, value: object, launch: Callable[[], object]) -> Callable[[], object]:

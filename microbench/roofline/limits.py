@@ -164,9 +164,9 @@ def waves(result: Result, run: Run) -> Waves | None:
     tiles = result.tiles
     if tiles is None and result.case.op == "conv" and not is_library(result.case):
         return None
+    tiles = tiles or result.case.problem.tiles(result.tile)
     if tiles is None:
-        m, n, _ = result.case.problem.mnk
-        tiles = math.ceil(m / result.tile[0]) * math.ceil(n / result.tile[1])
+        return None
     count = math.ceil(tiles / sm_count)
     return Waves(tiles, sm_count, count, tiles / (count * sm_count))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.case import Candidate, Case, Target
+from kernels.gemm import check_plain
 from kernels.gemm.operands import Operands
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
@@ -16,7 +17,10 @@ from kernels.tune import NONE, Configurations
 
 
 def check(case: Case, target: Target) -> None:
-    """Nothing: these kernels run every size and layout, on what `Precision.min_capability` says."""
+    """CannotRun for a batch or an epilogue. These kernels run every size and layout of one product,
+    on what `Precision.min_capability` says.
+    """
+    check_plain(case, "this project's kernels")
 
 
 def candidates(
