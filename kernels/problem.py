@@ -79,6 +79,11 @@ class Problem(ABC):
         """The size in short: "4096", "64x256"."""
 
     @property
+    def title(self) -> str:
+        """What a line or a table calls it, without precision and back end."""
+        return self.size
+
+    @property
     @abstractmethod
     def setting(self) -> Mapping[str, str]:
         """What else it is, besides its size, by name."""

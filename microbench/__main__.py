@@ -69,7 +69,8 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
 
 @app.command(first={"What": "sizes dtype backend vs layout shapes", **OF_ALL})
 @measuring(
-    GemmRequest, "cublas,cublaslt,cupy,triton,cpu  [default: cublas,cublaslt,triton; on CPU cpu]"
+    GemmRequest,
+    "cublas,cublaslt,cupy,triton,separate,cpu  [default: cublas,cublaslt,triton; on CPU cpu]",
 )
 def gemm(**options: Any) -> None:
     """Measure matrix multiplication by precision and size.

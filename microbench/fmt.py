@@ -221,7 +221,7 @@ def problem(case: Case) -> str:
     """The problem without precision and back end: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
     found = case.problem
     if not isinstance(found, Conv):
-        return size(case)
+        return clean(found.title)
     conv = found.shape
     taps = f"{conv.r}x{conv.s}" + f"/{conv.stride}" * (conv.stride != 1)
     more = [f"{letter}{value}" for letter, value in (("d", conv.dilation), ("g", conv.groups))

@@ -89,22 +89,34 @@ class GemmRequest(Request):
 
     name = "gemm"
 
-    sizes: str = choice("256..8192", "256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK")
-    layout: str = choice("nt", "nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear")
+    sizes: str = choice("256..8192", "256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK; BxMxNxK")
+    layout: str = choice("nt", "nn,nt,tn,tt: t is transposed; nt-FORM of a batch, an epilogue")
     shapes: Path | None = choice(None, SHAPES)
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
-        arms, data = plan_arms("gemm", self.conditions, kind), self.conditions.data
-        if self.shapes:
-            problems = read_shapes("gemm", self.shapes)
-        else:
-            problems = [
-                Gemm(m, n, k, layout)
-                for m, n, k in sweep.parse_sizes(self.sizes)
-                for layout in sweep.parse_names(self.layout, Gemm.CHOICES["layout"], "--layout")
+        asked, library = self.conditions, OPS["gemm"].library_backend(kind)
+        arms = {True: plan_arms("gemm", asked, kind)}  # of plain problems, and of others
+        arms[False] = (
+            plan_arms("gemm", replace(asked, backend=f"{library},separate"), kind)
+            if asked.backend is None
+            else arms[True]
+        )
+        problems = read_shapes("gemm", self.shapes) if self.shapes else self._problems()
+        return [
+            _group_of(problem, arms[isinstance(problem, Gemm) and problem.plain], asked.data)
+            for problem in problems
+        ]
+
+    def _problems(self) -> Sequence[Problem]:
+        layouts = sweep.parse_names(self.layout, Gemm.CHOICES["layout"], "--layout")
+        sizes = sweep.parse_sizes(self.sizes, more=1)  # the batch
+        try:
+            return [
+                Gemm(*size[-3:], layout, *size[:-3]) for size, layout in product(sizes, layouts)
             ]
-        return [_group_of(problem, arms, data) for problem in problems]
+        except ValueError as error:
+            raise UserError(f"--layout: {error}") from None
 
 
 @dataclass(frozen=True)

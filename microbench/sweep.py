@@ -1,9 +1,9 @@
 """Parses sizes as people write them, lists of names, and files of shapes.
 
 `256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
-joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. Commas mix them.
-`--shapes FILE` takes problems from a CSV file, a line each. Its columns are the op's: GEMM has m,
-n, k and perhaps layout; what is missing or empty is as usual.
+joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK, `64x512x512x128` a batch
+of 64. Commas mix them. `--shapes FILE` takes problems from a CSV file, a line each. Its columns are
+the op's: GEMM has m, n, k and perhaps batch, layout; what is missing or empty is as usual.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from microbench.errors import UserError
 
 Shape = tuple[int, ...]
 MAX_SIZES = 4096
+MOST_SAID = 12  # names that an error lists
 MOST_DIGITS = 9  # of a number: more than any memory holds would only overflow something
 _NUMBER = rf"(-?\d{{1,{MOST_DIGITS}}})"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
 _FORMS = {
-    "--sizes": "256..8192, 64..1024:+32, 63,64,65 or MxNxK such as 4096x11008x4096",
+    "--sizes": "256..8192, 64..1024:+32, 63,64,65, MxNxK such as 4096x11008x4096 or BxMxNxK",
     "--channels": "8..2048, 1..72:+1, 60,64 or CxK such as 64x256",
+    "--heads": "16x64 or, with key/value heads in between, 32x8x128",
     "--image": "28, 7..56 or HxW such as 28x56",
     "--batch": "32, 8..256 or 1..16:+1",
     "--workers": "4, 1..16 or 1..8:+1",
@@ -50,8 +52,9 @@ class Group:
         return self.cases[0].group
 
 
-def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape]:
-    """The sizes in the text, each of `rank` numbers, in order, without repeats.
+def parse_sizes(text: str, option: str = "--sizes", rank: int = 3, *, more: int = 0) -> list[Shape]:
+    """The sizes in the text, each of `rank` numbers, or up to `more` of them before these, in
+    order, without repeats.
 
     One number stands for all `rank` of them. UserError for what cannot be read, and above
     MAX_SIZES.
@@ -59,7 +62,7 @@ def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape
     text = " ".join(text.split())
     shapes: list[Shape] = []
     for part in text.split(","):
-        shapes += _shapes(part.strip(), text, option, rank)
+        shapes += _shapes(part.strip(), text, option, rank, more)
     if len(shapes) > MAX_SIZES:
         raise UserError(f"{option} {text}: {len(shapes)} sizes; one run takes at most {MAX_SIZES}")
     return list(dict.fromkeys(shapes))
@@ -70,7 +73,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
     return [shape[0] for shape in parse_sizes(text, option, rank=1)]
 
 
-def _shapes(part: str, whole: str, option: str, rank: int) -> list[Shape]:
+def _shapes(part: str, whole: str, option: str, rank: int, more: int) -> list[Shape]:
     """The sizes of one part of a list: the text between two commas."""
     forms = f"write {_FORMS[option]}"
     if not part:
@@ -80,8 +83,9 @@ def _shapes(part: str, whole: str, option: str, rank: int) -> list[Shape]:
         return [(n,) * rank for n in _expanded(found, about)]
     if re.fullmatch(_NUMBER, part):
         return [(_positive(part, about),) * rank]
-    if rank > 1 and (found := re.fullmatch("x".join([_NUMBER] * rank), part)):
-        return [tuple(_positive(number, about) for number in found.groups())]
+    numbers = part.split("x")
+    if 1 < rank <= len(numbers) <= rank + more and all(re.fullmatch(_NUMBER, n) for n in numbers):
+        return [tuple(_positive(number, about) for number in numbers)]
     shown = part if len(part) <= 40 else f"{part[:40]}..."
     raise UserError(f"{option}: cannot read {shown!r}; {forms}")
 
@@ -114,7 +118,8 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
         raise UserError(f"{option} is empty; choose from {', '.join(choices)}")
     for name in names:
         if name not in choices:
-            raise UserError(f"{option}: unknown {name!r}; choose from {', '.join(choices)}")
+            said = ", ".join(choices[:MOST_SAID]) + ", ..." * (len(choices) > MOST_SAID)
+            raise UserError(f"{option}: unknown {name!r}; choose from {said}")
     return list(dict.fromkeys(names))
 
 

@@ -25,9 +25,12 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 STRIDED, BROADCAST, GROUPED, SKEWED, BIAS, GELU = FORMS = (
     "strided", "broadcast", "grouped", "skewed", "bias", "gelu"
 )  # fmt: skip
-OF_BATCHES = FORMS[:4]
-ALL_LAYOUTS = (*LAYOUTS, *(f"{layout}-{form}" for layout in LAYOUTS for form in FORMS
-                           if layout[0] == "n" or form not in (GROUPED, SKEWED)))  # fmt: skip
+OF_BATCHES, RAGGED = FORMS[:4], (GROUPED, SKEWED)
+ALL_LAYOUTS = (
+    *LAYOUTS,
+    *(f"{layout}-{form}" for layout in ("nt", "nn") for form in FORMS),
+    *(f"{layout}-{form}" for layout in ("tn", "tt") for form in FORMS if form not in RAGGED),
+)
 PROBED, FEW = 128, 4  # at most, of a problem that is tried small: sizes, and products
 
 
@@ -90,6 +93,10 @@ class Gemm(Problem):
         return "x".join(map(str, self.dims.values()))
 
     @property
+    def title(self) -> str:
+        return f"{self.size} {self.layout}" if self.form else self.size
+
+    @property
     def setting(self) -> Mapping[str, str]:
         return {"layout": self.layout}
 
@@ -105,7 +112,7 @@ class Gemm(Problem):
 
     def tiles(self, tile: Sequence[int]) -> int | None:
         one = super().tiles(tile)
-        return one * self.batch if one and self.form not in (GROUPED, SKEWED) else None
+        return one * self.batch if one and self.form not in RAGGED else None
 
     def may_run_exactly(self, precision: Precision, backend: str) -> bool:
         """A product with a vector is left to kernels without Tensor Cores."""

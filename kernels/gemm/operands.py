@@ -14,7 +14,7 @@ from kernels.case import Case
 from kernels.conv.operands import ConvOperands, Sample
 from kernels.conv.shape import ConvShape
 from kernels.data import choose, scale, storage_factor
-from kernels.gemm import BIAS, BROADCAST, GELU, GROUPED, SKEWED, STRIDED, Gemm
+from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, STRIDED, Gemm
 
 NAMES = ("a", "b", "c", "bias")  # in the order of their seeds
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
@@ -127,7 +127,7 @@ class BatchOperands:
             yield Product(self.a, self.b, self.c, self.bias)
             return
         for i, end in enumerate(problem.ends):
-            rows = slice(start, end) if problem.form in (GROUPED, SKEWED) else i
+            rows = slice(start, end) if problem.form in RAGGED else i
             b = self.b if problem.form == BROADCAST else self.b[i]
             start = end
             if self.a[rows].numel():
@@ -198,7 +198,7 @@ def stored(problem: Gemm, name: str) -> Sequence[int]:
         rows, columns = columns, rows
     if batch == 1 or (problem.form == BROADCAST and name == "b"):
         return rows, columns
-    if name == "a" and problem.form in (GROUPED, SKEWED):
+    if name == "a" and problem.form in RAGGED:
         return batch * rows, columns
     return (rows, batch, columns) if problem.form == STRIDED else (batch, rows, columns)
 
@@ -216,7 +216,7 @@ def _transposed(problem: Gemm, name: str) -> bool:
 
 def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     sizes = (problem.m, problem.n)
-    if problem.form in (GROUPED, SKEWED):
+    if problem.form in RAGGED:
         sizes = (problem.batch * problem.m, problem.n)
     elif problem.batch > 1:
         sizes = (problem.batch, *sizes)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.error_words import first_line
-from kernels.gemm import BIAS, BROADCAST, GELU, GROUPED, SKEWED, gemm_of
+from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, gemm_of
 from kernels.gemm.cublaslt import check_8bit
 from kernels.gemm.operands import BatchOperands, Operands, Product
 from kernels.precision import Precision
@@ -53,7 +53,7 @@ def _check_one_call(case: Case, target: Target) -> None:
     if problem.form == GELU and (kind.is_float8 or problem.batch > 1):
         of = name if kind.is_float8 else "a batch"
         raise CannotRun(f"torch has no product of {of} with GELU in one kernel")
-    if problem.form not in (GROUPED, SKEWED):
+    if problem.form not in RAGGED:
         if kind.bytes_per_element == 1 and problem.batch > 1:
             raise CannotRun(f"torch has no batched product in {name}; try --layout nt-grouped")
         return
@@ -130,7 +130,7 @@ def _batched(case: Case, operands: BatchOperands) -> tuple[str, Callable[[], obj
     """torch's name of the one call for a batch or an epilogue, and the call."""
     a, b, c, one, bias = operands.a, operands.b, operands.c, operands.one, operands.bias
     kind, form, batch = case.precision, operands.problem.form, operands.problem.batch
-    if form in (GROUPED, SKEWED):
+    if form in RAGGED:
         return _grouped(kind, operands)
     if batch > 1:
         b = b.expand(batch, *b.shape) if form == BROADCAST else b

@@ -71,7 +71,8 @@ def raw(run: Run) -> Raw:
     """A row a result, in the order measured."""
     libraries = libraries_beside_own(run)
     beside = [f"speedup_{name}{end}" for name in libraries for end in ("", "_low", "_high")]
-    names = list(dict.fromkeys([*CSV_ORDER, *beside, *NEW]))
+    other = [name for result in run.results for name in result.case.problem.dims]
+    names = list(dict.fromkeys([*CSV_ORDER, *beside, *NEW, *other]))
     return names, [_raw_row(result, libraries) for result in run.results]
 
 
@@ -79,7 +80,7 @@ def _raw_row(result: Result, libraries: Sequence[str]) -> Mapping[str, Value]:
     case, measured, choice = result.case, result.measurement, result.choice
     row: dict[str, Value] = {
         "op": case.op,
-        **{name: case.problem.dims.get(name) for name in DIMS},
+        **{**dict.fromkeys(DIMS), **case.problem.dims},
         "layout": case.problem.layout,
         "data": case.data,
         "precision": case.precision_name,
