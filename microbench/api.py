@@ -22,8 +22,9 @@ from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
 from microbench.report import charts
 from microbench.report.parts import Column, Part, Row
-from microbench.report.screen import make_console, print_part
-from microbench.report.writers import part_html
+from microbench.report.report import report_of
+from microbench.report.screen import make_console, print_part, print_report
+from microbench.report.writers import part_html, to_csv, to_html
 from microbench.requests import REQUESTS, Conditions, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
@@ -59,29 +60,21 @@ class Run(types.Run):
 
     def __str__(self) -> str:
         """The screen that the command prints, 100 columns wide."""
-        from microbench.report.console import print_run
-
         text = io.StringIO()
-        print_run(self, make_console(file=text))
+        print_report(report_of(self), make_console(file=text))
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        from microbench.report.export import to_html
-
-        return to_html(self)
+        return to_html(report_of(self))
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame: one row a result, units in the names of the columns. ImportError
         where pandas is not installed."""
-        from microbench.report.export import to_csv
-
-        return _pandas().read_csv(io.StringIO(to_csv(self)))
+        return _pandas().read_csv(io.StringIO(to_csv(report_of(self))))
 
     def chart(self) -> Any:
         """The Altair chart that `--chart` draws. UserError where there is nothing to draw."""
-        from microbench.report.drawing import chart_of
-
-        return chart_of(self)
+        return report_of(self).chart()
 
     def save(self, path: str | Path) -> None:
         """Write the run file, whole or not at all. OSError where the disk refuses."""

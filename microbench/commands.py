@@ -16,15 +16,9 @@ from microbench.device.doctor import examine
 from microbench.errors import UserError
 from microbench.report import comparison, doctor, writers
 from microbench.report.charts import check_chart_path, write_chart
-from microbench.report.console import print_run
-from microbench.report.documents import print_document
-from microbench.report.drawing import draw
-from microbench.report.export import to_csv, to_markdown, write_document
 from microbench.report.parts import Report
-from microbench.report.report import overview, report_of_document, report_of_file
+from microbench.report.report import overview, report_of_file
 from microbench.report.screen import make_console, print_report
-from microbench.report.table import markdown as in_markdown_table
-from microbench.report.table import records, write_csv
 from microbench.results import runfile
 from microbench.results.comparison import (
     VERDICTS,
@@ -33,84 +27,8 @@ from microbench.results.comparison import (
     failing,
     parse_threshold,
 )
-from microbench.results.kinds import Document, document_of
-from microbench.results.types import Json, Run
 from microbench.roofline.explain import annotate
-from microbench.run_output import write_html
 from microbench.sweep import parse_names
-
-
-def show_run(
-    file: Path,
-    *,
-    form: str | None,
-    verbose: bool,
-    chart: Path | None = None,
-    html: Path | None = None,
-) -> None:
-    """Print a file as a screen, "csv" or "markdown" (`form`), or write it as a chart or a page.
-
-    UserError for a file that cannot be read or written, or without anything to draw.
-    """
-    data, console = runfile.read_json(file), make_console()
-    document = document_of(data)
-    runfile.check_apart({"FILE": file, "--chart": chart, "--html": html})
-    if html:
-        runfile.check_writable(html, "--html")
-    if chart or not document:
-        run = runfile.as_run(data, file)
-        if chart:
-            check_chart_path(chart)
-            draw(run, chart)
-            console.print(f"Chart: {chart}", soft_wrap=True)
-        if html:
-            write_html(run, html, console)
-        if not (chart or html):
-            _print(run, form, console, details=verbose)
-        return
-    try:
-        _show_document(document, data, form, html, console, verbose=verbose)
-    except (ValueError, OverflowError) as error:
-        raise runfile.damaged(file, error) from None
-
-
-def _print(run: Run, form: str | None, console: Console, *, details: bool) -> None:
-    if form:
-        sys.stdout.write({"csv": to_csv, "markdown": to_markdown}[form](run))
-    else:
-        print_run(run, console, details=details)
-
-
-def _show_document(
-    document: Document,
-    data: Json,
-    form: str | None,
-    html: Path | None,
-    console: Console,
-    *,
-    verbose: bool,
-) -> None:
-    """Show a file that is not a run."""
-    if document.report and not html:
-        _print_one(report_of_document(document, data), form, console, verbose=verbose)
-        return
-    sheet = document.sheet(data)
-    if html:
-        write_document(data, html)
-        console.print(f"Page: {html}", soft_wrap=True)
-    elif form == "csv":
-        sys.stdout.write(write_csv([records(sheet.table)]))
-    elif form == "markdown":
-        sys.stdout.write(in_markdown_table(sheet.table))
-    else:
-        print_document(data, sheet, console, details=verbose)
-
-
-def _print_one(report: Report, form: str | None, console: Console, *, verbose: bool) -> None:
-    if form:
-        sys.stdout.write({"csv": writers.to_csv, "markdown": writers.to_markdown}[form](report))
-    else:
-        print_report(report, console, verbose=verbose)
 
 
 def show_files(
@@ -138,11 +56,7 @@ def show_files(
         check_chart_path(chart)
     found: dict[str, Report] = {}
     for path in files:
-        one = report_of_file(path)
-        if one is None:  # until all kinds have a report
-            show_run(path, form=form, verbose=verbose, chart=chart, html=html)
-            return
-        found[_apart(path, found)] = one
+        found[_apart(path, found)] = report_of_file(path)
     console = make_console()
     if chart:
         write_chart(next(iter(found.values())).chart(), chart)
@@ -185,8 +99,7 @@ def report_folder(folder: Path, html: Path | None) -> None:
     for path in sorted(folder.rglob("*.json")):
         name = path.relative_to(folder).as_posix()
         try:
-            if one := report_of_file(path):
-                found[name] = one
+            found[name] = report_of_file(path)
         except UserError as error:
             unread[name] = str(error)
     if not found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels.case import Case
@@ -190,6 +190,11 @@ def times(value: float) -> str:
     return _fixed(value, _decimals(value))
 
 
+def span(values: Collection[float]) -> str:
+    """The least and the largest of ratios: "1.41 to 1.90"."""
+    return " to ".join(dict.fromkeys(map(times, (min(values), max(values)))))
+
+
 def _decimals(value: float) -> int:
     return 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.0995 else 3
 
@@ -210,11 +215,6 @@ def _rounded_up(value: float, decimals: int) -> str:
 def size(case: Case) -> str:
     """ "4096" for a cubic GEMM, "64x256" for channels in and out."""
     return clean(case.problem.size)
-
-
-def long_size(case: Case) -> str:
-    """ "M=4096 N=11008 K=4096"."""
-    return " ".join(f"{dim.upper()}={clean(value)}" for dim, value in case.problem.dims.items())
 
 
 def problem(case: Case) -> str:

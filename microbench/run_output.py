@@ -192,17 +192,21 @@ class Done:
         NothingMeasured where no case was measured, or a kernel of the user's failed; UserError
         where a file or the report cannot be written.
         """
-        from microbench.report.console import print_run
+        from microbench.report.report import report_of
+        from microbench.report.screen import print_report
+        from microbench.report.writers import page, write_page
 
         run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         try:
-            print_run(run, console, details=outputs.verbose)
+            report = report_of(run)
+            print_report(report, console, verbose=outputs.verbose)
             console.print(f"Run file: {self.path}")
             if outputs.json == STDOUT:
                 sys.stdout.write(self.path.read_text(encoding="utf-8"))
                 sys.stdout.flush()
             if outputs.html:
-                write_html(run, outputs.html, console)
+                write_page(page({self.path.name: report}), outputs.html)
+                console.print(f"Page: {outputs.html}", soft_wrap=True)
         except OSError as error:
             if not is_of_stream(error):
                 raise
@@ -214,14 +218,6 @@ class Done:
             for name, reason in _failed(run):
                 print(clean(f"failed: {name}: {reason}"), file=sys.stderr)
         check_measured(run)
-
-
-def write_html(run: Run, path: Path, console: Console) -> None:
-    """Write the page of a run. UserError where it cannot be written."""
-    from microbench.report.export import to_page, write_page
-
-    write_page(to_page(run), path)
-    console.print(f"Page: {path}", soft_wrap=True)
 
 
 def check_measured(run: Run) -> None:

@@ -1,13 +1,17 @@
-"""Each case of a run of kernels: its raw values, the table of all results, and what limits them."""
+"""What every report of kernels has: raw values, the table of all results, what limits each, and
+how to read them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kernels import OPS
+from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from kernels.tune import HOW, Choice
 from microbench import fmt
@@ -20,19 +24,22 @@ from microbench.report.parts import (
     VERBOSE,
     WHY,
     Column,
-    Found,
     Line,
     Part,
     Raw,
+    Report,
     Row,
     Value,
     cells,
+    doubts,
     missing,
+    warnings_part,
 )
-from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
+from microbench.results.types import RUINED_PCT, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
 from microbench.verdict import (
     BASELINES,
+    Summary,
     arms_of,
     groups_of,
     libraries_beside_own,
@@ -64,10 +71,35 @@ OF_MEASUREMENT = ("median_s", "sm_clock_mhz", "power_w", "energy_j", "temperatur
                   "regime")  # fmt: skip
 
 
+def made(
+    run: Run, answer: Sequence[Line], tables: Sequence[Part], chart: Callable[[], Any] | None = None
+) -> Report:
+    """The report with this answer and these tables, and what all reports of kernels have.
+
+    Warnings that ask for nothing are no doubts; of the user's own kernels theirs alone are.
+    """
+    judged = [r for r in run.results if OWN in r.case.backend] or run.results
+    found = [(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings]
+    names = {fmt.name(result.case) for result in judged}
+    asking = [(warning, name) for warning, name in found
+              if name in names and not warning.remedy.startswith("none needed")]  # fmt: skip
+    limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
+    parts = [
+        *map(_with_signs, tables),
+        _every_result(run),
+        Part("What limits each case", below=limits, level=VERBOSE),
+        Part("How to read it", below=_reading(run), level=VERBOSE),
+        warnings_part(found),
+    ]
+    lines = [*answer, *doubts(asking, len(judged), most=1)]
+    return Report("", lines, parts, conditions(run), raw=[_raw(run)],
+                  chart=chart or partial(rate_chart, run))  # fmt: skip
+
+
 # ---------------------------------------------------------------- CSV
 
 
-def raw(run: Run) -> Raw:
+def _raw(run: Run) -> Raw:
     """A row a result, in the order measured."""
     libraries = libraries_beside_own(run)
     beside = [f"speedup_{name}{end}" for name in libraries for end in ("", "_low", "_high")]
@@ -115,67 +147,44 @@ def _raw_row(result: Result, libraries: Sequence[str]) -> Mapping[str, Value]:
 # ---------------------------------------------------------------- every result
 
 
-def of_every_case(run: Run) -> list[Part]:
-    """Below a report's own tables: all results, what limits each, and how to read it."""
-    limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
-    return [
-        _every_result(run),
-        Part("What limits each case", below=limits, level=VERBOSE),
-        Part("How to read it", below=[*_terms(run), *_ceilings(run)], level=VERBOSE),
-    ]
-
-
 def _every_result(run: Run) -> Part:
     unit, libraries = rate_unit(run.results), libraries_beside_own(run)
     columns = [
-        Column("size", "size"),
-        Column("precision", "result.case.precision_name"),
-        Column("back end", "result.case.backend"),
-        Column("time", "result.median_s", fmt.duration),
-        Column("±", "half", drop=8),
-        Column(unit.name, "result.flop_per_s", unit.text, 3),
-        Column("% of peak", "result.ceiling_pct", of_peak, 6),
-        *(Column(f"x {name}", f"speedup.{name}", exact_ratio, 2) for name in BASELINES),
-        *(Column(f"x {name}", f"beside.{name}", exact_ratio) for name in libraries),
-        Column("layout change", "changes", fmt.per_cent, 7),
-        Column("rel. error", "result.total_error", fmt.error, 9),
-        Column("bottleneck", "result.bound", drop=5),
-    ]
-    rows: list[Row] = []
-    for result in run.results:
-        share = conversion_share(result)
-        item = {
-            "size": fmt.problem(result.case),
-            "result": result,
-            "half": fmt.half_of(result.timed),
-            "speedup": result.speedup,
-            "beside": {name: result.vs_backend.get(name) for name in libraries},
-            "changes": 100 * share if share >= SHOWN_CONVERSION else None,
-        }
-        rows.append(row_of(result, item))
-    return Part("Every result", columns, rows, missing(lacking(run.results)), VERBOSE)
-
-
-def row_of(result: Result, item: object) -> Row:
-    """The row of a result, which says if it was not measured."""
-    if result.measurement:
-        return Row(item)
-    failed = result.status == "failed"
-    return Row(item, "FAILED" if failed else "skipped", "red" if failed else "dim")
-
-
-def lacking(results: Iterable[Result]) -> list[tuple[str, str]]:
-    """(case, why it has no figures) of those that have none."""
-    return [
-        (fmt.name(r.case), f"{'FAILED' if r.status == 'failed' else 'skipped'}: "
-                           f"{r.reason or 'no reason given'}")
-        for r in results if r.measurement is None
+        Column("size", "case", fmt.problem),
+        Column("precision", "case.precision_name"),
+        Column("back end", "case.backend"),
+        Column("time", "median_s", fmt.duration),
+        Column("±", "timed", fmt.half_of, 8),
+        Column(unit.name, "flop_per_s", unit.text, 3),
+        Column("% of peak", "ceiling_pct", of_peak, 6),
+        *(Column(f"x {name}", f"speedup.{name}", _exactly, 2) for name in BASELINES),
+        *(Column(f"x {name}", f"vs_backend.{name}", _exactly) for name in libraries),
+        Column("layout change", "", _conversion, 7),
+        Column("rel. error", "total_error", fmt.error, 9),
+        Column("bottleneck", "bound", drop=5),
     ]  # fmt: skip
+    lacking = [(fmt.name(r.case), f"{_missing(r)}: {r.reason or 'no reason given'}")
+               for r in run.results if _missing(r)]  # fmt: skip
+    return Part("Every result", columns, rows_of(run.results), missing(lacking), VERBOSE)
 
 
-def exact_ratio(ratio: Ratio) -> str:
-    """A ratio with its interval also where that contains 1; "?" beyond what a verdict bears."""
+def rows_of(results: Iterable[Result]) -> list[Row]:
+    """A row each, which says if it was not measured."""
+    return [Row(r, _missing(r), "red" if r.status == "failed" else "") for r in results]
+
+
+def _missing(result: Result) -> str:
+    return "" if result.measurement else "FAILED" if result.status == "failed" else "skipped"
+
+
+def _exactly(ratio: Ratio) -> str:
+    """With its interval also where that contains 1; "?" beyond what a verdict bears."""
     return fmt.interval(ratio) + fmt.UNCERTAIN * bool(ratio.ruined_pct)
+
+
+def _conversion(result: Result) -> str:
+    share = conversion_share(result)
+    return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""
 
 
 def of_peak(pct: float) -> str:
@@ -183,17 +192,38 @@ def of_peak(pct: float) -> str:
     return fmt.per_cent(pct) + fmt.UNCERTAIN * (pct > OVER_PEAK_PCT)
 
 
-def with_signs(part: Part) -> Part:
+def _with_signs(part: Part) -> Part:
     """The part, and below it what the signs mean that its table has."""
-    texts = [text for line in cells(part).texts for text in line]
+    texts = " ".join(text for line in cells(part).texts for text in line)
     unclear = f"beyond ±{RUINED_PCT:.0f} % or above the peak: no verdict"
     found = [
-        ("±?", "one round only", any("±?" in text for text in texts)),
-        (fmt.NO_DIFFERENCE, "no difference seen", any(text[:2] == "~1" for text in texts)),
-        (fmt.UNCERTAIN, unclear, any("?" in text.replace("±?", "") for text in texts)),
+        ("±?: one round only", "±?" in texts),
+        (f"{fmt.NO_DIFFERENCE}: no difference seen", f" {fmt.NO_DIFFERENCE} " in texts),
+        (f"{fmt.UNCERTAIN}: {unclear}", fmt.UNCERTAIN in texts.replace("±?", "")),
     ]
-    signs = [f"{sign}: {meaning}" for sign, meaning, there in found if there]
-    return replace(part, below=[*part.below, *([JOIN.join(signs)] if signs else [])])
+    signs = JOIN.join(meaning for meaning, there in found if there)
+    return replace(part, below=[*part.below, *filter(None, [signs])])
+
+
+def rivals(found: Sequence[Summary], which: str) -> Part:
+    """Kernels against the better library: a row for each precision and what else is apart."""
+    columns = [
+        Column("back end", "backend"),
+        Column("precision", "precision"),
+        Column(which, "which"),
+        Column("sizes", "rows", lambda rows: str(len(rows))),
+        Column("against", "against", drop=2),
+        Column("geometric\nmean", "", _mean),
+        Column("least", "least.ratio.ratio", "{:.2f}".format),
+        Column("at", "least.result.case", fmt.size),
+        Column("most", "most.ratio.ratio", "{:.2f}".format),
+    ]
+    title = "Times as fast as the better of the libraries measured at each size"
+    return Part(title, columns, [Row(one) for one in found])
+
+
+def _mean(found: Summary) -> str:
+    return f"{found.mean:.3f}{fmt.UNCERTAIN * bool(found.ruined_pct)}"
 
 
 # ---------------------------------------------------------------- how to read it
@@ -208,21 +238,39 @@ def conditions(run: Run) -> list[str]:
         parts += [f"{name} {value}" for name, value in setting.items() if name not in run.varying]
     if len({result.case.data for result in results}) == 1:
         parts.append(f"{results[0].case.data} data")
-    parts += states_of(results)
-    return parts
+    return [*parts, *states_of(results)]
 
 
-def _terms(run: Run) -> list[str]:
-    lines: list[str] = []
-    if run.results:
-        lines.append("±: larger half of the 95 % interval; x: times as fast as")
-    if any(result.total_error is not None for result in run.results):
-        lines.append("rel. error: against float64, including input rounding")
-    present = dict.fromkeys(result.case.precision_name for result in run.results)
+def _reading(run: Run) -> list[str]:
+    """The signs, the names of precisions, how configurations were chosen, and the peaks."""
+    present = list(dict.fromkeys(result.case.precision_name for result in run.results))
     titles = [f"{name} = {PRECISIONS[name].title}" for name in present if name in PRECISIONS]
-    lines += [JOIN.join(titles)] if titles else []
-    chosen = choices(run)
-    return [*lines, chosen] if chosen else lines
+    lines = [
+        "±: larger half of the 95 % interval; x: times as fast as",
+        "rel. error: against float64, including input rounding",
+        JOIN.join(titles),
+        choices(run),
+    ]
+    unit = rate_unit(run.results)
+    for text, kind in (("peak: dense, of the datasheet", ("dense peak", "datasheet")),
+                       ("largest GEMM measured", ("large GEMM", "measured"))):  # fmt: skip
+        found = [peak for name in present if (peak := run.ceiling(*kind, name))]
+        rates = [f"{peak.precision} {unit.text(peak.flop_per_s or 0.0)}" for peak in found]
+        address = " ".join(dict.fromkeys(p.reference for p in found if "://" in p.reference))
+        if found:
+            lines.append(f"{text}: {', '.join(rates)} {unit.name} {address}".rstrip())
+    reached = [
+        f"{found.precision} {found.flop_per_clock:,.0f} "
+        f"({found.reference.partition(',')[0]})"  # "wgmma" of "wgmma, m64n256k16, ..."
+        for name in present
+        if (found := run.ceiling("instruction", "measured", name)) and found.flop_per_clock
+    ]
+    if reached:
+        lines.append(f"instructions, FLOP per clock and SM: {', '.join(reached)} measured")
+    memory = run.ceiling("memory", "measured")
+    if memory and memory.byte_per_s:
+        lines.append(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured")
+    return [line for line in lines if line] if run.results else []
 
 
 def choices(run: Run) -> str:
@@ -240,39 +288,36 @@ def choices(run: Run) -> str:
     return f"Triton configurations: {JOIN.join(said)}" if said else ""
 
 
-def _ceilings(run: Run) -> list[str]:
-    """Which peak "% of peak" means, and its source."""
-    precisions = list(dict.fromkeys(result.case.precision_name for result in run.results))
-    unit = rate_unit(run.results)
-    peaks = [c for p in precisions if (c := run.ceiling("dense peak", "datasheet", p))]
-    large = [c for p in precisions if (c := run.ceiling("large GEMM", "measured", p))]
-    lines: list[str] = []
-    if peaks:
-        address = " ".join(dict.fromkeys(peak.reference for peak in peaks))
-        lines.append(f"peak: dense datasheet peak, {_rates(peaks, unit)} {address}".strip())
-    elif large:
-        text = f"peak: largest GEMMs measured, {_rates(large, unit)}"
-        lines.append(f"{text}; no datasheet value known")
-    reached = [
-        f"{found.precision} {found.flop_per_clock:,.0f} "
-        f"({found.reference.partition(',')[0]})"  # "wgmma" of "wgmma, m64n256k16, ..."
-        for p in precisions
-        if (found := run.ceiling("instruction", "measured", p)) and found.flop_per_clock
-    ]
-    if reached:
-        lines.append(f"instructions, FLOP per clock and SM: {', '.join(reached)} measured")
-    memory = run.ceiling("memory", "measured")
-    if memory and memory.byte_per_s:
-        lines.append(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured")
-    return lines
+# ---------------------------------------------------------------- lines of an answer
 
 
-def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
-    rates = [f"{one.precision} {unit.text(one.flop_per_s)}" for one in found if one.flop_per_s]
-    return f"{', '.join(rates)} {unit.name}"
+def why(run: Run, results: Iterable[Result]) -> list[Line]:
+    """The most common bottlenecks, mixed ones last, each with a case that shows it."""
+    timed = sorted((r for r in results if r.measurement and not r.ruined_pct), key=_flops)
+    found: dict[str, list[Result]] = {}
+    for result in timed:
+        if result.bound:
+            found.setdefault(result.bound, []).append(result)
+    several = len({subject_of(result, run) for result in timed}) > 1
+    every = list(dict.fromkeys(fmt.size(result.case) for result in timed))
+    said: list[str] = []
+    for bound, some in sorted(found.items(), key=lambda one: (one[0] == MIXED, -len(one[1])))[:2]:
+        sizes = list(dict.fromkeys(fmt.size(result.case) for result in some))
+        first = every.index(sizes[0])
+        where = f"at {fmt.listed(sizes)}"
+        if several:
+            where = f"in {len(some)} of {fmt.count(len(timed), 'case')}"
+        elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
+            where = f"at {sizes[0]}..{sizes[-1]}"
+        said.append(f"{bound} {where}{_example(some)}")
+    return [Line(WHY, JOIN.join(said))] if said else []
 
 
-def example(results: Sequence[Result]) -> str:
+def _flops(result: Result) -> int:
+    return result.flops
+
+
+def _example(results: Sequence[Result]) -> str:
     """What shows the bottleneck that these share, smallest first: " (256: 3.3 us of 3.8 us)"."""
     if results[0].bound == "layout":
         shares = [100 * conversion_share(result) for result in results]
@@ -286,29 +331,21 @@ def example(results: Sequence[Result]) -> str:
 
 def channels_last(run: Run) -> str:
     """Whether nhwc is faster than nchw in most cases that both have, and how much."""
-    asked = arms_of(run).asked
-    by_layout: dict[str, dict[str, float]] = {}
+    by_layout: dict[str, dict[str, float]] = {"nhwc": {}, "nchw": {}}
     for group in groups_of(run):
-        found = representative(group, asked[:1])
+        found = representative(group, arms_of(run).asked[:1])
         if found and found.median_s and not found.ruined_pct:
             layout = found.case.problem.layout
-            same = found.case.group.replace(layout, "")
-            by_layout.setdefault(layout, {})[same] = found.median_s
-    nhwc, nchw = by_layout.get("nhwc", {}), by_layout.get("nchw", {})
+            by_layout.setdefault(layout, {})[group[0].case.group.replace(layout, "")] = (
+                found.median_s
+            )
+    nhwc, nchw = by_layout["nhwc"], by_layout["nchw"]
     ratios = [nchw[same] / nhwc[same] for same in nhwc if same in nchw]
     faster = sum(ratio > 1 for ratio in ratios)
     if not ratios or 2 * faster < len(ratios):
         return ""
-    times = " to ".join(dict.fromkeys(map(fmt.times, (min(ratios), max(ratios)))))
-    return (
-        f"use channels_last (nhwc): {times} times as fast ({faster} of {len(ratios)} cases faster)"
-    )
-
-
-def warnings_of(results: Iterable[Result]) -> list[Found]:
-    """Their warnings, each with its case; those that ask for nothing come last."""
-    found = [(warning, fmt.name(r.case)) for r in results for warning in r.warnings]
-    return sorted(found, key=lambda one: one[0].remedy.startswith("none needed"))
+    times = fmt.span(ratios)
+    return f"use channels_last (nhwc): {times} times as fast, faster in {faster} of {len(ratios)}"
 
 
 def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
@@ -318,70 +355,69 @@ def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
     """
     if not found:
         return []
-    most = max(found.values())
-    half = f"±{most:.0f} %" if most < 999 else "beyond ±999 %"
+    half = f"±{max(found.values()):.0f} %" if max(found.values()) < 999 else "beyond ±999 %"
     what = f"verdict on {fmt.listed([*found], 2)}: the widest interval is {half}"
     remedy = "repeat on a quiet machine, or raise --budget"
     if not alone:
         return [Line(DOUBT, f"no {what}; {remedy}")]
-    why = "likely other work on the machine, or clocks that changed"
-    return [Line(ANSWER, f"No {what}"), Line(WHY, why), Line(DO, remedy)]
+    reason = "likely other work on the machine, or clocks that changed"
+    return [Line(ANSWER, f"No {what}"), Line(WHY, reason), Line(DO, remedy)]
 
 
 # ---------------------------------------------------------------- the chart
 
 
-MOST_ARMS = 6  # of a panel; with more, each back end has panels of its own
+MOST_ARMS = 8  # of a panel; with more, each back end has panels of its own
 DASHES = {"tf32": (7, 4), "fp64": (2, 3)}  # greys alone are hard to tell apart
-SOURCES = {"datasheet": "peak", "measured": "largest"}
 
 
 def rate_chart(run: Run) -> Any:
     """The rate of each precision and back end against the size. UserError: nothing to draw."""
-    found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
-    if not found:
+    rows = rate_rows(run)
+    if not rows:
         raise UserError("nothing to draw: no case has a rate and a size that is one number")
-    rows, unit = rate_rows(run), rate_unit(found)
-    of = {row["series"]: row["precision"] for row in rows}
-    rules = [
-        {"series": next(series for series, name in of.items() if name == peak.precision),
-         "y": (peak.flop_per_s or 0.0) / unit.per_s,
-         "text": f"{SOURCES[peak.source]} {unit.text(peak.flop_per_s or 0.0)}: {peak.precision}"}
-        for peak in limits_of(run, found)
-    ]  # fmt: skip
+    unit, of = rate_unit(run.results), {row["series"]: row["precision"] for row in rows}
+    rules: list[Json] = []
+    peaks = limits_of(run, [r for r in run.results if r.flop_per_s])
+    for source, what in (("datasheet", "peak"), ("measured", "largest")):
+        rates = {p.precision: p.flop_per_s or 0.0 for p in peaks if p.source == source}
+        text = ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates.items())
+        drawn = [
+            {"series": series, "y": rates.pop(precision) / unit.per_s, "text": ""}
+            for series, precision in of.items() if precision in rates
+        ]  # fmt: skip
+        if drawn:  # their texts would lie on each other
+            max(drawn, key=lambda rule: rule["y"])["text"] = f"{what}: {text}"
+        rules += drawn
     drawn = charts.lines(
-        rows, x=OPS[found[0].case.op].axis_name, y=unit.name, rules=rules,
+        rows, x=OPS[run.results[0].case.op].axis_name, y=unit.name, rules=rules,
         colours={s: charts.COLOURS.get(name, charts.OTHER_COLOUR) for s, name in of.items()},
         dashes={series: DASHES[name] for series, name in of.items() if name in DASHES},
     )  # fmt: skip
-    below = [", ".join(conditions(run)), "bars: 95 % interval; dotted: peak of the datasheet, and "
-             "the largest GEMM measured"]  # fmt: skip
-    return charts.titled(drawn, title_of(run), below)
+    below = ["bars: 95 % interval; dotted: peak of the datasheet, and the largest GEMM measured"]
+    return charts.titled(drawn, title_of(run), [", ".join(conditions(run)), *below])
 
 
 def rate_rows(run: Run) -> list[Json]:
-    """A row a result with a rate and a size that is one number, smallest first."""
+    """A row a result with a rate and a size that is one number; by precision, smallest first."""
     found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
-    unit, backends = rate_unit(found), {r.case.backend for r in found}
-    arms = {(r.case.precision_name, r.case.backend) for r in found}
-    apart = len(backends) > 1 and len(arms) > MOST_ARMS
-    rows: list[Json] = []
-    for result in sorted(found, key=lambda r: r.case.problem.axis or 0):
-        case, seconds, rate = result.case, result.median_s or 1.0, result.flop_per_s or 0.0
-        fast, slow = (result.measurement and result.measurement.ci95_s) or (None, None)
-        panel = [subject_of(result, run), *([case.data] if "data" in run.varying else []),
-                 *([case.backend] if apart else [])]  # fmt: skip
-        named = [case.precision_name, *([case.backend] if len(backends) > 1 and not apart else [])]
-        rows.append({
-            "panel": fmt.clean(" ".join(filter(None, panel))),
-            "series": fmt.clean(" ".join(named)), "precision": case.precision_name,
-            "x": case.problem.axis, "y": rate / unit.per_s,
-            "low": rate * seconds / slow / unit.per_s if slow else None,
-            "high": rate * seconds / fast / unit.per_s if fast and fast > 0 else None,
-            "note": fmt.clean(result.bound or ""),
-        })  # fmt: skip
+    unit, backends = rate_unit(run.results), {r.case.backend for r in found}
+    apart = len({(r.case.precision_name, r.case.backend) for r in found}) > MOST_ARMS
     order = list(dict.fromkeys(r.case.precision_name for r in run.results))
-    return sorted(rows, key=lambda row: order.index(row["precision"]))
+    rows: list[Json] = []
+    for result in sorted(found, key=lambda r: (order.index(r.case.precision_name), r.flops)):
+        case, flops = result.case, result.flops / unit.per_s
+        fast_s, slow_s = (result.measurement and result.measurement.ci95_s) or (None, None)
+        backend = case.backend * (len(backends) > 1)
+        data = case.data * ("data" in run.varying)
+        rows.append({
+            "panel": " ".join(filter(None, [subject_of(result, run), data, backend * apart])),
+            "series": " ".join(filter(None, [case.precision_name, backend * (not apart)])),
+            "precision": case.precision_name, "x": case.problem.axis,
+            "y": flops / (result.median_s or 1.0), "low": flops / slow_s if slow_s else None,
+            "high": flops / fast_s if fast_s and fast_s > 0 else None, "note": result.bound or "",
+        })  # fmt: skip
+    return rows
 
 
 def title_of(run: Run) -> str:

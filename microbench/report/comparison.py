@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kernels.case import Case
@@ -84,6 +84,9 @@ def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
         lines.append(Line(ANSWER, text if one.rows else f"nothing to compare ({runs})"))
     if several:
         lines.append(Line(ANSWER, f"each against A = {baseline}"))
+    for name, one in found.items():
+        alone = _named(one.only_a)
+        lines += [Line(ANSWER, f"not in {name if several else 'B'}: {alone}")] if alone else []
     every = list(found.values())
     why = list(dict.fromkeys(text for one in every for text in _why(one)))
     lines += [Line(WHY, "; ".join(why))] if why else []
@@ -96,9 +99,9 @@ def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
     elif widened := sum(row.widened for row in rows):
         lines.append(Line(DOUBT, f"{fmt.count(widened, 'case')} measured in one process: what "
                                  "processes usually differ by is in the interval"))  # fmt: skip
-    sides = {name: (baseline, name) if several else ("A", "B") for name in found}
-    alone = [text for name, one in found.items() for text in _alone(one, *sides[name])]
-    lines += [Line(DOUBT, "; ".join(alone))] if alone else []
+    new = [f"only in {name if several else 'B'}: {_named(one.only_b)}"
+           for name, one in found.items() if one.only_b]  # fmt: skip
+    lines += [Line(DOUBT, "; ".join(new))] if new else []
     ruined = {case_name(row.case): Ratio(row.ratio, row.ci95).ruined_pct
               for row in rows if row.ratio and row.reason == RUINED}  # fmt: skip
     return [*lines, *no_verdict(ruined, alone=False)]
@@ -120,12 +123,9 @@ def _why(one: Comparison) -> Iterator[str]:
         yield f"threshold {one.threshold_pct:g} %"
 
 
-def _alone(one: Comparison, a: str, b: str) -> Iterator[str]:
-    for side, cases in ((a, one.only_a), (b, one.only_b)):
-        if cases:
-            names = fmt.listed([case_name(case) for case in cases], MOST_NAMED)
-            count = f"{len(cases)} cases (" if len(cases) > MOST_NAMED else ""
-            yield f"only in {side}: {count}{names}{')' * bool(count)}"
+def _named(cases: Sequence[AnyCase]) -> str:
+    names = fmt.listed([case_name(case) for case in cases], MOST_NAMED)
+    return f"{len(cases)} cases ({names})" if len(cases) > MOST_NAMED else names
 
 
 # ---------------------------------------------------------------- tables

@@ -196,11 +196,11 @@ def _value(value: object) -> str:
 
 
 for document in (
-    Document("fleet", {"check": "fleet"}, report, report),
-    Document("a check of the method (tests/)", {"check": None}, check, check),
+    Document("fleet", {"check": "fleet"}, report),
+    Document("a check of the method (tests/)", {"check": None}, check),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
-             figures, figures),
+             figures),
     Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
-             figures, figures),
+             figures),
 ):  # fmt: skip
     register_document(document)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 from kernels import is_library
@@ -13,41 +13,24 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.report import charts, layers, payoff
 from microbench.report.cases import (
-    MIXED,
     channels_last,
     conditions,
-    example,
+    made,
     no_verdict,
-    of_every_case,
     of_peak,
     rate_chart,
-    raw,
-    row_of,
-    warnings_of,
-    with_signs,
+    rivals,
+    rows_of,
+    why,
 )
-from microbench.report.parts import (
-    ANSWER,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Report,
-    Row,
-    doubts,
-    warnings_part,
-)
-from microbench.results.types import Ceiling, Json, Result, Run
+from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.results.types import Json, Result, Run
 from microbench.verdict import (
     RUINED,
     Payoff,
     Summary,
     arms_of,
     groups_of,
-    is_rival,
     libraries_beside_own,
     library_or_best,
     payoffs,
@@ -60,63 +43,15 @@ from microbench.verdict import (
 MOST_ROWS = 12  # of the table of sizes; with more, it has a row a setting
 MOST_SETTINGS = 6
 MOST_PRECISIONS = 3  # that have a line of the answer each
-MOST_BOUNDS = 2  # of a sentence
 
 
-def report(run: Run) -> Report | None:
+def report(run: Run) -> Report:
     """The report of the run's kernels."""
-    if not run.results:
-        none = Line(ANSWER, "No case was measured")
-        return Report("", [none, *_peaks(run)], raw=[raw(run)], chart=lambda: rate_chart(run))
     if run.network:
         return layers.report(run, run.network)
     if run.kind == "payoff" and (found := payoff.report(run)):
         return found
-    of_user = [result for result in run.results if OWN in result.case.backend]
-    judged = of_user or run.results
-    doubtful = [one for one in warnings_of(judged) if not one[0].remedy.startswith("none needed")]
-    answer = [*_answer(run), *_doubts(run), *doubts(doubtful, len(judged), most=1)]
-    parts = [*_tables(run), *of_every_case(run), warnings_part(warnings_of(run.results))]
-    return Report("", answer, parts, conditions(run), raw=[raw(run)], chart=lambda: _chart(run))
-
-
-def _chart(run: Run) -> Any:
-    """The rates; for the user's kernels first their ratio to each library."""
-    rows: list[Json] = []
-    for result in sorted(run.results, key=lambda r: r.case.problem.flops):
-        for library in (name for name in libraries_beside_own(run) if OWN in result.case.backend):
-            ratio = result.vs_backend.get(library)
-            if ratio:
-                low, high = ratio.ci95 or (None, None)
-                series = f"{result.case.precision_name} {result.case.backend}"
-                rows.append({
-                    "label": fmt.clean(fmt.problem(result.case)), "series": fmt.clean(series),
-                    "ratio": ratio.ratio, "low": low, "high": high,
-                    "panel": f"times as fast as {library}",
-                })  # fmt: skip
-    if not rows:
-        return rate_chart(run)
-    libraries = list(dict.fromkeys(row["panel"] for row in rows))
-    title = f"own kernels on {run.device.get('name') or 'unknown device'}"
-    drawn = charts.ratios(rows, x="", y=libraries[0] if len(libraries) == 1 else "times as fast")
-    return charts.titled(drawn, title, [", ".join(conditions(run)), "bars: 95 % interval"])
-
-
-def _peaks(run: Run) -> list[Line]:
-    """What bounds the device, as measured: all that a run without a case says."""
-
-    def rate(one: Ceiling) -> str:
-        if one.flop_per_s:
-            unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
-            return f"{unit.text(one.flop_per_s)} {unit.name}"
-        return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
-
-    measured = [one for one in run.ceilings if one.source == "measured"]
-    said = [f"{' '.join(filter(None, (one.name, one.precision)))} {rate(one)}" for one in measured]
-    return [Line(ANSWER, f"measured peaks: {', '.join(said)}")] if said else []
-
-
-# ---------------------------------------------------------------- the answer
+    return made(run, _answer(run), _tables(run), lambda: _chart(run))
 
 
 def _answer(run: Run) -> list[Line]:
@@ -126,35 +61,50 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    beside = _beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
-    if own:
-        said = [*_own_missing(own), *beside]
-    elif arms_of(run).baselines:
-        said = [*_gains(run, unclear), *beside]
-    elif run.kind == "peak":
-        said = [*_highest(run, unclear), *beside]
-    else:
-        said = [*beside, *_highest(run, unclear)]
+    said = _beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
+    if not own and arms_of(run).baselines:
+        said = [*_gains(run, unclear), *said]
+    elif not own:
+        rates = _highest(run, unclear)
+        said = [*rates, *said] if run.kind == "peak" else [*said, *rates]
     if said:
-        context = ", ".join(_context(run, shown))
         first = said[0].removesuffix(")")
-        said[0] = f"{first}{'; ' if first != said[0] else ' ('}{context})"
-    lines = [Line(ANSWER, text) for text in said]
-    explained = [*_why(run, shown), *([] if own else _do(run))] if said else []
-    return [*lines, *explained, *no_verdict(unclear, alone=not said)]
+        said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
+    lines = [Line(ANSWER, text) for text in (*_own_missing(own), *said)]
+    lines += [*why(run, shown), *([] if own else _do(run))] if said else []
+    lines += no_verdict(unclear, alone=not said)
+    if not run.results:
+        peaks = ", ".join(_peaks(run))
+        lines = [Line(ANSWER, "No case was measured"), *([Line(ANSWER, peaks)] if peaks else [])]
+    doubt = _doubt(run)
+    return [*lines, *([Line(DOUBT, doubt)] if doubt else [])]
 
 
-def _context(run: Run, shown: Sequence[Result]) -> list[str]:
-    """What was measured, in a few words: device, sizes, library."""
+def _peaks(run: Run) -> list[str]:
+    """What bounds the device, as measured: all that a run without a case says."""
+    said: list[str] = []
+    for one in run.ceilings:
+        if one.flop_per_s:
+            unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
+            rate = f"{unit.text(one.flop_per_s)} {unit.name}"
+        else:
+            rate = fmt.bandwidth(one.byte_per_s or 0.0)
+            rate = fmt.duration(one.seconds) if one.seconds else rate
+        if one.source == "measured":
+            said.append(" ".join(filter(None, (one.name, one.precision, rate))))
+    return said
+
+
+def _context(run: Run, shown: Sequence[Result]) -> str:
+    """What was measured, in a few words: "NVIDIA H200, GEMM 256..8192, cublas"."""
     measured = sorted((r for r in shown if r.measurement), key=lambda r: r.flops)
+    sizes = [fmt.size(result.case) for result in (*measured[:1], *measured[-1:])]
+    of = "..".join(dict.fromkeys(sizes))
+    convolutions = any(result.case.op == "conv" for result in measured)
+    what = f"convolutions of {of} channels" if convolutions else f"GEMM {of}"
+    libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
     device = str(run.device.get("name") or "unknown device")
-    if not measured:
-        return [device]
-    first, last = (fmt.size(result.case) for result in (measured[0], measured[-1]))
-    sizes = first if first == last else f"{first} to {last}"
-    what = {"gemm": f"GEMM {sizes}", "conv": f"convolutions of {sizes} channels"}
-    backends = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
-    return [device, what.get(measured[0].case.op, sizes), *backends]
+    return ", ".join([device, *([what] if libraries else []), *libraries])
 
 
 def _own_missing(own: Sequence[Result]) -> list[str]:
@@ -163,8 +113,7 @@ def _own_missing(own: Sequence[Result]) -> list[str]:
     for backend in dict.fromkeys(result.case.backend for result in own):
         every = [result for result in own if result.case.backend == backend]
         for status, words in (("failed", "FAILED"), ("skipped", "was not measured")):
-            lost = [result for result in every if result.status == status]
-            if lost:
+            if lost := [result for result in every if result.status == status]:
                 of = f"{len(lost)} of {fmt.count(len(every), 'case')}"
                 said.append(f"{backend} {words} in {of}: {_reasons(lost)}")
     return said
@@ -178,43 +127,38 @@ def _reasons(lost: Sequence[Result]) -> str:
 
 
 def _beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
-    """Our kernels, or the user's, against the better library: a sentence a back end."""
-    unclear |= {f"{one.backend} in {one.precision}": one.ruined_pct
-                for one in found if one.ruined_pct}  # fmt: skip
-    clear = [one for one in found if not one.ruined_pct]
-    backends = dict.fromkeys(one.backend for one in clear)
-    return [_means([one for one in clear if one.backend == backend]) for backend in backends]
-
-
-def _means(found: Sequence[Summary]) -> str:
-    """ "triton is 0.97 times as fast as the better library in fp16, 1.05 in int8 (geometric mean of
-    8 sizes: 0.82 at 1536 to 1.19 at 512)"."""
-    first, *others = found
-    if not others and len(first.rows) == 1:
-        row = first.rows[0]
-        return (f"{first.backend} is {fmt.ratio(row.ratio)} times as fast as {row.library} in "
-                f"{first.precision} at {row.result.case.problem.size}")  # fmt: skip
-    names = {name for one in found for name in one.libraries}
-    name = names.pop() if len(names) == 1 else "the better library"
-    by_mean: dict[str, list[str]] = {}
+    """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
+    better library in fp16, 1.05 in int8 (geometric mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
+    """
+    by_backend: dict[str, list[Summary]] = {}
     for one in found:
-        by_mean.setdefault(f"{one.mean:.2f}", []).append(one.precision)
-    (mean, precisions), *rest = by_mean.items()
-    means = f"{mean} times as fast as {name} in {fmt.joined(precisions)}" + "".join(
-        f", {mean} in {fmt.joined(precisions)}" for mean, precisions in rest
-    )
-    if len(found) > MOST_PRECISIONS:
-        slow, *_, fast = sorted(found, key=lambda one: one.mean)
-        means = (f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) times "
-                 f"as fast as {name}, by precision")  # fmt: skip
-    counts = sorted({len(one.rows) for one in found})
-    over = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
-    least = min((one.least for one in found), key=lambda row: row.ratio.ratio)
-    most = max((one.most for one in found), key=lambda row: row.ratio.ratio)
-    ends = " to ".join(
-        f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}" for row in (least, most)
-    )
-    return f"{first.backend} is {means} (geometric mean of {over} sizes: {ends})"
+        if one.ruined_pct:
+            unclear[f"{one.backend} in {one.precision}"] = one.ruined_pct
+        else:
+            by_backend.setdefault(one.backend, []).append(one)
+    said: list[str] = []
+    for backend, some in by_backend.items():
+        rows = sorted((row for one in some for row in one.rows), key=lambda row: row.ratio.ratio)
+        libraries = {name for one in some for name in one.libraries}
+        against = libraries.pop() if len(libraries) == 1 else "the better library"
+        if len(rows) == 1:
+            at = f"in {some[0].precision} at {rows[0].result.case.problem.size}"
+            times = f"{fmt.ratio(rows[0].ratio)} times as fast as {rows[0].library}"
+            said.append(f"{backend} is {times} {at}")
+            continue
+        means = [f"{one.mean:.2f} in {one.precision}" for one in some]
+        means[0] = f"{some[0].mean:.2f} times as fast as {against} in {some[0].precision}"
+        if len(some) > MOST_PRECISIONS:
+            slow, *_, fast = sorted(some, key=lambda one: one.mean)
+            means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
+                     f"times as fast as {against}, by precision"]  # fmt: skip
+        counts = [len(one.rows) for one in some]
+        sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+        ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
+                           for row in (rows[0], rows[-1]))  # fmt: skip
+        over = f"(geometric mean of {sizes} sizes: {ends})"
+        said.append(f"{backend} is {', '.join(means)} {over}")
+    return said
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -223,34 +167,36 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     Of many, the fastest.
     """
     said: dict[str, str] = {}
-    means: dict[str, float] = {}
-    arms = arms_of(run)
-    for name in arms.asked:
-        results = [r for r in run.results if r.case.precision_name == name]
-        if not any(result.measurement for result in results):
-            said[name] = f"{name} was not measured: {_reasons(results)}"
+    ratios: dict[str, list[float]] = {}
+    for name in arms_of(run).asked:
+        found = payoffs(run, name)
+        for one in found:
+            if one.uncertain:
+                title = filter(None, (one.subject, name, "against", one.baseline))
+                unclear[" ".join(title)] = max(one.uncertain.values())
         known: list[str] = []
-        for baseline in reversed(arms.baselines):
-            some = [one for one in payoffs(run, name) if one.baseline == baseline]
-            unclear |= {" ".join(filter(None, (one.subject, name, "against", baseline))):
-                        max(one.uncertain.values()) for one in some if one.uncertain}  # fmt: skip
-            some = [one for one in some if not one.uncertain]
-            if some and all(one.gains[-1] == "unknown" for one in some):
-                known.append(f"perhaps {_range(some)} times as fast as {baseline} (unknown: one "
-                             "round, raise --budget)")  # fmt: skip
-            elif some:
-                times = "as" if known else "times as fast as"
-                known.append(f"{_range(some)} {times} {baseline}{_where(some)}")
-                ratios = [ratio.ratio for one in some for _, ratio in one.rows]
-                means.setdefault(name, fmean(ratios))
+        for baseline in reversed(arms_of(run).baselines):
+            if some := [one for one in found if one.baseline == baseline and not one.uncertain]:
+                known.append(_gain(some, "as" if known else "times as fast as"))
+                ratios.setdefault(name, [r.ratio for one in some for _, r in one.rows])
+        results = [r for r in run.results if r.case.precision_name == name]
         if known:
             said[name] = f"{name} is {', '.join(known)}"
-    most = 1 if run.varying else MOST_PRECISIONS
-    if len(said) <= most or not means:
+        elif not any(result.measurement for result in results):
+            said[name] = f"{name} was not measured: {_reasons(results)}"
+    if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not ratios:
         return list(said.values())
-    best = max(means, key=lambda name: means[name])
-    name = f"{best}, the fastest of {len(said)} precisions,"
-    return [said[best].replace(best, name, 1)]
+    best = max(ratios, key=lambda name: fmean(ratios[name]))
+    return [said[best].replace(best, f"{best}, the fastest of {len(said)} precisions,", 1)]
+
+
+def _gain(found: Sequence[Payoff], times: str) -> str:
+    """ "1.41 to 1.90 times as fast as tf32 (faster from 64 up)"."""
+    baseline = found[0].baseline
+    if all(one.gains[-1] == "unknown" for one in found):
+        unknown = "(unknown: one round, raise --budget)"
+        return f"perhaps {_range(found)} times as fast as {baseline} {unknown}"
+    return f"{_range(found)} {times} {baseline}{_where(found)}"
 
 
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -273,81 +219,43 @@ def _range(found: Sequence[Payoff]) -> str:
     """ "1.41 to 1.90" over all sizes that are known well enough; "1.53 ±0.12" of one."""
     known = [ratio for one in found for (_, ratio), gain in zip(one.rows, one.gains, strict=True)
              if gain != RUINED]  # fmt: skip
-    if len(known) == 1:
-        return fmt.ratio(known[0])
-    ratios = [ratio.ratio for ratio in known]
-    return " to ".join(dict.fromkeys(map(fmt.times, (min(ratios), max(ratios)))))
+    return fmt.ratio(known[0]) if len(known) == 1 else fmt.span([one.ratio for one in known])
 
 
 def _where(found: Sequence[Payoff]) -> str:
     """ " (faster from 64 up)"; "" where it is faster at every size."""
-    firsts = [one.from_start[0][0] for one in found if one.from_start]
-    starts = sorted(firsts, key=lambda result: result.flops)
-    never = len(found) - len(starts)
     if all(one.start == 0 for one in found):
         return ""
+    firsts = [one.from_start[0][0] for one in found if one.from_start]
+    firsts.sort(key=lambda result: result.flops)
+    never = len(found) - len(firsts)
     if len(found) == 1 and never:
         rows = zip(found[0].rows, found[0].gains, strict=True)
         sizes = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
         return f" (faster at {fmt.listed(sizes) if sizes else 'no size'})"
-    parts: list[str] = []
-    if starts:
-        ends = dict.fromkeys(fmt.size(result.case) for result in (starts[0], starts[-1]))
-        parts.append(f"from {' up at best, at worst from '.join(ends)} up")
-    if never:
-        parts.append(f"not at the largest size in {never} of {len(found)} settings")
+    ends = dict.fromkeys(fmt.size(result.case) for result in (*firsts[:1], *firsts[-1:]))
+    parts = [f"from {' up at best, at worst from '.join(ends)} up"] if ends else []
+    parts += [f"not at the largest size in {never} of {len(found)} settings"] if never else []
     return f" (faster {'; '.join(parts)})"
-
-
-def _why(run: Run, shown: Sequence[Result]) -> list[Line]:
-    """The bottlenecks of the results that the table has, each with a case that shows it."""
-    found: dict[str, list[Result]] = {}
-    timed = sorted((r for r in shown if r.measurement), key=lambda r: r.flops)
-    for result in timed:
-        if result.bound and not result.ruined_pct:
-            found.setdefault(result.bound, []).append(result)
-    sizes = list(dict.fromkeys(fmt.size(result.case) for result in timed))
-    several = len({subject_of(result, run) for result in timed}) > 1
-    said: list[str] = []
-    ordered = sorted(found.items(), key=lambda one: (one[0] == MIXED, -len(one[1])))
-    for bound, some in ordered[:MOST_BOUNDS]:
-        own = list(dict.fromkeys(fmt.size(result.case) for result in some))
-        where = f"in {len(some)} of {len(timed)} cases" if several else _among(own, sizes)
-        said.append(f"{bound} {where}{example(some)}")
-    return [Line(WHY, "; ".join(said))] if said else []
-
-
-def _among(own: Sequence[str], sizes: Sequence[str]) -> str:
-    """Which of these sizes: "up to 512", "from 4096 up", "at 1024, 2048"."""
-    if len(own) == len(sizes):
-        return "at every size" if len(own) > 1 else f"at {own[0]}"
-    if len(own) > 1 and own == sizes[: len(own)]:
-        return f"up to {own[-1]}"
-    if len(own) > 1 and own == sizes[-len(own) :]:
-        return f"from {own[0]}"
-    return f"at {fmt.listed(list(own))}"
 
 
 def _do(run: Run) -> list[Line]:
     """Which precision to use, against the fastest baseline, and what it costs in accuracy."""
     arms = arms_of(run)
-    where: dict[str, list[str]] = {}
+    advice: dict[str, list[str]] = {}
     for name in arms.asked:
         baseline = next((b for b in reversed(arms.baselines) if b != name), "")
         found = [one for one in payoffs(run, name) if one.baseline == baseline]
         if len(found) != 1 or found[0].uncertain or found[0].gains[-1] == "unknown":
             continue
-        start = found[0].from_start
-        if start:
-            first = f"from {fmt.size(start[0][0].case)} up"
-            place = first if found[0].start else "at every size"
-            where.setdefault(f"use {{}} {place}", []).append(name)
+        if start := found[0].from_start:
+            where = f"from {fmt.size(start[0][0].case)} up" if found[0].start else "at every size"
+            advice.setdefault(f"use {{}} {where}", []).append(name)
         elif "faster" not in found[0].gains:
-            where.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
-    said = [text.format(fmt.listed(names)) for text, names in where.items()]
-    faster = [name for text, names in where.items() if text.startswith("use") for name in names]
-    said += [price for price in [_price(faster, run)] if price]
-    said += [layout for layout in [channels_last(run)] if layout]
+            advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
+    said = [text.format(fmt.listed(names)) for text, names in advice.items()]
+    useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
+    said += filter(None, (_price(useful, run), channels_last(run)))
     return [Line(DO, "; ".join(said))] if said else []
 
 
@@ -366,7 +274,7 @@ def _price(names: Sequence[str], run: Run) -> str:
     return ""
 
 
-def _doubts(run: Run) -> list[Line]:
+def _doubt(run: Run) -> str:
     """What was not measured, and what one process does not know."""
     timed = {r.case.precision_name for r in run.results if r.measurement}
     lost = [
@@ -374,210 +282,131 @@ def _doubts(run: Run) -> list[Line]:
         if r.measurement is None and OWN not in r.case.backend
         and (r.case.precision_name in timed or r.case.precision_name not in arms_of(run).asked)
     ]  # fmt: skip
-    lines: list[str] = []
+    said: list[str] = []
     if lost:
-        of = f"{len(lost)} of {fmt.count(len(run.results), 'case')}"
         words = "failed" if any(r.status == "failed" for r in lost) else "not measured"
-        lines.append(f"{of} {words}: {_reasons(lost)}")
-    absent = dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
-    lines += absent
+        of = f"{len(lost)} of {fmt.count(len(run.results), 'case')}"
+        said.append(f"{of} {words}: {_reasons(lost)}")
+    said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
-        lines.append("one process (--processes 3)")
-    return [Line(DOUBT, "; ".join(lines))] if lines else []
+        said.append("one process (--processes 3)")
+    return "; ".join(said)
 
 
 # ---------------------------------------------------------------- tables
 
 
 def _tables(run: Run) -> list[Part]:
-    """The first is that of the screen: own kernels, else sizes, else settings."""
+    """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
-    settings, rivals, libraries = _settings(run), _rivals(run), _libraries(run)
+    asked, settings = arms_of(run).asked, _settings(run)
+    beside = rivals(summaries(run, lambda result: subject_of(result, run)), "setting")
     shown = own or [
-        result
-        for name in arms_of(run).asked
-        for group in groups_of(run)
+        result for name in asked for group in groups_of(run)
         if (result := representative(group, [name]))
-    ]
+    ]  # fmt: skip
     one_setting = len({subject_of(result, run) for result in shown}) == 1
-    if own and len(own) <= 2 * MOST_ROWS:
-        first = [_sizes(run, own)]
-    elif one_setting and len(shown) <= MOST_ROWS:
-        first = [_sizes(run, shown)]
-    elif settings.rows and not own:
-        wide = len(arms_of(run).baselines) > 1
-        without = ["bottlenecks", *(["sizes"] if wide and len(arms_of(run).asked) > 1 else [])]
-        first = shortened(settings, MOST_SETTINGS, without if wide else ())
-        settings = Part()
-    elif rivals.rows and run.kind != "peak":
-        first = shortened(rivals, MOST_SETTINGS, ["libraries"])
-        rivals = Part()
-    else:
-        first = [_best(run)]
-    others = [replace(part, level=VERBOSE) for part in (settings, rivals, libraries)]
-    return [with_signs(first[0]), *first[1:], *others]
+    best = [
+        max((r for r in run.results if r.case.precision_name == name),
+            key=lambda r: r.flop_per_s or 0.0)
+        for name in dict.fromkeys(r.case.precision_name for r in run.results if r.flop_per_s)
+    ]  # fmt: skip
+    if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
+        return [_sizes(run, shown), replace(beside, level=VERBOSE)]
+    if settings.rows and not own:
+        return [*_shortened(settings), replace(beside, level=VERBOSE)]
+    if beside.rows and run.kind != "peak":
+        return _shortened(beside)
+    return [replace(_sizes(run, best), title="The highest rates"), replace(beside, level=VERBOSE)]
 
 
-def shortened(part: Part, most: int, without: Sequence[str]) -> list[Part]:
-    """The first rows and the columns that fit a screen; all of them for --verbose."""
-    columns = [column for column in part.columns if column.path not in without]
-    more = len(part.rows) - most
-    below = [*part.below, *([f"and {more} more: --verbose"] if more > 0 else [])]
-    return [replace(part, columns=columns, rows=part.rows[:most], below=below),
-            replace(part, level=VERBOSE)]  # fmt: skip
+def _shortened(part: Part) -> list[Part]:
+    """The first rows, and the columns that are always there, for the screen; all for --verbose."""
+    columns = [column for column in part.columns if not column.drop]
+    more = len(part.rows) - MOST_SETTINGS
+    below = [f"and {more} more: --verbose"] if more > 0 else []
+    cut = replace(part, columns=columns, rows=part.rows[:MOST_SETTINGS], below=below)
+    return [cut, replace(part, level=VERBOSE)]
 
 
 def _sizes(run: Run, results: Sequence[Result]) -> Part:
     """A row a result; for the user's kernels first their ratio to each library."""
     own = [result for result in results if OWN in result.case.backend]
-    several = len({result.case.precision_name for result in results}) > 1
-    backends = len({result.case.backend for result in own}) > 1
-    libraries = list(dict.fromkeys(name for r in own for name in r.vs_backend if OWN not in name))
+    libraries = libraries_beside_own(run) if own else []
     baselines = [] if libraries else list(reversed(arms_of(run).baselines))
-    unit = rate_unit(results)
-    setting = len({subject_of(result, run) for result in results}) > 1
-    columns = [
-        *([Column("back end", "result.case.backend", once=True)] if backends else []),
-        *([Column("precision", "result.case.precision_name", once=True)] if several else []),
-        *([Column("setting", "subject", once=True)] if setting else []),
-        Column("size", "size"),
-        Column("time", "result.median_s", fmt.duration),
-        *(Column(f"x {name}", f"beside.{name}", fmt.ratio) for name in libraries),
-        *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
-        *([] if own else [Column(unit.name, "result.flop_per_s", unit.text, 3)]),
-        Column("% of peak", "result.ceiling_pct", of_peak, 2),
-        Column("bottleneck", "result.bound", drop=1),
-    ]
-    rows = [
-        row_of(result, {
-            "result": result, "subject": subject_of(result, run), "size": _size_of(result),
-            "beside": result.vs_backend, "speedup": result.speedup,
-        })
-        for result in sorted(results, key=lambda r: _order(r, run))
-    ]  # fmt: skip
-    return Part("", columns, rows)
-
-
-def _order(result: Result, run: Run) -> tuple[Any, ...]:
-    """By back end, precision and setting as they were asked for, then by size."""
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
-    return (result.case.backend if OWN in result.case.backend else "",
-            precisions.index(result.case.precision_name), subject_of(result, run),
-            result.case.problem.flops)  # fmt: skip
 
+    def place(result: Result) -> tuple[Any, ...]:
+        precision = precisions.index(result.case.precision_name)
+        return result.case.backend * bool(own), precision, subject_of(result, run)
 
-def _size_of(result: Result) -> int | str:
-    """A number where the size is one, so that it is aligned as such."""
-    size = fmt.size(result.case)
-    return int(size) if size.isdecimal() else size
+    rows = sorted(results, key=lambda r: (*place(r), r.case.problem.flops))
+    named = [
+        Column("back end", "case.backend", once=True),
+        Column("precision", "case.precision_name", once=True),
+        Column("setting", "", lambda result: subject_of(result, run), once=True),
+    ]
+    unit = rate_unit(results)
+    columns = [
+        *(column for i, column in enumerate(named) if len({place(r)[i] for r in rows}) > 1),
+        Column("size", "case", fmt.size),
+        Column("time", "median_s", fmt.duration),
+        *(Column(f"x {name}", f"vs_backend.{name}", fmt.ratio) for name in libraries),
+        *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
+        *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3)]),
+        Column("% of peak", "ceiling_pct", of_peak, 2),
+        Column("bottleneck", "bound", drop=1),
+    ]  # fmt: skip
+    return Part("", columns, rows_of(rows))
 
 
 def _settings(run: Run) -> Part:
     """A row for each precision and setting: from where, and how much, it is faster."""
-    arms = arms_of(run)
-    baselines = list(reversed(arms.baselines))
     rows: list[Row] = []
-    for name in arms.asked:
-        found: dict[str, dict[str, Payoff]] = {}
+    for name in arms_of(run).asked:
+        by_subject: dict[str, dict[str, Any]] = {}
         for one in payoffs(run, name):
-            found.setdefault(one.subject, {})[one.baseline] = one
-        for subject, by_baseline in found.items():
-            results = [result for result, _ in next(iter(by_baseline.values())).rows]
-            bounds = Counter(result.bound for result in results if result.bound)
+            row = by_subject.setdefault(one.subject, {"precision": name, "setting": one.subject})
+            start = fmt.size(one.from_start[0][0].case) if one.from_start else "-"
+            ratios = [ratio.ratio for _, ratio in one.rows]
+            row[one.baseline] = {"from": fmt.UNCERTAIN if one.uncertain else start,
+                                 "least": min(ratios), "most": max(ratios),
+                                 "slower": one.gains.count("slower")}  # fmt: skip
+            bounds = Counter(result.bound for result, _ in one.rows if result.bound)
             said = [f"{bound} {count}" for bound, count in bounds.most_common(2)]
-            item = {"precision": name, "setting": subject, "sizes": len(results),
-                    "bottlenecks": ", ".join(said)}  # fmt: skip
-            rows.append(Row(item | {b: _against(one) for b, one in by_baseline.items()}))
-    several = len({row.item["precision"] for row in rows}) > 1
+            row |= {"sizes": len(one.rows), "bottlenecks": ", ".join(said)}
+        rows += map(Row, by_subject.values())
+    several = len(arms_of(run).asked) > 1
     columns = [
         *([Column("precision", "precision", once=True)] if several else []),
         Column("setting", "setting"),
-        *(column for name in baselines for column in (
+        *(column for name in reversed(arms_of(run).baselines) for column in (
             Column(f"faster than\n{name} from", f"{name}.from"),
             Column(f"x {name}\nleast", f"{name}.least", fmt.times),
             Column("\nmost", f"{name}.most", fmt.times),
+            Column(f"slower than\n{name} at", f"{name}.slower", drop=2),
         )),
         Column("sizes", "sizes", drop=1),
-        Column("bottlenecks", "bottlenecks", drop=2),
+        Column("bottlenecks", "bottlenecks", drop=3),
     ]  # fmt: skip
     return Part("Where a precision is faster, by more than 2 %", columns, rows)
 
 
-def _against(one: Payoff) -> Mapping[str, object]:
-    start = fmt.size(one.from_start[0][0].case) if one.from_start else "-"
-    ratios = [ratio.ratio for _, ratio in one.rows]
-    return {
-        "from": fmt.UNCERTAIN if one.uncertain else start,
-        "least": min(ratios), "most": max(ratios),
-    }  # fmt: skip
-
-
-def _rivals(run: Run) -> Part:
-    """Our kernels, and the user's, against the better library: a row for each precision."""
-    columns = [
-        Column("back end", "backend"),
-        Column("precision", "precision"),
-        Column("setting", "which"),
-        Column("sizes", "sizes"),
-        Column("libraries", "libraries", drop=2),
-        Column("geometric\nmean", "mean"),
-        Column("least", "least.ratio.ratio", "{:.2f}".format),
-        Column("at", "at"),
-        Column("library\nthere", "least.library", drop=1),
-    ]
-    rows = [
-        Row({
-            "backend": one.backend, "precision": one.precision, "which": one.which,
-            "sizes": len(one.rows),
-            "libraries": ", ".join(one.libraries)
-            + (f" ({one.not_measured})" if one.not_measured else ""),
-            "mean": f"{one.mean:.3f}{fmt.UNCERTAIN * bool(one.ruined_pct)}",
-            "least": one.least, "at": _size_of(one.least.result),
-        })
-        for one in summaries(run, lambda result: subject_of(result, run))
-    ]  # fmt: skip
-    title = "Times as fast as the better of the libraries measured at each size"
-    return Part(title, columns, rows)
-
-
-def _libraries(run: Run) -> Part:
-    """The vendor's other libraries beside the first, a row for each precision: geometric means over
-    the problems that both computed."""
-    library = next((r.case.backend for r in run.results if is_library(r.case)), "")
-    found: dict[str, dict[str, list[float]]] = {}
-    for result in run.results:
-        if library in result.vs_backend and not is_rival(result):
-            by_backend = found.setdefault(result.case.precision_name, {})
-            ratio = result.vs_backend[library].ratio
-            by_backend.setdefault(result.case.backend, []).append(ratio)
-    backends = dict.fromkeys(name for by_backend in found.values() for name in by_backend)
-    columns = [
-        Column("precision", "precision"),
-        *(Column(name, f"means.{name}", "{:.2f}".format) for name in backends),
-    ]
-    rows = [
-        Row({"precision": precision,
-             "means": {name: geometric_mean(ratios) for name, ratios in by_backend.items()}})
-        for precision, by_backend in found.items()
-    ]  # fmt: skip
-    return Part(f"Times as fast as {library}, geometric mean over the sizes", columns, rows)
-
-
-def _best(run: Run) -> Part:
-    """The highest rate of each precision."""
-    names = dict.fromkeys(r.case.precision_name for r in run.results if r.flop_per_s)
-    best = [
-        max((r for r in run.results if r.case.precision_name == name),
-            key=lambda r: r.flop_per_s or 0.0)
-        for name in names
-    ]  # fmt: skip
-    unit = rate_unit(best)
-    columns = [
-        Column("precision", "case.precision_name"),
-        Column(unit.name, "flop_per_s", unit.text),
-        Column("% of peak", "ceiling_pct", of_peak),
-        Column("at", "case", fmt.problem),
-        Column("back end", "case.backend"),
-        Column("bottleneck", "bound", drop=1),
-    ]
-    return Part("The highest rates", columns, [Row(result) for result in best])
+def _chart(run: Run) -> Any:
+    """The rates; of the user's kernels their ratio to each library."""
+    rows: list[Json] = []
+    for library in libraries_beside_own(run):
+        for result in sorted(run.results, key=lambda r: r.case.problem.flops):
+            ratio = result.vs_backend.get(library) if OWN in result.case.backend else None
+            if ratio:
+                low, high = ratio.ci95 or (None, None)
+                rows.append({
+                    "label": fmt.problem(result.case), "ratio": ratio.ratio, "low": low,
+                    "high": high, "series": f"{result.case.precision_name} {result.case.backend}",
+                    "panel": f"times as fast as {library}",
+                })  # fmt: skip
+    if not rows:
+        return rate_chart(run)
+    drawn = charts.ratios(rows, x="", y="times as fast as the library")
+    title = f"own kernels on {run.device.get('name') or 'unknown device'}"
+    return charts.titled(drawn, title, [", ".join(conditions(run)), "bars: 95 % interval"])

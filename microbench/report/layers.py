@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kernels import is_library
@@ -16,29 +17,8 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
-from microbench.report.cases import (
-    conditions,
-    no_verdict,
-    of_every_case,
-    raw,
-    title_of,
-    warnings_of,
-    with_signs,
-)
-from microbench.report.parts import (
-    ANSWER,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Report,
-    Row,
-    doubts,
-    warnings_part,
-)
+from microbench.report.cases import made, no_verdict, rivals, title_of
+from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, WHY, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import Summary, arms_of, groups_of, summaries
@@ -172,23 +152,20 @@ def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer
 
 def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
-    layers, found = layers_of(run, network), warnings_of(run.results)
-    doubtful = [one for one in found if not one[0].remedy.startswith("none needed")]
-    answer = [*_answer(run, network, layers), *doubts(doubtful, len(run.results), most=1)]
-    parts = [*_tables(run, layers), _libraries(run, network), *of_every_case(run)]
-    return Report("", answer, [*parts, warnings_part(found)], conditions(run), raw=[raw(run)],
-                  chart=lambda: _chart(run, network, layers))  # fmt: skip
+    layers = layers_of(run, network)
+    beside = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
+    return made(run, _answer(run, network, layers), [*_tables(run, layers), beside],
+                partial(_chart, run, network, layers))  # fmt: skip
 
 
 def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line]:
-    arms = arms_of(run)
     said: list[str] = []
     why: list[str] = []
     unclear: dict[str, float] = {}
-    for name in arms.asked:
+    for name in arms_of(run).asked:
         known: list[str] = []
         took = ""
-        for baseline in reversed(arms.baselines):
+        for baseline in reversed(arms_of(run).baselines):
             every = total_of(layers, lambda layer, n=name, b=baseline: layer.ratio(n, b))
             ratio, total = every.ratio(name, baseline), every.seconds(name)
             if name == baseline or ratio is None or not total:
@@ -197,21 +174,28 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
                 unclear[f"{name} against {baseline}"] = ratio.ruined_pct
                 continue
             took = f"{fmt.as_ms(1e3 * total)} ms{every.label.removeprefix('total')}"
+            why += [] if known else [f"against {baseline} {_gainers(layers, name, baseline)}"]
             known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
-            text = _gainers(layers, name, baseline)
-            if text and (len(known) == 1 or not text.startswith("all")):
-                why.append(f"against {baseline} {text}")
         if known:
             said.append(f"{name}: convolutions and GEMMs of a step take {took}: {', '.join(known)}")
     if said:
         device = run.device.get("name") or "unknown device"
         said[0] += f" ({network.name}, batch {network.batch}, {device})"
-    beside = _beside_library(run, network, unclear)
-    lines = [Line(ANSWER, text) for text in (*said, *beside)]
+    beside: dict[str, list[Summary]] = {}
+    for one in by_pass(run, network):
+        if one.ruined_pct:
+            unclear[f"{one.backend} in {one.precision} {one.which}"] = one.ruined_pct
+        else:
+            title = f"{one.backend} against {one.against} in {one.precision}"
+            beside.setdefault(title, []).append(one)
+    for title, some in beside.items():
+        means = ", ".join(f"{one.which} {one.mean:.2f}" for one in some)
+        ends = fmt.span([row.ratio.ratio for one in some for row in one.rows])
+        said.append(f"{title}: {means} times as fast (layers {ends})")
+    lines = [Line(ANSWER, text) for text in said]
     lines += [Line(WHY, "; ".join(why))] if why else []
     lines += no_verdict(unclear, alone=not said)
-    if said:
-        lines.append(Line(DO, "halfway train measures the rest of a step"))
+    lines += [Line(DO, "halfway train measures the rest of a step")] if said else []
     return [*lines, *(Line(DOUBT, text) for text in _not_measured(run, network))]
 
 
@@ -226,28 +210,10 @@ def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
         "too uncertain": len(found) - len(clear),
     }
     named = [f"{count} {what}" for what, count in counts.items() if count]
-    of = f"of {fmt.count(len(found), 'layer')}"
-    text = f"{of} {', '.join(named)}" if named else f"all {fmt.count(len(found), 'layer')} gain"
+    of = fmt.count(len(found), "layer")
     least = [f"{layer.label} {fmt.short_ratio(ratio)}" for ratio, layer in clear[:2]]
-    return f"{text}, least {', '.join(least)}" if least else ""
-
-
-def _beside_library(run: Run, network: NetworkUse, unclear: dict[str, float]) -> list[str]:
-    """Our convolutions, and the user's own kernels, against the better library, by pass."""
-    said: dict[str, list[str]] = {}
-    ends: dict[str, list[float]] = {}
-    for one in by_pass(run, network):
-        if one.ruined_pct:
-            unclear[f"{one.backend} in {one.precision} {one.which}"] = one.ruined_pct
-            continue
-        title = f"{one.backend} against {one.against} in {one.precision}"
-        said.setdefault(title, []).append(f"{one.which} {one.mean:.2f}")
-        ends.setdefault(title, []).extend((one.least.ratio.ratio, one.most.ratio.ratio))
-    return [
-        f"{title}: {', '.join(means)} times as fast (layers {fmt.times(min(ends[title]))} to "
-        f"{fmt.times(max(ends[title]))})"
-        for title, means in said.items()
-    ]
+    which = f"of {of} {', '.join(named)}" if named else f"all {of} gain"
+    return f"{which}, least {', '.join(least)}"
 
 
 def by_pass(run: Run, network: NetworkUse) -> list[Summary]:
@@ -278,58 +244,40 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
     """The layers with most of the time for the screen; all of them with their passes."""
     arms = arms_of(run)
     name = arms.asked[0] if arms.asked else "fp16"
-    baselines = list(reversed([baseline for baseline in arms.baselines if baseline != name]))
-    others = [p for p in dict.fromkeys(r.case.precision_name for r in run.results) if p != name]
+    baselines = [baseline for baseline in reversed(arms.baselines) if baseline != name]
+    present = dict.fromkeys(r.case.precision_name for r in run.results)
+    timed = [p for p in present if any(layer.seconds(p) for layer in layers)]
     total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
-    timed = [p for p in (name, *others) if any(layer.seconds(p) for layer in layers)]
     whole = total_of(layers, lambda layer: all(map(layer.seconds, timed)))
     rows: list[Row] = []
     for layer in (*layers, whole):
-        last, own_s = layer is whole, layer.seconds(name)
-        passes = {which: layer.ratio(name, baselines[0], which) for which in layer.uses
-                  if baselines and not last}  # fmt: skip
-        item = {
-            "layer": layer.label, "uses": layer.count, "seconds": {p: layer.seconds(p)
-                                                                   for p in timed},
+        own_s, last = layer.seconds(name), layer is whole
+        rows.append(Row({
+            "layer": layer.label, "uses": layer.count, "s": {p: layer.seconds(p) for p in timed},
             "share": 100 * own_s / total_s if own_s and total_s and not last else None,
-            "ratios": {b: layer.ratio(name, b) for b in baselines}, "passes": passes,
+            "ratios": {b: layer.ratio(name, b) for b in baselines},
+            "passes": {w: layer.ratio(name, b, w) for b in baselines[:1] for w in layer.uses},
             "bound": "" if last else layer.bound(name),
-        }  # fmt: skip
-        rows.append(Row(item, style="bold" if last else ""))
-    if not rows:
-        return []
-    first = [Column("layer", "layer")]
-    own = [Column(f"{name}\nms", f"seconds.{name}", fmt.milliseconds),
-           Column("share", "share", fmt.per_cent)]  # fmt: skip
+        }, style="bold" if last else ""))  # fmt: skip
     shows = [fmt.ratio, *[fmt.short_ratio] * len(baselines)]
-    ratios = [Column(f"{name}\nx {b}", f"ratios.{b}", show)
-              for b, show in zip(baselines, shows, strict=False)]  # fmt: skip
-    bound = [Column("bottleneck", "bound", drop=6)]
-    every = [
-        *first, Column("uses", "uses", drop=9),
-        *(Column(f"{p}\nms", f"seconds.{p}", fmt.milliseconds, 2) for p in others), *own, *ratios,
-        *(Column(f"{which}\nx {baselines[0]}", f"passes.{which}", fmt.short_ratio, 3)
-          for which in PASSES if baselines),
-        *bound,
+    first = [
+        Column("layer", "layer"),
+        Column(f"{name}\nms", f"s.{name}", fmt.milliseconds),
+        Column("share", "share", fmt.per_cent),
+        *(Column(f"{name}\nx {b}", f"ratios.{b}", show)
+          for b, show in zip(baselines, shows, strict=False)),
+    ]  # fmt: skip
+    last = Column("bottleneck", "bound", drop=6)
+    more = [
+        *(Column(f"{p}\nms", f"s.{p}", fmt.milliseconds, 2) for p in timed if p != name),
+        *(Column(f"{which}\nx {b}", f"passes.{which}", fmt.short_ratio, 3)
+          for b in baselines[:1] for which in PASSES),
+        Column("uses", "uses", drop=9),
     ]  # fmt: skip
     longest = sorted(rows[:-1], key=lambda row: -(row.item["share"] or 0.0))[:MOST_LAYERS]
     title = f"The {len(longest)} of {fmt.count(len(layers), 'layer')} with most of the time"
-    return [
-        with_signs(Part(title, [*first, *own, *ratios, *bound], longest)),
-        with_signs(Part("Every layer: time of a step, all passes", every, rows, level=VERBOSE)),
-    ]
-
-
-def _libraries(run: Run, network: NetworkUse) -> Part:
-    columns = [
-        Column("back end", "backend"), Column("precision", "precision"), Column("pass", "which"),
-        Column("against", "against"), Column("layers", "rows", lambda rows: str(len(rows))),
-        Column("geometric\nmean", "mean", "{:.3f}".format),
-        Column("lowest", "least.ratio.ratio", "{:.2f}".format),
-        Column("highest", "most.ratio.ratio", "{:.2f}".format),
-    ]  # fmt: skip
-    rows = [Row(one) for one in by_pass(run, network)]
-    return replace(Part("Times as fast as the better library", columns, rows), level=VERBOSE)
+    every = Part("Every layer: all passes of a step", [*first, *more, last], rows, level=VERBOSE)
+    return [Part(title, [*first, last], longest), every]
 
 
 # ---------------------------------------------------------------- the chart
@@ -345,10 +293,10 @@ def _chart(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Any:
         if ratio and own_s:
             faster = SAME if ratio.no_difference else FASTER if ratio.ratio > 1 else SLOWER
             rows.append({
-                "label": fmt.clean(layer.label) + f" x{layer.count}" * (layer.count > 1),
+                "label": layer.label + f" x{layer.count}" * (layer.count > 1),
                 "value": 1e3 * own_s, "base": 1e3 * own_s * ratio.ratio, "low": None, "high": None,
                 "text": fmt.short_ratio(ratio), "colour": faster,
-                "note": fmt.clean(layer.bound(name)),
+                "note": layer.bound(name),
             })  # fmt: skip
     if not rows:
         raise UserError("nothing to draw: the run has no layer with a baseline")

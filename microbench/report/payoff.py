@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kernels import OPS
 from microbench import fmt
 from microbench.report import charts
-from microbench.report.cases import (
-    channels_last,
-    conditions,
-    example,
-    no_verdict,
-    of_every_case,
-    raw,
-    title_of,
-    warnings_of,
-)
-from microbench.report.parts import (
-    ANSWER,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Report,
-    Row,
-    doubts,
-    warnings_part,
-)
-from microbench.results.types import Json, Result, Run
+from microbench.report.cases import channels_last, made, no_verdict, title_of, why
+from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.results.types import Json, Run
 from microbench.verdict import Payoff, arms_of, payoffs, subject_of
 
 ACROSS = ("image", "batch")  # a row of the map
@@ -45,14 +24,9 @@ Map = tuple[str, str, str]  # setting, precision, baseline
 
 def report(run: Run) -> Report | None:
     """The report of a run over widths, images and batches; None where it has no speed-up."""
-    maps, found = maps_of(run), warnings_of(run.results)
-    if not maps:
-        return None
-    doubtful = [one for one in found if not one[0].remedy.startswith("none needed")]
-    answer = [*_answer(run, maps), *doubts(doubtful, len(run.results), most=1)]
-    parts = [_table(maps), *(_map(*one) for one in maps.items()), *of_every_case(run)]
-    return Report("", answer, [*parts, warnings_part(found)], conditions(run), raw=[raw(run)],
-                  chart=lambda: _chart(run, maps))  # fmt: skip
+    maps = maps_of(run)
+    tables = [_table(maps), *(_map(*one) for one in maps.items())]
+    return made(run, _answer(run, maps), tables, partial(_chart, run, maps)) if maps else None
 
 
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
@@ -92,21 +66,20 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     unclear: dict[str, float] = {}
     first = next(iter(maps))[2]
     for (subject, name, baseline), some in maps.items():
-        title = " ".join(filter(None, (subject, name, "against", baseline)))
-        worst = max((pct for one in some for pct in one.uncertain.values()), default=0.0)
-        unclear |= {title: worst} if worst else {}
         starts = starts_of(some)
+        if doubtful := [pct for one in some for pct in one.uncertain.values()]:
+            unclear[_title((subject, name, baseline))] = max(doubtful)
         if starts and baseline == first:
             where = f"in {subject} " if subject else ""
             what = f"{name} is faster than {baseline} " if not said or not where else ""
             said.append(f"{what}{where}{_from(starts)}")
     if said:
-        device = run.device.get("name") or "unknown device"
-        said[0] += f" ({device}, image and batch sizes)"
+        said[0] += f" ({run.device.get('name') or 'unknown device'}, image and batch sizes)"
     lines = [Line(ANSWER, text) for text in said]
-    lines += _why(run, maps) if said else []
-    advice = channels_last(run)
-    lines += [Line(DO, advice)] if advice and said else []
+    if said:
+        hardest = [one for key, some in maps.items() if key[2] == first for one in some]
+        lines += why(run, [result for one in hardest for result, _ in one.rows])
+        lines += [Line(DO, advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not said)
     return [*lines, Line(DOUBT, "nothing between these widths was measured")]
 
@@ -122,23 +95,6 @@ def _from(starts: Counter[int]) -> str:
     return ", ".join([*parts, *([f"at no width for {never}"] if never else [])])
 
 
-def _why(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
-    """The most common bottleneck of each setting, with a case that shows it."""
-    said: dict[str, str] = {}
-    for (subject, _, _), some in maps.items():
-        results = _results(some)
-        (bound, count), *_ = Counter(result.bound or "" for result in results).most_common(1)
-        if bound and subject not in said:
-            shown = [result for result in results if result.bound == bound]
-            title = f"{subject}: " if subject else ""
-            said[subject] = f"{title}{bound} in {count} of {len(results)} cases{example(shown)}"
-    return [Line(WHY, "; ".join(said.values()))] if said else []
-
-
-def _results(some: Sequence[Payoff]) -> list[Result]:
-    return sorted((result for one in some for result, _ in one.rows), key=lambda r: r.flops)
-
-
 # ---------------------------------------------------------------- tables
 
 
@@ -148,7 +104,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         starts = starts_of(some)
         never = starts.pop(0, 0)
         widths = " to ".join(dict.fromkeys(map(str, (min(starts), max(starts))))) if starts else "-"
-        bounds = Counter(result.bound for result in _results(some) if result.bound)
+        bounds = Counter(r.bound for one in some for r, _ in one.rows if r.bound)
         rows.append(Row({
             "setting": subject, "precision": name, "against": baseline, "from": widths,
             "sizes": f"{starts.total()}/{len(some)}",
@@ -157,7 +113,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         }))  # fmt: skip
     order = list(dict.fromkeys(row.item["setting"] for row in rows))
     rows.sort(key=lambda row: (order.index(row.item["setting"]), row.item["precision"]))
-    several = len({precision for _, precision, _ in maps}) > 1
+    several = len({name for _, name, _ in maps}) > 1
     columns = [
         Column("setting", "setting", once=True),
         *([Column("precision", "precision", once=True)] if several else []),
@@ -177,7 +133,6 @@ def _widths(some: Sequence[Payoff]) -> list[str]:
 
 def _map(key: Map, some: Sequence[Payoff]) -> Part:
     """Times as fast by channels, with a letter for the bottleneck."""
-    subject, name, baseline = key
     rows: list[Row] = []
     for one in some:
         cells = {width: "." for width in _widths(some)}
@@ -194,8 +149,12 @@ def _map(key: Map, some: Sequence[Payoff]) -> Part:
     ]
     letters = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
     below = f"times as fast by channels; = no difference seen; . not measured; /: {letters}"
-    title = " ".join(filter(None, (subject, name, "against", baseline)))
-    return Part(title, columns, rows, [below], VERBOSE)
+    return Part(_title(key), columns, rows, [below], VERBOSE)
+
+
+def _title(key: Map) -> str:
+    subject, name, baseline = key
+    return " ".join(filter(None, (subject, name, "against", baseline)))
 
 
 # ---------------------------------------------------------------- the chart
@@ -203,21 +162,18 @@ def _map(key: Map, some: Sequence[Payoff]) -> Part:
 
 def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
     rows: list[Json] = []
-    for (subject, name, baseline), some in maps.items():
-        panel = " ".join(filter(None, (subject, name, "against", baseline)))
-        placed = {str(width): list[Json]() for width in reversed(_widths(some))}
-        for one in some:
-            place = "/".join(map(str, _place(one)))
-            for result, ratio in one.rows:
-                unclear = ratio.no_difference or ratio.ruined_pct
-                low, high = ratio.ci95 or (None, None)
-                placed[fmt.size(result.case)].append({
-                    "panel": panel, "x": place, "y": fmt.size(result.case),
-                    "text": fmt.short_ratio(ratio), "ratio": 1.0 if unclear else ratio.ratio,
-                    "low": low, "high": high, "small": fmt.clean(result.bound or ""),
-                    "note": fmt.clean(result.why or ""),
-                })  # fmt: skip
-        rows += [row for line in placed.values() for row in line]
-    drawn = charts.cells(rows, x="image (pixels), batch", y=OPS["conv"].axis_name)
+    for key, some in maps.items():
+        for width in reversed(_widths(some)):
+            for one in some:
+                rows += [{
+                    "panel": _title(key), "x": "/".join(map(str, _place(one))), "y": width,
+                    "text": fmt.short_ratio(ratio), "small": result.bound or "",
+                    "ratio": 1.0 if ratio.no_difference or ratio.ruined_pct else ratio.ratio,
+                    "low": ratio.ci95 and ratio.ci95[0], "high": ratio.ci95 and ratio.ci95[1],
+                    "note": result.why or "",
+                } for result, ratio in one.rows if fmt.size(result.case) == width]  # fmt: skip
+    places = sorted({_place(one) for some in maps.values() for one in some})
+    across = ["/".join(map(str, place)) for place in places]
+    drawn = charts.cells(rows, x="image (pixels), batch", across=across, y=OPS["conv"].axis_name)
     below = ["times as fast, and the bottleneck; ~1: no difference seen; grey: not measured"]
     return charts.titled(drawn, title_of(run), below)

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from microbench import fmt
 from microbench.report import kernels
@@ -43,14 +42,10 @@ SOFTWARE = {
 HEADER = ("command", "device", "software", "finished_at")  # of a document that says them
 
 
-def report_of(run: Run) -> Report | None:
-    """The report of a run; None until all of its kinds have one."""
-    kinds: list[Any] = [kernels] if run.results or not run.others else []
-    made = [kind.report(run) if hasattr(kind, "report") else None for kind in kinds + reports(run)]
-    found = [one for one in made if one]
-    if len(found) < len(made):
-        return None
-    whole = joined(found)
+def report_of(run: Run) -> Report:
+    """The report of a run: of its kernels, and of its other results."""
+    own = [kernels.report(run)] if run.results or not run.others else []
+    whole = joined([*own, *(kind.report(run) for kind in reports(run))])
     load = [(warning, "") for warning in load_warnings(run.settings)]
     unfinished = "the run is not finished: continue it with --resume FILE"
     doubtful = [Line(DOUBT, unfinished)] if run.finished_at is None else []
@@ -67,10 +62,9 @@ def report_of(run: Run) -> Report | None:
 
 def report_of_document(document: Document, data: Json) -> Report:
     """The report of a file that is not a run. ValueError names an invalid field."""
-    assert document.report is not None
     made: Report = document.report(data)
     title = made.title or f"Output of {document.written_by}"
-    if "device" not in data:
+    if not {"device", "command"} <= data.keys():
         return replace(made, title=title)
     *names, when = HEADER
     facts = {name: data.get(name) for name in names}
@@ -79,14 +73,12 @@ def report_of_document(document: Document, data: Json) -> Report:
     return replace(made, title=title, about=_about(run, made.about), facts=_facts(run))
 
 
-def report_of_file(path: Path) -> Report | None:
+def report_of_file(path: Path) -> Report:
     """The report of a run file or of another document. UserError for what cannot be read."""
     data = runfile.read_json(path)
     document = document_of(data)
     if document is None:
         return report_of(runfile.as_run(data, path))
-    if document.report is None:
-        return None
     try:
         return report_of_document(document, data)
     except (ValueError, OverflowError) as error:

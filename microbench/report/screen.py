@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TextIO
 
@@ -76,13 +76,6 @@ def prose_width(console: Console) -> int:
     return min(console.width, WIDTH)
 
 
-def print_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines: of a table as wide as the console, others folded at WIDTH."""
-    for line in lines:
-        width = console.width if line.no_wrap else prose_width(console)
-        console.print(line, width=width, overflow="fold")
-
-
 def is_live(console: Console) -> bool:
     """Whether lines on the console can be redrawn."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
@@ -99,27 +92,31 @@ def print_report(
     `more` is the command that says more, without its options.
     """
     if not topic:
-        for line in report.about if verbose else ():
-            _say(console, line, "dim")
-        if report.about and verbose:
+        if verbose and report.about:
+            for line in report.about:
+                _say(console, line, "dim")
             console.print()
-        for line in report.answer:
-            if not line.label:
-                _say(console, line.text, "bold")
-        said = [(line.label, line.text) for line in report.answer if line.label]
-        options = _options(report)
-        if options and not verbose:
-            said.append(("More", f"{more} {' | '.join(options)}".strip()))
-        grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"))
-        grid.padding = (0, GAP, 0, 0)
-        for label, text in said:
-            grid.add_row(label, Text(fmt.clean(text)))
-        if said:
-            _put(console, grid, prose_width(console))
+        _print_answer(report, console, "" if verbose else more)
     for i, part in enumerate(report.shown(verbose=verbose, topic=topic)):
         if i or not topic:
             console.print()
         print_part(part, console)
+
+
+def _print_answer(report: Report, console: Console, more: str) -> None:
+    """Print what was found, then why, what to do, what to doubt, and what shows more."""
+    for line in report.answer:
+        if not line.label:
+            _say(console, line.text, "bold")
+    said = [(line.label, line.text) for line in report.answer if line.label]
+    if more and (options := _options(report)):
+        said.append(("More", f"{more} {' | '.join(options)}"))
+    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"))
+    grid.padding = (0, GAP, 0, 0)
+    for label, text in said:
+        grid.add_row(label, Text(fmt.clean(text)))
+    if said:
+        _put(console, grid, prose_width(console))
 
 
 def _options(report: Report) -> list[str]:

@@ -177,7 +177,7 @@ def page(reports: Mapping[str, Report], title: str = "", unread: Mapping[str, st
         for place, (name, report) in enumerate(reports.items())
     ]
     heading = title if several else next(iter(reports.values())).title
-    return template("report.html").render(
+    return template("page.html").render(
         title=fmt.clean(heading), reports=sections, note=note, most_open=MOST_OPEN,
         unread=[(fmt.clean(name), fmt.clean(why)) for name, why in unread.items()],
     )  # fmt: skip

@@ -7,7 +7,7 @@ the modules that REGISTERING names, which load when a file is no run of kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from microbench.results.types import Json, Ratio
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from microbench.results.types import Run
 
 REGISTERING = ("e2e.kinds", "microbench.report.fleet")  # e2e may be absent
-Section = tuple[str, Sequence["Text"]]  # title, lines
 
 
 class Codec(Protocol):
@@ -43,34 +40,8 @@ class Codec(Protocol):
 class Report(Protocol):
     """A module that shows the results of its kinds."""
 
-    FIRST: Mapping[str, str]  # op -> title of a comparison's column for `cells`'s first
-
-    def conditions(self, run: Run) -> list[str]:
-        """The conditions that all of its results share, for the header."""
-        ...
-
-    def sections(self, run: Run, width: int, *, details: bool) -> list[Section]:
-        """The parts of the screen as (title, lines), no wider than `width` characters."""
-        ...
-
-    def parts(self, run: Run) -> list[Any]:
-        """Its tables with their titles, as `microbench.report.table.Part`."""
-        ...
-
-    def summary(self, run: Run) -> list[str]:
-        """Its conclusion in sentences; a detail of the one before begins with a space."""
-        ...
-
-    def warnings(self, run: Run) -> list[Text]:
-        """What makes its numbers unreliable."""
-        ...
-
-    def csv(self, run: Run) -> tuple[Sequence[str], list[dict[str, Any]]]:
-        """(names of the columns, rows). Units are in the names; values are raw."""
-        ...
-
-    def chart(self, run: Run) -> Any:
-        """An Altair chart. UserError when there is nothing to draw."""
+    def report(self, run: Run, /) -> Any:
+        """What a run says of them, as `microbench.report.parts.Report`."""
         ...
 
     def cells(self, case: Any) -> tuple[str, str, str]:
@@ -98,13 +69,12 @@ class Kind:
 class Document:
     """A file that is not a run: what writes it, and the fields by which it is recognised.
 
-    `sheet` makes a `microbench.report.documents.Sheet` of it; ValueError names an invalid field.
+    `report` makes a `microbench.report.parts.Report` of it; ValueError names an invalid field.
     """
 
     written_by: str
     fields: Mapping[str, str | None]  # name -> its value; None: whatever it is
-    sheet: Callable[[Json], Any]
-    report: Callable[[Json], Any] | None = None  # a `microbench.report.parts.Report`
+    report: Callable[[Json], Any]
 
 
 _KINDS: dict[str, Kind] = {}

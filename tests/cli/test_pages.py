@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from samples import judge
 
 from microbench.__main__ import main
+from microbench.report import writers
+from microbench.report.charts import write_chart
 from microbench.report.comparison import case_name
-from microbench.report.drawing import draw
-from microbench.report.export import to_page
-from microbench.report.table import csv_text
+from microbench.report.report import report_of, report_of_file
+from microbench.report.writers import csv_text
 from microbench.results.runfile import read_run
 from microbench.results.types import Run, Warning
 
@@ -70,11 +72,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip("no chromium here")
     folder = tmp_path_factory.mktemp("pages")
     run = read_run(GEMM)
-    pages = {"page.html": to_page(run), "evil.html": to_page(planted(run))}
+    evil = writers.page({EVIL: report_of(planted(run)), "b": report_of(planted(run))}, EVIL)
+    pages = {"page.html": writers.page({"": report_of(run)}), "evil.html": evil}
     for name, drawn in (("chart.html", run), ("evil-chart.html", planted(run))):
-        draw(drawn, folder / name)
+        write_chart(report_of(drawn).chart(), folder / name)
         pages[name] = (folder / name).read_text(encoding="utf-8")
-    draw(planted(run), folder / "evil.svg")
+    write_chart(report_of(planted(run)).chart(), folder / "evil.svg")
     for name, page, more in (
         ("script.html", "chart.html", "<script>console.log('owned')</script>"),
         ("request.html", "page.html", '<img src="https://a.invalid/">'),
@@ -114,7 +117,7 @@ def test_a_browser_runs_nothing_and_says_what_it_refuses(
 
 def test_an_image_has_planted_text_as_text(tmp_path: Path) -> None:
     chart = tmp_path / "chart.svg"
-    draw(planted(read_run(GEMM)), chart)
+    write_chart(report_of(planted(read_run(GEMM))).chart(), chart)
     assert "owned" in (text := chart.read_text(encoding="utf-8"))
     assert not [*judge.in_xml(text), *judge.in_markup(text)]
 
@@ -127,7 +130,42 @@ def test_a_comparison_s_page_folds_the_cases_that_only_one_run_has(tmp_path: Pat
     common = {r.case.key for r in read_run(GEMM).results}
     alone = {case_name(r.case) for r in read_run(every).results if r.case.key not in common}
     before, folded = text.split("<summary>Cases that only one run has")
-    assert before.count("only in A: ") == 1
+    assert before.count("not in B: ") == 1
     listed = set(re.findall(r"only in A: ([^<]*)<", folded))
     assert len(alone) > 100
     assert alone <= listed
+
+
+def test_a_folder_has_one_page_with_every_finding(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = ["fleet.json", "gemm-fp16.json", "train-resnet50.json"]
+    for name in names:
+        shutil.copy(GEMM.with_name(name), tmp_path / name)
+    (tmp_path / "cut.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "overview.html").read_text(encoding="utf-8")
+    findings = [report_of_file(tmp_path / name).finding for name in names]
+    for text in (page, capfd.readouterr().out):
+        words = " ".join(unescape(text).split())
+        places = [words.index(name) for name in names]
+        assert places == sorted(places)
+        assert all(finding.split("(")[0] in words for finding in findings)
+    assert page.count("<section") == len(names) + 1  # and what was not read
+    assert "cut.json is not complete JSON" in page
+    assert not list(judge.in_markup(page))
+    assert main(["report", str(tmp_path)]) == 0, "the page is its own"
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+
+
+def test_several_files_are_a_line_each_and_one_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(GEMM), str(GEMM.with_name("fleet.json"))]
+    assert main(["show", *files]) == 0
+    assert capfd.readouterr().out.startswith("2 files, NVIDIA H200\n")
+    assert main(["show", *files, "--html", str(tmp_path / "page.html")]) == 0
+    assert "2 files, NVIDIA H200" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    for form in (["--csv"], ["--chart", str(tmp_path / "a.svg")]):
+        assert main(["show", *files, *form]) == 2
+    assert main(["show", str(GEMM), "--ledger"]) == 2

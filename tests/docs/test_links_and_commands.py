@@ -16,7 +16,8 @@ import e2e.__main__
 import microbench.__main__
 from e2e.results.types import Training
 from microbench.errors import UserError
-from microbench.report.export import to_markdown
+from microbench.report.report import report_of
+from microbench.report.writers import to_markdown
 from microbench.results.runfile import read_run
 from microbench.roofline.explain import annotate
 from results import evidence
@@ -88,7 +89,7 @@ def reported(path: Path) -> list[list[Row]]:
         found = read_run(path)
     except UserError:
         return []
-    return rows_in(to_markdown(found))
+    return rows_in(to_markdown(report_of(found)))
 
 
 def linked(page: Path) -> list[tuple[list[Path], list[Row]]]:

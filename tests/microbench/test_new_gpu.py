@@ -19,7 +19,7 @@ from kernels.gemm import cublaslt_api
 from kernels.gemm.triton import config as gemm_config
 from kernels.gpu_cards import CARDS
 from kernels.precision import PRECISIONS, Precision
-from microbench.report.drawing import chart_of
+from microbench.report.report import report_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.limits import limits_for
@@ -92,4 +92,4 @@ def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.Monkey
     read = run_from_json(json.loads(json.dumps(run_to_json(run))))
     assert read.results[1].case.precision is new
     assert name in shown(run)
-    assert chart_of(run).to_dict()
+    assert report_of(run).chart().to_dict()

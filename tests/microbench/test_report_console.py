@@ -17,9 +17,9 @@ from samples.kernel_runs import case, h200_run, measured, run_of, shown, with_sp
 from kernels.gemm import Gemm
 from microbench import fmt
 from microbench.report.cases import CSV_ORDER
-from microbench.report.console import print_run
-from microbench.report.export import to_csv, to_markdown
-from microbench.report.screen import WIDTH, is_live, make_console
+from microbench.report.report import report_of
+from microbench.report.screen import WIDTH, is_live, make_console, print_report
+from microbench.report.writers import to_csv, to_markdown
 from microbench.results.types import Measurement, Ratio, Result, Warning
 
 ARMS = {("fp32", "cublas"): 51.0, ("tf32", "cublas"): 360.0, ("fp16", "cublas"): 659.0}
@@ -126,10 +126,14 @@ def test_numbers_in_words() -> None:
 
 
 def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> None:
-    header = to_csv(run_of([])).splitlines()[0].split(",")
+    header = to_csv(report_of(run_of([]))).splitlines()[0].split(",")
     assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
     assert len(set(header)) == len(header)
-    titles = [line for line in to_markdown(h200_run()).splitlines() if line.startswith("| size ")]
+    titles = [
+        line
+        for line in to_markdown(report_of(h200_run())).splitlines()
+        if line.startswith("| size ")
+    ]
     for title in ("precision", "back end", "time", "TFLOP/s", "% of peak", "x fp32", "bottleneck"):
         assert f"| {title} |" in titles[-1]
 
@@ -138,7 +142,7 @@ def test_values_are_those_of_the_run() -> None:
     run = h200_run()
     reason = 'no, "really"\nno'
     lost = Result(case(64, "int8", "triton"), "skipped", reason)
-    text = to_csv(replace(run, results=(*run.results, lost)))
+    text = to_csv(report_of(replace(run, results=(*run.results, lost))))
     *table, skipped = csv.DictReader(io.StringIO(text))
     for row, result in zip(table, run.results, strict=True):
         assert result.median_s
@@ -184,7 +188,7 @@ class Terminal(io.StringIO):
 def test_colour_is_only_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_a_terminal() -> str:
         file = Terminal()
-        print_run(h200_run(), make_console(file=file), details=True)
+        print_report(report_of(h200_run()), make_console(file=file), verbose=True)
         return file.getvalue()
 
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -203,7 +207,7 @@ def test_colour_is_only_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_without_unicode_keeps_columns_aligned() -> None:
     raw = io.BytesIO()
     console = make_console(file=io.TextIOWrapper(raw, encoding="ascii"))
-    print_run(h200_run(), console)
+    print_report(report_of(h200_run()), console)
     console.file.flush()
     ours, plain = raw.getvalue().decode("ascii").splitlines(), shown(h200_run()).splitlines()
     assert [len(line) for line in ours] == [cell_len(line) for line in plain]

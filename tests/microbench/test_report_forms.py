@@ -16,21 +16,14 @@ from rich.console import Console
 from samples.kernel_runs import case, h200_run, measured, run_of
 
 from microbench.errors import UserError
-from microbench.report.charts import (
-    SUFFIXES,
-    check_chart_path,
-    drawable,
-    line_chart,
-    line_rows,
-)
+from microbench.report.charts import SUFFIXES, check_chart_path, write_chart
 from microbench.report.comparison import report
-from microbench.report.drawing import draw
 from microbench.report.live import LiveProgress
-from microbench.report.payoff_map import payoff_chart
+from microbench.report.report import report_of
 from microbench.report.screen import print_report
 from microbench.report.writers import to_markdown
 from microbench.results.comparison import RUINED, CompareRow, Comparison
-from microbench.results.types import Result
+from microbench.results.types import Result, Run
 from microbench.sweep import Group
 
 ARMS = (("fp32", "cublas"), ("fp16", "cublas"), ("fp16", "triton"))
@@ -159,7 +152,7 @@ def test_only_what_is_not_the_same_has_a_row_unless_all_are_asked_for() -> None:
     assert rows(COMPARED) == ["slower", "faster", "cannot"]
     assert rows(COMPARED, details=True).count("same") == len(SAME)
     assert "9 more same: A / B 1.001 to 1.006" in shown(COMPARED)
-    assert shown(COMPARED).count("only in B: ") == 1
+    assert shown(COMPARED).count("only in B: ") == shown(COMPARED).count("not in B: ") == 1
     assert shown(COMPARED, details=True).count("only in B: fp16") == 9
     what = case(64, "int8", "triton")
     blank = CompareRow(what.key, what, "same", None, None, None, None, "skipped | skipped")
@@ -200,7 +193,7 @@ def test_a_ruined_interval_is_said_in_every_form() -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"chart{suffix}"
-    draw(h200_run(), path)
+    write_chart(report_of(h200_run()).chart(), path)
     content = path.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     if suffix == ".png":
@@ -218,38 +211,39 @@ def test_every_format_renders_without_a_browser(suffix: str, tmp_path: Path) -> 
         assert not re.search(r"<link[^>]*\bhref=[\"']?http", text)
 
 
+def drawn(run: Run) -> list[dict[str, Any]]:
+    """Every row of the data in a run's chart."""
+    datasets = report_of(run).chart().to_dict()["datasets"]
+    return [row for rows in datasets.values() for row in rows]
+
+
 def test_points_are_the_numbers_of_the_run() -> None:
     run = h200_run()
-    lines = line_rows(run, drawable(run))
-    (panel,) = lines.panels.values()
-    found = {(p["precision"], p["backend"], p["size"]): p["rate"] for p in panel.points}
-    expected = {
-        (r.case.precision_name, r.case.backend, r.case.problem.axis): r.flop_per_s / 1e12
-        for r in run.results if r.flop_per_s
-    }  # fmt: skip
-    assert found == pytest.approx(expected)
-    assert lines.unit == "TFLOP/s"
-    assert all(p["low"] < p["rate"] < p["high"] for p in panel.points)
-    point, result = panel.points[0], drawable(run)[0]
-    assert result.measurement
-    assert result.measurement.ci95_s
-    fast, slow = result.measurement.ci95_s
-    assert point["high"] == pytest.approx(result.flops / fast / 1e12)
-    assert point["low"] == pytest.approx(result.flops / slow / 1e12)
-    ceilings = {row["text"]: row["rate"] for row in lines.ceilings}
-    assert ceilings == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
+    rows = drawn(run)
+    points = {(row["series"], row["x"]): row for row in rows if "x" in row}
+    for result in run.results:
+        series = f"{result.case.precision_name} {result.case.backend}"
+        point = points[series, result.case.problem.axis]
+        assert result.measurement
+        assert result.measurement.ci95_s
+        assert result.flop_per_s
+        fast, slow = result.measurement.ci95_s
+        assert point["y"] == pytest.approx(result.flop_per_s / 1e12)
+        assert point["high"] == pytest.approx(result.flops / fast / 1e12)
+        assert point["low"] == pytest.approx(result.flops / slow / 1e12)
+    ceilings = {row["text"]: row["y"] for row in rows if "text" in row}
+    assert ceilings == pytest.approx({"peak: fp16 989": 989.4, "largest: fp16 688": 688})
 
 
 def test_a_line_is_broken_where_a_case_failed_and_none_where_all_is_missing() -> None:
     run = h200_run()
     hole = Result(case(1024, "tf32", "cublas"), "failed")
     holed = replace(run, results=tuple(hole if r.case == hole.case else r for r in run.results))
-    (panel,) = line_rows(holed, drawable(holed)).panels.values()
-    assert panel.missing == 1
-    segments = [p["segment"] for p in panel.points if p["precision"] == "tf32"]
+    points = {(row["series"], row["x"]): row["segment"] for row in drawn(holed) if "x" in row}
+    segments = [segment for (series, _), segment in points.items() if series.startswith("tf32")]
     assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
     lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
-    assert line_chart(replace(run_of([lone]), ceilings=(), device={})).to_dict()
+    assert drawn(replace(run_of([lone]), ceilings=(), device={}))
 
 
 @pytest.mark.parametrize(
@@ -264,9 +258,7 @@ def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
     run = run_of(results)
     for kind in ("gemm", "payoff"):
         with pytest.raises(UserError, match="nothing to draw"):
-            draw(replace(run, kind=kind), tmp_path / "chart.png")
-    with pytest.raises(UserError, match="nothing to draw"):
-        payoff_chart(run)
+            write_chart(report_of(replace(run, kind=kind)).chart(), tmp_path / "chart.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -275,7 +267,7 @@ def test_paths_and_libraries_are_checked_before_measuring(
 ) -> None:
     for suffix in (*SUFFIXES, ".SVG"):
         check_chart_path(tmp_path / f"chart{suffix}")
-    for check in (check_chart_path, lambda path: draw(h200_run(), path)):
+    for check in (check_chart_path, lambda path: write_chart(report_of(h200_run()).chart(), path)):
         for name in ("chart.gif", "chart"):
             with pytest.raises(UserError, match=r"end in \.png, \.svg, \.pdf, \.html"):
                 check(tmp_path / name)

@@ -29,9 +29,7 @@ from kernels.precision import PRECISIONS
 from microbench.__main__ import main
 from microbench.errors import UserError
 from microbench.report import writers
-from microbench.report.console import print_run
-from microbench.report.export import to_csv, to_markdown
-from microbench.report.report import report_of_document
+from microbench.report.report import report_of, report_of_document
 from microbench.report.screen import print_report
 from microbench.results.codec import result_to_json, run_from_json, run_to_json
 from microbench.results.comparison import compare
@@ -364,8 +362,9 @@ def used(data: Json, sound: Run | None = None) -> str:
     if run == sound:  # the value takes no part
         return "read"
     assert run_from_json(document(run)) == run
-    print_run(run, console, details=True)
-    to_csv(run), to_markdown(run)
+    found = report_of(run)
+    print_report(found, console, verbose=True)
+    writers.to_csv(found), writers.to_markdown(found)
     with contextlib.suppress(UserError):  # nothing to compare
         compare(run, run)
     return "read"

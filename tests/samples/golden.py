@@ -34,7 +34,7 @@ from kernels.case import CannotRun, Case, Target
 from kernels.conv.triton import backend as conv
 from kernels.gemm.triton import backend as gemm
 from microbench.errors import UserError
-from microbench.report.drawing import chart_of
+from microbench.report.report import report_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -42,6 +42,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 SCREENS = Path(__file__).parent / "screens"
 LONGEST = 7_500  # characters: of a longer text there is a hash
+WIDTH = "80"  # columns
 FORMS = ("", "--verbose", "--markdown", "--csv")
 HASHED = ("--markdown", "--csv", "--chart")
 PROGRAMS = {"microbench": microbench.__main__, "e2e": e2e.__main__}
@@ -100,7 +101,7 @@ def screens(path: Path) -> Iterator[Item]:
 def chart(path: Path) -> str:
     """The Vega-Lite specification of a run's chart, or why there is none."""
     try:
-        return json.dumps(chart_of(read_run(path)).to_dict(), indent=1, sort_keys=True)
+        return json.dumps(report_of(read_run(path)).chart().to_dict(), indent=1, sort_keys=True)
     except UserError as error:
         return f"error: {error}".replace(f"{ROOT}/", "")
 
@@ -247,7 +248,7 @@ def main() -> int:
     parser.add_argument("--dump", type=Path, help="write all texts below this folder")
     parser.add_argument("--only", action="append", choices=GROUPS, help="dump a group or several")
     words = parser.parse_args()
-    os.environ.pop("COLUMNS", None)
+    os.environ["COLUMNS"] = WIDTH
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # no winners of this user's
         if words.dump:

@@ -23,6 +23,7 @@ SCRIPTABLE = ("iframe", "object", "embed", "foreignobject", "link", "base", "for
               "set", "audio", "video", "frame", "applet")  # fmt: skip
 ADDRESSES = ("src", "href", "xlink:href", "srcset", "action", "formaction", "poster", "background",
              "data", "ping")  # fmt: skip
+INSIDE = ("data:image/", "data:font/", "#")  # addresses that load nothing
 LOADED_BY_STYLES = re.compile(r"@import|url\(\s*[\"']?(?!#|data:)", re.IGNORECASE)
 RUN_BY_SPREADSHEETS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -79,7 +80,7 @@ def in_markup(text: str) -> Iterator[str]:
         for name, value in attributes.items():
             if name.startswith("on"):
                 yield f"an event handler in a page: {name}"
-            if name in ADDRESSES and not (value or "").startswith(("data:image/", "data:font/")):
+            if name in ADDRESSES and not (value or "").startswith(INSIDE):
                 yield f"an address in a page: {name}"
             if name == "style" and LOADED_BY_STYLES.search(value or ""):
                 yield "an address in a style"

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from kernels.case import Case
 from kernels.gemm import Gemm
-from microbench.report import console as report
+from microbench.report.report import report_of
+from microbench.report.screen import print_report
 from microbench.results.types import Ceiling, Ratio, Result, Run, Warning
 from samples.measuring import timed
 
@@ -125,5 +126,6 @@ def h200_run() -> Run:
 def shown(run: Run, width: int = 100, *, details: bool = False) -> str:
     """The screen as a file would get it."""
     file = io.StringIO()
-    report.print_run(run, Console(file=file, width=width, highlight=False), details=details)
+    console = Console(file=file, width=width, highlight=False)
+    print_report(report_of(run), console, verbose=details)
     return file.getvalue()
