@@ -57,13 +57,13 @@ def answer(run: Run, view: View) -> list[Line]:
     device = str(run.device.get("name") or "unknown device")
     on_gpu = run.device.get("kind") == "cuda"
     ruined = [group for group in view.groups if group.ruined_pct]
-    sound = view.only(lambda arm: not view.group_of(arm).ruined_pct)
+    sound = view.only(lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm))
     best = best_arms(sound)
-    scaling = [*_scaling(sound)]
-    first, *second = [*_speeds(sound, best, device, rate=not scaling), ""]
+    doubtful, scaling = [*_no_verdicts(view, ruined, device)], [*_scaling(sound)]
+    first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]
     found = [
         *_lost(view),
-        *_no_verdicts(view, ruined, device),
+        *doubtful,
         *(said for group in sound.groups for said in _ladder(sound, group, device)),
         *scaling[:2],
         first,
@@ -72,9 +72,9 @@ def answer(run: Run, view: View) -> list[Line]:
         *_accuracies(view, best[-1] if best else None),
     ]
     lines = [Line(ANSWER, said) for said in found if said]
-    if best:
+    if best and (best[-1].speedup or not doubtful):
         lines += _why(sound, best[-1], on_gpu=on_gpu)
-    elif ruined:
+    elif doubtful:
         lines.append(Line(WHY, "other work on the machine, or steps that differ by themselves"))
         lines.append(Line(DO, "repeat it on an idle machine, or longer (--budget 120)"))
     lines = lines or [Line(ANSWER, "Nothing was measured")]

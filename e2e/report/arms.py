@@ -23,7 +23,6 @@ GENERATED = ("synthetic", "generated", "made")  # data that were not collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
-MOST_SHOWN = 4  # ledgers, and trainings with their causes, without --verbose
 RANGES = {"batch": "batch {}..{}", "gpus": "{}..{} GPUs"}  # of settings that differ
 PLACES = ("network", "batch", "gpus")  # which most often tell groups apart
 SHORT_MARK = "¹"  # of what is compared with a float32 whose algorithms were searched briefly
@@ -123,30 +122,13 @@ class View:
         return step_word(self.arms[0]) if self.evaluates else "step"
 
     @property
-    def per_step(self) -> str:
-        """Of a unit: "step", or "batch", so that an evaluation's time is its latency."""
-        return "batch" if self.evaluates else "step"
-
-    @property
     def first_title(self) -> str:
         """The title of the column that names the arms."""
         return "rung" if any(group.is_ladder for group in self.groups) else "recipe"
 
-    def first_of(self, found: Sequence[V]) -> list[V]:
-        """Those of some arms' ledgers or causes that a screen has room for without --verbose.
-
-        Of evaluations the last one, of the largest batch: their screen is a short one.
-        """
-        return [*found[-1:]] if self.evaluates else [*found[:MOST_SHOWN]]
-
     def group_of(self, training: Training) -> Group:
         """The group that the arm belongs to."""
         return next(g for g in self.groups if any(arm is training for arm in g.arms))
-
-    def full_label(self, training: Training) -> str:
-        """The arm among all of the run: "amp (batch 256)"."""
-        title = self.group_of(training).title
-        return self.label(training) + f" ({title})" * bool(title)
 
     def where(self, training: Training) -> str:
         """What tells its group from others in few words: "resnet50, batch 256"; "" for one group.
@@ -338,9 +320,3 @@ def was_run(training: Training) -> bool:
 def reason(training: Training) -> str:
     """Why an arm has no times."""
     return fmt.clean(training.reason or "no reason given")
-
-
-def shows_no_difference(training: Training, compared: Sequence[str]) -> bool:
-    """Whether the interval of its speed-up contains 1, for the first of these baselines it has."""
-    found = [training.speedup[name] for name in compared if name in training.speedup]
-    return bool(found) and found[0].no_difference

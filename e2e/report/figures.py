@@ -35,11 +35,6 @@ def noun(unit: str) -> str:
     return NOUNS.get(unit, fmt.clean(unit))
 
 
-def signed_pct(value: float | None) -> str:
-    """A value in per cent such as "+1.9 %"; "" if unknown."""
-    return "" if value is None else fmt.signed_pct(value)
-
-
 def bottleneck(limit: str | None) -> str:
     """The name of a run file's value: "GPU" for "gpu"; "" if unknown."""
     return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
@@ -59,24 +54,6 @@ def ratio(value: Ratio) -> str:
 def interval(value: Ratio) -> str:
     """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"."""
     return fmt.interval(value, 3 if value.ci95 is not None and _is_near(value) else None)
-
-
-def faster(value: Ratio) -> str:
-    """Such as "5.8 ±0.1 times faster", "1.25 ±0.02 times slower", "3.1 ±0.4 % faster".
-
-    "about" stands in for a missing interval.
-    """
-    what = "faster" if value.ratio >= 1 else "slower"
-    if value.ratio < 1:
-        ends = value.ci95 and (1 / value.ci95[1], 1 / value.ci95[0])
-        value = Ratio(1 / value.ratio, ends)
-    if not _is_near(value):
-        return f"{times(value)} times {what}"
-    pct = f"{100 * (value.ratio - 1):.1f}"
-    if value.ci95 is None:
-        return f"about {pct} % {what}"
-    low, high = (100 * (end - 1) for end in value.ci95)
-    return f"{pct} {fmt.ends(100 * (value.ratio - 1), (low, high), 1)} % {what}"
 
 
 def times(value: Ratio) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from e2e.case import SHORT
 from e2e.report.arms import SHORT_WORDS, View, reference, step_word
-from e2e.report.figures import signed_pct
 from e2e.results.baselines import BASELINES
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, LedgerLine, Training
@@ -81,7 +80,7 @@ def base_words(arm: Training) -> str:
 def ledger_title(view: View, arm: Training) -> str:
     """ "From fp32 to amp (batch 256): where the time of a step goes, in ms"."""
     what = f"where the time of a {step_word(arm)} goes, in ms"
-    return f"From {base_name(arm)} to {view.full_label(arm)}: {what}"
+    return f"From {base_name(arm)} to {view.named(arm)}: {what}"
 
 
 def changes(arm: Training, *, fold: bool) -> list[Change]:
@@ -253,7 +252,7 @@ def causes_part(view: View, arm: Training) -> Part:
         gained = gains(cause)
         fix = f" Try: {cause.fix} ({gained or 'not measured'})." if fmt.clean(cause.fix) else ""
         lines.append(f"{number}. {title_words(cause)}{why}.{fix}")
-    title = f"What limits {view.full_label(arm)}"
+    title = f"What limits {view.named(arm)}"
     return Part(title, below=lines, level=VERBOSE, topic=CAUSES)
 
 
@@ -261,7 +260,7 @@ def gains(cause: Cause) -> str:
     """ "measured +49.0 %": what was gained or, in older files, predicted; "" if unknown."""
     named = (("predicted", cause.predicted_gain_pct), ("measured", cause.measured_gain_pct))
     return ", ".join(
-        f"{how} {signed_pct(round(pct, 1) + 0.0)}"
+        f"{how} {fmt.signed_pct(round(pct, 1) + 0.0)}"
         for how, pct in named
         if pct is not None and math.isfinite(pct)
     )
@@ -280,5 +279,5 @@ def explained_parts(view: View) -> list[Part]:
     doubts = [(arm, doubt_of(view, arm)) for arm in view.arms if arm.causes or has_ledger(arm)]
     ledgers = [ledger_part(view, arm, doubt) for arm, doubt in doubts if has_ledger(arm)]
     causes = [causes_part(view, arm) for arm, doubt in doubts if arm.causes and not doubt]
-    lines = [f"{view.full_label(arm)}: {doubt}." for arm, doubt in doubts if doubt]
+    lines = [f"{view.named(arm)}: {doubt}." for arm, doubt in doubts if doubt]
     return [*ledgers, *causes, Part("Not explained", below=lines, level=VERBOSE)]

@@ -261,13 +261,19 @@ def joint_answer(joint: Joint, device: str) -> list[Line]:
     pays = {name: joint.pays_from(name, base) for name in others}
     found = [_pays(joint, name, base, start) for name, start in pays.items() if start is not None]
     never = [name for name, start in pays.items() if start is None]
-    if never:
-        gains = [_times(joint.speedup(name, base, most)) for name in never]
-        verb = "are" if len(never) > 1 else "is"
+    gains = {name: gain for name in never if (gain := joint.speedup(name, base, most))}
+    wide = [name for name, gain in gains.items() if gain.ratio.ruined_pct]
+    if even := [name for name in never if name not in wide]:
+        known = [_times(gains[name]) for name in even if name in gains]
         found.append(
-            f"{', '.join(never)} {verb} not faster than {joint.title(base)} at any number of "
-            f"workers tried: {', '.join(filter(None, gains))} times as fast with {most}"
+            f"{', '.join(even)} {'are' if len(even) > 1 else 'is'} not faster than "
+            f"{joint.title(base)} at any number of workers tried: {', '.join(known)} times as fast "
+            f"with {most}"
         )
+    if wide:
+        intervals = ", ".join(_times(gains[name]) for name in wide)
+        found.append(f"No verdict on {', '.join(wide)} against {joint.title(base)}: the intervals "
+                     f"are too wide ({intervals} times as fast with {most} workers)")  # fmt: skip
     lost = grouped((arm.reason or "no reason given", arm) for arm in joint.trainings
                    if arm.status == "failed")  # fmt: skip
     for why, arms in lost.items():
@@ -308,17 +314,16 @@ def reading_part(joint: Joint) -> Part:
 def _pays(joint: Joint, name: str, base: str, start: int) -> str:
     """From how many workers on a recipe is faster, and how much there."""
     gain = joint.speedup(name, base, start)
-    source = "measured" if gain and gain.measured else "predicted"
+    assert gain
+    source = "measured" if gain.measured else "predicted"
     there = f"{_times(gain)} times as fast as {joint.title(base)} there, {source}"
     if start == joint.workers[0]:
         return f"{name} is faster at every number of workers tried, from {start} on: {there}"
     return f"{name} needs {fmt.count(start, 'worker')} to be faster: {there}"
 
 
-def _times(gain: Gain | None) -> str:
-    """ "2.00 ±0.03"; "" when not known."""
-    if gain is None:
-        return ""
+def _times(gain: Gain) -> str:
+    """ "2.00 ±0.03"; without an interval "2.00"."""
     return fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
 
 

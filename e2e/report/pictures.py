@@ -17,7 +17,6 @@ from e2e.report.arms import (
     batches_of,
     grouped,
     is_generated,
-    shows_no_difference,
     step_word,
     view_of,
     what_was_trained,
@@ -91,7 +90,6 @@ def training_chart(run: Run) -> Any:
             *["grey: no difference measured"] * any(row["colour"] == NEUTRAL for row in rows),
             *[f"{SHORT_MARK}{SHORT_WORDS}"] * any(map(view.is_short, view.compared)),
         ]
-        drawn += [charts.bars(rows, x=title) for title, rows in repeat_rows(view).items()]
     if losses := loss_rows(view):
         reading.append("shaded: mean and standard deviation of the repeats")
         drawn.append(charts.lines(losses, x="step", y="training loss", log=False, from_zero=False,
@@ -149,7 +147,8 @@ def _bar(arm: Training, view: View) -> Json:
     name = next((name for name in view.compared if view.is_compared(arm, name)), "")
     over = view.title(name, SHORT_MARK)
     gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
-    lost, same = arm.converged is False, shows_no_difference(arm, view.compared)
+    known = [arm.speedup[one] for one in view.compared if one in arm.speedup]
+    lost, same = arm.converged is False, bool(known) and known[0].no_difference
     return {
         "label": view.label(arm), "value": per_s,
         "low": per_s * steps.median_s / slow if steps and slow else None,
@@ -157,29 +156,6 @@ def _bar(arm: Training, view: View) -> Json:
         "text": f"{fmt.throughput(per_s)}{', not converged' if lost else gain}",
         "colour": LOST_COLOUR if lost else NEUTRAL if same else recipe_colour(arm.case.recipe),
     }  # fmt: skip
-
-
-def repeat_rows(view: View) -> dict[str, list[Json]]:
-    """Accuracy and losses by arm, mean and deviation, where arms were trained several times."""
-    if not any(len(arm.repeats) > 1 for arm in view.arms):
-        return {}
-    data = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
-    read: dict[str, Values] = {
-        f"held-out accuracy, %{data}": _accuracies,
-        f"held-out loss{data}": lambda arm: _known([one.loss for one in arm.repeats]),
-        "training loss, mean of the last tenth of the steps":
-            lambda arm: _known([one.train_loss for one in arm.repeats]),
-    }  # fmt: skip
-    found = {
-        title: [
-            {"label": view.full_label(arm), "colour": recipe_colour(arm.case.recipe),
-             "text": fmt.number(fmean(values)), **_band(values, "value")}
-            for arm in view.arms
-            if (values := values_of(arm))
-        ]
-        for title, values_of in read.items()
-    }  # fmt: skip
-    return {title: rows for title, rows in found.items() if rows}
 
 
 def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:

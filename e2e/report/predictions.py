@@ -15,8 +15,8 @@ from e2e.report.arms import (
     in_words,
     place,
 )
-from e2e.report.figures import bottleneck, signed_pct
-from e2e.report.trainings import MOST_ROWS, NAMES
+from e2e.report.figures import bottleneck
+from e2e.report.trainings import MOST_ROWS, names_of
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.parts import (
@@ -78,11 +78,11 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
     alone = any(map(of_operations, arms.arms))
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
     columns = [
-        *NAMES,
+        *names_of(arms),
         Column("predicted\nms", "predicted.step_s", fmt.milliseconds),
         Column("interval", "predicted.interval_s", _interval, drop=9),
         Column("measured\nms", "measured_s", fmt.milliseconds),
-        Column("error", "error_pct", signed_pct),
+        Column("error", "error_pct", fmt.signed_pct),
         *(Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
           for name in names),
         Column("exchange\nadds ms", "predicted.exchange_s", fmt.milliseconds, drop=5),
@@ -93,7 +93,7 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
     ]  # fmt: skip
     rows: list[Json] = [
         {
-            "group": view.where(arm) or None, "label": view.label(arm),
+            "where": view.where(arm) or None, "label": view.label(arm),
             "predicted": _of(arm), "error_pct": error_pct(arm),
             **{f"x {name}": ratio for name, ratio in _of(arm).speedup.items()},
             "measured_s": (arm.steps and arm.steps.busy_s) if of_operations(arm) else arm.step_s,
@@ -145,7 +145,7 @@ def _predicting(view: View) -> str:
 def _calls(view: View) -> list[str]:
     """The calls missing from predictions, and those timed in a real step, with their arms."""
     found = grouped(
-        ((said, tuple(op or "-" for op in calls)), view.full_label(arm))
+        ((said, tuple(op or "-" for op in calls)), view.named(arm))
         for arm in view.arms
         if arm.predicted
         for said, calls in (

@@ -33,13 +33,11 @@ MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups
 STAGES = "stages_s"  # in settings
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not timed"}
 DIM, RED = "dim", "red"
-NAMES = (Column("", "group", once=True), Column("recipe", "label"))
 
 
 def row_of(view: View, arm: Training) -> Row:
     """An arm and what tables say of it beside its own values; dim where it is a baseline only."""
     item: Json = {
-        "group": view.group_of(arm).title or None,
         "where": view.where(arm) or None,
         "label": view.label(arm) + " *" * (arm.converged is False),
         "arm": arm,
@@ -68,14 +66,19 @@ def row_of(view: View, arm: Training) -> Row:
     return Row(item, MARKS.get(arm.status, arm.status), failed)
 
 
+def names_of(view: View) -> list[Column]:
+    """The columns that name an arm: where it was timed, if that differs, and its recipe or rung."""
+    where = [Column("", "where", once=True)] * (len(view.groups) > 1)
+    return [*where, Column(view.first_title, "label")]
+
+
 def arms_part(
     title: str, view: View, shown: View, columns: Sequence[Column], below: Sequence[str] = (),
     topic: str = "",
 ) -> Part:  # fmt: skip
     """A part with a row for each arm of `shown`, under its name in the view."""
     rows = [row_of(view, arm) for arm in shown.arms]
-    names = NAMES if any(group.title for group in view.groups) else NAMES[1:]
-    return Part(title, [*names, *columns], rows, below if rows else (), VERBOSE, topic)
+    return Part(title, [*names_of(view), *columns], rows, below if rows else (), VERBOSE, topic)
 
 
 # ---------------------------------------------------------------- speed
@@ -91,7 +94,6 @@ def recipes_part(view: View) -> Part:
         if len(arms) > MOST_ROWS:
             arms = list(filter(None, map(fastest, asked.groups))) or arms
     shown = arms[:MOST_ROWS]
-    where = [Column("", "where", once=True)] * any(map(ran.where, shown))
     notes = [
         f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
         *_signs(view, shown),
@@ -99,7 +101,7 @@ def recipes_part(view: View) -> Part:
     ]
     return Part(
         "",
-        [*where, Column(ran.first_title, "label"), *_brief_columns(ran)],
+        [*names_of(ran), *_brief_columns(ran)],
         [row_of(ran, arm) for arm in shown],
         [note for note in notes if note],
     )
@@ -137,7 +139,7 @@ def every_recipe_part(view: View) -> Part:
         Column("training\nsteps", "steps", _range, drop=22),
         Column("result", "result", drop=21),
     ]
-    failed = missing([(ran.full_label(arm), reason(arm)) for arm in arms if arm.per_s is None])
+    failed = missing([(ran.named(arm), reason(arm)) for arm in arms if arm.per_s is None])
     part = arms_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
     return part
 
@@ -200,7 +202,7 @@ def _notes(view: View) -> list[str]:
     timed = [arm for arm in view.arms if arm.steps]
     unfed = [arm for arm in timed if not arm.case.fed and arm.wall_gap is not None]
     apart = [
-        f"{view.full_label(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
+        f"{view.named(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
         for arm in unfed
         if wall_gap(arm) > MAX_WALL_GAP
     ]
@@ -314,7 +316,7 @@ def convergence_part(view: View) -> Part:
         Column("result", "result"),
     ]
     reasons = grouped(
-        (arm.convergence or "no reason given", view.full_label(arm))
+        (arm.convergence or "no reason given", view.named(arm))
         for arm in trained.arms
         if arm.converged is False or (arm.converged is None and arm.convergence)
     )

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 from samples.commands import ROOT
+from samples.kernel_runs import shown
 from samples.shop import Shop
+
+from microbench.results.runfile import read_run
 
 Doc = dict[str, Any]
 
@@ -39,9 +42,10 @@ def test_every_part_is_measured_apart_and_together_beside_its_prediction(shop: S
         ("torchvision", 1, False), ("torchvision", 2, False), ("torchvision", 2, True),
         ("read", 2, False), ("read", 2, True),
     }  # fmt: skip
-    for words in ("Loaders alone", "Recipes alone", "Together: cnn-cifar, batch 4, loader torchvis",
+    text = " ".join(shown(read_run(kept.file), details=True).split())
+    for words in ("Loaders alone", "Every recipe", "batch 4, loader torchvision",
                   "1 broken image left out: train/class0/broken.jpg"):  # fmt: skip
-        assert words in " ".join(kept.report.split())
+        assert words in text
     # A fed step is the mean of whole blocks.
     fed = [t for t in results(kept.file, "train") if t["case"]["loader"] == "torchvision"]
     for training in fed:

@@ -9,12 +9,12 @@ from samples.pages import Row, document, rows_in, run, says, shows, table, text,
 
 from e2e.data.datasets import KINDS
 from e2e.recipes import RECIPES
-from e2e.report.figures import bottleneck, signed_pct
+from e2e.report.figures import bottleneck
 from e2e.report.figures import ratio as as_read
 from e2e.report.loading import joints
 from e2e.results.loader_types import Loading
 from e2e.results.types import StepTimes, Training
-from microbench.fmt import interval
+from microbench.fmt import interval, signed_pct
 from microbench.report.report import report_of
 from microbench.report.writers import to_markdown
 from microbench.timing.stats import half_width_pct
@@ -145,8 +145,10 @@ def test_the_short_table_of_fixes() -> None:
         found = {cause.fix: cause for t in trainings(name) for cause in t.causes
                  if cause.measured_gain_pct is not None}  # fmt: skip
         order = sorted(found.values(), key=lambda one: one.predicted_gain_pct is None)
-        rows += [[base, one.fix, signed_pct(one.predicted_gain_pct) or "not predicted",
-                  signed_pct(one.measured_gain_pct)] for one in order]  # fmt: skip
+        for one in order:
+            said = one.predicted_gain_pct is not None and signed_pct(one.predicted_gain_pct)
+            measured = signed_pct(one.measured_gain_pct or 0.0)
+            rows.append([base, one.fix, said or "not predicted", measured])
     shows(LEDGER, rows)
 
 
