@@ -18,4 +18,4 @@ def _diagnosis(data: Json) -> Any:
 
 register("train", Kind(codec, run_report, noise_pct=3.0))
 register("load", Kind(loader_types, run_report, noise_pct=5.0))  # processes share cores
-register_document(Document("diagnose", {"check": "diagnose"}, _diagnosis, _diagnosis))
+register_document(Document("diagnose", {"check": "diagnose"}, _diagnosis))
