@@ -12,11 +12,11 @@ from rich.text import Text
 
 from microbench import fmt
 from microbench.device.device import describe
-from microbench.device.doctor import examine
+from microbench.device.doctor import Finding, examine
 from microbench.errors import UserError
-from microbench.report import comparison, doctor, writers
+from microbench.report import comparison, writers
 from microbench.report.charts import check_chart_path, write_chart
-from microbench.report.parts import Report
+from microbench.report.parts import ANSWER, DO, Column, Line, Part, Report, Row
 from microbench.report.report import overview, report_of_file
 from microbench.report.screen import make_console, print_report
 from microbench.results import runfile
@@ -195,4 +195,25 @@ def _apart(path: Path, taken: Container[str]) -> str:
 
 def examine_machine() -> None:
     """Print the doctor's findings."""
-    print_report(doctor.report(examine(describe())), make_console())
+    print_report(report_of_findings(examine(describe())), make_console())
+
+
+def report_of_findings(findings: Sequence[Finding]) -> Report:
+    """What the doctor found, problems first, each with its remedy."""
+    styles = {"problem": "bold red", "warning": "bold yellow", "note": "cyan", "ok": "green"}
+    lines: list[Line] = []
+    for level, meaning in (("problem", "results would be wrong or missing"),
+                           ("warning", "results may be slower or noisier")):  # fmt: skip
+        found = [finding for finding in findings if finding.level == level]
+        if found:
+            named = ", ".join(finding.name for finding in found)
+            lines.append(Line(ANSWER, f"{fmt.count(len(found), level)} ({named}): {meaning}"))
+            lines += [Line(DO, f"{one.name}: {one.remedy}") for one in found if one.remedy]
+    rows: list[Row] = []
+    for one in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
+        more = f"; {one.remedy}" if one.level == "note" and one.remedy else ""
+        item = {"level": one.level, "check": one.name, "found": one.what + more}
+        rows.append(Row(item, style=styles[one.level]))
+    columns = [Column(name, name) for name in ("level", "check", "found")]
+    ready = Line(ANSWER, "Ready to measure: no problems found")
+    return Report("doctor", lines or [ready], [Part("", columns, rows)])

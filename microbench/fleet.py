@@ -65,8 +65,7 @@ def check_fleet(request: Request, threshold: str) -> int:
         finally:
             for worker in workers:
                 worker.close()
-        if checked := report_of_file(path):
-            print_report(checked, console, verbose=outputs.verbose)
+        print_report(report_of_file(path), console, verbose=outputs.verbose)
         console.print(f"Run file: {path}")
         if outputs.json == STDOUT:
             sys.stdout.write(path.read_text(encoding="utf-8"))

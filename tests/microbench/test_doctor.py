@@ -16,11 +16,11 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
+from microbench.commands import report_of_findings
 from microbench.device import doctor, host
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.doctor import GIB, VARIABLES, Finding, examine
 from microbench.device.telemetry import GpuState
-from microbench.report.doctor import report
 from microbench.report.screen import print_report
 
 GPU = GpuState(
@@ -181,10 +181,10 @@ FINDINGS = [
 @pytest.mark.parametrize("width", [60, 100])
 def test_problems_come_first_and_have_their_remedies(width: int) -> None:
     file = io.StringIO()
-    print_report(report(FINDINGS), Console(file=file, width=width, highlight=False))
+    print_report(report_of_findings(FINDINGS), Console(file=file, width=width, highlight=False))
     text = file.getvalue()
     assert [word for word in ("ok ", "warning", "problem", "-pl 700") if word not in text] == []
     assert text.startswith("1 problem (driver): results would be wrong or missing")
     assert "\x1b" not in text
     assert max(map(cell_len, text.splitlines())) <= width
-    assert report(FINDINGS[:1]).finding.startswith("Ready to measure")
+    assert report_of_findings(FINDINGS[:1]).finding.startswith("Ready to measure")
