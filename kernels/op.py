@@ -17,6 +17,7 @@ from kernels.user import UserBackend
 
 OWN = ":"  # in the name of a back end that the user brings
 TUNED = "triton"  # the back end of our kernels, whose configurations are tuned
+SEPARATE = "separate"  # the back end that runs each part of a case by a kernel of its own
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ GEMM = Op(
             "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
         ),
         TUNED: BackendEntry("kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"),
-        "separate": BackendEntry(
+        SEPARATE: BackendEntry(
             _BLAS, "a kernel for each product, bias and GELU", "any", like="cublas"
         ),
         "cpu": BackendEntry(_BLAS, "torch on the CPU (oneDNN, MKL)", "cpu"),

@@ -21,7 +21,7 @@ from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.error_words import suggest
 from kernels.gemm import Gemm
-from kernels.op import OWN
+from kernels.op import OWN, SEPARATE
 from kernels.precision import PRECISIONS
 from kernels.problem import Problem
 from kernels.tune import NONE, QUICK, WIDE
@@ -98,7 +98,7 @@ class GemmRequest(Request):
         asked, library = self.conditions, OPS["gemm"].library_backend(kind)
         arms = {True: plan_arms("gemm", asked, kind)}  # of plain problems, and of others
         arms[False] = (
-            plan_arms("gemm", replace(asked, backend=f"{library},separate"), kind)
+            plan_arms("gemm", replace(asked, backend=f"{library},{SEPARATE}"), kind)
             if asked.backend is None
             else arms[True]
         )

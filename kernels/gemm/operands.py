@@ -18,6 +18,7 @@ from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, STRIDED, Gemm
 
 NAMES = ("a", "b", "c", "bias")  # in the order of their seeds
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
+BAND_ELEMENTS = 1 << 23  # of A and of C that are held in float64 at once
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class BatchOperands:
         """(rows of C, what float64 makes of the inputs): some rows of a product at a time."""
         for mine, given in zip(self.products(), of.products(), strict=True):
             b = given.b.double()
-            step = max(1, checking.CHUNK_ELEMENTS // (b.shape[0] + b.shape[1]))
+            step = max(1, BAND_ELEMENTS // sum(b.shape))
             for got, a in zip(mine.c.split(step), given.a.split(step), strict=True):
                 wanted = a.double() @ b * scale
                 if given.bias is not None:

@@ -18,9 +18,9 @@ from kernels.error_words import first_line
 from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, gemm_of
 from kernels.gemm.cublaslt import check_8bit
 from kernels.gemm.operands import BatchOperands, Operands, Product
+from kernels.op import SEPARATE
 from kernels.precision import Precision
 
-SEPARATE = "separate"
 GROUPS_IN_ONE_KERNEL = (9, 10)  # major compute capabilities where grouped_mm does not wait for each
 matmul_switches = torch.backends.cuda.matmul
 CPU_TRIAL_SIZE = 64

@@ -16,7 +16,7 @@ from dataclasses import replace
 from kernels import OPS
 from kernels.case import Case
 from kernels.conv import Conv
-from kernels.op import TUNED
+from kernels.op import SEPARATE, TUNED
 from kernels.problem import ALIGNMENT_BYTES
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Interval, Measurement, Result, Run, Warning
@@ -57,7 +57,8 @@ def _annotate(result: Result, run: Run) -> Result:
         )
         if limit and rate
     }
-    bound, why = explain(result, limits, run)
+    known = result.case.backend != SEPARATE  # the rules are of one kernel
+    bound, why = explain(result, limits, run) if known else (None, None)
     explained = replace(
         result,
         efficiency_pct=efficiency,
