@@ -5,7 +5,9 @@ A pure function of the run: every number is in the run file, or is the ratio of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import exp, log
 
 from e2e.report.arms import (
@@ -40,12 +42,13 @@ from e2e.results.baselines import scaled
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import MAX_WALL_GAP, Cause, LedgerLine, Training
 from microbench import fmt
-from microbench.report.parts import ANSWER, DO, DOUBT, WHY, Line, doubts
+from microbench.report.parts import Line, doubts
 from microbench.results.types import Run, Warning
 
 MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
 MOST_DOUBTS = 2
 MOST_NAMED = 4
+MOST_EXPLAINED = 2  # comparisons: of more there are no ledgers in the answer
 MOST_FIRST, MOST_OTHER = 3, 1  # terms of a ledger in a sentence: of its change, against it
 NOTHING_SHARE = 0.001  # of a step: changes up to it are not named
 SAME_SHARE = 0.005  # memory that differs by less is the same
@@ -71,13 +74,13 @@ def answer(run: Run, view: View) -> list[Line]:
         *second,
         *_accuracies(view, best[-1] if best else None),
     ]
-    lines = [Line(ANSWER, said) for said in found if said]
+    lines = [Line("", said) for said in found if said]
     if best and (best[-1].speedup or not doubtful):
         lines += _why(sound, best[-1], on_gpu=on_gpu)
     elif doubtful:
-        lines.append(Line(WHY, "other work on the machine, or steps that differ by themselves"))
-        lines.append(Line(DO, "repeat it on an idle machine, or longer (--budget 120)"))
-    lines = lines or [Line(ANSWER, "Nothing was measured")]
+        lines.append(Line("Why", "other work on the machine, or steps that differ by themselves"))
+        lines.append(Line("Do", "repeat it on an idle machine, or longer (--budget 120)"))
+    lines = lines or [Line("", "Nothing was measured")]
     return _within([*lines, *_doubts(view, best)], MOST_ROWS - (run.finished_at is None))
 
 
@@ -87,9 +90,9 @@ def _within(lines: list[Line], most: int) -> list[Line]:
     All that goes is in a part of --verbose.
     """
     going = [
-        *[line for line in lines if line.label == WHY][:0:-1],
-        *[line for line in lines if line.label == ANSWER][:1:-1],
-        *[line for line in lines if line.label == DOUBT][:0:-1],
+        *[line for line in lines if line.label == "Why"][:0:-1],
+        *[line for line in lines if line.label == ""][:1:-1],
+        *[line for line in lines if line.label == "Doubt"][:0:-1],
     ]
     while going and sum(1 + len(line.text) // ROW for line in lines) > most:
         lines = [line for line in lines if line is not going[0]]
@@ -294,28 +297,26 @@ def _missing(view: View) -> Iterator[str]:
 
 
 def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
-    """The largest terms or the bottleneck, the first cause, and one thing to do."""
-    doubt = doubt_of(view, best)
-    explains = has_ledger(best) and not doubt
+    """The largest terms or the bottleneck, the first cause, and one thing to do.
+
+    Of many comparisons the bottlenecks: a ledger would explain one of them.
+    """
+    doubt, many = doubt_of(view, best), len(view.groups) > MOST_EXPLAINED
+    explains = has_ledger(best) and not doubt and not many
     first = next((one for one in best.causes if one.predicted_gain_pct is None and not doubt), None)
-    if best.rung is not None:
-        yield from (Line(WHY, said) for said in _rungs(view, view.group_of(best)))
+    said = [*_rungs(view, view.group_of(best))] if best.rung is not None else []
     if explains:
-        yield Line(WHY, _ledger(view, best))
+        said.append(_ledger(view, best))
     elif doubt and doubt != SAME and (has_ledger(best) or best.causes):
-        yield Line(WHY, f"no explanation: {doubt}")
-    if (
-        on_gpu
-        and best.limit
-        and not (explains and best.limit == "gpu")
-        and not _is_said(first, best)
-    ):
-        yield Line(WHY, _bottlenecks(view, best))
-    if first and len(view.groups) == 1:
-        yield Line(WHY, _cause(first))
-    yield from (Line(WHY, said) for said in _exchanges(view))
+        said.append(f"no explanation: {doubt}")
+    named = first is not None and bottleneck(best.limit) in first.title
+    if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
+        said.append(_bottlenecks(view, best, many=many))
+    if first and not many and len(view.groups) == 1:
+        said.append(_cause(first))
+    yield from (Line("Why", one) for one in (*said, *_exchanges(view)))
     if do := _do(view, best, first):
-        yield Line(DO, do)
+        yield Line("Do", do)
 
 
 def _ledger(view: View, arm: Training) -> str:
@@ -365,22 +366,20 @@ def _rungs(view: View, group: Group) -> Iterator[str]:
         yield "; ".join(filter(None, parts))
 
 
-def _bottlenecks(view: View, best: Training) -> str:
-    """The bottleneck, how much it costs, and whether it is that of every recipe."""
+def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
+    """Of many comparisons how often each is the bottleneck; else that of the best, and its cost."""
     timed = [arm for arm in view.arms if arm.steps and arm.limit]
     word = bottleneck(best.limit)
     if len({arm.limit for arm in timed}) == 1 and len(timed) > 1:
-        said = f"the {word} is" if best.limit == "gpu" else f"{word} is"
-        return f"{said} the bottleneck of every recipe"
+        return f"{'the ' * (best.limit == 'gpu')}{word} is the bottleneck of every recipe"
+    if many:
+        asked = Counter(bottleneck(arm.limit) for arm in timed if not view.is_baseline(arm))
+        times = (f"{name} {count}" for name, count in asked.most_common())
+        return f"bottlenecks of the recipes asked for: {', '.join(times)}"
     waited = None if _only_slowed(best) else _waited_pct(best)
     idle = "the GPU is idle" if best.limit == "host" else "the CPU waits for data"
     much = "" if waited is None else f" ({idle} for {waited:.0f} % of a {view.step})"
     return f"bottleneck of {view.named(best)}: {word}{much}"
-
-
-def _is_said(cause: Cause | None, arm: Training) -> bool:
-    """Whether the cause names the bottleneck already."""
-    return cause is not None and bottleneck(arm.limit) in cause.title
 
 
 def _cause(cause: Cause) -> str:
@@ -416,18 +415,12 @@ def _do(view: View, best: Training, first: Cause | None) -> str:
 def _layouts(view: View, best: Training) -> str:
     """The layout, where the same arm in the other one was timed and is slower."""
     for other in view.group_of(best).arms:
-        same = (getattr(arm.case, name) for arm in (best, other) for name in view.within
-                if name != "layout")  # fmt: skip
-        ours, half = list(same), len(view.within) - 1
-        if other.case.recipe != best.case.recipe or other.case.layout == best.case.layout:
-            continue
-        if ours[:half] != ours[half:] or not other.per_s or (best.per_s or 0.0) <= other.per_s:
-            continue
-        name = "channels_last (nhwc)" if best.case.layout == "nhwc" else best.case.layout
-        rates = (fmt.throughput(arm.per_s or 0.0) for arm in (best, other))
-        unit, recipe = f"{best.unit}/s", best.case.recipe
-        fast, slow = rates
-        return f"use {name}: {fast} {unit} with {recipe}, {slow} in {other.case.layout}"
+        alike = replace(best.case, layout=other.case.layout) == other.case
+        if other is not best and alike and other.per_s and (best.per_s or 0.0) > other.per_s:
+            name = "channels_last (nhwc)" if best.case.layout == "nhwc" else best.case.layout
+            fast, slow = (fmt.throughput(arm.per_s or 0.0) for arm in (best, other))
+            unit, recipe = f"{best.unit}/s", best.case.recipe
+            return f"use {name}: {fast} {unit} with {recipe}, {slow} in {other.case.layout}"
     return ""
 
 
@@ -508,7 +501,7 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
         names = {one.case.network for one in view.arms}
         word = f" {arm.case.network}" if len(names) == 1 else ""
         said.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
-    return [*found, *(Line(DOUBT, one) for one in said)][:MOST_DOUBTS]
+    return [*found, *(Line("Doubt", one) for one in said)][:MOST_DOUBTS]
 
 
 def warnings_of(view: View) -> list[tuple[Warning, str]]:

@@ -15,21 +15,7 @@ from e2e.profile.trials import ASIDE, SAID_APART
 from e2e.report.ledger import TERM_WORDS
 from e2e.results.terms import PYTHON, RESIDUAL
 from microbench import fmt
-from microbench.report.parts import (
-    ANSWER,
-    CAUSES,
-    DEFAULT,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Raw,
-    Report,
-    Row,
-)
+from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Raw, Report, Row
 from microbench.results.codec import decode
 from microbench.results.types import Json
 
@@ -96,27 +82,27 @@ def _checked(data: Json) -> Diagnosis:
 def _answer(found: Diagnosis) -> Iterator[Line]:
     """The step and its bottleneck, what AMP gives, the first cause, and how far to trust it."""
     *_, last = found.runs
-    yield Line(ANSWER, _finding(found.runs))
-    yield from (Line(ANSWER, said) for said in _low_precision(last))
+    yield Line("", _finding(found.runs))
+    yield from (Line("", said) for said in _low_precision(last))
     if found.ranks:
-        yield Line(ANSWER, _ranks_sentence(found.ranks))
+        yield Line("", _ranks_sentence(found.ranks))
     first = next(iter(last.findings), None)
     if len(found.runs) == 2:
-        yield Line(WHY, _differs(*found.runs))
+        yield Line("Why", _differs(*found.runs))
     if first is None:
-        yield Line(WHY, "no cause was found that costs 3 % of a step or more")
+        yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
         tried = f"; tried: {_gain(first.gain)}" if first.gain else ""
-        yield Line(WHY, f"{first.status}: {first.title}, {_cost(first, last)}{tried}")
+        yield Line("Why", f"{first.status}: {first.title}, {_cost(first, last)}{tried}")
         proof = " (not measured)"
         if first.gain:
             proof = " (tried: no certain gain)" if first.gain.low_ms <= 0 else ""
-        yield Line(DO, first.remedy + proof)
+        yield Line("Do", first.remedy + proof)
     missing = (
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
     doubts = [*_residual(found.runs), *_trust(last), *missing]
-    yield from (Line(DOUBT, said) for said in doubts[:MOST_DOUBTS])
+    yield from (Line("Doubt", said) for said in doubts[:MOST_DOUBTS])
 
 
 def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
@@ -124,8 +110,8 @@ def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
     first, why, do = (*ruined, "", "")[:3]
     said = first.removeprefix("Nothing is concluded: ")
     step = f"{fmt.number(run.step_ms)} ms a step"
-    lines = [Line(ANSWER, f"No verdict on {run.name} ({run.device}, {step}): {said}"),
-             Line(WHY, why), Line(DO, do)]  # fmt: skip
+    lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {said}"),
+             Line("Why", why), Line("Do", do)]  # fmt: skip
     return [line for line in lines if line.text]
 
 
@@ -337,7 +323,7 @@ def _causes_part(found: Diagnosis) -> Part:
     if len(found.runs) == 2 and found.aligned:
         said.append(_match_sentence(found.aligned))
     title = f"What costs time in {run.name}, at most ({how})"
-    return Part(title, below=said, level=VERBOSE, topic=CAUSES)
+    return Part(title, below=said, level=VERBOSE, topic="causes")
 
 
 # ---------------------------------------------------------------- ranks

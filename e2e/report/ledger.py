@@ -15,7 +15,7 @@ from e2e.results.baselines import BASELINES
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Cause, LedgerLine, Training
 from microbench import fmt
-from microbench.report.parts import CAUSES, LEDGER, VERBOSE, Column, Part, Row
+from microbench.report.parts import VERBOSE, Column, Part, Row
 from microbench.results.types import Json, Ratio
 
 SMALL_SHARE = 0.005  # of the first step: terms under it, in both steps, are shown in one line
@@ -220,7 +220,7 @@ def ledger_part(view: View, arm: Training, doubt: str) -> Part:
     level = VERBOSE
     if doubt:
         below, level = [f"Do not trust it: {doubt}."], ASKED_FOR
-    return Part(ledger_title(view, arm), columns, shown, below, level, LEDGER)
+    return Part(ledger_title(view, arm), columns, shown, below, level, "ledger")
 
 
 def account(arm: Training, label: str) -> list[str]:
@@ -253,7 +253,7 @@ def causes_part(view: View, arm: Training) -> Part:
         fix = f" Try: {cause.fix} ({gained or 'not measured'})." if fmt.clean(cause.fix) else ""
         lines.append(f"{number}. {title_words(cause)}{why}.{fix}")
     title = f"What limits {view.named(arm)}"
-    return Part(title, below=lines, level=VERBOSE, topic=CAUSES)
+    return Part(title, below=lines, level=VERBOSE, topic="causes")
 
 
 def gains(cause: Cause) -> str:

@@ -18,28 +18,14 @@ from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import OP, LoadCase, Loading, load_case
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.parts import (
-    ANSWER,
-    DEFAULT,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Raw,
-    Row,
-    missing,
-    value,
-)
+from microbench.report.parts import VERBOSE, Column, Line, Part, Raw, Row, missing, value
 from microbench.results.types import Json, Ratio, Run
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import MIN_GAIN
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
-MOST_ROWS = 8  # of the screen
+MOST_ROWS, MOST_RATES = 8, 2  # of the screen: rows, and recipes with rates
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not measured"}
 # CSV of loaders: name and path, in an order that does not change.
 RAW = {
@@ -204,31 +190,30 @@ def joint_title(joint: Joint) -> str:
 
 
 def joint_part(joint: Joint, level: int) -> Part:
-    """Workers x recipes, in images per second; pairs are predicted / measured."""
+    """Workers x recipes: how much faster, and images per second. The screen has what matters."""
     base, *others = joint.recipes
     rows: list[Json] = [
         {
-            "workers": count,
-            "loader": joint.loading.get(count),
+            "workers": count, "loader": joint.loading.get(count),
             **{f"rate {name}": _rates(arm) for name, arm in joint.row(count).items()},
             **{f"limit {name}": bottleneck_of(arm) for name, arm in joint.row(count).items()},
             **{f"gain {name}": joint.speedup(name, base, count) for name in others},
         }
         for count in joint.workers
     ]  # fmt: skip
-    columns = [
-        Column("workers", "workers"),
-        *(Column(f"{name} x {joint.title(base, SHORT_MARK)}", f"gain {name}", _gain)
-          for name in others),
-        *(Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in joint.recipes),
-        *(Column(f"{name}\nbottleneck", f"limit {name}", drop=2 + (name == base))
-          for name in reversed(joint.recipes)),
-        Column("loader\nalone", "loader.per_s", fmt.throughput, drop=4),
-    ]  # fmt: skip
-    shown = rows[:MOST_ROWS] if level == DEFAULT else rows
-    notes = [f"and {len(rows) - len(shown)} more: --verbose"] * (len(shown) < len(rows))
-    title = f"Together: {joint_title(joint)}" if level == VERBOSE else ""
-    return Part(title, columns, [*map(Row, shown)], [*notes, *_notes(joint)], level)
+    title = joint.title(base, SHORT_MARK)
+    gains = [Column(f"{name} x {title}", f"gain {name}", _gain) for name in others]
+    rates = [Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in joint.recipes]
+    limits = [Column(f"{name}\nbottleneck", f"limit {name}", drop=2) for name in joint.recipes]
+    alone = Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3)
+    columns = [Column("workers", "workers"), *gains, *rates, *limits, alone]
+    if level == VERBOSE:
+        name = f"Together: {joint_title(joint)}"
+        return Part(name, columns, [*map(Row, rows)], _notes(joint), level)
+    few = len(rates) <= MOST_RATES
+    brief = [*columns[:1], *gains, *(rates if few else ()), limits[-1]]
+    more = [f"and {len(rows) - MOST_ROWS} more: --verbose"] * (len(rows) > MOST_ROWS)
+    return Part("", brief, [*map(Row, rows[:MOST_ROWS])], [*more, *_notes(joint)[not few :]])
 
 
 def _rates(arm: Training) -> str:
@@ -240,8 +225,9 @@ def _rates(arm: Training) -> str:
 
 
 def _gain(gain: Gain) -> str:
-    """ "2.00 ±0.03" where it was measured, "(2.00)" where it is predicted."""
-    return fmt.interval(gain.ratio) if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
+    """ "2.00 ±0.03" where it was measured, "(2.00)" where it is predicted; "?": too uncertain."""
+    doubt = fmt.UNCERTAIN * bool(gain.ratio.ruined_pct)
+    return fmt.interval(gain.ratio) + doubt if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
 
 
 def _notes(joint: Joint) -> list[str]:
@@ -283,17 +269,17 @@ def joint_answer(joint: Joint, device: str) -> list[Line]:
     if not others:
         found.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
     where = f"{joint_title(joint)}, {device}"
-    lines = [Line(ANSWER, f"{found[0]} ({where})"), *(Line(ANSWER, said) for said in found[1:3])]
+    lines = [Line("", f"{found[0]} ({where})"), *(Line("", said) for said in found[1:3])]
     if full:
-        lines.append(Line(WHY, "; ".join(full[:2])))
+        lines.append(Line("Why", "; ".join(full[:2])))
     if any(joint.alone.get(name) and not joint.in_full_from(name) for name in joint.recipes):
-        lines.append(Line(DO, "more workers or a faster loader (halfway loader; not measured)"))
+        lines.append(Line("Do", "more workers or a faster loader (halfway loader; not measured)"))
     if errors := joint.errors_pct:
         off = f"{median(map(abs, errors)):.1f} % off in the median, {max(errors, key=abs):+.1f} %"
         points = fmt.count(len(errors), "point")
-        lines.append(Line(DOUBT, f"predictions were {off} at worst ({points})"))
+        lines.append(Line("Doubt", f"predictions were {off} at worst ({points})"))
     if not joint.trainings[0].case.cold:
-        lines.append(Line(DOUBT, "files were in the page cache (--cold)"))
+        lines.append(Line("Doubt", "files were in the page cache (--cold)"))
     return lines
 
 
@@ -451,25 +437,25 @@ def loaders_answer(run: Run, device: str) -> list[Line]:
         said = _rate(best)
         if decoding and best not in decoding:
             said += f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
-        lines.append(Line(ANSWER, f"{said} ({_shared(loadings)}, {device})"))
+        lines.append(Line("", f"{said} ({_shared(loadings)}, {device})"))
         cores = [
             f"{name}{', cold files' * cold} {_range([one.per_s_per_core for one in some])}"
             for (name, cold), some in _by_loader(decoding).items()
             if any(one.per_s_per_core for one in some)
         ]
         if cores:
-            lines.append(Line(WHY, f"img/s per core: {fmt.listed(cores)}"))
+            lines.append(Line("Why", f"img/s per core: {fmt.listed(cores)}"))
     lost = grouped(((one.status, one.reason or "no reason given"), one.case.loader)
                    for one in loadings if one.per_s is None)  # fmt: skip
     for (status, why), names in [*lost.items()][:2]:
         what = "FAILED" if status == "failed" else "not measured"
-        lines.append(Line(ANSWER, f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
+        lines.append(Line("", f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
     wide = [pct for one in ran if (pct := _half_pct(one)) > WIDE_PCT]
     if wide:
         text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
-        lines.append(Line(DOUBT, f"{text}, up to ±{max(wide):.0f} %"))
+        lines.append(Line("Doubt", f"{text}, up to ±{max(wide):.0f} %"))
     if ran and not any(one.case.cold for one in loadings):
-        lines.append(Line(DOUBT, "files were in the page cache (--cold)"))
+        lines.append(Line("Doubt", "files were in the page cache (--cold)"))
     return lines
 
 

@@ -19,18 +19,7 @@ from e2e.report.figures import bottleneck
 from e2e.report.trainings import MOST_ROWS, names_of
 from e2e.results.types import Predicted, Training
 from microbench import fmt
-from microbench.report.parts import (
-    ANSWER,
-    DEFAULT,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Row,
-)
+from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import load_warnings
 
@@ -176,9 +165,9 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         said = f"{fmt.count(len(arms), 'step')} predicted ({_subjects(arms)}, {device})"
         if off:
             said += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
-        lines = [Line(ANSWER, said)]
+        lines = [Line("", said)]
     else:
-        lines = [Line(ANSWER, _sentence(view, asked[-1], device))]
+        lines = [Line("", _sentence(view, asked[-1], device))]
     waits = [arm for arm in asked if _may_wait(arm)]
     first = (waits or asked)[-1]
     predicted = _of(first)
@@ -188,11 +177,11 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
             text += f" take about {fmt.milliseconds(predicted.host_s)} ms of this CPU"
         if waits:
             text += ": CPU launch may be the bottleneck, then a step takes longer"
-        lines.append(Line(WHY, text))
+        lines.append(Line("Why", text))
     case = asked[-1].case
     measure = f"halfway train {case.network} --recipe {case.recipe} measures the step"
-    lines.append(Line(DO, f"a larger batch; {measure}" if waits else measure))
-    return [*lines, *(Line(DOUBT, said) for said in _doubts(run, view, arms, off))]
+    lines.append(Line("Do", f"a larger batch; {measure}" if waits else measure))
+    return [*lines, *(Line("Doubt", said) for said in _doubts(run, view, arms, off))]
 
 
 def _may_wait(arm: Training) -> bool:

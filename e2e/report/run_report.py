@@ -119,15 +119,14 @@ def _of_loaders(run: Run) -> Report:
             answer=loaders_answer(run, device), parts=loaders_parts(run, DEFAULT), raw=raw(run),
             chart=partial(loading_chart, run),
         )  # fmt: skip
-    first, *others = found
     return Report(
         answer=[line for joint in found for line in joint_answer(joint, device)][:MOST_LINES],
         parts=[
-            joint_part(first, DEFAULT),
-            *(joint_part(joint, VERBOSE) for joint in others),
+            joint_part(found[0], DEFAULT),
+            *(joint_part(joint, VERBOSE) for joint in found),
             *map(reading_part, found),
             *loaders_parts(run, VERBOSE),
-            *(part for part in _parts(run, predicts=False)[1:]),
+            *_parts(run, predicts=False)[1:],
         ],
         about=what_was_trained(run),
         raw=raw(run),

@@ -26,7 +26,7 @@ from e2e.results.baselines import scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
-from microbench.report.parts import PHASES, VERBOSE, Column, Part, Row, missing
+from microbench.report.parts import VERBOSE, Column, Part, Row, Topic, missing
 from microbench.results.types import RUINED_PCT, Json, Run
 
 MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups are left out
@@ -74,7 +74,7 @@ def names_of(view: View) -> list[Column]:
 
 def arms_part(
     title: str, view: View, shown: View, columns: Sequence[Column], below: Sequence[str] = (),
-    topic: str = "",
+    topic: Topic = "",
 ) -> Part:  # fmt: skip
     """A part with a row for each arm of `shown`, under its name in the view."""
     rows = [row_of(view, arm) for arm in shown.arms]
@@ -93,7 +93,7 @@ def recipes_part(view: View) -> Part:
         arms = asked.arms or arms
         if len(arms) > MOST_ROWS:
             arms = list(filter(None, map(fastest, asked.groups))) or arms
-    shown = arms[:MOST_ROWS]
+    shown = arms[: MOST_IN_GROUPS if len(ran.groups) > 1 else MOST_ROWS]
     notes = [
         f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
         *_signs(view, shown),
@@ -166,7 +166,8 @@ def _brief_columns(view: View) -> list[Column]:
         *_ratios(view),
         *([Column("accuracy\n%", "accuracy", _percents, drop=7),
            Column("held-out\nloss", "loss", _spread, drop=9)] if learnt else []),
-        Column("peak GB", "arm.memory_peak_bytes", fmt.gigabytes, drop=8),
+        *[Column("peak GB", "arm.memory_peak_bytes", fmt.gigabytes, drop=8)]
+        * (len(view.groups) == 1),
         Column("bottleneck", "bottleneck", drop=6),
     ]  # fmt: skip
 
@@ -256,7 +257,7 @@ def phases_part(view: View) -> Part:
     return arms_part(
         f"Phases of a {view.step}, timed in a separate pass (ms: {clocks})", view, timed, columns,
         ["CPU times of phases include waits while the GPU's launch queue is full; CPU ms does not"]
-        * both, PHASES,
+        * both, "phases",
     )  # fmt: skip
 
 

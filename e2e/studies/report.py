@@ -17,7 +17,7 @@ from e2e.studies.run import RUNS, read_folder
 from e2e.studies.schema import Published, Study
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.report.parts import ANSWER, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.report.writers import page, to_csv, to_markdown, write_page
 from microbench.results.runfile import read_run, write_text
 from microbench.results.types import RUINED_PCT, Run
@@ -141,7 +141,7 @@ def _answer(cells: Sequence[Cell]) -> list[Line]:
     lost = len({cell.run for cell in cells if not cell.measured})
     if lost:
         lines.append(f"{fmt.count(lost, 'run')} not measured, or not all of it: see below.")
-    return [Line(ANSWER, said) for said in lines]
+    return [Line("", said) for said in lines]
 
 
 def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
