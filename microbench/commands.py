@@ -16,7 +16,7 @@ from microbench.device.doctor import Finding, examine
 from microbench.errors import UserError
 from microbench.report import comparison, writers
 from microbench.report.charts import check_chart_path, write_chart
-from microbench.report.parts import ANSWER, DO, Column, Line, Part, Report, Row
+from microbench.report.parts import Column, Line, Part, Report, Row
 from microbench.report.report import overview, report_of_file
 from microbench.report.screen import make_console, print_report
 from microbench.results import runfile
@@ -207,13 +207,13 @@ def report_of_findings(findings: Sequence[Finding]) -> Report:
         found = [finding for finding in findings if finding.level == level]
         if found:
             named = ", ".join(finding.name for finding in found)
-            lines.append(Line(ANSWER, f"{fmt.count(len(found), level)} ({named}): {meaning}"))
-            lines += [Line(DO, f"{one.name}: {one.remedy}") for one in found if one.remedy]
+            lines.append(Line("", f"{fmt.count(len(found), level)} ({named}): {meaning}"))
+            lines += [Line("Do", f"{one.name}: {one.remedy}") for one in found if one.remedy]
     rows: list[Row] = []
     for one in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
         more = f"; {one.remedy}" if one.level == "note" and one.remedy else ""
         item = {"level": one.level, "check": one.name, "found": one.what + more}
         rows.append(Row(item, style=styles[one.level]))
     columns = [Column(name, name) for name in ("level", "check", "found")]
-    ready = Line(ANSWER, "Ready to measure: no problems found")
+    ready = Line("", "Ready to measure: no problems found")
     return Report("doctor", lines or [ready], [Part("", columns, rows)])

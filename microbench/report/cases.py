@@ -18,11 +18,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.parts import (
-    ANSWER,
-    DO,
-    DOUBT,
     VERBOSE,
-    WHY,
     Column,
     Line,
     Part,
@@ -310,7 +306,7 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
         elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
             where = f"at {sizes[0]}..{sizes[-1]}"
         said.append(f"{bound} {where}{_example(some)}")
-    return [Line(WHY, JOIN.join(said))] if said else []
+    return [Line("Why", JOIN.join(said))] if said else []
 
 
 def _flops(result: Result) -> int:
@@ -359,9 +355,9 @@ def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
     what = f"verdict on {fmt.listed([*found], 2)}: the widest interval is {half}"
     remedy = "repeat on a quiet machine, or raise --budget"
     if not alone:
-        return [Line(DOUBT, f"no {what}; {remedy}")]
+        return [Line("Doubt", f"no {what}; {remedy}")]
     reason = "likely other work on the machine, or clocks that changed"
-    return [Line(ANSWER, f"No {what}"), Line(WHY, reason), Line(DO, remedy)]
+    return [Line("", f"No {what}"), Line("Why", reason), Line("Do", remedy)]
 
 
 # ---------------------------------------------------------------- the chart

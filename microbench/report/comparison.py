@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kernels.case import Case
@@ -12,24 +13,10 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.cases import no_verdict
-from microbench.report.parts import (
-    ANSWER,
-    DO,
-    DOUBT,
-    VERBOSE,
-    WHY,
-    Column,
-    Line,
-    Part,
-    Raw,
-    Report,
-    Row,
-    Value,
-)
+from microbench.report.parts import VERBOSE, Column, Line, Part, Raw, Report, Row, Value
 from microbench.results.comparison import (
     NOT_MEASURED,
     RUINED,
-    SAME_CARD,
     VERDICTS,
     CompareRow,
     Comparison,
@@ -48,17 +35,16 @@ assert set(ORDER) == set(VERDICTS)
 
 def report(found: Mapping[str, Comparison], baseline: str) -> Report:
     """Runs, by name, each against one baseline."""
-    parts = [_not_same(found), *(_every_case(*one, baseline) for one in found.items())]
     alone = [
         f"only in {side}: {case_name(case)}"
         for one in found.values()
         for side, cases in (("A", one.only_a), ("B", one.only_b))
         for case in cases
     ]
-    parts.append(Part("Cases that only one run has", below=alone, level=VERBOSE))
+    more = Part("Cases that only one run has", below=alone, level=VERBOSE)
     title = f"{', '.join(found)} compared with {baseline}"
-    return Report(title, _answer(found, baseline), parts, raw=[_raw(found)],
-                  chart=lambda: _chart(found))  # fmt: skip
+    return Report(title, _answer(found, baseline), [*_tables(found), more], raw=[_raw(found)],
+                  chart=partial(_chart, found))  # fmt: skip
 
 
 def case_name(case: AnyCase) -> str:
@@ -74,37 +60,34 @@ def case_name(case: AnyCase) -> str:
 def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
     several = len(found) > 1
     lines: list[Line] = []
+    new: list[str] = []
     for name, one in found.items():
-        counts = {verdict: one.count(verdict) for verdict in ORDER}
-        said = ", ".join(f"{n} {verdict}" for verdict, n in counts.items()
-                         if n or verdict in ("slower", "faster"))  # fmt: skip
-        of = f" of {fmt.count(len(one.rows), 'case')}"
+        counts = [f"{one.count(verdict)} {verdict}" for verdict in ORDER
+                  if one.count(verdict) or verdict in ("slower", "faster")]  # fmt: skip
+        said = f"{', '.join(counts)} of {fmt.count(len(one.rows), 'case')}"
         runs = f"B = {name}, A = {baseline}"
-        text = f"{name}: {said}{of}" if several else f"{said}{of} ({runs})"
-        lines.append(Line(ANSWER, text if one.rows else f"nothing to compare ({runs})"))
+        lines.append(Line("", f"{name}: {said}" if several else f"{said} ({runs})"))
+        b = name if several else "B"
+        lines += [Line("", f"not in {b}: {_named(one.only_a)}")] if one.only_a else []
+        new += [f"only in {b}: {_named(one.only_b)}"] if one.only_b else []
     if several:
-        lines.append(Line(ANSWER, f"each against A = {baseline}"))
-    for name, one in found.items():
-        alone = _named(one.only_a)
-        lines += [Line(ANSWER, f"not in {name if several else 'B'}: {alone}")] if alone else []
-    every = list(found.values())
+        lines.append(Line("", f"each against A = {baseline}"))
+    every, rows = found.values(), [row for one in found.values() for row in one.rows]
     why = list(dict.fromkeys(text for one in every for text in _why(one)))
-    lines += [Line(WHY, "; ".join(why))] if why else []
-    rows = [row for one in every for row in one.rows]
-    if any(row.widened or row.guessed for row in rows):
-        lines.append(Line(DO, "measure the runs that you compare with --processes 3"))
-    if guessed := sum(row.guessed for row in rows):
-        lines.append(Line(DOUBT, f"{fmt.count(guessed, 'case')} measured in one process: "
-                                 "processes differ, and the threshold is a guess"))  # fmt: skip
-    elif widened := sum(row.widened for row in rows):
-        lines.append(Line(DOUBT, f"{fmt.count(widened, 'case')} measured in one process: what "
-                                 "processes usually differ by is in the interval"))  # fmt: skip
-    new = [f"only in {name if several else 'B'}: {_named(one.only_b)}"
-           for name, one in found.items() if one.only_b]  # fmt: skip
-    lines += [Line(DOUBT, "; ".join(new))] if new else []
+    lines += [Line("Why", "; ".join(why))] if why else []
+    for count, meaning in (
+        (sum(row.guessed for row in rows), "processes differ, and the threshold is a guess"),
+        (sum(row.widened for row in rows), "the interval has in it what processes usually differ "
+         "by"),
+    ):  # fmt: skip
+        if count:
+            lines.append(Line("Do", "measure the runs that you compare with --processes 3"))
+            text = f"{fmt.count(count, 'case')} measured in one process: {meaning}"
+            lines.append(Line("Doubt", text))
+    lines += [Line("Doubt", "; ".join(new))] if new else []
     ruined = {case_name(row.case): Ratio(row.ratio, row.ci95).ruined_pct
               for row in rows if row.ratio and row.reason == RUINED}  # fmt: skip
-    return [*lines, *no_verdict(ruined, alone=False)]
+    return [*dict.fromkeys(lines), *no_verdict(ruined, alone=False)]
 
 
 def _why(one: Comparison) -> Iterator[str]:
@@ -131,52 +114,37 @@ def _named(cases: Sequence[AnyCase]) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _not_same(found: Mapping[str, Comparison]) -> Part:
-    """Slower ones first; of those that one cannot tell the largest differences first."""
+def _tables(found: Mapping[str, Comparison]) -> list[Part]:
+    """What is not the same: slower ones first, and of those that one cannot tell the largest
+    differences; and every case."""
     every = [(name, row) for name, one in found.items() for row in one.rows]
-    every.sort(key=lambda row: (ORDER.index(row[1].verdict), -abs(math.log(row[1].ratio or 1.0))))
-    rows = [one for one in every if one[1].verdict != SAME]
-    shown = {id(row) for _, row in rows[:MOST_ROWS]}
+    every.sort(key=lambda one: (ORDER.index(one[1].verdict), -abs(math.log(one[1].ratio or 1.0))))
+    told = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
     below: list[str] = []
     for verdict in ORDER:
-        hidden = [row for _, row in every if row.verdict == verdict and id(row) not in shown]
+        hidden = [one[1] for one in every if one[1].verdict == verdict and one not in told]
         if hidden:
             ratios = [row.ratio for row in hidden if row.ratio]
             ends = f": A / B {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
             below.append(f"{len(hidden)} more {verdict}{ends}")
-    columns = [
-        Column("B is", "look", once=True),
+    first = [
+        Column("B is", "verdict", once=True),
         *([Column("B", "run")] if len(found) > 1 else []),
         Column("case", "case"),
         Column("A / B", "ratio"),
         Column("needs", "needs"),
         Column("reason", "reason", drop=1),
     ]
-    told = [_row(row, name) for name, row in rows[:MOST_ROWS]]
-    return Part("Not the same" if rows else "", columns, told, below)
+    more = [Column("time A", "a_s", fmt.duration, 4), Column("time B", "b_s", fmt.duration, 3),
+            Column("note", "note", drop=2)]  # fmt: skip
+    differ = [f"A | B: {text}" for one in found.values() for text in one.differences]
+    return [
+        Part("Not the same" if told else "", first, [_row(*one) for one in told], below),
+        Part("Every case", [*first, *more], [_row(*one) for one in every], differ, VERBOSE),
+    ]
 
 
-def _every_case(name: str, one: Comparison, baseline: str) -> Part:
-    columns = [
-        Column("B is", "look"), Column("case", "case"), Column("time A", "a_s", fmt.duration, 3),
-        Column("time B", "b_s", fmt.duration, 2), Column("A / B", "ratio"),
-        Column("needs", "needs"), Column("reason", "reason", drop=1),
-    ]  # fmt: skip
-    rows = sorted(one.rows, key=lambda row: ORDER.index(row.verdict))
-    notes: dict[str, list[str]] = {}
-    for row in rows:
-        if row.note and row.note != row.reason:
-            notes.setdefault(row.note, []).append(case_name(row.case))
-    below = [f"{fmt.listed(cases)}: {note}" for note, cases in notes.items()]
-    below += [f"A | B: {difference}" for difference in one.differences]
-    below += [f"Both runs used {'the same' if one.card == SAME_CARD else 'another'} card."] * bool(
-        one.card
-    )
-    shown = [_row(row, name) for row in rows]
-    return Part(f"B = {name}, A = {baseline}", columns, shown, below, VERBOSE)
-
-
-def _row(row: CompareRow, run: str) -> Row:
+def _row(run: str, row: CompareRow) -> Row:
     ratio = Ratio(row.ratio, row.ci95) if row.ratio else None
     if ratio and not isinstance(row.case, Case):
         text = kinds()[row.case.op].report.ratio(row.case.op, ratio)
@@ -185,8 +153,8 @@ def _row(row: CompareRow, run: str) -> Row:
     pct = row.threshold_pct
     needs = None if pct is None else f"±{pct:.{1 if pct < 9.95 else 0}f} %"
     reason = row.reason.removeprefix("interval ")
-    item = {"look": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
-            "b_s": row.b_s, "ratio": text, "needs": needs, "reason": reason}  # fmt: skip
+    item = {"verdict": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
+            "b_s": row.b_s, "ratio": text, "needs": needs, "reason": reason, "note": row.note}  # fmt: skip
     return Row(item, style=COLOURS[row.verdict])
 
 
@@ -205,9 +173,9 @@ def _raw(found: Mapping[str, Comparison]) -> Raw:
 def _chart(found: Mapping[str, Comparison]) -> Any:
     """Every ratio with its interval, a panel a run. UserError where there is none."""
     rows: list[Json] = [
-        {"label": fmt.clean(case_name(row.case)), "series": row.verdict, "ratio": row.ratio,
+        {"label": case_name(row.case), "series": row.verdict, "ratio": row.ratio,
          "low": row.ci95 and row.ci95[0], "high": row.ci95 and row.ci95[1],
-         "panel": fmt.clean(name) * (len(found) > 1)}
+         "panel": name * (len(found) > 1)}
         for name, one in found.items() for row in one.rows if row.ratio
     ]  # fmt: skip
     if not rows:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import cast
 
 from microbench import fmt
-from microbench.report.parts import ANSWER, DO, DOUBT, Column, Line, Part, Report, Row
+from microbench.report.parts import Column, Line, Part, Report, Row
 from microbench.report.report import HEADER
 from microbench.results.codec import decode
 from microbench.results.kinds import Document, register_document
@@ -149,18 +149,18 @@ def _answer(rows: Sequence[Reading], models: Sequence[str], pct: float) -> list[
             else f"{row.finding} ({fmt.signed_pct(row.vs_others_pct)} in {row.case})"
             for row in bad if row.gpu == gpu
         ]  # fmt: skip
-        lines.append(Line(ANSWER, f"GPU {gpu} is {', '.join(said)}"))
+        lines.append(Line("", f"GPU {gpu} is {', '.join(said)}"))
     distances = [row.vs_others_pct for row in rows if row.vs_others_pct is not None]
     slowest = f"; slowest {fmt.signed_pct(min(distances))}" if distances else ""
     whole = f"({', '.join(models)}{slowest}, threshold {pct:g} %)"
-    lines.append(Line(ANSWER, f"{gpus}: {len(bad) or 'no'} findings {whole}"))
+    lines.append(Line("", f"{gpus}: {len(bad) or 'no'} findings {whole}"))
     if bad:
-        lines.append(Line(DO, f"halfway doctor --device cuda:{bad[0].gpu}"))
+        lines.append(Line("Do", f"halfway doctor --device cuda:{bad[0].gpu}"))
     if len({row.gpu for row in rows}) < COUNT:
         few = "with fewer than three GPUs there is no telling which one is as it should be"
-        lines.append(Line(DOUBT, few))
+        lines.append(Line("Doubt", few))
     cases = list(dict.fromkeys(row.case for row in rows if row.case))
-    return [*lines, Line(DOUBT, f"nothing but {fmt.joined(cases)} was checked")]
+    return [*lines, Line("Doubt", f"nothing but {fmt.joined(cases)} was checked")]
 
 
 # ---------------------------------------------------------------- of other programs
@@ -176,7 +176,7 @@ def figures(data: Mapping[str, object]) -> Report:
     said = [f"{row['figure']} {row['value']}" for row in rows]
     columns = [Column("figure", "figure"), Column("value", "value")]
     part = Part("", columns, list(map(Row, rows)))
-    answer = [Line(ANSWER, fmt.listed(said))] if said else []
+    answer = [Line("", fmt.listed(said))] if said else []
     return Report("", answer, [part], raw=[(["figure", "value"], rows)])
 
 

@@ -23,7 +23,7 @@ from microbench.report.cases import (
     rows_of,
     why,
 )
-from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Result, Run
 from microbench.verdict import (
     RUINED,
@@ -70,14 +70,14 @@ def _answer(run: Run) -> list[Line]:
     if said:
         first = said[0].removesuffix(")")
         said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
-    lines = [Line(ANSWER, text) for text in (*_own_missing(own), *said)]
+    lines = [Line("", text) for text in (*_own_missing(own), *said)]
     lines += [*why(run, shown), *([] if own else _do(run))] if said else []
     lines += no_verdict(unclear, alone=not said)
     if not run.results:
         peaks = ", ".join(_peaks(run))
-        lines = [Line(ANSWER, "No case was measured"), *([Line(ANSWER, peaks)] if peaks else [])]
+        lines = [Line("", "No case was measured"), *([Line("", peaks)] if peaks else [])]
     doubt = _doubt(run)
-    return [*lines, *([Line(DOUBT, doubt)] if doubt else [])]
+    return [*lines, *([Line("Doubt", doubt)] if doubt else [])]
 
 
 def _peaks(run: Run) -> list[str]:
@@ -256,7 +256,7 @@ def _do(run: Run) -> list[Line]:
     said = [text.format(fmt.listed(names)) for text, names in advice.items()]
     useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
     said += filter(None, (_price(useful, run), channels_last(run)))
-    return [Line(DO, "; ".join(said))] if said else []
+    return [Line("Do", "; ".join(said))] if said else []
 
 
 def _price(names: Sequence[str], run: Run) -> str:

@@ -18,7 +18,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.cases import made, no_verdict, rivals, title_of
-from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, WHY, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import Summary, arms_of, groups_of, summaries
@@ -192,11 +192,11 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
         means = ", ".join(f"{one.which} {one.mean:.2f}" for one in some)
         ends = fmt.span([row.ratio.ratio for one in some for row in one.rows])
         said.append(f"{title}: {means} times as fast (layers {ends})")
-    lines = [Line(ANSWER, text) for text in said]
-    lines += [Line(WHY, "; ".join(why))] if why else []
+    lines = [Line("", text) for text in said]
+    lines += [Line("Why", "; ".join(why))] if why else []
     lines += no_verdict(unclear, alone=not said)
-    lines += [Line(DO, "halfway train measures the rest of a step")] if said else []
-    return [*lines, *(Line(DOUBT, text) for text in _not_measured(run, network))]
+    lines += [Line("Do", "halfway train measures the rest of a step")] if said else []
+    return [*lines, *(Line("Doubt", text) for text in _not_measured(run, network))]
 
 
 def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:

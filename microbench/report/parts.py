@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from microbench import fmt
 from microbench.errors import UserError
@@ -16,8 +16,8 @@ from microbench.results.types import Warning
 from microbench.streams import printable
 
 DEFAULT, VERBOSE = 0, 1  # of a part: on the screen; also with --verbose, in Markdown, on pages
-ANSWER, WHY, DO, DOUBT = "", "Why", "Do", "Doubt"  # what a line of the answer says
-LEDGER, PHASES, CAUSES = "ledger", "phases", "causes"  # show FILE --TOPIC
+Label = Literal["", "Why", "Do", "Doubt"]  # of a line of the answer; "" is what was found
+Topic = Literal["", "ledger", "phases", "causes"]  # show FILE --TOPIC
 PROSE = 36  # characters: a longer text of a table is folded
 
 Value = str | int | float | bool | None
@@ -59,14 +59,14 @@ class Part:
     rows: Sequence[Row] = ()
     below: Sequence[str] = ()
     level: int = DEFAULT
-    topic: str = ""
+    topic: Topic = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the answer: what was found (ANSWER), why, what to do, or what to doubt."""
+    """A line of the answer."""
 
-    label: str
+    label: Label
     text: str
 
 
@@ -212,7 +212,7 @@ def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
         lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")
     if len(alike) > most:
         lines[-1] += f" ({fmt.count(len(alike) - most, 'more warning')}: --verbose)"
-    return [Line(DOUBT, line) for line in lines]
+    return [Line("Doubt", line) for line in lines]
 
 
 def _last_number(text: str) -> float:

@@ -11,7 +11,7 @@ from kernels import OPS
 from microbench import fmt
 from microbench.report import charts
 from microbench.report.cases import channels_last, made, no_verdict, title_of, why
-from microbench.report.parts import ANSWER, DO, DOUBT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Run
 from microbench.verdict import Payoff, arms_of, payoffs, subject_of
 
@@ -75,13 +75,13 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
             said.append(f"{what}{where}{_from(starts)}")
     if said:
         said[0] += f" ({run.device.get('name') or 'unknown device'}, image and batch sizes)"
-    lines = [Line(ANSWER, text) for text in said]
+    lines = [Line("", text) for text in said]
     if said:
         hardest = [one for key, some in maps.items() if key[2] == first for one in some]
         lines += why(run, [result for one in hardest for result, _ in one.rows])
-        lines += [Line(DO, advice)] if (advice := channels_last(run)) else []
+        lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not said)
-    return [*lines, Line(DOUBT, "nothing between these widths was measured")]
+    return [*lines, Line("Doubt", "nothing between these widths was measured")]
 
 
 def _from(starts: Counter[int]) -> str:

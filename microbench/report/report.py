@@ -12,18 +12,7 @@ from pathlib import Path
 
 from microbench import fmt
 from microbench.report import kernels
-from microbench.report.parts import (
-    ANSWER,
-    DOUBT,
-    VERBOSE,
-    Column,
-    Line,
-    Part,
-    Report,
-    Row,
-    doubts,
-    joined,
-)
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row, doubts, joined
 from microbench.results import runfile
 from microbench.results.codec import decode
 from microbench.results.kinds import Document, document_of, reports
@@ -48,7 +37,7 @@ def report_of(run: Run) -> Report:
     whole = joined([*own, *(kind.report(run) for kind in reports(run))])
     load = [(warning, "") for warning in load_warnings(run.settings)]
     unfinished = "the run is not finished: continue it with --resume FILE"
-    doubtful = [Line(DOUBT, unfinished)] if run.finished_at is None else []
+    doubtful = [Line("Doubt", unfinished)] if run.finished_at is None else []
     notes: Sequence[str] = run.settings.get("notes", ())
     return replace(
         whole,
@@ -91,7 +80,7 @@ def overview(reports: Mapping[str, Report]) -> Report:
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
     rows = [Row({"file": name, "finding": one.finding}) for name, one in reports.items()]
     columns = [Column("file", "file"), Column("finding", "finding")]
-    return Report(title, [Line(ANSWER, title)], [Part(columns=columns, rows=rows)])
+    return Report(title, [Line("", title)], [Part(columns=columns, rows=rows)])
 
 
 def _title(run: Run) -> str:

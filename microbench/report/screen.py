@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.parts import CAUSES, LEDGER, PHASES, PROSE, VERBOSE, Part, Report, cells
+from microbench.report.parts import PROSE, VERBOSE, Part, Report, cells
 from microbench.streams import allow_plain_characters, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
@@ -122,7 +122,7 @@ def _print_answer(report: Report, console: Console, more: str) -> None:
 def _options(report: Report) -> list[str]:
     """What shows more than the screen; nothing where the screen has all."""
     topics = {part.topic for part in report.parts if part.rows or part.below}
-    named = [f"--{topic}" for topic in (LEDGER, PHASES, CAUSES) if topic in topics]
+    named = [f"--{topic}" for topic in ("ledger", "phases", "causes") if topic in topics]
     hidden = any(part.level == VERBOSE for part in report.parts)
     return ["--verbose", *named, "--html PAGE"] if hidden else []
 

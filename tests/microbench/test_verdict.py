@@ -15,7 +15,6 @@ from kernels.gemm import Gemm
 from kernels.tune import HOW, Choice
 from microbench.report.cases import choices
 from microbench.report.kernels import report
-from microbench.report.parts import ANSWER, DO, DOUBT, WHY
 from microbench.results.types import Ratio, Result, Run
 from microbench.verdict import asked_for, beside, libraries_beside_own, summaries
 
@@ -44,13 +43,13 @@ def run_of(*results: Result) -> Run:
     return Run(("x",), "now", {"name": "x", "kind": "cuda"}, {}, results=results)
 
 
-def lines(run: Run, label: str = ANSWER) -> list[str]:
+def lines(run: Run, label: str = "") -> list[str]:
     found = report(run)
     assert found
     return [line.text for line in found.answer if line.label == label]
 
 
-def said(*rows: Result, label: str = ANSWER) -> list[str]:
+def said(*rows: Result, label: str = "") -> list[str]:
     """Beside a result of fp32 of each size."""
     bases = [result(int(row.case.problem.dims["m"]), "fp32") for row in rows]
     return lines(run_of(*bases, *rows), label)
@@ -80,7 +79,7 @@ def test_cases_that_were_not_measured_are_doubted() -> None:
         for size in SIZES[:3]
     ]
     rows = [result(900, "fp32"), result(900, gain=2.0), *missing]
-    assert "3 of 5 cases not measured: no room" in lines(run_of(*rows), DOUBT)[0]
+    assert "3 of 5 cases not measured: no room" in lines(run_of(*rows), "Doubt")[0]
 
 
 def test_own_kernels_stand_beside_the_library() -> None:
@@ -108,9 +107,9 @@ def test_what_was_asked_for_is_all_but_the_baselines() -> None:
 def test_the_price_is_of_the_largest_size_that_both_have() -> None:
     rows = [result(size, gain=2.0, error=size * 1e-6) for size in (100, 200, 300)]
     bases = [result(size, "fp32", error=size * 1e-9) for size in (200, 100)]
-    (do,) = lines(run_of(*bases, *rows), DO)
+    (do,) = lines(run_of(*bases, *rows), "Do")
     assert do == "use fp16 at every size; error 2.0e-04, 2.0e-07 in fp32 (200)"
-    without = lines(run_of(*(replace(base, total_error=None) for base in bases), *rows), DO)
+    without = lines(run_of(*(replace(base, total_error=None) for base in bases), *rows), "Do")
     assert without == ["use fp16 at every size"]
 
 
@@ -148,7 +147,7 @@ def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool
     rows = [with_interval(size, *ratio) if r.case.problem.dims["m"] == size else r for r in known]
     half = 433 if largest else 400
     assert said(*rows) == [f"No verdict on fp16 against fp32: the widest interval is ±{half} %"]
-    assert len(said(*rows, label=WHY)) == len(said(*rows, label=DO)) == 1
+    assert len(said(*rows, label="Why")) == len(said(*rows, label="Do")) == 1
     below = said(with_interval(50, 5.0, 1.0, 25.0), *known)[0]
     assert "0.50 to 3.00 times as fast as fp32 (faster from 200 up" in below
 
@@ -219,7 +218,7 @@ def test_each_back_end_has_a_line() -> None:
     assert backends == [("triton", 2), ("my:gemm", 1)]
     own, *_ = lines(run)
     assert own.startswith("my:gemm is 0.40 ±? times as fast as cublas in fp16 at 300")
-    assert "cublaslt was not measured" in lines(run, DOUBT)[0]
+    assert "cublaslt was not measured" in lines(run, "Doubt")[0]
 
 
 @pytest.mark.parametrize("choice", [*(Choice(how) for how in HOW), Choice("quick-tuned", 6)])
