@@ -18,7 +18,7 @@ from microbench.run_output import CONSOLE
 SHELLS = ("bash", "zsh", "fish")
 # Sections of --help and their commands.
 SECTIONS: Mapping[str, Sequence[str]] = {
-    "Measure kernels": (*OPS, "payoff", "layers"),
+    "Measure kernels": (*(op for op in OPS if op in kernels_line.app.commands), "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list"),
     "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),

@@ -91,7 +91,8 @@ class Candidate:
     `tile` is (M, N, K) of a work-group's tile where the back end chose it itself, and `tiles` how
     many of them a launch has, where they are not those that cover M x N once; `label` names the
     variant or configuration and is what the cache keeps. `allocates`: `call()` returns the result
-    in new memory and leaves the operands' own output unchanged.
+    in new memory and leaves the operands' own output unchanged. `launched`: the CPU's time is part
+    of it, as it is where a program launches call by call.
     """
 
     label: str
@@ -100,6 +101,7 @@ class Candidate:
     kernel: str | None = None
     allocates: bool = False
     tiles: int | None = None
+    launched: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import Conv
 from kernels.gemm import Gemm
+from kernels.linear import Linear
 from kernels.problem import Problem
 from kernels.tune import NONE
 from kernels.user import UserBackend
@@ -79,6 +80,8 @@ class Op:
     axis_name: str  # what a problem's `axis` counts
     knobs: str  # the options that make a problem smaller
     check_bytes: int  # that the float64 check and the cache flush take beside the tensors, at most
+    baselines: tuple[str, ...] = ("fp32", "tf32")  # the precisions that others are held against
+    explained: bool = True  # whether a launch is one product, whose bottleneck can be told
 
     @property
     def backends(self) -> Mapping[str, str]:
@@ -110,6 +113,8 @@ class Op:
         """CannotRun, with the reason, where the case cannot run on the target. KeyError for an
         unknown back end.
         """
+        if case.precision.only not in ("", case.op):
+            raise CannotRun(f"{case.precision_name} is of {case.precision.only} alone")
         self.entry(case.backend).check(case, target)
 
     def labels(self, case: Case, target: Target) -> frozenset[str]:
@@ -164,8 +169,24 @@ CONV = Op(
     knobs="--channels, --image or --batch",
     check_bytes=3 << 30,  # bands of three tensors in float64; torch keeps an output of its own
 )
+_LINEAR = "kernels.linear.torch_linear"
+LINEAR = Op(
+    Linear,
+    {
+        "torch": BackendEntry(_LINEAR, "torch's products, casts and compiler", "cuda", "cublas"),
+        "torchao": BackendEntry(_LINEAR, "torchao's Float8Linear, whole steps", "cuda", "cublas"),
+        "cpu": BackendEntry(_LINEAR, "torch on the CPU", "cpu"),
+    },
+    gpu_defaults=("torch",),
+    libraries=("torch",),
+    axis_name="features in x out",
+    knobs="--channels or --batch",
+    check_bytes=3 << 30,  # FP8 operands of every product, and what they stand for in float32
+    baselines=("bf16",),
+    explained=False,
+)
 
-OPS: Mapping[str, Op] = {op.problem.op: op for op in (GEMM, CONV)}
+OPS: Mapping[str, Op] = {op.problem.op: op for op in (GEMM, CONV, LINEAR)}
 
 
 def is_library(case: Case) -> bool:

@@ -98,25 +98,30 @@ def conv(**options: Any) -> None:
     _measure(ConvRequest, options)
 
 
-@app.command(first={"What": "channels passes image batch dtype backend", **OF_ALL})
+@app.command(first={"What": "op channels passes image batch dtype backend", **OF_ALL})
 @measuring(
     PayoffRequest,
-    "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
-    Said("channels", default="8..512", help="Channel counts: 8..512 doubles"),
-    Said("passes", help="fprop (forward), dgrad and wgrad (gradients)"),
-    Said("image", default="7..56", help="Input height and width: 7..56 doubles"),
-    Said("batch", default="8..256", help="Batch size: 8..256 doubles"),
+    "cudnn,triton,cpu; linear: torch,torchao,cpu  [default: cudnn, torch; on CPU cpu]",
+    Said("channels", default=None, help="Channels, or features KxN: 8..512, 4096x14336"),
+    Said("passes", default=None, help="fprop, dgrad, wgrad; linear: step is all three"),
+    Said("image", default=None, help="Input height and width  [default: 7..56]"),
+    Said("batch", default=None, help="Batch size, or tokens: 8..256 doubles"),
     Said("kernel", help="Filter height and width"),
-    but=AS_USUAL | PROBLEM,
+    Said("layout", default=None, help="nhwc,nchw; linear: launched,graph,eager,quantised,..."),
+    Said("shapes", help="linear: CSV file, or the layers of a network: hf:config.json"),
+    Said("dtype", default=None, help="fp16, bf16; linear: fp8-tensor,fp8-row,fp8-block"),
+    Said("vs", default=None, help="Baselines: fp32,tf32; linear: bf16"),
+    but=AS_USUAL | PROBLEM - {"shapes"},
 )
 def payoff(**options: Any) -> None:
-    """Map the FP16 break-even of convolutions.
+    """Map the break-even of low precision.
 
-    Over channels, image and batch size.
+    Of convolutions, over channels, image and batch size; of linear layers in FP8, over features
+    and tokens, as launched, as a CUDA graph, and with operands already in FP8.
 
     \b
       halfway payoff --image 7..56 --batch 8..256
-      halfway payoff --dtype bf16 --pass wgrad
+      halfway payoff --op linear --shapes hf:config.json --batch 512..16384
     """
     _measure(PayoffRequest, options)
 

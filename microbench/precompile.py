@@ -114,7 +114,7 @@ def load_compiler() -> None:
     It leaves the device alone; once done, a compile, or a look into the cache, is faster.
     """
     for op in OPS.values():
-        with suppress(ImportError):
+        with suppress(ImportError, KeyError):  # ops without kernels of ours
             op.entries[TUNED].load()
     for name in LOADED:
         with suppress(ImportError):

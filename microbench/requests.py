@@ -21,6 +21,7 @@ from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.error_words import suggest
 from kernels.gemm import Gemm
+from kernels.linear import Linear
 from kernels.op import OWN, SEPARATE
 from kernels.precision import PRECISIONS
 from kernels.problem import Problem
@@ -29,7 +30,6 @@ from kernels.user import UserBackend
 from microbench import sweep
 from microbench.command_line import (
     Outputs,
-    Schema,
     at_least,
     check_budget,
     check_options,
@@ -49,12 +49,23 @@ if TYPE_CHECKING:  # --help is to load nothing heavy
     from microbench.results.types import NetworkUse
 
 
-S = TypeVar("S", bound=Schema)
+R = TypeVar("R", bound="Request")
 
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 PAYOFF_MOST_S = 120.0
 LAYERS_MOST_S = 60.0
+PAYOFF_USUAL = {
+    "conv": {
+        "channels": "8..512", "passes": "fprop", "image": "7..56", "batch": "8..256",
+        "layout": "nhwc,nchw", "dtype": "fp16", "vs": "fp32,tf32",
+    },
+    "linear": {
+        "channels": "1024..8192,1024x4096,4096x1024,4096x14336", "passes": "step",
+        "batch": "512,4096,16384", "layout": "launched,graph,quantised",
+        "dtype": "fp8-tensor,fp8-row,fp8-block", "vs": "bf16",
+    },
+}  # fmt: skip
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 GROUPS = "--groups must be a number or depthwise"
 # How torchvision registers the function that builds a network; other decorators may follow.
@@ -73,6 +84,11 @@ class Request(ABC):
     traces: ClassVar[bool] = False  # a network, so that its plan takes seconds
 
     conditions: Conditions
+
+    @classmethod
+    def completed(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options, with defaults that depend on others."""
+        return words
 
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
@@ -189,19 +205,61 @@ class ConvRequest(Request):
 
 @dataclass(frozen=True)
 class PayoffRequest(ConvRequest):
-    """`microbench payoff`: a convolution sweep that is shown as a map."""
+    """`microbench payoff`: a sweep of convolutions or linear layers that is shown as a map.
+
+    Of a linear layer, channels are its features in and out, and a batch is of tokens.
+    """
 
     name = "payoff"
     most_s = PAYOFF_MOST_S
 
-    def plan(self, kind: str) -> list[Group]:
-        """Every cell. UserError for --vs that is not in BASELINES."""
-        from microbench.verdict import BASELINES
+    op: str = choice("conv", "Op: conv; linear (FP8)", check=one_of(tuple(PAYOFF_USUAL)))
 
+    @classmethod
+    def completed(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
+        usual = PAYOFF_USUAL[words.get("op") or "conv"]
+        given = {name: value for name, value in words.items() if value is not None}
+        return {**words, **usual, **given}
+
+    def plan(self, kind: str) -> list[Group]:
+        """Every cell. UserError for --vs that is no baseline of the op."""
+        baselines = OPS[self.op].baselines
         for name in sweep.parse_precisions(self.conditions.vs, "--vs"):
-            if name not in BASELINES:
-                raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
-        return [group for group in super().plan(kind) if len(group.cases) > 1]
+            if name not in baselines:
+                raise UserError(f"--vs {name}: the map compares with {' or '.join(baselines)}")
+        groups = super().plan(kind) if self.op == "conv" else self._linear(kind)
+        return [group for group in groups if len(group.cases) > 1]
+
+    def _linear(self, kind: str) -> list[Group]:
+        """Of sizes that are given, of a file of shapes, or of a network's linear layers."""
+        arms, data = plan_arms(self.op, self.conditions, kind), self.conditions.data
+        if self.shapes and ":" not in str(self.shapes):
+            return [_group_of(one, arms, data) for one in read_shapes(self.op, self.shapes)]
+        features = (
+            _linear_layers(str(self.shapes))
+            if self.shapes
+            else sweep.parse_sizes(self.channels, "--channels", rank=2)
+        )
+        return [
+            _group_of(Linear(tokens, k, n, which, layout), arms, data)
+            for which in sweep.parse_names(self.passes, Linear.CHOICES["pass"], "--pass")
+            for layout in sweep.parse_names(self.layout, Linear.CHOICES["layout"], "--layout")
+            for tokens in sweep.parse_numbers(self.batch, "--batch")
+            for k, n in features
+        ]
+
+
+def _linear_layers(network: str) -> list[tuple[int, int]]:
+    """Features (in, out) of a network's linear layers. UserError where it has none."""
+    from microbench.network.trace import traced
+
+    check_there(network)
+    layers = traced(network, 1, None).layers
+    found = [one.problem for one in layers if one.which == "fprop"]
+    features = dict.fromkeys((p.k, p.n) for p in found if isinstance(p, Gemm))
+    if not features:
+        raise UserError(f"--shapes {network} has no linear layers")
+    return list(features)
 
 
 @dataclass(frozen=True)
@@ -257,9 +315,10 @@ REQUESTS: Mapping[str, type[Request]] = {
 }
 
 
-def request_of(kind: type[S], words: Mapping[str, Any]) -> S:
+def request_of(kind: type[R], words: Mapping[str, Any]) -> R:
     """The request of a command, from its options by name. UserError for an invalid value."""
     check_options(words, kind, Conditions)
+    words = kind.completed(words)
     conditions = filled(Conditions, words, outputs=filled(Outputs, words))
     return filled(kind, words, conditions=conditions)
 

@@ -57,7 +57,7 @@ def _annotate(result: Result, run: Run) -> Result:
         )
         if limit and rate
     }
-    known = result.case.backend != SEPARATE  # the rules are of one kernel
+    known = OPS[result.case.op].explained and result.case.backend != SEPARATE  # of one kernel
     bound, why = explain(result, limits, run) if known else (None, None)
     explained = replace(
         result,

@@ -48,11 +48,13 @@ CALIBRATION_SAMPLES = 101
 class Renewed:
     """A launch, and what renews its operands before each sample, outside of its time.
 
-    Between the launches of one warm sample nothing is renewed: it would be in its time.
+    Between the launches of one warm sample nothing is renewed: it would be in its time. Not
+    `gated`, each sample begins on an idle device, so that the CPU's time is in it.
     """
 
     launch: Launch
     renew: Launch
+    gated: bool = True
 
     def __call__(self) -> object:
         """Launch."""
@@ -134,7 +136,30 @@ class GatedEvents:
         part of the L2 aside for itself.
         """
         cold = self.l2 == "cold"
+        if isinstance(launch, Renewed) and not launch.gated:
+            return self._launched(launch, samples, cold)
         return self._samples(launch, samples, 1 if cold else WARM_REPEATS, cold)
+
+    def _launched(self, launch: Renewed, samples: int, flush: bool) -> Block:
+        """Samples of one launch each, begun on an idle device."""
+        import torch
+
+        times: list[float] = []
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.instruments.stamp_clock(0)
+        for _ in range(samples):
+            launch.renew()
+            if flush:
+                self.instruments.flush_l2()
+            torch.cuda.synchronize()
+            start.record()
+            launch.launch()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1e-3)
+        self.instruments.stamp_clock(1)
+        torch.cuda.synchronize()
+        return Block(tuple(times), self.instruments.clock_mhz())
 
     def _samples(self, launch: Launch, samples: int, repeats: int, flush: bool) -> Block:
         """Samples of `repeats` launches, in gated batches of at most SAMPLES_BEHIND_GATE."""

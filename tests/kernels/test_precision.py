@@ -21,7 +21,7 @@ from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 SINCE = {
     "fp64": (5, 0), "fp32": (5, 0), "fp16": (7, 0), "fp16-acc16": (7, 0), "int8": (7, 5),
     "tf32": (8, 0), "bf16": (8, 0), "fp8-e4m3": (8, 9), "fp8-e4m3-precise": (8, 9),
-    "fp8-e5m2": (8, 9),
+    "fp8-e5m2": (8, 9), "fp8-tensor": (8, 9), "fp8-row": (9, 0), "fp8-block": (9, 0),
 }  # fmt: skip
 
 
@@ -34,7 +34,8 @@ def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Pre
     assert kind.output_bytes == kind.torch_dtype("output").itemsize
     assert kind.accumulator_bytes == kind.torch_dtype("accumulate").itemsize
     assert kind.is_float8 == (kind.bytes_per_element == 1 and kind.torch_dtype().is_floating_point)
-    assert kind.rate_name == ("fp8" if kind.is_float8 else kind.name)
+    casts = kind.multiply == "fp8"
+    assert kind.rate_name == ("fp8" if kind.is_float8 or casts else kind.name)
     output = kind.torch_dtype("output")
     if output.is_floating_point:
         assert torch.finfo(output).eps / 8 <= kind.rel_tolerance <= 0.05
@@ -44,7 +45,7 @@ def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Pre
     expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
     if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
         expected["triton"] = max((7, 0), SINCE[kind.name])  # Triton begins with Volta
-    assert kind.min_capability == expected
+    assert kind.min_capability == ({"cublas": SINCE[kind.name]} if casts else expected)
 
 
 def test_lanes_without_tensor_cores_do_what_the_storage_allows() -> None:
@@ -54,7 +55,9 @@ def test_lanes_without_tensor_cores_do_what_the_storage_allows() -> None:
     assert lanes.pop("tf32") == ("fp32", packed["tf32"])
     assert lanes.pop("int8") == ("fp32", packed["int8"])
     assert set(lanes.values()) == {("fp16", 1)}
-    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"}
+    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | {
+        "fp8-tensor", "fp8-row", "fp8-block"
+    }
 
 
 def test_other_names_lead_to_entries_and_importing_them_imports_no_torch() -> None:
@@ -66,7 +69,7 @@ def test_other_names_lead_to_entries_and_importing_them_imports_no_torch() -> No
     code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
-    assert list(OPS) == ["gemm", "conv"]
+    assert list(OPS) == ["gemm", "conv", "linear"]
 
 
 # ---------------------------------------------------------------- tolerances

@@ -1,0 +1,223 @@
+"""Linear layers through torch: the casts in torch's own functions, or torchao's Float8Linear.
+
+A step goes through autograd, as a training does: forward, then both gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.error_words import first_line
+from kernels.linear import PRODUCTS, Linear
+from kernels.linear.operands import BLOCK, LinearOperands, Quantised, matrix, quantised
+
+TORCHAO = "torchao"  # the back end of its layer
+RECIPES = {"fp8-tensor": "tensorwise", "fp8-row": "rowwise"}  # as torchao names them
+FP8_MULTIPLE = 16  # elements that cuBLASLt's FP8 products come in
+TRIED = 256  # rows and columns, at most, of products that are tried before
+WARM_CALLS = 3  # before a call is captured
+PADDED_SCALES = 4  # a square block's scales are stored in multiples of so many
+
+Given = Mapping[str, Tensor]
+Results = tuple[Tensor, ...]
+
+
+def check(case: Case, target: Target) -> None:
+    """CannotRun, with the reason, where torch or torchao cannot run this."""
+    problem, kind, name = case.problem, case.precision, case.precision_name
+    assert isinstance(problem, Linear)
+    if kind.multiply != "fp8" and name != "bf16":
+        raise CannotRun("a linear layer is measured in bf16, fp8-tensor, fp8-row and fp8-block")
+    if target.kind == "cpu" and problem.layout in ("graph", "quantised"):
+        raise CannotRun("a CPU has no CUDA graphs: --layout launched, eager or quantised-launched")
+    if case.backend == TORCHAO:
+        if name not in RECIPES or problem.which != "step" or problem.quantised:
+            raise CannotRun("torchao's layer is a whole step in fp8-tensor or fp8-row, with casts")
+        if find_spec(TORCHAO) is None:
+            raise CannotRun("torchao is not installed: pip install 'halfway[fp8]'")
+    multiple = BLOCK if name == "fp8-block" else FP8_MULTIPLE
+    free = problem.which in ("fprop", "dgrad") and name != "fp8-block"  # nothing is summed over M
+    for dim in "kn" if free else "mkn":
+        if kind.multiply == "fp8" and getattr(problem, dim) % multiple:
+            size = f"{dim.upper()}={getattr(problem, dim)}"
+            raise CannotRun(f"{name} needs multiples of {multiple}, not {size}")
+
+
+def candidates(case: Case, operands: LinearOperands, target: Target) -> Sequence[Candidate]:
+    """The one way to run the case. A corner of its products is tried first: CannotRun where torch
+    refuses it. On a GPU `launched` is compiled here, and `graph` captured.
+    """
+    problem, name, given = operands.problem, case.precision_name, operands.given
+    corner = {one: tensor[:TRIED, :TRIED].contiguous() for one, tensor in given.items()}
+    try:
+        for output in problem.outputs:
+            _product(corner, output, name)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise CannotRun(f"torch has no {name} here: {first_line(error)}") from error
+    compiles = problem.layout in ("graph", "launched")
+    compiles = problem.layout in ("graph", "launched")
+    if problem.quantised:
+        call = partial(_products, operands, name)
+    elif problem.which == "step":
+        call = _step(given, name, by_torchao=case.backend == TORCHAO, compiles=compiles)
+    else:
+        alone = _compiled(_alone) if compiles else _alone
+        call = partial(alone, problem, name, *given.values())
+    on_gpu = target.kind == "cuda"
+    graph = on_gpu and problem.layout in ("graph", "quantised")
+    calls = _captured(call) if graph else call
+
+    def launch() -> object:
+        first, *others = calls()
+        return (first, *others) if others else first
+
+    return (Candidate(problem.layout, launch, allocates=True, launched=on_gpu and not graph),)
+
+
+# ---------------------------------------------------------------- the products
+
+
+def _products(operands: LinearOperands, name: str) -> Results:
+    """Every product, of operands that are cast already."""
+    return tuple(
+        _multiplied(*operands.factors[output], name, fast=output == "y")
+        if output in operands.factors
+        else _product(operands.given, output, name)
+        for output in operands.results
+    )
+
+
+def _product(given: Given, output: str, name: str) -> Tensor:
+    """ "y", "dx" or "dw"; its operands are cast first where the precision is FP8. As in torchao
+    the forward product alone is added up fast.
+    """
+    first, second = PRODUCTS[output]
+    if not name.startswith("fp8"):
+        return matrix(given, first) @ matrix(given, second).t()
+    a, b = quantised(given, first, name), quantised(given, second, name)
+    return _multiplied(a, b, name, fast=output == "y")
+
+
+def _multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
+    """a @ b transposed, in bfloat16; `fast` is how FP8 products are added up, less exactly."""
+    if name == "fp8-block":
+        kinds, square = F.ScalingType, b.scales.shape[0] < b.values.shape[0]
+        more = -b.scales.shape[1] % PADDED_SCALES
+        scales = F.pad(b.scales, (0, more)).contiguous().t() if square else _by_column(b.scales)
+        kind = kinds.BlockWise128x128 if square else kinds.BlockWise1x128
+        return F.scaled_mm(
+            a.values, b.values.t(), _by_column(a.scales), kinds.BlockWise1x128, scales, kind,
+            output_dtype=torch.bfloat16,
+        )  # fmt: skip
+    scales = (a.scales, b.scales.t()) if name == "fp8-row" else (a.scales[0, 0], b.scales[0, 0])
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        a.values, b.values.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+
+
+def _by_column(scales: Tensor) -> Tensor:
+    return scales.t().contiguous().t()
+
+
+# ---------------------------------------------------------------- the passes, and how they launch
+
+
+class _Layer(torch.autograd.Function):
+    """A linear layer whose three products are in a precision."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, name: str) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.name = name
+        return _product({"x": x, "w": w}, "y", name)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, w = ctx.saved_tensors
+        given = {"x": x, "w": w, "g": grads[0]}
+        return _product(given, "dx", ctx.name), _product(given, "dw", ctx.name), None
+
+
+def _alone(problem: Linear, name: str, *tensors: Tensor) -> Results:
+    """A pass that is one product."""
+    given = dict(zip(problem.inputs, tensors, strict=True))
+    return (_product(given, problem.outputs[0], name),)
+
+
+def _step(given: Given, name: str, *, by_torchao: bool, compiles: bool) -> Callable[[], Results]:
+    x, w = given["x"].detach().requires_grad_(), torch.nn.Parameter(given["w"])
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w) if name == "bf16" else _Layer.apply(x, w, name)
+
+    if by_torchao:
+        module = _torchao(w, name)
+
+        def layer(x: Tensor, w: Tensor) -> Tensor:
+            return module(x)
+
+    forward = _compiled(layer) if compiles else layer
+
+    def call() -> Results:
+        y = forward(x, w)
+        return y.detach(), *torch.autograd.grad(y, (x, w), given["g"])
+
+    return call
+
+
+def _torchao(w: torch.nn.Parameter, name: str) -> torch.nn.Module:
+    """torchao's layer with this weight."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it registers with torch
+        from torchao.float8 import (  # pyright: ignore[reportMissingTypeStubs]
+            Float8LinearConfig,
+            convert_to_float8_training,
+        )
+    rows, columns = w.shape
+    plain = torch.nn.Linear(columns, rows, bias=False, device="meta", dtype=w.dtype)
+    config = Float8LinearConfig.from_recipe_name(RECIPES[name])
+    module: Any = convert_to_float8_training(torch.nn.Sequential(plain), config=config)
+    module[0].weight = w
+    return module
+
+
+def _compiled(function: FunctionType) -> Callable[..., Any]:
+    """Compiled for its sizes alone: a copy of its code, since torch keeps what it compiled, and the
+    checks before each call, by code.
+    """
+    copy = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    return torch.compile(copy, dynamic=False)
+
+
+def _captured(call: Callable[[], Results]) -> Callable[[], Results]:
+    """The call as one CUDA graph. What a replay leaves unwritten is NaN."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    for result in results:
+        result.fill_(float("nan"))
+
+    def replay() -> Results:
+        graph.replay()
+        return results
+
+    return replay
