@@ -60,7 +60,7 @@ def case_name(case: AnyCase) -> str:
 def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
     several = len(found) > 1
     lines: list[Line] = []
-    new: list[str] = []
+    lost, new = list[str](), list[str]()
     for name, one in found.items():
         counts = [f"{one.count(verdict)} {verdict}" for verdict in ORDER
                   if one.count(verdict) or verdict in ("slower", "faster")]  # fmt: skip
@@ -68,10 +68,9 @@ def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
         runs = f"B = {name}, A = {baseline}"
         lines.append(Line("", f"{name}: {said}" if several else f"{said} ({runs})"))
         b = name if several else "B"
-        lines += [Line("", f"not in {b}: {_named(one.only_a)}")] if one.only_a else []
+        lost += [f"not in {b}: {_named(one.only_a)}"] if one.only_a else []
         new += [f"only in {b}: {_named(one.only_b)}"] if one.only_b else []
-    if several:
-        lines.append(Line("", f"each against A = {baseline}"))
+    lines += [Line("", text) for text in [f"each against A = {baseline}"] * several + lost]
     every, rows = found.values(), [row for one in found.values() for row in one.rows]
     why = list(dict.fromkeys(text for one in every for text in _why(one)))
     lines += [Line("Why", "; ".join(why))] if why else []
@@ -153,8 +152,10 @@ def _row(run: str, row: CompareRow) -> Row:
     pct = row.threshold_pct
     needs = None if pct is None else f"±{pct:.{1 if pct < 9.95 else 0}f} %"
     reason = row.reason.removeprefix("interval ")
-    item = {"verdict": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
-            "b_s": row.b_s, "ratio": text, "needs": needs, "reason": reason, "note": row.note}  # fmt: skip
+    item = {
+        "verdict": row.verdict, "run": run, "case": case_name(row.case), "a_s": row.a_s,
+        "b_s": row.b_s, "ratio": text, "needs": needs, "reason": reason, "note": row.note,
+    }  # fmt: skip
     return Row(item, style=COLOURS[row.verdict])
 
 
