@@ -20,11 +20,9 @@ from microbench.command_line import called, check_options
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.errors import UserError as UserError
 from microbench.measure import ESTIMATE_SAMPLES, UNMANAGED, measurement_of
-from microbench.report import charts
+from microbench.report import charts, screen, writers
 from microbench.report.parts import Column, Part, Row
 from microbench.report.report import report_of
-from microbench.report.screen import make_console, print_part, print_report
-from microbench.report.writers import part_html, to_csv, to_html
 from microbench.requests import REQUESTS, Conditions, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
@@ -61,16 +59,16 @@ class Run(types.Run):
     def __str__(self) -> str:
         """The screen that the command prints, 100 columns wide."""
         text = io.StringIO()
-        print_report(report_of(self), make_console(file=text))
+        screen.print_report(report_of(self), screen.make_console(file=text))
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        return to_html(report_of(self))
+        return writers.to_html(report_of(self))
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame: one row a result, units in the names of the columns. ImportError
         where pandas is not installed."""
-        return _pandas().read_csv(io.StringIO(to_csv(report_of(self))))
+        return _pandas().read_csv(io.StringIO(writers.to_csv(report_of(self))))
 
     def chart(self) -> Any:
         """The Altair chart that `--chart` draws. UserError where there is nothing to draw."""
@@ -93,7 +91,7 @@ class Measurement(types.Measurement):
         return str(Variants({self.name: self}))
 
     def _repr_html_(self) -> str:
-        return part_html(Variants({self.name: self}).part)
+        return writers.part_html(Variants({self.name: self}).part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
@@ -118,11 +116,11 @@ class Variants:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        print_part(self.part, make_console(file=text))
+        screen.print_part(self.part, screen.make_console(file=text))
         return text.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return part_html(self.part)
+        return writers.part_html(self.part)
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from microbench import fmt
-from microbench.report import kernels
-from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row, doubts, joined
+from microbench.report import kernels, parts
 from microbench.results import runfile
 from microbench.results.codec import decode
 from microbench.results.kinds import Document, document_of, reports
@@ -31,27 +30,27 @@ SOFTWARE = {
 HEADER = ("command", "device", "software", "finished_at")  # of a document that says them
 
 
-def report_of(run: Run) -> Report:
+def report_of(run: Run) -> parts.Report:
     """The report of a run: of its kernels, and of its other results."""
     own = [kernels.report(run)] if run.results or not run.others else []
-    whole = joined([*own, *(kind.report(run) for kind in reports(run))])
+    whole = parts.joined([*own, *(kind.report(run) for kind in reports(run))])
     load = [(warning, "") for warning in load_warnings(run.settings)]
     unfinished = "the run is not finished: continue it with --resume FILE"
-    doubtful = [Line("Doubt", unfinished)] if run.finished_at is None else []
+    doubtful = [parts.Line("Doubt", unfinished)] if run.finished_at is None else []
     notes: Sequence[str] = run.settings.get("notes", ())
     return replace(
         whole,
         title=whole.title or _title(run),
-        answer=[*whole.answer, *doubtful, *doubts(load, len(run.entries))],
-        parts=[*whole.parts, Part("Notes on the data", below=notes, level=VERBOSE)],
+        answer=[*whole.answer, *doubtful, *parts.doubts(load, len(run.entries))],
+        parts=[*whole.parts, parts.Part("Notes on the data", below=notes, level=parts.VERBOSE)],
         about=_about(run, whole.about),
         facts=_facts(run),
     )
 
 
-def report_of_document(document: Document, data: Json) -> Report:
+def report_of_document(document: Document, data: Json) -> parts.Report:
     """The report of a file that is not a run. ValueError names an invalid field."""
-    made: Report = document.report(data)
+    made: parts.Report = document.report(data)
     title = made.title or f"Output of {document.written_by}"
     if not {"device", "command"} <= data.keys():
         return replace(made, title=title)
@@ -62,7 +61,7 @@ def report_of_document(document: Document, data: Json) -> Report:
     return replace(made, title=title, about=_about(run, made.about), facts=_facts(run))
 
 
-def report_of_file(path: Path) -> Report:
+def report_of_file(path: Path) -> parts.Report:
     """The report of a run file or of another document. UserError for what cannot be read."""
     data = runfile.read_json(path)
     document = document_of(data)
@@ -74,13 +73,13 @@ def report_of_file(path: Path) -> Report:
         raise runfile.damaged(path, error) from None
 
 
-def overview(reports: Mapping[str, Report]) -> Report:
+def overview(reports: Mapping[str, parts.Report]) -> parts.Report:
     """What several files, by name, say: a line each."""
     cards = list(dict.fromkeys(str(one.facts.get("name") or "") for one in reports.values()))
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
-    rows = [Row({"file": name, "finding": one.finding}) for name, one in reports.items()]
-    columns = [Column("file", "file"), Column("finding", "finding")]
-    return Report(title, [Line("", title)], [Part(columns=columns, rows=rows)])
+    rows = [parts.Row({"file": name, "finding": one.finding}) for name, one in reports.items()]
+    columns = [parts.Column("file", "file"), parts.Column("finding", "finding")]
+    return parts.Report(title, [parts.Line("", title)], [parts.Part(columns=columns, rows=rows)])
 
 
 def _title(run: Run) -> str:
