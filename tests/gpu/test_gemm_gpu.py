@@ -16,8 +16,8 @@ from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
-from kernels.gemm import LAYOUTS, Gemm, cublaslt_api, cupy_blas
-from kernels.op import Session
+from kernels.gemm import ALL_LAYOUTS, LAYOUTS, OF_BATCHES, Gemm, cublaslt_api, cupy_blas
+from kernels.op import SEPARATE, Session
 from kernels.precision import PRECISIONS
 from kernels.tune import WIDE
 from microbench.device.device import DeviceInfo, open_telemetry
@@ -28,7 +28,7 @@ from microbench.roofline.explain import annotate
 from microbench.sweep import Group
 from microbench.timing.timers import make_timer
 
-BACKENDS = [name for name in OPS["gemm"].backends if name != "cpu"]
+BACKENDS = [name for name in OPS["gemm"].backends if name not in ("cpu", SEPARATE)]
 SHAPES = [
     (256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256),
     (256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128),
@@ -87,6 +87,53 @@ def test_right_or_skipped_with_a_reason(
             assert (precision, backend) not in MUST_RUN, reason
             continue
         assert_right(prepared, what)
+
+
+# What Hopper has a single call for: bmm, baddbmm, addmm, _addmm_activation, grouped_mm.
+FLOATS, GROUPS = ("fp32", "tf32", "fp16", "bf16"), ("grouped", "skewed")
+
+
+@pytest.mark.parametrize("layout", ALL_LAYOUTS)
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_a_batch_and_an_epilogue_are_right_or_skipped_with_a_reason(
+    session: Session, gpu: DeviceInfo, precision: str, layout: str
+) -> None:
+    form = layout[3:]
+    problems = [Gemm(96, 256, 128, layout, 5), Gemm(1, 128, 64, layout, 64)]  # groups of no rows
+    if form not in OF_BATCHES:
+        problems += [Gemm(512, 384, 256, layout), Gemm(16, 128, 64, layout)]
+    for problem, backend in itertools.product(problems, ("cublas", SEPARATE)):
+        what = Case(problem, precision, backend)
+        fused = backend == SEPARATE or form not in (*GROUPS, "gelu") or problem.batch == 1
+        must = precision in (("bf16", "fp8-e4m3") if form in GROUPS else FLOATS) and fused
+        if problem.plain:
+            continue
+        reason, prepared = "", None
+        try:
+            OPS["gemm"].check(what, gpu.target())
+            prepared = session.prepare(what)
+        except CannotRun as error:
+            reason = str(error)
+        assert "\n" not in reason
+        assert prepared or not must, reason
+        if prepared is None:
+            continue
+        assert_right(prepared, what)
+        prepared.renew()
+        (candidate,) = prepared.candidates
+        assert prepared.rel_error_again(candidate, lambda launch: launch()) <= what.tolerance
+        assert prepared.rel_error(replace(candidate, call=lambda: None)) == float("inf")
+
+
+@pytest.mark.parametrize("timer", ["events", "graph"])
+@pytest.mark.parametrize("layout", ["nt", "nt-strided", "nt-broadcast", "nt-skewed", "nt-bias"])
+def test_a_batch_is_timed_as_launched_and_as_a_graph(
+    gpu: DeviceInfo, layout: str, timer: str
+) -> None:
+    cases = [Case(Gemm(256, 512, 256, layout, 8), "bf16", name) for name in ("cublas", SEPARATE)]
+    for result in measure(make_measurer(gpu, "cold", timer), *cases):
+        assert result.status == "ok", result.reason
+        assert result.kernels
 
 
 def assert_right(prepared: Prepared, what: Case) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -27,8 +29,8 @@ from kernels.checking import (
     worst_channel,
 )
 from kernels.data import FP64_FACTOR, OperandPool
-from kernels.gemm import LAYOUTS, Gemm
-from kernels.gemm.operands import Operands
+from kernels.gemm import ALL_LAYOUTS, LAYOUTS, OF_BATCHES, Gemm
+from kernels.gemm.operands import BatchOperands, Operands
 from kernels.op import Session
 from kernels.precision import PRECISIONS, Precision
 
@@ -96,6 +98,117 @@ def test_work_is_counted_as_the_field_counts_it() -> None:
     assert case(3, 5, 7, "fp32").min_bytes == 4 * (21 + 35 + 15)
     assert case(3, 5, 7, "int8").min_bytes == 21 + 35 + 4 * 15
     assert case(3, 5, 7, "fp8-e4m3").min_bytes == 21 + 35 + 2 * 15
+
+
+# ---------------------------------------------------------------- batches and epilogues
+
+FORMS = [
+    Gemm(40, 24, 32, layout, batch)
+    for layout in ALL_LAYOUTS
+    for batch in (1, 3)
+    if not (layout in LAYOUTS or layout[3:] in OF_BATCHES) or batch > 1
+]
+
+
+def product_of(of: BatchOperands) -> torch.Tensor:
+    """C by its definition, in float64."""
+    a, b, batch = of.a.double(), of.b.double(), of.problem.batch
+    if of.a.ndim == 2 < of.b.ndim:  # groups: each row has a B of its own
+        sizes = torch.diff(of.ends, prepend=of.ends.new_zeros(1))
+        c = torch.einsum("mk,mkn->mn", a, b.repeat_interleave(sizes, 0))
+    else:
+        c = a @ b if batch == 1 else torch.einsum("bmk,bkn->bmn", a, b.expand(batch, 32, 24))
+    if of.bias is not None:
+        c = c + of.bias.double()
+    return 0.5 * c * (1 + torch.erf(c / math.sqrt(2))) if of.problem.form == "gelu" else c
+
+
+@pytest.mark.parametrize("problem", FORMS, ids=lambda one: f"{one.layout}-{one.batch}")
+def test_a_batch_or_an_epilogue_is_by_each_back_end_what_its_definition_gives(
+    problem: Gemm,
+) -> None:
+    for name, backend in itertools.product(("fp64", "bf16", "fp8-e4m3"), ("cpu", "separate")):
+        what = Case(problem, name, backend)
+        reason, ready = "", None
+        try:
+            OPS["gemm"].check(what, CPU)
+            ready = prepared(what)
+        except CannotRun as error:
+            reason = str(error)
+        assert ready or (name, backend) != ("bf16", "separate"), reason
+        assert "\n" not in reason
+        if ready is None:
+            continue
+        (candidate,) = ready.candidates
+        assert ready.rel_error(candidate) <= what.tolerance
+        assert ready.total_error() <= {"fp64": 1e-15, "bf16": 5e-3}.get(name, 0.05)
+        ready.renew()
+        assert ready.rel_error_again(candidate, lambda launch: launch()) <= what.tolerance
+        assert ready.rel_error(replace(candidate, call=lambda: None)) == math.inf
+
+
+@pytest.mark.parametrize("problem", FORMS, ids=lambda one: f"{one.layout}-{one.batch}")
+def test_what_is_wrong_in_a_batch_or_an_epilogue_is_seen(problem: Gemm) -> None:
+    made = OperandPool(CPU, 1).get(Case(problem, "bf16", "cpu"))
+    right, tolerance = product_of(made), PRECISIONS["bf16"].rel_tolerance
+
+    def error(c: torch.Tensor) -> float:
+        return relative_error(made.holding(c.bfloat16()))
+
+    assert error(right) <= tolerance
+    lines = right.reshape(-1, right.shape[-1])
+    for wrong in (lines.clone() for _ in range(3)):
+        wrong[5, 7] += 0.5 * lines.std()
+        assert error(wrong.view_as(right)) > tolerance
+    assert error(lines.roll(40 if problem.batch > 1 else 1, 0).view_as(right)) > tolerance
+    if made.bias is not None:
+        assert error(product_of(replace(made, bias=torch.zeros_like(made.bias)))) > tolerance
+
+
+def test_groups_share_the_rows_by_zipfs_law_and_work_is_that_of_all_products() -> None:
+    skewed, even = (Gemm(512, 64, 32, layout, 8) for layout in ("nt-skewed", "nt-grouped"))
+    sizes = np.diff([0, *skewed.ends])
+    assert even.ends == [512 * i for i in range(1, 9)]
+    assert sizes.sum() == 8 * 512
+    assert [sizes[0] / size for size in sizes] == pytest.approx(range(1, 9), rel=0.01)
+    assert Gemm(1, 64, 32, "nt-skewed", 64).ends[-1] == 64, "some groups are empty"
+    assert skewed.flops == even.flops == 8 * Gemm(512, 64, 32).flops
+    bf16 = PRECISIONS["bf16"]
+    bytes_of = {one: Gemm(512, 64, 32, one, 8).min_bytes(bf16) for one in ALL_LAYOUTS}
+    assert bytes_of["nt"] == bytes_of["nt-skewed"] == 8 * Gemm(512, 64, 32).min_bytes(bf16)
+    assert bytes_of["nt"] - bytes_of["nt-broadcast"] == 7 * 2 * 64 * 32
+    assert bytes_of["nt-bias"] - bytes_of["nt"] == 8 * 2 * 64
+
+
+def test_a_single_product_is_named_as_ever_and_a_batch_is_not() -> None:
+    assert case(3, 5, 7).key == "gemm/m=3,n=5,k=7/nt/normal/fp32/cpu"
+    assert Gemm(3, 5, 7, batch=2).key == "gemm/batch=2,m=3,n=5,k=7/nt"
+    assert [Gemm(8, 8, 8, layout, 2).size for layout in ("nt", "nt-skewed")] == ["2x8x8x8"] * 2
+    assert Gemm(128, 128, 64, batch=9).tiles((128, 64, 64)) == 18
+    assert Gemm(128, 128, 64, "nt-grouped", 9).tiles((128, 64, 64)) is None
+    for layout, batch in (("nt-strided", 1), ("tn-grouped", 2), ("nt-relu", 1), ("nt", 0)):
+        with pytest.raises(ValueError, match=r"layout|below 1"):
+            Gemm(8, 8, 8, layout, batch)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "backend", "capability", "why"),
+    [
+        ("nt", "bf16", "triton", 9, "single products"), ("nt", "fp8", "cublas", 9, "nt-grouped"),
+        ("nt", "bf16", "cublaslt", 9, "single products"), ("nt-skewed", "fp8", "cublas", 9, ""),
+        ("nt-gelu", "bf16", "cupy", 9, "single products"),
+        ("nt-bias", "int8", "separate", 9, "no bias"),
+        ("nt-skewed", "fp16", "cublas", 9, "not in fp16"), ("nt-strided", "fp8", "separate", 9, ""),
+        ("nt-gelu", "bf16", "cublas", 9, "a batch"), ("nt-grouped", "bf16", "cublas", 9, ""),
+        ("nt-grouped", "bf16", "cublas", 8, "9 and 10"), ("nt-gelu", "bf16", "separate", 8, ""),
+    ],
+)  # fmt: skip
+def test_what_a_library_has_no_single_call_for_is_skipped_with_the_reason(
+    layout: str, precision: str, backend: str, capability: int, why: str
+) -> None:
+    target = Target("cuda", "a GPU", (capability, 0), 132)
+    with pytest.raises(CannotRun, match=why) if why else contextlib.nullcontext():
+        OPS["gemm"].check(Case(Gemm(64, 64, 64, layout, 4), precision, backend), target)
 
 
 # ---------------------------------------------------------------- inputs

@@ -113,7 +113,7 @@ ratios = st.dictionaries(
 sizes = st.integers(1, 10**6)
 cases = st.builds(
     Case,
-    problem=st.builds(Gemm, sizes, sizes, sizes, st.sampled_from(LAYOUTS)),
+    problem=st.builds(Gemm, sizes, sizes, sizes, st.sampled_from(LAYOUTS), st.integers(1, 9)),
     precision_name=st.sampled_from(sorted(PRECISIONS)),
     backend=st.sampled_from(sorted(OPS["gemm"].backends)),
     data=st.sampled_from(DATA),

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microbench.errors import UserError
+from microbench.report.report import report_of
+from microbench.report.writers import to_csv
 from microbench.requests import Conditions, ConvRequest, GemmRequest
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Result, Run
@@ -143,6 +146,29 @@ def test_cases_have_keys_that_tell_them_apart() -> None:
     assert len(set(keys)) == len(keys)
     assert all(case.group == group.name for group in groups for case in group.cases)
     assert parse_precisions("fp8, fp8-e5m2") == ["fp8-e4m3", "fp8-e5m2"], "as people write it"
+
+
+def test_a_batch_is_planned_beside_separate_kernels_and_kept_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "g.csv"
+    file.write_text("m,n,k,batch,layout\n64,64,64,,\n8,8,8,4,nt-skewed\n")
+    asked = Conditions(dtype="bf16", vs="none")
+    from_file = GemmRequest(asked, shapes=file).plan("cuda")
+    groups = GemmRequest(asked, "64,4x8x8x8", "nt-bias").plan("cuda")
+    assert [group.name for group in (*from_file, *groups)] == [
+        "gemm/m=64,n=64,k=64/nt/normal", "gemm/batch=4,m=8,n=8,k=8/nt-skewed/normal",
+        "gemm/m=64,n=64,k=64/nt-bias/normal", "gemm/batch=4,m=8,n=8,k=8/nt-bias/normal",
+    ]  # fmt: skip
+    backends = [[case.backend for case in group.cases] for group in from_file]
+    assert backends == [["cublas", "cublaslt", "triton"], ["cublas", "separate"]]
+    cases = [group.cases[0] for group in from_file]
+    run = Run(("gemm",), "now", {"name": "a"}, {}, results=tuple(
+        Result(one, "skipped", "no GPU") for one in cases))  # fmt: skip
+    read = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    assert [result.case for result in read.results] == cases
+    assert to_csv(report_of(read)).splitlines()[2].endswith(",4")
+    assert "batch" not in to_csv(report_of(replace(run, results=run.results[:1])))
+    with pytest.raises(UserError, match="--layout: layout nt-strided is of a batch"):
+        GemmRequest(asked, "64", "nt-strided").plan("cuda")
 
 
 # ---------------------------------------------------------------- convolutions
