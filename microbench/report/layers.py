@@ -21,12 +21,11 @@ from microbench.report.cases import made, no_verdict, rivals, title_of
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import Summary, arms_of, groups_of, summaries
+from microbench.verdict import MIN_GAIN, Summary, arms_of, groups_of, summaries
 
 PASSES = ("fprop", "dgrad", "wgrad")
 MOST_LAYERS = 8
 FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
-LITTLE_GAIN = 1.3  # times as fast: a layer under it is counted among those that gain little
 
 
 @dataclass(frozen=True)
@@ -200,20 +199,14 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
 
 
 def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
-    """How many layers gain nothing, little or no one knows what, and those that gain least."""
-    found = [(ratio, layer) for layer in layers if (ratio := layer.ratio(name, baseline))]
-    clear = sorted((one for one in found if not one[0].ruined_pct), key=lambda one: one[0].ratio)
-    counts = {
-        "slower": sum(ratio.ratio < 1 and not ratio.no_difference for ratio, _ in clear),
-        "no different": sum(ratio.no_difference for ratio, _ in clear),
-        f"under {LITTLE_GAIN} times": sum(1 < ratio.ratio < LITTLE_GAIN for ratio, _ in clear),
-        "too uncertain": len(found) - len(clear),
-    }
-    named = [f"{count} {what}" for what, count in counts.items() if count]
+    """How many layers are not clearly faster, and those that gain least."""
+    found = [(layer, ratio) for layer in layers if (ratio := layer.ratio(name, baseline))]
+    found.sort(key=lambda one: one[1].ratio)
+    unclear = [r for _, r in found if r.ruined_pct or r.ci95 is None or r.ci95[0] <= MIN_GAIN]
     of = fmt.count(len(found), "layer")
-    least = [f"{layer.label} {fmt.short_ratio(ratio)}" for ratio, layer in clear[:2]]
-    which = f"of {of} {', '.join(named)}" if named else f"all {of} gain"
-    return f"{which}, least {', '.join(least)}"
+    said = f"{len(unclear)} of {of} not clearly faster" if unclear else f"all {of} faster"
+    least = ", ".join(f"{layer.label} {fmt.short_ratio(ratio)}" for layer, ratio in found[:2])
+    return f"{said}, least {least}"
 
 
 def by_pass(run: Run, network: NetworkUse) -> list[Summary]:
