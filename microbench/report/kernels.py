@@ -32,7 +32,6 @@ from microbench.verdict import (
     arms_of,
     groups_of,
     libraries_beside_own,
-    library_or_best,
     payoffs,
     rate_unit,
     representative,
@@ -187,7 +186,8 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not ratios:
         return list(said.values())
     best = max(ratios, key=lambda name: fmean(ratios[name]))
-    return [said[best].replace(best, f"{best}, the fastest of {len(said)} precisions,", 1)]
+    fastest = f"{best}, on average the fastest of {len(said)} precisions,"
+    return [said[best].replace(best, fastest, 1)]
 
 
 def _gain(found: Sequence[Payoff], times: str) -> str:
@@ -202,17 +202,26 @@ def _gain(found: Sequence[Payoff], times: str) -> str:
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
     """The highest rates, of precisions that are compared with no other."""
     said: list[str] = []
-    for name in arms_of(run).asked[:MOST_PRECISIONS]:
-        timed = library_or_best([r for r in run.results if r.case.precision_name == name])
-        best = max(timed, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0), default=None)
-        if best and best.ruined_pct:
+    for best in (one for one in _best(run) if one.case.precision_name in arms_of(run).asked):
+        name = best.case.precision_name
+        if best.ruined_pct:
             unclear[name] = best.ruined_pct
-        elif best:
+        else:
             unit = rate_unit([best])
             rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
             at = f"{best.case.problem.size} {best.case.problem.layout}"
             said.append(f"{name} reaches {rate} at most, at {at} by {best.case.backend}")
-    return said
+    return said[:MOST_PRECISIONS]
+
+
+def _best(run: Run) -> list[Result]:
+    """The highest rate of each precision; one that is known well, where there is one."""
+    found: dict[str, Result] = {}
+    for result in sorted(run.results, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0)):
+        if result.flop_per_s:
+            found[result.case.precision_name] = result
+    names = dict.fromkeys(result.case.precision_name for result in run.results)
+    return [found[name] for name in names if name in found]
 
 
 def _range(found: Sequence[Payoff]) -> str:
@@ -306,18 +315,14 @@ def _tables(run: Run) -> list[Part]:
         if (result := representative(group, [name]))
     ]  # fmt: skip
     one_setting = len({subject_of(result, run) for result in shown}) == 1
-    best = [
-        max((r for r in run.results if r.case.precision_name == name),
-            key=lambda r: r.flop_per_s or 0.0)
-        for name in dict.fromkeys(r.case.precision_name for r in run.results if r.flop_per_s)
-    ]  # fmt: skip
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(beside, level=VERBOSE)]
     if settings.rows and not own:
         return [*_shortened(settings), replace(beside, level=VERBOSE)]
     if beside.rows and run.kind != "peak":
         return _shortened(beside)
-    return [replace(_sizes(run, best), title="The highest rates"), replace(beside, level=VERBOSE)]
+    best = replace(_sizes(run, _best(run)), title="The highest rates")
+    return [best, replace(beside, level=VERBOSE)]
 
 
 def _shortened(part: Part) -> list[Part]:
