@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -81,6 +81,7 @@ class Op:
     knobs: str  # the options that make a problem smaller
     check_bytes: int  # that the float64 check and the cache flush take beside the tensors, at most
     baselines: tuple[str, ...] = ("fp32", "tf32")  # the precisions that others are held against
+    across: Mapping[str, str] = field(default_factory=dict[str, str])  # a map's, and their titles
     explained: bool = True  # whether a launch is one product, whose bottleneck can be told
 
     @property
@@ -168,6 +169,7 @@ CONV = Op(
     axis_name="channels",
     knobs="--channels, --image or --batch",
     check_bytes=3 << 30,  # bands of three tensors in float64; torch keeps an output of its own
+    across={"image": "image (pixels)", "batch": "batch"},
 )
 _LINEAR = "kernels.linear.torch_linear"
 LINEAR = Op(
@@ -179,10 +181,11 @@ LINEAR = Op(
     },
     gpu_defaults=("torch",),
     libraries=("torch",),
-    axis_name="features in x out",
+    axis_name="features",
     knobs="--channels or --batch",
     check_bytes=3 << 30,  # FP8 operands of every product, and what they stand for in float32
     baselines=("bf16",),
+    across={"batch": "batch (tokens)"},
     explained=False,
 )
 

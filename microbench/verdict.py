@@ -19,16 +19,21 @@ from microbench.results.types import Ceiling, Ratio, Result, Run, Warning
 
 
 def asked_for(run: Run) -> list[str]:
-    """The precisions that the user asked about: all but BASELINES; if none, all but fp32."""
+    """The precisions that the user asked about: all but baselines; if none, all but fp32."""
     names = list(dict.fromkeys(r.case.precision_name for r in run.results))
-    others = [name for name in names if name not in BASELINES]
+    others = [name for name in names if name not in baselines_of(run)]
     return others or [name for name in names if name != "fp32"]
+
+
+def baselines_of(run: Run) -> Sequence[str]:
+    """The precisions that those of the run are held against: of all ops that it has."""
+    ops = {result.case.op: None for result in run.results} or {"gemm": None}
+    return list(dict.fromkeys(name for op in ops for name in OPS[op].baselines))
 
 
 # ---------------------------------------------------------------- break-even
 
 
-BASELINES = ("fp32", "tf32")
 MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals
 
 RUINED = "ruined"  # of a gain: the interval is beyond RUINED_PCT
@@ -96,13 +101,13 @@ def gain(result: Result, ratio: Ratio | None) -> str:
 
 
 def payoffs(run: Run, precision: str) -> list[Payoff]:
-    """The precision against each of BASELINES, in each setting of the run."""
+    """The precision against each baseline, in each setting of the run."""
     subjects: dict[str, list[Result]] = {}
     for result in library_or_best([r for r in run.results if r.case.precision_name == precision]):
         subjects.setdefault(subject_of(result, run), []).append(result)
     found: list[Payoff] = []
     for subject, results in subjects.items():
-        for baseline in BASELINES:
+        for baseline in OPS[results[0].case.op].baselines:
             rows = [(r, r.speedup[baseline]) for r in results if baseline in r.speedup]
             if rows and baseline != precision:
                 found.append(Payoff(subject, precision, baseline, rows))
@@ -266,7 +271,7 @@ class Arms:
 def arms_of(run: Run) -> Arms:
     """The precisions of the verdict, and the baselines that something was compared with."""
     present = tuple(dict.fromkeys(r.case.precision_name for r in run.results))
-    compared = tuple(b for b in BASELINES if any(b in r.speedup for r in run.results))
+    compared = tuple(b for b in baselines_of(run) if any(b in r.speedup for r in run.results))
     return Arms(tuple(asked_for(run)) or present, compared)
 
 

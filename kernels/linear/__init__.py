@@ -96,7 +96,7 @@ class Linear(Problem):
 
     @property
     def setting(self) -> Mapping[str, str]:
-        return {"pass": self.which, "layout": self.layout, "tokens": str(self.m)}
+        return {"pass": self.which, "layout": self.layout, "batch": str(self.m)}
 
     @property
     def flops(self) -> int:

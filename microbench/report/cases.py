@@ -34,9 +34,9 @@ from microbench.report.parts import (
 from microbench.results.types import RUINED_PCT, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
 from microbench.verdict import (
-    BASELINES,
     Summary,
     arms_of,
+    baselines_of,
     groups_of,
     libraries_beside_own,
     limits_of,
@@ -58,7 +58,7 @@ CSV_ORDER = (
     "ceiling_pct",
     "rel_error", "bound", "why", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "throttle",
     "tensor_core", "variant", "kernels", "timer", "l2", "regime",
-    *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
+    *(f"speedup_{name}{end}" for name in OPS["gemm"].baselines for end in ("", "_low", "_high")),
 )  # fmt: skip
 NEW = ("layout_change_share", "total_error", "tuned", "choice", "candidates")
 OF_RESULT = ("status", "reason", "ceiling_pct", "total_error", "bound", "rel_error", "why",
@@ -98,7 +98,8 @@ def made(
 def _raw(run: Run) -> Raw:
     """A row a result, in the order measured."""
     libraries = libraries_beside_own(run)
-    beside = [f"speedup_{name}{end}" for name in libraries for end in ("", "_low", "_high")]
+    others = [*baselines_of(run), *libraries]
+    beside = [f"speedup_{name}{end}" for name in others for end in ("", "_low", "_high")]
     other = [name for result in run.results for name in result.case.problem.dims]
     names = list(dict.fromkeys([*CSV_ORDER, *beside, *NEW, *other]))
     return names, [_raw_row(result, libraries) for result in run.results]
@@ -130,7 +131,7 @@ def _raw_row(result: Result, libraries: Sequence[str]) -> Mapping[str, Value]:
             "throttle": JOIN.join(measured.throttle),
         }
         row["ci95_low_s"], row["ci95_high_s"] = measured.ci95_s or (None, None)
-    ratios = {name: result.speedup.get(name) for name in BASELINES}
+    ratios = {name: result.speedup.get(name) for name in OPS[case.op].baselines}
     ratios |= {name: result.vs_backend.get(name) for name in libraries}
     for name, ratio in ratios.items():
         if ratio:
@@ -153,7 +154,7 @@ def _every_result(run: Run) -> Part:
         Column("±", "timed", fmt.half_of, 8),
         Column(unit.name, "flop_per_s", unit.text, 3),
         Column("% of peak", "ceiling_pct", of_peak, 6),
-        *(Column(f"x {name}", f"speedup.{name}", _exactly, 2) for name in BASELINES),
+        *(Column(f"x {name}", f"speedup.{name}", _exactly, 2) for name in baselines_of(run)),
         *(Column(f"x {name}", f"vs_backend.{name}", _exactly) for name in libraries),
         Column("layout change", "", _conversion, 7),
         Column("rel. error", "total_error", fmt.error, 9),
