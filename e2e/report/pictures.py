@@ -95,7 +95,7 @@ def training_chart(run: Run) -> Any:
         drawn.append(charts.lines(losses, x="step", y="training loss", log=False, from_zero=False,
                                   band=True, **looks))  # fmt: skip
     if falls:
-        drawn.append(charts.waterfall(falls, x="ms"))
+        drawn.append(charts.bars(falls, x="ms"))
     return charts.titled(drawn, *heading(run, reading))
 
 
@@ -252,11 +252,8 @@ def waterfall_rows(arm: Training, label: str) -> list[Json]:
         colour = REST if one.term == RESIDUAL else colour
         bars.append((term_words(one.term), start, end, f"{one.ms:+.3g}", colour))
     bars.append((f"{label} {word}", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
-    return [
-        {"label": term, "low": min(start, end), "high": max(start, end), "end": end,
-         "text": text, "colour": colour}
-        for term, start, end, text, colour in bars
-    ]  # fmt: skip
+    names = ("label", "start", "value", "text", "colour")
+    return [dict(zip(names, bar, strict=True)) for bar in bars]
 
 
 # ---------------------------------------------------------------- loaders

@@ -1,4 +1,4 @@
-"""Five pictures of rows, and the files they are drawn to. Only this module knows Altair.
+"""Four pictures of rows, and the files they are drawn to. Only this module knows Altair.
 
 A row is a dict; rows with a `panel` of their own get axes of their own. Text of a run file is
 cleaned here: it is data in a drawing, never markup.
@@ -138,7 +138,7 @@ def _along(title: str, scale: Any, **axis: Any) -> Callable[[str], Any]:
     return lambda name: alt.X(f"{name}:Q", title=title, scale=scale, axis=alt.Axis(**axis))
 
 
-# ---------------------------------------------------------------- five pictures
+# ---------------------------------------------------------------- four pictures
 
 
 def lines(
@@ -219,33 +219,41 @@ def _broken(rows: Sequence[Json]) -> list[Json]:
 
 
 def bars(rows: Sequence[Json], *, x: str) -> Any:
-    """A bar a row, from the top: label, value, text, colour.
+    """A bar a row, from the top: label, value, text, colour. Two may have one label.
 
-    `low` and `high` are an interval, `base` is a grey bar behind, `note` is told.
+    It begins at 0 or at `start`. `low` and `high` are an interval, `base` is a grey bar behind,
+    `note` is told.
     """
     alt, rows = library(), _cleaned(rows)
-    ends = [row.get(name) or 0.0 for row in rows for name in ("value", "high", "base")]
-    along = _along(x, alt.Scale(domain=[0, ROOM * max(ends, default=1.0)], nice=False))
     drawn: list[Any] = []
     for title, some in _by_panel(rows).items():
+        ends = [row.get(name) or 0.0 for row in some for name in ("start", "value", "high", "base")]
+        low, high = min(0.0, *ends), max(ends)
+        along = _along(x, alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False))
         step = max(9, min(STEP, 800 // len(some)))
         font = min(12, step - 1)
-        names = alt.Axis(labelLimit=240, labelOverlap=False, labelFontSize=font)
+        names = alt.Axis(
+            labelLimit=240, labelOverlap=False, labelFontSize=font, ticks=False,
+            labelExpr=f"{dumps([row['label'] for row in some])}[datum.value]",
+        )  # fmt: skip
+        placed = [{"start": 0.0, **row, "place": place} for place, row in enumerate(some)]
         base = (
-            alt.Chart(alt.InlineData(values=_apart(some)))
-            .transform_calculate(end="max(datum.value, datum.high || 0, datum.base || 0)")
+            alt.Chart(alt.InlineData(values=placed))
+            .transform_calculate(
+                end="max(datum.start, datum.value, datum.high || 0, datum.base || 0)"
+            )
             .encode(
-                y=alt.Y("label:N", sort=None, title=None, axis=names),
+                y=alt.Y("place:O", title=None, axis=names),
                 tooltip=["label:N", "value:Q", "low:Q", "high:Q", "base:Q", "note:N"],
             )
         )
         behind = base.transform_filter("isValid(datum.base)").mark_bar(color=BASE)
+        bar = base.mark_bar(height={"band": 0.6}, strokeWidth=1)  # the stroke shows small ones
         interval = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2, color=INK)
+        colour, stroke = (of("colour:N", scale=None) for of in (alt.Color, alt.Stroke))
         layers = [
             behind.encode(x=along("base")),
-            base.mark_bar(height={"band": 0.6}).encode(
-                x=along("value"), color=alt.Color("colour:N", scale=None)
-            ),
+            bar.encode(x=along("start"), x2="value:Q", color=colour, stroke=stroke),
             interval.encode(x=along("low"), x2="high:Q"),
             base.mark_text(align="left", dx=6, fontSize=font, color=INK).encode(
                 x=along("end"), text="text:N"
@@ -253,16 +261,6 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
         ]
         drawn.append(_panel(title, layers, WIDTH, step * len(some)))
     return _placed(drawn, columns=1)
-
-
-def _apart(rows: Sequence[Json]) -> list[Json]:
-    """The rows with labels that differ: of those alike the second has " #2"."""
-    seen: dict[str, int] = {}
-    found: list[Json] = []
-    for row in rows:
-        number = seen[row["label"]] = seen.get(row["label"], 0) + 1
-        found.append({**row, "label": f"{row['label']} #{number}"} if number > 1 else row)
-    return found
 
 
 def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] = NONE) -> Any:
@@ -288,33 +286,6 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
         ]
         drawn.append(_panel(title, layers, max(400, min(900, 20 * len(some))), SEVERAL[1]))
     return _beside(drawn)
-
-
-def waterfall(rows: Sequence[Json], *, x: str) -> Any:
-    """Bars from `low` to `high`, from the top: label, text, colour. Two may have one label."""
-    alt, rows = library(), _cleaned(rows)
-    drawn: list[Any] = []
-    for title, some in _by_panel(rows).items():
-        low, high = min(0.0, *(row["low"] for row in some)), max(row["high"] for row in some)
-        scale = alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False)
-        along = _along(x, scale, grid=False, tickCount=6)
-        labels = dumps([row["label"] for row in some])
-        names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{labels}[datum.value]")
-        placed = [{**row, "place": place} for place, row in enumerate(some)]
-        base = alt.Chart(alt.InlineData(values=placed)).encode(
-            y=alt.Y("place:O", title=None, axis=names)
-        )
-        layers = [
-            base.mark_bar(strokeWidth=1).encode(  # the stroke shows small ones
-                x=along("low"),
-                x2="high:Q",
-                color=alt.Color("colour:N", scale=None),
-                stroke=alt.Stroke("colour:N", scale=None),
-            ),
-            base.mark_text(align="left", dx=5, color=INK).encode(x=along("high"), text="text:N"),
-        ]
-        drawn.append(_panel(title, layers, WIDTH, STEP * len(some)))
-    return _placed(drawn, columns=1)
 
 
 def cells(rows: Sequence[Json], *, x: str, y: str, across: Sequence[str] = ()) -> Any:

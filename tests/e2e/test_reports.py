@@ -335,10 +335,9 @@ def test_a_ledger_adds_up(lines: tuple[LedgerLine, ...]) -> None:
         assert fold or names == [line.term for line in lines[1:-1]]
         assert names.count("residual") == sum(line.term == "residual" for line in lines[1:-1])
     first, *bars, last = waterfall_rows(training, "amp")
-    ends = [first["end"], *(bar["end"] for bar in bars)]
-    for before, bar in zip(ends, bars, strict=False):
-        assert {bar["low"], bar["high"]} == {before, bar["end"]}
-    assert ends[-1] == pytest.approx(last["high"], abs=1e-9 * largest)
+    ends = [first["value"], *(bar["value"] for bar in bars)]
+    assert [bar["start"] for bar in bars] == ends[:-1]
+    assert ends[-1] == pytest.approx(last["value"], abs=1e-9 * largest)
 
 
 def test_small_terms_share_a_row_and_both_times_of_a_term_are_read() -> None:
