@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import exp, log
+from statistics import geometric_mean
 
 from e2e.report.arms import (
     SHORT_WORDS,
@@ -37,7 +37,7 @@ from e2e.report.ledger import (
     title_words,
     unexplained,
 )
-from e2e.report.trainings import as_ms, busy_pct, exposed, fastest, wall_gap
+from e2e.report.trainings import busy_pct, exposed, fastest, wall_gap
 from e2e.results.baselines import scaled
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import MAX_WALL_GAP, Cause, LedgerLine, Training
@@ -104,26 +104,21 @@ def best_arms(view: View) -> list[Training]:
     """The arms of the recipe that is fastest against its baseline, at every batch and network; the
     one with the highest throughput is last. Without baselines the fastest arm.
     """
-    timed = [arm for arm in view.arms if arm.steps and arm.converged is not False]
+    sound = [arm for arm in view.arms if arm.steps and arm.converged is not False]
+    timed = sorted(sound, key=lambda arm: arm.per_s or 0.0)
+    rungs = [arm for arm in sound if arm.rung is not None and "first" in arm.speedup]
     by_label = grouped(
         (view.label(arm), arm)
         for arm in timed
         if not view.is_baseline(arm) and arm.rung is None and arm.speedup
     )
-    if by_label:
-        found = max(by_label.values(), key=lambda arms: _mean_ratio(view, arms))
-        return sorted(found, key=lambda arm: arm.per_s or 0.0)
-    rungs = [arm for arm in timed if arm.rung is not None and "first" in arm.speedup]
-    return rungs[-1:] or sorted(timed, key=lambda arm: arm.per_s or 0.0)[-1:]
 
+    def gain(arms: Sequence[Training]) -> float:
+        """The geometric mean over the first baseline that each has."""
+        names = (next(n for n in (*view.compared, *a.speedup) if n in a.speedup) for a in arms)
+        return geometric_mean(a.speedup[n].ratio for a, n in zip(arms, names, strict=True))
 
-def _mean_ratio(view: View, arms: Sequence[Training]) -> float:
-    """The geometric mean over the first baseline that these arms have."""
-    for name in view.compared:
-        ratios = [arm.speedup[name].ratio for arm in arms if name in arm.speedup]
-        if ratios:
-            return exp(sum(map(log, ratios)) / len(ratios))
-    return 0.0
+    return max(by_label.values(), key=gain, default=rungs[-1:] or timed[-1:])
 
 
 # ---------------------------------------------------------------- how much faster
@@ -260,7 +255,7 @@ def _exchanges(view: View) -> Iterator[str]:
         most = max(rows, key=lambda arm: arm.case.gpus)
         assert most.exchange
         assert most.step_s
-        adds = f"{exposed(most.exchange)} of {as_ms(most.step_s)} ms"
+        adds = f"{exposed(most.exchange)} of {fmt.milliseconds(most.step_s)} ms"
         yield f"exchanging gradients adds {adds} to a step on {most.case.gpus} GPUs"
 
 

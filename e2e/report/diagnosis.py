@@ -26,6 +26,7 @@ NS_PER_MS = 10**6
 SLOWED = 0.1  # of a step: from here on the profiler's own time is worth a sentence
 MOST_RESIDUAL = 0.2  # of the difference of two steps: more is a doubt
 MATCHED = 0.9  # of the work: below it no layers are held against each other
+MS, CHANGE = "{:.3f}".format, "{:+.3f}".format
 WORDS = {**TERM_WORDS, PYTHON: "the script's own code"}
 
 
@@ -253,8 +254,8 @@ def _one(run: Traced) -> tuple[Part, float, Raw]:
     title = "ms recorded" if recorded_ms > (1 + SLOWED) * run.step_ms else "ms a step"
     columns = [
         Column("term", "words"),
-        *([] if run.on_cpu else [Column(title, "ms", _thousandths)]),
-        Column("share", "share", lambda share: f"{100 * share:.1f}%"),
+        *([] if run.on_cpu else [Column(title, "ms", MS)]),
+        Column("share", "share", "{:.1%}".format),
         Column("", "waits"),
         Column("most of it in", "where", drop=1),
     ]
@@ -276,21 +277,13 @@ def _two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
     ]  # fmt: skip
     columns = [
         Column("ms a step", "words"),
-        Column(base.name, "base_ms", _thousandths),
-        Column(other.name, "other_ms", _thousandths),
-        Column("change", "change_ms", _signed),
+        Column(base.name, "base_ms", MS),
+        Column(other.name, "other_ms", MS),
+        Column("change", "change_ms", CHANGE),
     ]
     every = Part("Every term of both steps", columns, [*map(Row, rows)], level=VERBOSE)
     least_ns = SMALL_SHARE * float(max(step_ns(base), step_ns(other)))
     return every, least_ns, (("term", "base_ms", "other_ms", "change_ms"), rows)
-
-
-def _thousandths(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}"
 
 
 def _causes_part(found: Diagnosis) -> Part:
@@ -347,17 +340,13 @@ def _rank_parts(ranks: Ranks | None) -> list[Part]:
         return []
     columns = [
         Column("rank", "rank"),
-        Column("ms a step", "step_ms", _thousandths),
-        Column("GPU busy", "busy", _share),
-        Column("communication", "communication_ms", _thousandths),
-        Column("of it waiting", "waiting_ms", _thousandths),
-        Column("arrives last", "last", _share),
+        Column("ms a step", "step_ms", MS),
+        Column("GPU busy", "busy", "{:.0%}".format),
+        Column("communication", "communication_ms", MS),
+        Column("of it waiting", "waiting_ms", MS),
+        Column("arrives last", "last", "{:.0%}".format),
     ]
     return [Part("Ranks", columns, [*map(Row, ranks.ranks)], level=VERBOSE)]
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
 
 
 # ---------------------------------------------------------------- layers
@@ -377,9 +366,9 @@ def _layer_parts(found: Diagnosis) -> list[Part]:
     columns = [
         Column("module", "layer.module"),
         Column("phase", "layer.phase"),
-        Column(base.name, "base_ms", _thousandths),
-        Column(other.name, "other_ms", _thousandths),
-        Column("change", "change_ms", _signed),
+        Column(base.name, "base_ms", MS),
+        Column(other.name, "other_ms", MS),
+        Column("change", "change_ms", CHANGE),
     ]
     changed = [Row({**row, "change_ms": row["other_ms"] - row["base_ms"]}) for row in rows]
     return [Part("Layers that changed most, ms a step", columns, changed, level=VERBOSE)]

@@ -136,60 +136,59 @@ def _of_loaders(run: Run) -> Report:
 
 # ---------------------------------------------------------------- CSV
 
-OTHER_PHASES = "other phases"  # the place of their columns
+OTHER_PHASES = "other_phases"  # the place of their columns
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
 PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 ENDS = ("", "_low", "_high")
-# The names of CSV, in an order that does not change; new ones follow. Each has its path in a
-# training, or "" where `_raw_training` makes it.
+
+
+def _paths(text: str) -> dict[str, str]:
+    """Names of CSV, each with its path in a training where it is called otherwise there."""
+    pairs = (pair.partition("=") for pair in text.split())
+    return {name: path if sign else name for name, sign, path in pairs}
+
+
+# The names of CSV, in an order that does not change; new ones follow. `_raw_training` makes those
+# without a path.
 FIRST_NAMES: Mapping[str, str] = {
     "op": "",
     **{field.name: f"case.{field.name}" for field in fields(TrainCase)},
-    **{name: name for name in ("rung", "status", "reason", "unit", "step_units")},
-    "images_per_s": "per_s", "step_s": "steps.median_s",
-    "ci95_low_s": "steps.ci95_s.0", "ci95_high_s": "steps.ci95_s.1", "samples": "",
-    "wall_per_s": "wall_per_s", "busy_s": "steps.busy_s", "host_s": "steps.host_s",
-    "launches": "steps.launches",
+    **_paths("""
+        rung status reason unit step_units images_per_s=per_s step_s=steps.median_s
+        ci95_low_s=steps.ci95_s.0 ci95_high_s=steps.ci95_s.1 samples= wall_per_s
+        busy_s=steps.busy_s host_s=steps.host_s launches=steps.launches
+    """),
     **{f"{phase}_{clock}_s": "" for phase in PHASES for clock in ("host", "gpu")},
-    **{name: name for name in ("memory_peak_bytes", "fits_batch")},
-    **{f"gpu_util_{end}_pct": f"state.gpu_util_pct.{end}" for end in ("mean", "min", "max")},
-    "sm_clock_mhz": "state.sm_clock_mhz", "power_w": "state.power_w", "images_per_j": "per_j",
-    "temperature_c": "state.temperature_c", "throttle": "",
-    **{name: name for name in ("setup_s", "compile_s", "skipped_steps")},
-    "accuracy_mean": "accuracy.0", "accuracy_std": "accuracy.1",
-    "loss_mean": "loss.0", "loss_std": "loss.1",
-    "train_mean_s": "train_s.0", "train_std_s": "train_s.1", "repeats": "", "seeds": "",
-    **{name: name for name in ("chance", "converged", "convergence", "limit", "why")},
+    **_paths("""
+        memory_peak_bytes fits_batch gpu_util_mean_pct=state.gpu_util_pct.mean
+        gpu_util_min_pct=state.gpu_util_pct.min gpu_util_max_pct=state.gpu_util_pct.max
+        sm_clock_mhz=state.sm_clock_mhz power_w=state.power_w images_per_j=per_j
+        temperature_c=state.temperature_c throttle= setup_s compile_s skipped_steps
+        accuracy_mean=accuracy.0 accuracy_std=accuracy.1 loss_mean=loss.0 loss_std=loss.1
+        train_mean_s=train_s.0 train_std_s=train_s.1 repeats= seeds= chance converged convergence
+        limit why
+    """),
     **{f"speedup_{name}{end}": "" for name in BASELINES for end in ENDS},
-    "predicted_step_s": "predicted.step_s", "predicted_error_pct": "",
-}  # fmt: skip
-LATER_NAMES: Mapping[str, str] = {
-    **{name: name for name in (
-        "memory_reserved_bytes", "memory_process_bytes", "model_bytes", "checkpoint_bytes",
-        "first_step_s", "float8_layers", "linear_layers",
-    )},
-    "step_min_s": "step_range_s.0", "step_max_s": "step_range_s.1", "wait_s": "steps.wait_s",
-    OTHER_PHASES: "",
-    **{f"{name}_population_std": f"population_deviations.{name}"
-       for name in ("accuracy", "loss", "train_s")},
-    **{name: "" for name in (
-        "train_loss_mean", "last_loss_mean", "all_steps_loss_mean", "zero_gradients_mean",
-        "infinite_gradients_mean", "train_steps", "train_skipped_steps",
-    )},
-    "predicted_per_s": "predicted_per_s",
-    "predicted_low_s": "predicted.interval_s.0", "predicted_high_s": "predicted.interval_s.1",
-    "predicted_at_host_speed_s": "predicted.paced_s", "predicted_limit": "predicted.limit",
-    "predicted_memory_peak_bytes": "predicted.memory_bytes",
-    **{f"predicted_speedup_{name}": f"predicted.speedup.{name}" for name in BASELINES},
-    "ledger_base": "ledger_base", "ledger_bound": "bound", "ledger_ms": "", "fixes": "",
-    "findings": "",
-    "exchange_bytes": "exchange.bytes", "exchange_exposed_s": "exchange.exposed_s",
-    "exchange_exposed_low_s": "exchange.exposed_ci95_s.0",
-    "exchange_exposed_high_s": "exchange.exposed_ci95_s.1",
-    "exchange_copies_s": "exchange.copies_s", "exchange_alone_s": "exchange.alone_s",
-    "exchange_overlapped": "exchange.overlapped", "bus_bytes_per_s": "exchange.bus_bytes_per_s",
-    "rank_local_s": "",
-}  # fmt: skip
+    **_paths("predicted_step_s=predicted.step_s predicted_error_pct="),
+}
+LATER_NAMES: Mapping[str, str] = _paths(f"""
+    memory_reserved_bytes memory_process_bytes model_bytes checkpoint_bytes first_step_s
+    float8_layers linear_layers step_min_s=step_range_s.0 step_max_s=step_range_s.1
+    wait_s=steps.wait_s {OTHER_PHASES}= accuracy_population_std=population_deviations.accuracy
+    loss_population_std=population_deviations.loss
+    train_s_population_std=population_deviations.train_s
+    train_loss_mean= last_loss_mean= all_steps_loss_mean= zero_gradients_mean=
+    infinite_gradients_mean= train_steps= train_skipped_steps= predicted_per_s
+    predicted_low_s=predicted.interval_s.0 predicted_high_s=predicted.interval_s.1
+    predicted_at_host_speed_s=predicted.paced_s predicted_limit=predicted.limit
+    predicted_memory_peak_bytes=predicted.memory_bytes
+    {" ".join(f"predicted_speedup_{name}=predicted.speedup.{name}" for name in BASELINES)}
+    ledger_base ledger_bound=bound ledger_ms= fixes= findings= exchange_bytes=exchange.bytes
+    exchange_exposed_s=exchange.exposed_s exchange_exposed_low_s=exchange.exposed_ci95_s.0
+    exchange_exposed_high_s=exchange.exposed_ci95_s.1 exchange_copies_s=exchange.copies_s
+    exchange_alone_s=exchange.alone_s exchange_overlapped=exchange.overlapped
+    bus_bytes_per_s=exchange.bus_bytes_per_s rank_local_s=
+""")
 MEANS = {
     "train_loss_mean": "train_loss", "last_loss_mean": "last_loss",
     "all_steps_loss_mean": "mean_loss", "zero_gradients_mean": "zero_gradients",

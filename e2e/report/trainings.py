@@ -22,7 +22,7 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.figures import bottleneck, ratio, spread
-from e2e.results.baselines import scaled
+from e2e.results.baselines import Scaled, scaled
 from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
@@ -117,7 +117,6 @@ def every_recipe_part(view: View) -> Part:
     """All arms that were run, in the order measured, with all that was measured."""
     ran = view.only(was_run)
     arms = ran.arms
-    generated = " (generated data)" * any(is_generated(arm.case) for arm in arms)
     word = "batch" if view.evaluates else "step"
     columns = [
         *_rates(ran),
@@ -125,23 +124,16 @@ def every_recipe_part(view: View) -> Part:
         Column(f"ms/{word}", "arm.step_s", fmt.milliseconds, drop=11),
         *_ratios(ran),
         Column("peak\nGB", "arm.memory_peak_bytes", fmt.gigabytes, drop=10),
-        Column("W", "arm.state.power_w", lambda power_w: f"{power_w:.0f}", drop=15),
+        Column("W", "arm.state.power_w", "{:.0f}".format, drop=15),
         Column(f"{ran.unit or 'units'}/J", "arm.per_j", fmt.throughput, drop=12),
         Column("GPU\nbusy", "busy_pct", fmt.per_cent, drop=16),
         Column("CPU\nms", "arm.steps.host_s", fmt.milliseconds, drop=17),
         Column("data\nwait ms", "arm.steps.wait_s", fmt.milliseconds, drop=9),
         Column("of the\ncard", "of_card_pct", fmt.per_cent, drop=8),
         Column("bottleneck", "bottleneck", drop=13),
-        Column(f"accuracy{generated}", "accuracy", _accuracy, drop=18),
-        Column(f"held-out loss{generated}", "loss", _spread, drop=19),
-        Column("training\nloss", "training_loss", fmt.number, drop=23),
-        Column("training\ns", "train_s", _spread, drop=20),
-        Column("training\nsteps", "steps", _range, drop=22),
-        Column("result", "result", drop=21),
     ]
     failed = missing([(ran.named(arm), reason(arm)) for arm in arms if arm.per_s is None])
-    part = arms_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
-    return part
+    return arms_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
 
 
 def _rates(view: View) -> list[Column]:
@@ -273,10 +265,10 @@ def states_part(view: View) -> Part:
         Column("utilisation\n%", "arm.state.gpu_util_pct",
                lambda util: f"{util.mean:.0f} ({util.min:.0f} to {util.max:.0f})", drop=1),
         Column("SM\nMHz", "arm.state.sm_clock_mhz", fmt.whole),
-        Column("°C", "arm.state.temperature_c", lambda degrees: f"{degrees:.0f}"),
+        Column("°C", "arm.state.temperature_c", "{:.0f}".format),
         Column("throttle", "throttle"),
         Column("launches", "arm.steps.launches"),
-        Column("timed", "arm.steps.times_s", lambda times_s: str(len(times_s))),
+        Column("timed", "arm.steps.times_s", lambda times_s: f"{len(times_s)}"),
         Column("skipped", "arm.skipped_steps", drop=2),
         Column("set-up", "arm.setup_s", fmt.duration),
         Column("first step,\ncompiling", "arm.compile_s", fmt.duration, drop=3),
@@ -291,7 +283,7 @@ def stages_part(run: Run) -> Part:
     items = cast("dict[object, object]", known).items() if isinstance(known, dict) else ()
     took = [(str(name), float(one)) for name, one in items if isinstance(one, int | float)]
     rows = [*took, ("in all", sum(seconds for _, seconds in took))] if took else []
-    columns = [Column("stage", "0"), Column("seconds", "1", lambda seconds: f"{seconds:.1f}")]
+    columns = [Column("stage", "0"), Column("seconds", "1", "{:.1f}".format)]
     title = "Where the time of this run went (wall clock)"
     return Part(title, columns, [*map(Row, rows)], level=VERBOSE)
 
@@ -353,10 +345,6 @@ def _percents(value: tuple[float, float, bool]) -> str:
     return spread((mean, deviation), several, 100)
 
 
-def _accuracy(value: tuple[float, float, bool]) -> str:
-    return f"{_percents(value)} %"
-
-
 def _range(values: Sequence[int]) -> str:
     """ "4", "0-4"."""
     return "-".join(map(str, sorted({min(values), max(values)})))
@@ -383,7 +371,7 @@ def scaling_part(view: View) -> Part:
     rows: list[Json] = [
         {
             "label": " ".join([view.label(one.many), *in_words(one.many.case, ("batch",))]),
-            "scaled": one, "adds": _added(one.predicted_exposed_s, one.many.exchange),
+            "scaled": one, "adds": _added(one),
         }
         for one in scaled(view.arms)
     ]  # fmt: skip
@@ -408,11 +396,10 @@ def scaling_part(view: View) -> Part:
     return Part("Scaling over GPUs", columns, [*map(Row, rows)], notes * bool(rows), VERBOSE)
 
 
-def _added(predicted_s: float | None, exchange: Exchange | None) -> str | None:
+def _added(row: Scaled) -> str | None:
     """ "0.8 / 1.2 ±0.3": predicted and measured; None without a prediction."""
-    if predicted_s is None or exchange is None:
-        return None
-    return f"{1e3 * predicted_s:.2f} / {exposed(exchange)}"
+    predicted_s, exchange = row.predicted_exposed_s, row.many.exchange
+    return f"{1e3 * predicted_s:.2f} / {exposed(exchange)}" if predicted_s and exchange else None
 
 
 def exchange_part(view: View) -> Part:
@@ -421,8 +408,10 @@ def exchange_part(view: View) -> Part:
     columns = [
         Column("MB", "arm.exchange.bytes", lambda size: f"{size / 1e6:.1f}"),
         Column("adds ms", "arm.exchange", exposed),
-        Column("copies ms", "arm.exchange", lambda e: as_ms(e.copies_s) if e.copies else ""),
-        Column("alone ms", "arm.exchange.alone_s", as_ms),
+        Column(
+            "copies ms", "arm.exchange", lambda e: fmt.milliseconds(e.copies_s) if e.copies else ""
+        ),
+        Column("alone ms", "arm.exchange.alone_s", fmt.milliseconds),
         Column("hidden", "arm.exchange", _hidden),
         Column("bus\nGB/s", "arm.exchange.bus_bytes_per_s", lambda rate: fmt.number(rate / 1e9)),
         Column("ranks without it, ms", "arm.exchange.rank_local_s", _ranks, drop=1),
@@ -434,11 +423,6 @@ def exchange_part(view: View) -> Part:
         "bus: 2 (N-1)/N x bytes / alone; one GPU exchanges nothing",
     )
     return arms_part("Exchange of gradients", view, seen, columns, notes)
-
-
-def as_ms(seconds: float) -> str:
-    """Seconds as milliseconds, "12.1"."""
-    return fmt.as_ms(1e3 * seconds)
 
 
 def exposed(exchange: Exchange) -> str:
@@ -461,4 +445,4 @@ def _hidden(exchange: Exchange) -> str:
 
 def _ranks(times_s: Sequence[float]) -> str:
     """ "12.1 to 12.4": the fastest and the slowest."""
-    return f"{as_ms(min(times_s))} to {as_ms(max(times_s))}" if times_s else ""
+    return " to ".join(map(fmt.milliseconds, (min(times_s), max(times_s)))) if times_s else ""
