@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from kernels.attention import Attention
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import Conv
 from kernels.gemm import Gemm
@@ -188,8 +189,25 @@ LINEAR = Op(
     across={"batch": "batch (tokens)"},
     explained=False,
 )
+_SDPA = "kernels.attention.torch_attention"
+ATTENTION = Op(
+    Attention,
+    {
+        "torch": BackendEntry(_SDPA, "the back end that torch picks", "cuda", like="cudnn"),
+        "cudnn": BackendEntry(_SDPA, "cuDNN as torch calls it", "cuda"),
+        "flash": BackendEntry(_SDPA, "torch's FlashAttention", "any", like="cudnn"),
+        "efficient": BackendEntry(_SDPA, "torch's CUTLASS kernels", "cuda", like="cudnn"),
+        "math": BackendEntry(_SDPA, "products and a softmax, each alone", "any", like="cudnn"),
+        "cpu": BackendEntry(_SDPA, "torch on the CPU", "cpu"),
+    },
+    gpu_defaults=("torch", "cudnn", "flash", "efficient", "math"),
+    libraries=("torch",),
+    axis_name="sequence",
+    knobs="--sizes, --heads or --batch",
+    check_bytes=2 << 30,  # a band of one head's scores in float64, and what is made of it
+)
 
-OPS: Mapping[str, Op] = {op.problem.op: op for op in (GEMM, CONV, LINEAR)}
+OPS: Mapping[str, Op] = {op.problem.op: op for op in (GEMM, CONV, ATTENTION, LINEAR)}
 
 
 def is_library(case: Case) -> bool:

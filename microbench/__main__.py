@@ -31,6 +31,7 @@ from microbench.command_line import (
     run_app,
 )
 from microbench.requests import (
+    AttentionRequest,
     Conditions,
     ConvRequest,
     GemmRequest,
@@ -96,6 +97,22 @@ def conv(**options: Any) -> None:
       halfway conv --channels 64x256,256 --kernel 1 --pass fprop,dgrad,wgrad
     """
     _measure(ConvRequest, options)
+
+
+@app.command(first={"What": "sizes heads batch passes layout dtype backend vs shapes", **OF_ALL})
+@measuring(
+    AttentionRequest, "torch,cudnn,flash,efficient,math,cpu  [default: all but cpu; on CPU cpu]"
+)
+def attention(**options: Any) -> None:
+    """Measure attention by sequence length, pass and back end.
+
+    Every back end of torch's scaled_dot_product_attention, and the one that torch picks itself.
+
+    \b
+      halfway attention --dtype bf16 --heads 32x8x128 --batch 1
+      halfway attention --sizes 2048 --pass bprop --layout causal,full
+    """
+    _measure(AttentionRequest, options)
 
 
 @app.command(first={"What": "op channels passes image batch dtype backend", **OF_ALL})

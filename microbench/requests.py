@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kernels import OPS
+from kernels.attention import CAUSAL, Attention
 from kernels.case import DATA, Case, Target
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
@@ -54,6 +55,7 @@ R = TypeVar("R", bound="Request")
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 PAYOFF_MOST_S = 120.0
+ATTENTION_MOST_S = 60.0
 LAYERS_MOST_S = 60.0
 PAYOFF_USUAL = {
     "conv": {
@@ -204,6 +206,48 @@ class ConvRequest(Request):
 
 
 @dataclass(frozen=True)
+class AttentionRequest(Request):
+    """The options of `microbench attention`."""
+
+    name = "attention"
+    most_s = ATTENTION_MOST_S
+
+    sizes: str = choice("512..8192", "Sequence lengths: 512..8192 doubles")
+    heads: str = choice("16x64", "Heads x head size: 16x64; with key/value heads: 32x8x128")
+    batch: str = choice("8", "Batch size: 8, 1..64")
+    passes: str = choice("fprop,bprop", "fprop (forward), bprop (gradients)", written="--pass")
+    layout: str = choice(CAUSAL, "causal (a query sees the keys up to its own), full")
+    shapes: Path | None = choice(None, SHAPES)
+
+    def plan(self, kind: str) -> list[Group]:
+        """One comparison per pass, layout, heads, batch, length. UserError for an invalid value."""
+        arms, data = plan_arms(self.name, self.conditions, kind), self.conditions.data
+        if self.shapes:
+            problems = read_shapes(self.name, self.shapes)
+        else:
+            words = Attention.CHOICES
+            problems = [
+                self._problem(batch, heads, sequence, which, layout)
+                for which, layout, heads, batch, sequence in product(
+                    sweep.parse_names(self.passes, words["pass"], "--pass"),
+                    sweep.parse_names(self.layout, words["layout"], "--layout"),
+                    sweep.parse_sizes(self.heads, "--heads", rank=2, more=1),
+                    sweep.parse_numbers(self.batch, "--batch"),
+                    sweep.parse_numbers(self.sizes, "--sizes"),
+                )
+            ]
+        return [_group_of(problem, arms, data) for problem in problems]
+
+    def _problem(
+        self, batch: int, heads: Sequence[int], sequence: int, which: str, layout: str
+    ) -> Attention:
+        try:
+            return Attention(batch, heads[0], heads[-2], sequence, heads[-1], which, layout)
+        except ValueError as error:
+            raise UserError(f"--heads {self.heads}: {error}") from None
+
+
+@dataclass(frozen=True)
 class PayoffRequest(ConvRequest):
     """`microbench payoff`: a sweep of convolutions or linear layers that is shown as a map.
 
@@ -311,7 +355,8 @@ def torchvision_names() -> set[str]:
 
 
 REQUESTS: Mapping[str, type[Request]] = {
-    one.name: one for one in (GemmRequest, ConvRequest, PayoffRequest, LayersRequest)
+    one.name: one
+    for one in (GemmRequest, ConvRequest, AttentionRequest, PayoffRequest, LayersRequest)
 }
 
 

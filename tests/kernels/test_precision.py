@@ -69,7 +69,7 @@ def test_other_names_lead_to_entries_and_importing_them_imports_no_torch() -> No
     code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
-    assert list(OPS) == ["gemm", "conv", "linear"]
+    assert list(OPS) == ["gemm", "conv", "attention", "linear"]
 
 
 # ---------------------------------------------------------------- tolerances

@@ -1,0 +1,164 @@
+"""The tensors of attention, how `kernels.data` makes them, and their check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from kernels.attention import BPROP, Attention
+from kernels.case import Case
+from kernels.checking import CHECKSUM_SLACK, typical
+
+NAMES = ("q", "k", "v", "do")
+INPUTS = {"fprop": NAMES[:3], "bprop": NAMES}
+OUTPUTS = {"fprop": ("o",), "bprop": ("dq", "dk", "dv")}
+BAND_ELEMENTS = 1 << 24  # of a head's scores that are held in float64 at once
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AttentionOperands:
+    """`tensors`: q, k, v and o of fprop; q, k, v, do, dq, dk and dv of bprop; [B, H, S, D] each.
+    `sample` holds the inputs of one key/value head as drawn, float32.
+    """
+
+    problem: Attention
+    tensors: Tensors
+    sample: Tensors
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """(q, k, v) of fprop, (q, k, v, do) of bprop: the arguments of a user's function."""
+        return tuple(self.tensors[name] for name in INPUTS[self.problem.which])
+
+    @property
+    def renewed(self) -> tuple[torch.Tensor, ...]:
+        """What may change between two launches: bprop goes on with what its forward pass saved."""
+        return self.inputs[3:] or self.inputs
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What a user's function may also ask for by name."""
+        problem = self.problem
+        return {
+            "which": problem.which, "causal": problem.causal, "scale": problem.head_size**-0.5,
+        }  # fmt: skip
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """(o) of fprop, (dq, dk, dv) of bprop."""
+        return tuple(self.tensors[name] for name in OUTPUTS[self.problem.which])
+
+    def holding(self, *results: torch.Tensor) -> Self:
+        names = OUTPUTS[self.problem.which]
+        return replace(self, tensors={**self.tensors, **dict(zip(names, results, strict=True))})
+
+    def relative_error(self) -> float:
+        """The largest of any head of any output, or of any of its rows: see `_errors`."""
+        found = [
+            error
+            for group in self._groups()
+            for name, expected in reference(self.problem, group).items()
+            for error in _errors(group[name].double(), expected)
+        ]
+        return float(torch.stack(found).max())
+
+    def total_error(self) -> float:
+        """The largest over the first key/value head, of inputs as drawn: rounding to storage is
+        counted.
+        """
+        group, found = next(self._groups()), reference(self.problem, self.sample)
+        return max(float(_errors(group[n].double(), ref)[0]) for n, ref in found.items())
+
+    def _groups(self) -> Iterator[Tensors]:
+        """All tensors of each key/value head."""
+        for b in range(self.problem.batch):
+            for head in range(self.problem.kv_heads):
+                yield {n: _of_head(self.problem, n, t, b, head) for n, t in self.tensors.items()}
+
+
+def _of_head(
+    problem: Attention, name: str, tensor: torch.Tensor, b: int, head: int
+) -> torch.Tensor:
+    """[heads, S, D] of those that share a key/value head."""
+    count = 1 if name[-1] in "kv" else problem.heads // problem.kv_heads
+    return tensor[b, head * count : (head + 1) * count]
+
+
+def _errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(error of all, worst of a row less what chance allows), over the root mean square of rows;
+    of a row that is larger, over its own.
+    """
+    rows, sizes = (got - expected).norm(dim=-1), expected.norm(dim=-1)
+    usual = typical(sizes)
+    worst = (rows / torch.maximum(sizes, usual)).max()
+    return rows.square().mean().sqrt() / usual, worst / (1 + CHECKSUM_SLACK / got.shape[-1] ** 0.5)
+
+
+def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The outputs by their definition in float64 of the heads [heads, S, D] that share one
+    key/value head [1, S, D]; in bands of queries.
+    """
+    q, k, v, *of_output = (tensors[name].double() for name in INPUTS[problem.which])
+    k, v, scale, size = k[0], v[0], problem.head_size**-0.5, problem.sequence
+    found = {name: torch.zeros_like(tensors["k" if name[-1] in "kv" else "q"], dtype=q.dtype)
+             for name in OUTPUTS[problem.which]}  # fmt: skip
+    for heads in range(len(q)):
+        for start in range(0, size, step := max(1, BAND_ELEMENTS // size)):
+            rows = slice(start, start + step)
+            scores = q[heads, rows] @ k.t() * scale
+            if problem.causal:
+                ahead = torch.ones_like(scores, dtype=torch.bool).triu(start + 1)
+                scores.masked_fill_(ahead, float("-inf"))
+            shares = scores.softmax(-1)
+            if problem.which != BPROP:
+                found["o"][heads, rows] = shares @ v
+                continue
+            do = of_output[0][heads, rows]
+            of_shares = do @ v.t()
+            mean = (shares * of_shares).sum(-1, keepdim=True)
+            of_scores = shares * (of_shares - mean) * scale
+            found["dq"][heads, rows] = of_scores @ k
+            found["dk"][0] += of_scores.t() @ q[heads, rows]
+            found["dv"][0] += shares.t() @ do
+    return found
+
+
+# ---------------------------------------------------------------- for kernels.data
+
+
+def names(problem: Attention) -> tuple[Sequence[str], Sequence[str]]:
+    """Of the inputs and of the outputs."""
+    return INPUTS[problem.which], OUTPUTS[problem.which]
+
+
+def dtype(case: Case, name: str) -> torch.dtype:
+    """What a tensor is stored in."""
+    return case.precision.torch_dtype("storage" if name in NAMES else "output")
+
+
+def stored(problem: Attention, name: str) -> Sequence[int]:
+    """(B, H, S, D) of a tensor."""
+    heads = problem.kv_heads if name[-1] in "kv" else problem.heads
+    return problem.batch, heads, problem.sequence, problem.head_size
+
+
+def arranged(problem: Attention, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def empty(problem: Attention, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(stored(problem, name), dtype=dtype, device=device)
+
+
+def sample(problem: Attention, drawn: Callable[[str], torch.Tensor]) -> Tensors:
+    """The first key/value head as drawn."""
+    return {name: _of_head(problem, name, drawn(name), 0, 0) for name in INPUTS[problem.which]}
+
+
+def operands(case: Case, tensors: Tensors, sample: Tensors) -> AttentionOperands:
+    assert isinstance(case.problem, Attention)
+    return AttentionOperands(case.problem, tensors, sample)
