@@ -92,7 +92,8 @@ class Candidate:
     many of them a launch has, where they are not those that cover M x N once; `label` names the
     variant or configuration and is what the cache keeps. `allocates`: `call()` returns the result
     in new memory and leaves the operands' own output unchanged. `launched`: the CPU's time is part
-    of it, as it is where a program launches call by call.
+    of it, as it is where a program launches call by call. `queued` is how many kernels a call
+    queues where they are many.
     """
 
     label: str
@@ -102,6 +103,7 @@ class Candidate:
     allocates: bool = False
     tiles: int | None = None
     launched: bool = False
+    queued: int = 1
 
 
 @dataclass(frozen=True)

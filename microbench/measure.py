@@ -254,14 +254,14 @@ class Measurer:
         case = blank.case
         announce(case.key, "estimating")
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
-        gated = not candidate.launched
-        once = Renewed(candidate.call, lambda: None, gated)
+        how = not candidate.launched, candidate.queued
+        once = Renewed(candidate.call, lambda: None, *how)
         estimate = median(self.timer.block(once, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        arm = Arm(case.key, Renewed(candidate.call, prepared.renew, gated), estimate)
+        arm = Arm(case.key, Renewed(candidate.call, prepared.renew, *how), estimate)
 
         def sample(launch: Launch) -> object:
-            return self.timer.block(Renewed(launch, prepared.renew, gated), 1)
+            return self.timer.block(Renewed(launch, prepared.renew, *how), 1)
 
         found = replace(blank, variant=candidate.label)
         return _Ready(

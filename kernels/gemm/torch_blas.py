@@ -22,6 +22,7 @@ from kernels.op import SEPARATE
 from kernels.precision import Precision
 
 GROUPS_IN_ONE_KERNEL = (9, 10)  # major compute capabilities where grouped_mm does not wait for each
+MOST_SEPARATE = 900  # kernels before a stream makes the CPU wait, which no timer can tell apart
 matmul_switches = torch.backends.cuda.matmul
 CPU_TRIAL_SIZE = 64
 
@@ -31,6 +32,8 @@ def check(case: Case, target: Target) -> None:
     kind, problem = case.precision, gemm_of(case)
     if case.backend == SEPARATE and problem.plain:
         raise CannotRun("a single product is one kernel: nothing is separate")
+    if case.backend == SEPARATE and problem.batch > MOST_SEPARATE:
+        raise CannotRun(f"a stream queues {MOST_SEPARATE} products at most, not {problem.batch}")
     if problem.form in (BIAS, GELU) and kind.storage == "int8":
         raise CannotRun("an int32 product gets no bias and no GELU")
     if case.backend != SEPARATE and not problem.plain:
@@ -82,7 +85,7 @@ def candidates(
             _try_on_cpu(case, operands)
         return (Candidate("torch", _call(case, operands)),)
     if case.backend == SEPARATE:
-        found = Candidate(SEPARATE, _separate(case, operands))
+        found = Candidate(SEPARATE, _separate(case, operands), queued=operands.problem.batch + 2)
     else:
         label, call = _batched(case, operands)
         found = Candidate(label, call, allocates="grouped" in label)

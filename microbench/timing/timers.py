@@ -31,6 +31,7 @@ WARM_REPEATS = 10  # launches between one pair of events when the cache stays wa
 TRAILING = 6
 GATE_TRIES = 3  # a busy CPU may launch later than the gate stays closed
 SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
+MOST_QUEUED, BESIDE = 960, 8  # commands behind the gate; of a sample, beside its launches
 CPU_FLUSH_FACTOR = 2
 
 # The duration of an empty kernel: the hardware's own launch and drain, which belong to a kernel's
@@ -49,12 +50,14 @@ class Renewed:
     """A launch, and what renews its operands before each sample, outside of its time.
 
     Between the launches of one warm sample nothing is renewed: it would be in its time. Not
-    `gated`, each sample begins on an idle device, so that the CPU's time is in it.
+    `gated`, each sample begins on an idle device, so that the CPU's time is in it. A launch queues
+    about `queued` kernels.
     """
 
     launch: Launch
     renew: Launch
     gated: bool = True
+    queued: int = 1
 
     def __call__(self) -> object:
         """Launch."""
@@ -165,8 +168,10 @@ class GatedEvents:
         """Samples of `repeats` launches, in gated batches of at most SAMPLES_BEHIND_GATE."""
         times: list[float] = []
         clocks: list[float] = []
+        commands = BESIDE + repeats * (launch.queued if isinstance(launch, Renewed) else 1)
+        most = max(1, min(SAMPLES_BEHIND_GATE, MOST_QUEUED // commands))
         while len(times) < samples:
-            wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
+            wanted = min(most, samples - len(times))
             got, clock = self._batch(launch, wanted, repeats, flush)
             times += got
             clocks += [clock] if clock else []
