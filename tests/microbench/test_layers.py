@@ -18,7 +18,13 @@ from microbench.report.layers import Pass, by_pass, layers_of, total_ratio
 from microbench.report.parts import value
 from microbench.report.payoff import maps_of, starts_of
 from microbench.report.payoff import report as map_report
-from microbench.requests import Conditions, ConvRequest, plan_layers
+from microbench.requests import (
+    Conditions,
+    ConvRequest,
+    PayoffRequest,
+    plan_layers,
+    request_of,
+)
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.run import check_same_task
@@ -180,6 +186,43 @@ def test_the_map_says_from_which_width_it_is_faster() -> None:
     said = [line.text for line in found.answer]
     assert said[0].startswith("fp16 is faster than tf32 from 256 channels for all 2 sizes")
     assert any(line.startswith("no verdict on fp16 against tf32") for line in said)
+
+
+def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_path: Path) -> None:
+    """As launched it pays from 4096 features, as a graph from 2048, of FP8 operands everywhere."""
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("m,k,n,layout\n64,32,16,quantised\n")
+    (group,) = request_of(PayoffRequest, {"op": "linear", "shapes": shapes}).plan("cuda")
+    assert group.name == "linear/m=64,k=32,n=16,pass=step/quantised/normal"
+    starts = {"launched": 4096**2, "graph": 2048**2, "quantised": 0}
+    words = {"op": "linear", "channels": "1024..8192,2048x4096", "dtype": "fp8-row"}
+    results: list[Result] = []
+    for case in (c for g in request_of(PayoffRequest, words).plan("cuda") for c in g.cases):
+        m, k, n = (int(case.problem.dims[name]) for name in "mkn")
+        faster = k * n >= starts[case.problem.layout] and m > 512
+        ratio = 1.2 if faster else 0.8
+        speedup = {"bf16": Ratio(ratio, (0.99 * ratio, 1.01 * ratio))}
+        own = case.precision_name != "bf16"
+        results.append(replace(result_of(case, 1e-5), speedup=speedup if own else {}))
+    run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "payoff", results=tuple(results))
+    assert run_from_json(json.loads(json.dumps(run_to_json(run)))) == run
+    found = {key[0]: starts_of(some) for key, some in maps_of(run).items()}
+    assert found == {
+        "launched": {4096: 2, 0: 1},
+        "graph": {2048: 2, 0: 1},
+        "quantised": {1024: 2, 0: 1},
+    }
+    report = map_report(run)
+    assert report
+    of, never = "features for 2 of 3 sizes", "at no width for 1"
+    assert [line.text for line in report.answer][:3] == [
+        f"fp8-row is faster than bf16 in launched from 4096 {of}, {never} (x, batch sizes)",
+        f"in graph from 2048 {of}, {never}",
+        f"in quantised from 1024 {of}, {never}",
+    ]
+    (launched, *_) = (part for part in report.parts if part.title.startswith("launched fp8-row"))
+    even = [row.item["even"] for row in launched.rows]
+    assert even == ["> 8192", "2048x4096..4096", "2048x4096..4096"]
 
 
 def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing() -> None:
