@@ -117,6 +117,24 @@ def test_what_is_timed_as_launched_begins_on_an_idle_card(monkeypatch: pytest.Mo
     assert block.times_s == pytest.approx([5e-6] * 3, abs=card.tick_s)
 
 
+@pytest.mark.parametrize("kernels", [1, 60, 300, 900])
+def test_no_more_is_behind_the_gate_than_a_stream_queues(
+    kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler_sees(monkeypatch, [0.0])
+    card, queued = FakeCard(), [0]
+    timer = timer_on(card, monkeypatch, "events", "cold")
+
+    def launch() -> None:
+        for _ in range(kernels):
+            card.launch(1e-6)
+        queued.append(len(card.queue))
+
+    block = timer.block(Renewed(launch, lambda: card.launch(1e-3, "renew"), queued=kernels), 50)
+    assert block.times_s == pytest.approx([kernels * 1e-6] * 50, abs=2 * card.tick_s)
+    assert kernels <= max(queued) < 1000
+
+
 def test_a_cpus_sample_is_of_the_launch_alone() -> None:
     ran: list[str] = []
     timer = CpuClock(1 << 16, "cold")
