@@ -66,10 +66,10 @@ def answer(run: Run, view: View) -> list[Line]:
     first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]
     found = [
         *_lost(view),
-        *doubtful,
         *(said for group in sound.groups for said in _ladder(sound, group, device)),
         *scaling[:2],
         first,
+        *doubtful,
         *_missing(view),
         *second,
         *_accuracies(view, best[-1] if best else None),

@@ -279,7 +279,7 @@ def joint_answer(joint: Joint, device: str) -> list[Line]:
         points = fmt.count(len(errors), "point")
         lines.append(Line("Doubt", f"predictions were {off} at worst ({points})"))
     if not joint.trainings[0].case.cold:
-        lines.append(Line("Doubt", "files were in the page cache (--cold)"))
+        lines.append(Line("Doubt", "files had been read before: they were in memory"))
     return lines
 
 
@@ -455,7 +455,7 @@ def loaders_answer(run: Run, device: str) -> list[Line]:
         text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
         lines.append(Line("Doubt", f"{text}, up to ±{max(wide):.0f} %"))
     if ran and not any(one.case.cold for one in loadings):
-        lines.append(Line("Doubt", "files were in the page cache (--cold)"))
+        lines.append(Line("Doubt", "files had been read before: they were in memory"))
     return lines
 
 

@@ -43,6 +43,7 @@ def row_of(view: View, arm: Training) -> Row:
         "arm": arm,
         **{f"x {name}": arm.speedup[name] for name in view.compared
            if view.is_compared(arm, name)},
+        "efficiency": next((one.efficiency for one in scaled(view.arms) if one.many is arm), None),
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
         "bottleneck": bottleneck(arm.limit) or None,
@@ -66,10 +67,16 @@ def row_of(view: View, arm: Training) -> Row:
     return Row(item, MARKS.get(arm.status, arm.status), failed)
 
 
-def names_of(view: View) -> list[Column]:
-    """The columns that name an arm: where it was timed, if that differs, and its recipe or rung."""
-    where = [Column("", "where", once=True)] * (len(view.groups) > 1)
-    return [*where, Column(view.first_title, "label")]
+def names_of(view: View, shown: Sequence[Training] = ()) -> list[Column]:
+    """The columns that name an arm: where it was timed, if that differs, and its recipe or rung,
+    which is the first one's title where all `shown` have the same.
+    """
+    labels = {view.label(arm) for arm in shown}
+    if len(view.groups) == 1:
+        return [Column(view.first_title, "label")]
+    if len(labels) == 1:
+        return [Column(labels.pop(), "where")]
+    return [Column("", "where", once=True), Column(view.first_title, "label")]
 
 
 def arms_part(
@@ -101,7 +108,7 @@ def recipes_part(view: View) -> Part:
     ]
     return Part(
         "",
-        [*names_of(ran), *_brief_columns(ran)],
+        [*names_of(ran, shown), *_brief_columns(ran)],
         [row_of(ran, arm) for arm in shown],
         [note for note in notes if note],
     )
@@ -119,7 +126,7 @@ def every_recipe_part(view: View) -> Part:
     arms = ran.arms
     word = "batch" if view.evaluates else "step"
     columns = [
-        *_rates(ran),
+        _rate(ran),
         Column("±", "arm.steps", _half, drop=14),
         Column(f"ms/{word}", "arm.step_s", fmt.milliseconds, drop=11),
         *_ratios(ran),
@@ -136,10 +143,11 @@ def every_recipe_part(view: View) -> Part:
     return arms_part("Every recipe", ran, ran, columns, [*_notes(ran), *failed])
 
 
-def _rates(view: View) -> list[Column]:
-    if view.unit:
-        return [Column(f"{view.unit}/s", "arm.per_s", fmt.throughput)]
-    return [Column("per s", "arm.per_s", fmt.throughput), Column("", "arm.unit")]
+def _rate(view: View) -> Column:
+    """Throughput, in the units of all arms."""
+    units = dict.fromkeys(arm.unit for arm in view.arms)
+    title, several = " or ".join(units) or "units", len(units) > 1
+    return Column(f"{title}/s", "arm.per_s", fmt.throughput, drop=9 * several)
 
 
 def _ratios(view: View) -> list[Column]:
@@ -153,14 +161,15 @@ def _ratios(view: View) -> list[Column]:
 def _brief_columns(view: View) -> list[Column]:
     learnt = any(arm.repeats for arm in view.arms)
     return [
-        *_rates(view),
-        Column("±", "arm.steps", _half, drop=5),
+        _rate(view),
+        Column("±", "arm.steps", _half, drop=10),
         *_ratios(view),
+        Column("efficiency", "efficiency", ratio),
         *([Column("accuracy\n%", "accuracy", _percents, drop=7),
            Column("held-out\nloss", "loss", _spread, drop=9)] if learnt else []),
         *[Column("peak GB", "arm.memory_peak_bytes", fmt.gigabytes, drop=8)]
         * (len(view.groups) == 1),
-        Column("bottleneck", "bottleneck", drop=6),
+        Column("bottleneck", "bottleneck", drop=5),
     ]  # fmt: skip
 
 
