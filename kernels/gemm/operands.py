@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch.nn.functional import gelu
@@ -68,15 +68,7 @@ class Operands:
 
 
 Drawn = Callable[[str], torch.Tensor]
-
-
-class Product(NamedTuple):
-    """One product of a batch: C = A @ B, and perhaps a bias, all of them views."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    c: torch.Tensor
-    bias: torch.Tensor | None
+Product = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # A, B, C, bias
 
 
 @dataclass(frozen=True)
@@ -122,18 +114,17 @@ class BatchOperands:
         return "tanh" if self.c.is_cuda else "none"
 
     def products(self) -> Iterator[Product]:
-        """The products, one after another; no empty groups."""
+        """Views of each product's tensors, one product after another; no empty groups."""
         problem, start = self.problem, 0
         if problem.batch == 1:
-            yield Product(self.a, self.b, self.c, self.bias)
+            yield self.a, self.b, self.c, self.bias
             return
         for i, end in enumerate(problem.ends):
             rows = slice(start, end) if problem.form in RAGGED else i
             b = self.b if problem.form == BROADCAST else self.b[i]
             start = end
             if self.a[rows].numel():
-                yield Product(self.a[rows], b, self.c[rows], self.bias if self.bias is None
-                              else self.bias[i, 0])  # fmt: skip
+                yield self.a[rows], b, self.c[rows], None if self.bias is None else self.bias[i, 0]
 
     def relative_error(self) -> float:
         """The larger of ||C - ref|| / ||ref||, with every element of C, and the error of the worst
@@ -148,35 +139,23 @@ class BatchOperands:
         return self._errors(drawn, self.scale, storage_factor(self.c.dtype, ""))[0]
 
     def _errors(self, of: Self, scale: float, scale_of_bias: float) -> tuple[float, float]:
-        """(of all elements, of the worst row or column) against products of the inputs `of`."""
-        zero = torch.zeros((), dtype=torch.float64, device=self.c.device)
-        squares, wanted_squares, worst = zero, zero, zero
-        for got, wanted in self._bands(of, scale, scale_of_bias):
-            off = (got.double() - wanted).square()
-            squares, wanted_squares = squares + off.sum(), wanted_squares + wanted.square().sum()
-            for lines in (off.mean(0), off.mean(1), off):
-                few = off.numel() // lines.numel()
-                line = lines.max().sqrt() / (1 + checking.CHECKSUM_SLACK / few**0.5)
-                worst = torch.maximum(worst, line)
-        if not wanted_squares > 0:
-            wanted_squares = zero + self.c.numel()
-        typical = (wanted_squares / self.c.numel()).sqrt()
-        return float((squares / wanted_squares).sqrt()), float(worst / typical)
-
-    def _bands(
-        self, of: Self, scale: float, scale_of_bias: float
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(rows of C, what float64 makes of the inputs): some rows of a product at a time."""
-        for mine, given in zip(self.products(), of.products(), strict=True):
-            b = given.b.double()
-            step = max(1, BAND_ELEMENTS // sum(b.shape))
-            for got, a in zip(mine.c.split(step), given.a.split(step), strict=True):
-                wanted = a.double() @ b * scale
-                if given.bias is not None:
-                    wanted += given.bias.double() * scale_of_bias
+        """(of all elements, of the worst line) against the products of other inputs."""
+        errors, sizes, worst = torch.zeros(3, 1, dtype=torch.float64, device=self.c.device)
+        for (*_, c, _), (whole, b, _, bias) in zip(self.products(), of.products(), strict=True):
+            rows = max(1, BAND_ELEMENTS // sum(b.shape))
+            for got, a in zip(c.split(rows), whole.split(rows), strict=True):
+                wanted = a.double() @ b.double() * scale
+                if bias is not None:
+                    wanted += bias.double() * scale_of_bias
                 if self.problem.form == GELU:
                     wanted = gelu(wanted, approximate=self.approximate)
-                yield got, wanted
+                off = (got.double() - wanted).square()
+                errors, sizes = errors + off.sum(), sizes + wanted.square().sum()
+                for lines in (off.mean(0), off.mean(1), off):
+                    chance = checking.CHECKSUM_SLACK / (off.numel() // lines.numel()) ** 0.5
+                    worst = torch.maximum(worst, lines.max().sqrt() / (1 + chance))
+        sizes = torch.where(sizes > 0, sizes, self.c.numel())
+        return float((errors / sizes).sqrt()), float(worst / (sizes / self.c.numel()).sqrt())
 
 
 def names(problem: Gemm) -> tuple[Sequence[str], Sequence[str]]:
@@ -190,18 +169,17 @@ def dtype(case: Case, name: str) -> torch.dtype:
 
 
 def stored(problem: Gemm, name: str) -> Sequence[int]:
-    """The sizes of an input in the orientation it is stored in."""
-    batch = problem.batch
-    if name == "bias":
-        return (batch, 1, problem.n) if batch > 1 else (problem.n,)
-    rows, columns = (problem.m, problem.k) if name == "a" else (problem.k, problem.n)
+    """The sizes of a tensor in the orientation it is stored in."""
+    batch, m, n, k = problem.batch, *problem.mnk
+    rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "bias": (1, n)}[name]
     if _transposed(problem, name):
         rows, columns = columns, rows
     if batch == 1 or (problem.form == BROADCAST and name == "b"):
-        return rows, columns
-    if name == "a" and problem.form in RAGGED:
+        return (columns,) if name == "bias" else (rows, columns)
+    if problem.form in RAGGED and name != "b":
         return batch * rows, columns
-    return (rows, batch, columns) if problem.form == STRIDED else (batch, rows, columns)
+    strided = problem.form == STRIDED and name != "c"
+    return (rows, batch, columns) if strided else (batch, rows, columns)
 
 
 def arranged(problem: Gemm, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -212,16 +190,11 @@ def arranged(problem: Gemm, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _transposed(problem: Gemm, name: str) -> bool:
-    return name != "bias" and problem.layout[NAMES.index(name)] == "t"
+    return name in "ab" and problem.layout["ab".index(name)] == "t"
 
 
 def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    sizes = (problem.m, problem.n)
-    if problem.form in RAGGED:
-        sizes = (problem.batch * problem.m, problem.n)
-    elif problem.batch > 1:
-        sizes = (problem.batch, *sizes)
-    return torch.empty(sizes, dtype=dtype, device=device)
+    return torch.empty(stored(problem, name), dtype=dtype, device=device)
 
 
 def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:

@@ -45,9 +45,8 @@ def check(case: Case, target: Target) -> None:
     if target.kind == "cpu":
         return
     check_8bit(case, "torch", int8_multiple=8)
-    m = problem.m
-    if kind.storage == "int8" and m <= 16:
-        raise CannotRun(f"int8 in torch needs M above 16, not {m}")
+    if kind.storage == "int8" and problem.m <= 16:
+        raise CannotRun(f"int8 in torch needs M above 16, not {problem.m}")
 
 
 def _check_one_call(case: Case, target: Target) -> None:
@@ -112,19 +111,19 @@ def _tried(case: Case, call: Callable[[], object]) -> None:
 
 def _separate(case: Case, operands: BatchOperands) -> Callable[[], object]:
     """A kernel for each product, then one for the bias, then one for GELU."""
-    one, c = operands.one, operands.c
-    products = [_multiply(case.precision, each._replace(bias=None), one)
-                for each in operands.products()]  # fmt: skip
-    bias, gelu = operands.bias, torch.ops.aten.gelu_.default
+    one, whole, bias = operands.one, operands.c, operands.bias
+    products = [_multiply(case.precision, (a, b, c, None), one)
+                for a, b, c, _ in operands.products()]  # fmt: skip
+    gelu = torch.ops.aten.gelu_.default
     last = operands.approximate if operands.problem.form == GELU else None
 
     def call() -> None:
         for product in products:
             product()
         if bias is not None:
-            c.add_(bias)
+            whole.add_(bias)
         if last is not None:
-            gelu(c, approximate=last)
+            gelu(whole, approximate=last)
 
     return call
 
@@ -142,7 +141,7 @@ def _batched(case: Case, operands: BatchOperands) -> tuple[str, Callable[[], obj
         return "bmm", _switched(kind, lambda: torch.bmm(a, b, out=c))
     assert bias is not None
     if kind.is_float8:
-        return "scaled_mm", _multiply(kind, Product(a, b, c, bias), one)
+        return "scaled_mm", _multiply(kind, (a, b, c, bias), one)
     if form == BIAS:
         return "addmm", _switched(kind, lambda: torch.addmm(bias, a, b, out=c))
     fused: Any = torch._addmm_activation  # pyright: ignore[reportPrivateImportUsage]
@@ -165,9 +164,8 @@ def _grouped(kind: Precision, operands: BatchOperands) -> tuple[str, Callable[[]
 
 
 def _call(case: Case, operands: Operands) -> Callable[[], object]:
-    return _multiply(
-        case.precision, Product(operands.a, operands.b, operands.c, None), operands.one
-    )
+    product = operands.a, operands.b, operands.c, None
+    return _multiply(case.precision, product, operands.one)
 
 
 def _multiply(kind: Precision, product: Product, one: torch.Tensor) -> Callable[[], object]:
