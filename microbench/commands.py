@@ -1,4 +1,4 @@
-"""The commands that do not measure: show, explain, compare, doctor."""
+"""The commands that do not measure: show, report, explain, compare, doctor."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from microbench.results.comparison import (
 )
 from microbench.roofline.explain import annotate
 from microbench.sweep import parse_names
+
+STUDY = "study.json"  # what a study says of itself
 
 
 def show_files(
@@ -96,7 +98,7 @@ def report_folder(folder: Path, html: Path | None) -> None:
         runfile.check_writable(html, "--html")
     found: dict[str, Report] = {}
     unread: dict[str, str] = {}
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(set(folder.rglob("*.json")) - set(folder.rglob(STUDY))):
         name = path.relative_to(folder).as_posix()
         try:
             found[name] = report_of_file(path)
