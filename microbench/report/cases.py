@@ -5,6 +5,7 @@ how to read them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,11 @@ from typing import Any
 from kernels import OPS
 from kernels.op import OWN
 from kernels.precision import PRECISIONS
-from kernels.tune import HOW, Choice
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.parts import (
+    DEFAULT,
     VERBOSE,
     Column,
     Line,
@@ -31,7 +32,7 @@ from microbench.report.parts import (
     missing,
     warnings_part,
 )
-from microbench.results.types import RUINED_PCT, Json, Ratio, Result, Run
+from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
 from microbench.verdict import (
     Summary,
@@ -44,9 +45,11 @@ from microbench.verdict import (
     representative,
     states_of,
     subject_of,
+    summaries,
 )
 
 SHOWN_CONVERSION = 0.02
+MOST_PRECISIONS = 3  # of a sentence
 MIXED = "mixed"
 AT_LARGE = ("power", "compute", MIXED)  # bottlenecks that a large size shows best
 JOIN = "; "  # between the values of a list in CSV
@@ -84,10 +87,15 @@ def made(
         *map(_with_signs, tables),
         _every_result(run),
         Part("What limits each case", below=limits, level=VERBOSE),
-        Part("How to read it", below=_reading(run), level=VERBOSE),
+        Part(
+            "How to read it" * bool(run.results),
+            below=_reading(run),
+            level=VERBOSE if run.results else DEFAULT,
+        ),
         warnings_part(found),
     ]
-    lines = [*answer, *doubts(asking, len(judged), most=1)]
+    lost = [Line("", text) for text in _own_missing(run)]
+    lines = [*lost, *answer, *_doubt(run), *doubts(asking, len(judged), most=1)]
     return Report("", lines, parts, conditions(run), raw=[_raw(run)],
                   chart=chart or partial(rate_chart, run))  # fmt: skip
 
@@ -159,6 +167,7 @@ def _every_result(run: Run) -> Part:
         Column("layout change", "", _conversion, 7),
         Column("rel. error", "total_error", fmt.error, 9),
         Column("bottleneck", "bound", drop=5),
+        Column("configuration", "choice.how", drop=10),
     ]  # fmt: skip
     lacking = [(fmt.name(r.case), f"{_missing(r)}: {r.reason or 'no reason given'}")
                for r in run.results if _missing(r)]  # fmt: skip
@@ -239,50 +248,37 @@ def conditions(run: Run) -> list[str]:
 
 
 def _reading(run: Run) -> list[str]:
-    """The signs, the names of precisions, how configurations were chosen, and the peaks."""
+    """The signs, the names of precisions, and the peaks."""
     present = list(dict.fromkeys(result.case.precision_name for result in run.results))
     titles = [f"{name} = {PRECISIONS[name].title}" for name in present if name in PRECISIONS]
     lines = [
         "±: larger half of the 95 % interval; x: times as fast as",
         "rel. error: against float64, including input rounding",
         JOIN.join(titles),
-        choices(run),
     ]
-    unit = rate_unit(run.results)
-    for text, kind in (("peak: dense, of the datasheet", ("dense peak", "datasheet")),
-                       ("largest GEMM measured", ("large GEMM", "measured"))):  # fmt: skip
-        found = [peak for name in present if (peak := run.ceiling(*kind, name))]
-        rates = [f"{peak.precision} {unit.text(peak.flop_per_s or 0.0)}" for peak in found]
-        address = " ".join(dict.fromkeys(p.reference for p in found if "://" in p.reference))
-        if found:
-            lines.append(f"{text}: {', '.join(rates)} {unit.name} {address}".rstrip())
-    reached = [
-        f"{found.precision} {found.flop_per_clock:,.0f} "
-        f"({found.reference.partition(',')[0]})"  # "wgmma" of "wgmma, m64n256k16, ..."
-        for name in present
-        if (found := run.ceiling("instruction", "measured", name)) and found.flop_per_clock
-    ]
-    if reached:
-        lines.append(f"instructions, FLOP per clock and SM: {', '.join(reached)} measured")
-    memory = run.ceiling("memory", "measured")
-    if memory and memory.byte_per_s:
-        lines.append(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured")
-    return [line for line in lines if line] if run.results else []
+    return [*(line for line in lines if line and run.results), *_peaks(run)]
 
 
-def choices(run: Run) -> str:
-    """How the configurations of our kernels were chosen: "Triton configurations:
-    tuned: 1024; quick-tuned over 6 candidates: 1048, 1120". "" where no result has one.
-    """
-    found: dict[Choice, dict[str, None]] = {}
-    for result in run.results:
-        if result.choice:
-            found.setdefault(result.choice, {})[fmt.problem(result.case)] = None
+def _peaks(run: Run) -> list[str]:
+    """What bounds the device, of the datasheet and as measured: "memory, measured: 4.27 TB/s"."""
+    found: dict[tuple[str, str], list[Ceiling]] = {}
+    for one in run.ceilings:
+        found.setdefault((one.name, one.source), []).append(one)
     said: list[str] = []
-    for choice in sorted(found, key=lambda choice: HOW.index(choice.how)):
-        over = f" over {fmt.count(choice.candidates, 'candidate')}" if choice.candidates else ""
-        said.append(f"{choice.how}{over}: {fmt.listed(list(found[choice]))}")
-    return f"Triton configurations: {JOIN.join(said)}" if said else ""
+    for (name, source), some in found.items():
+        rates = ", ".join(" ".join(filter(None, (one.precision, _rate(one)))) for one in some)
+        address = dict.fromkeys(one.reference for one in some if "://" in one.reference)
+        said.append(" ".join([f"{name}, {source}: {rates}", *address]))
+    return said
+
+
+def _rate(one: Ceiling) -> str:
+    if one.flop_per_clock:
+        return f"{one.flop_per_clock:,.0f} FLOP per clock and SM"
+    if one.flop_per_s:
+        unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
+        return f"{unit.text(one.flop_per_s)} {unit.name}"
+    return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
 
 
 # ---------------------------------------------------------------- lines of an answer
@@ -326,23 +322,101 @@ def _example(results: Sequence[Result]) -> str:
     return f" ({fmt.size(shows.case)}: {detail})" if detail else ""
 
 
+def _own_missing(run: Run) -> list[str]:
+    """The kernels of the user's that have no figures: how many cases, and why."""
+    own = [result for result in run.results if OWN in result.case.backend]
+    said: list[str] = []
+    for backend in dict.fromkeys(result.case.backend for result in own):
+        every = [result for result in own if result.case.backend == backend]
+        for status, words in (("failed", "FAILED"), ("skipped", "was not measured")):
+            if lost := [result for result in every if result.status == status]:
+                of = f"{len(lost)} of {fmt.count(len(every), 'case')}"
+                said.append(f"{backend} {words} in {of}: {reasons(lost)}")
+    return said
+
+
+def reasons(lost: Sequence[Result]) -> str:
+    """The most common one, and how many others there are."""
+    (reason, _), *others = Counter(result.reason for result in lost).most_common()
+    more = f" (and {fmt.count(len(others), 'other reason')})" if others else ""
+    return f"{reason or 'no reason given'}{more}"
+
+
+def beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
+    """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
+    better library in fp16, 1.05 in int8 (geometric mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
+    """
+    by_backend: dict[str, list[Summary]] = {}
+    for one in found:
+        if one.ruined_pct:
+            unclear[f"{one.backend} in {one.precision}"] = one.ruined_pct
+        else:
+            by_backend.setdefault(one.backend, []).append(one)
+    said: list[str] = []
+    for backend, some in by_backend.items():
+        rows = sorted((row for one in some for row in one.rows), key=lambda row: row.ratio.ratio)
+        libraries = {name for one in some for name in one.libraries}
+        against = libraries.pop() if len(libraries) == 1 else "the better library"
+        if len(rows) == 1:
+            at = f"in {some[0].precision} at {rows[0].result.case.problem.size}"
+            times = f"{fmt.ratio(rows[0].ratio)} times as fast as {rows[0].library}"
+            said.append(f"{backend} is {times} {at}")
+            continue
+        means = [f"{one.mean:.2f} in {one.precision}" for one in some]
+        means[0] = f"{some[0].mean:.2f} times as fast as {against} in {some[0].precision}"
+        if len(some) > MOST_PRECISIONS:
+            slow, *_, fast = sorted(some, key=lambda one: one.mean)
+            means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
+                     f"times as fast as {against}, by precision"]  # fmt: skip
+        counts = [len(one.rows) for one in some]
+        sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
+        ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
+                           for row in (rows[0], rows[-1]))  # fmt: skip
+        over = f"(geometric mean of {sizes} sizes: {ends})"
+        said.append(f"{backend} is {', '.join(means)} {over}")
+    return said
+
+
+def _doubt(run: Run) -> list[Line]:
+    """What was not measured, and what one process does not know."""
+    timed = {r.case.precision_name for r in run.results if r.measurement}
+    lost = [
+        r for r in run.results
+        if r.measurement is None and OWN not in r.case.backend
+        and (r.case.precision_name in timed or r.case.precision_name not in arms_of(run).asked)
+    ]  # fmt: skip
+    said: list[str] = []
+    if lost:
+        words = "failed" if any(r.status == "failed" for r in lost) else "not measured"
+        of = f"{len(lost)} of {fmt.count(len(run.results), 'case')}"
+        said.append(f"{of} {words}: {reasons(lost)}")
+    said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
+    if timed and not any(r.measurement.processes for r in run.results if r.measurement):
+        said.append("one process (--processes 3)")
+    return [Line("Doubt", JOIN.join(said))] if said else []
+
+
 def channels_last(run: Run) -> str:
     """Whether nhwc is faster than nchw in most cases that both have, and how much."""
-    by_layout: dict[str, dict[str, float]] = {"nhwc": {}, "nchw": {}}
+    found: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
     for group in groups_of(run):
-        found = representative(group, arms_of(run).asked[:1])
-        if found and found.median_s and not found.ruined_pct:
-            layout = found.case.problem.layout
-            by_layout.setdefault(layout, {})[group[0].case.group.replace(layout, "")] = (
-                found.median_s
-            )
-    nhwc, nchw = by_layout["nhwc"], by_layout["nchw"]
-    ratios = [nchw[same] / nhwc[same] for same in nhwc if same in nchw]
-    faster = sum(ratio > 1 for ratio in ratios)
-    if not ratios or 2 * faster < len(ratios):
+        best = representative(group, arms_of(run).asked[:1])
+        if best and best.measurement and not best.ruined_pct:
+            layout = best.case.problem.layout
+            found.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
+    pairs = [(one, found["nchw"][same]) for same, one in found["nhwc"].items()
+             if same in found["nchw"]]  # fmt: skip
+    ratios = [(nchw.median_s or 0.0) / (nhwc.median_s or 1.0) for nhwc, nchw in pairs]
+    faster = sum(_ends(nhwc)[1] < _ends(nchw)[0] for nhwc, nchw in pairs)
+    if not pairs or 2 * faster < len(pairs):
         return ""
-    times = fmt.span(ratios)
-    return f"use channels_last (nhwc): {times} times as fast, faster in {faster} of {len(ratios)}"
+    of = f"in all {faster}" if faster == len(pairs) else f"surely in {faster} of {len(pairs)}"
+    return f"use channels_last (nhwc): {fmt.span(ratios)} times as fast, {of}"
+
+
+def _ends(result: Result) -> tuple[float, float]:
+    median_s = result.median_s or 0.0
+    return (result.measurement and result.measurement.ci95_s) or (median_s, median_s)
 
 
 def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:

@@ -13,12 +13,15 @@ from kernels.op import OWN
 from microbench import fmt
 from microbench.report import charts, layers, payoff
 from microbench.report.cases import (
+    MOST_PRECISIONS,
+    beside,
     channels_last,
     conditions,
     made,
     no_verdict,
     of_peak,
     rate_chart,
+    reasons,
     rivals,
     rows_of,
     why,
@@ -28,7 +31,6 @@ from microbench.results.types import Json, Result, Run
 from microbench.verdict import (
     RUINED,
     Payoff,
-    Summary,
     arms_of,
     groups_of,
     libraries_beside_own,
@@ -41,7 +43,6 @@ from microbench.verdict import (
 
 MOST_ROWS = 12  # of the table of sizes; with more, it has a row a setting
 MOST_SETTINGS = 6
-MOST_PRECISIONS = 3  # that have a line of the answer each
 
 
 def report(run: Run) -> Report:
@@ -60,7 +61,7 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    said = _beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
+    said = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
     if not own and arms_of(run).baselines:
         said = [*_gains(run, unclear), *said]
     elif not own:
@@ -69,29 +70,11 @@ def _answer(run: Run) -> list[Line]:
     if said:
         first = said[0].removesuffix(")")
         said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
-    lines = [Line("", text) for text in (*_own_missing(own), *said)]
-    lines += [*why(run, shown), *([] if own else _do(run))] if said else []
-    lines += no_verdict(unclear, alone=not said)
     if not run.results:
-        peaks = ", ".join(_peaks(run))
-        lines = [Line("", "No case was measured"), *([Line("", peaks)] if peaks else [])]
-    doubt = _doubt(run)
-    return [*lines, *([Line("Doubt", doubt)] if doubt else [])]
-
-
-def _peaks(run: Run) -> list[str]:
-    """What bounds the device, as measured: all that a run without a case says."""
-    said: list[str] = []
-    for one in run.ceilings:
-        if one.flop_per_s:
-            unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
-            rate = f"{unit.text(one.flop_per_s)} {unit.name}"
-        else:
-            rate = fmt.bandwidth(one.byte_per_s or 0.0)
-            rate = fmt.duration(one.seconds) if one.seconds else rate
-        if one.source == "measured":
-            said.append(" ".join(filter(None, (one.name, one.precision, rate))))
-    return said
+        said = ["No case was measured"]
+    lines = [Line("", text) for text in said]
+    lines += [*why(run, shown), *([] if own else _do(run))] if said else []
+    return [*lines, *no_verdict(unclear, alone=not said)]
 
 
 def _context(run: Run, shown: Sequence[Result]) -> str:
@@ -104,60 +87,6 @@ def _context(run: Run, shown: Sequence[Result]) -> str:
     libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
     device = str(run.device.get("name") or "unknown device")
     return ", ".join([device, *([what] if libraries else []), *libraries])
-
-
-def _own_missing(own: Sequence[Result]) -> list[str]:
-    """The kernels of the user's that have no figures: how many cases, and why."""
-    said: list[str] = []
-    for backend in dict.fromkeys(result.case.backend for result in own):
-        every = [result for result in own if result.case.backend == backend]
-        for status, words in (("failed", "FAILED"), ("skipped", "was not measured")):
-            if lost := [result for result in every if result.status == status]:
-                of = f"{len(lost)} of {fmt.count(len(every), 'case')}"
-                said.append(f"{backend} {words} in {of}: {_reasons(lost)}")
-    return said
-
-
-def _reasons(lost: Sequence[Result]) -> str:
-    """The most common one, and how many others there are."""
-    (reason, _), *others = Counter(result.reason for result in lost).most_common()
-    more = f" (and {fmt.count(len(others), 'other reason')})" if others else ""
-    return f"{reason or 'no reason given'}{more}"
-
-
-def _beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
-    """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
-    better library in fp16, 1.05 in int8 (geometric mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
-    """
-    by_backend: dict[str, list[Summary]] = {}
-    for one in found:
-        if one.ruined_pct:
-            unclear[f"{one.backend} in {one.precision}"] = one.ruined_pct
-        else:
-            by_backend.setdefault(one.backend, []).append(one)
-    said: list[str] = []
-    for backend, some in by_backend.items():
-        rows = sorted((row for one in some for row in one.rows), key=lambda row: row.ratio.ratio)
-        libraries = {name for one in some for name in one.libraries}
-        against = libraries.pop() if len(libraries) == 1 else "the better library"
-        if len(rows) == 1:
-            at = f"in {some[0].precision} at {rows[0].result.case.problem.size}"
-            times = f"{fmt.ratio(rows[0].ratio)} times as fast as {rows[0].library}"
-            said.append(f"{backend} is {times} {at}")
-            continue
-        means = [f"{one.mean:.2f} in {one.precision}" for one in some]
-        means[0] = f"{some[0].mean:.2f} times as fast as {against} in {some[0].precision}"
-        if len(some) > MOST_PRECISIONS:
-            slow, *_, fast = sorted(some, key=lambda one: one.mean)
-            means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
-                     f"times as fast as {against}, by precision"]  # fmt: skip
-        counts = [len(one.rows) for one in some]
-        sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
-        ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
-                           for row in (rows[0], rows[-1]))  # fmt: skip
-        over = f"(geometric mean of {sizes} sizes: {ends})"
-        said.append(f"{backend} is {', '.join(means)} {over}")
-    return said
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -182,7 +111,7 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
         if known:
             said[name] = f"{name} is {', '.join(known)}"
         elif not any(result.measurement for result in results):
-            said[name] = f"{name} was not measured: {_reasons(results)}"
+            said[name] = f"{name} was not measured: {reasons(results)}"
     if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not ratios:
         return list(said.values())
     best = max(ratios, key=lambda name: fmean(ratios[name]))
@@ -283,25 +212,6 @@ def _price(names: Sequence[str], run: Run) -> str:
     return ""
 
 
-def _doubt(run: Run) -> str:
-    """What was not measured, and what one process does not know."""
-    timed = {r.case.precision_name for r in run.results if r.measurement}
-    lost = [
-        r for r in run.results
-        if r.measurement is None and OWN not in r.case.backend
-        and (r.case.precision_name in timed or r.case.precision_name not in arms_of(run).asked)
-    ]  # fmt: skip
-    said: list[str] = []
-    if lost:
-        words = "failed" if any(r.status == "failed" for r in lost) else "not measured"
-        of = f"{len(lost)} of {fmt.count(len(run.results), 'case')}"
-        said.append(f"{of} {words}: {_reasons(lost)}")
-    said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
-    if timed and not any(r.measurement.processes for r in run.results if r.measurement):
-        said.append("one process (--processes 3)")
-    return "; ".join(said)
-
-
 # ---------------------------------------------------------------- tables
 
 
@@ -309,20 +219,20 @@ def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
     asked, settings = arms_of(run).asked, _settings(run)
-    beside = rivals(summaries(run, lambda result: subject_of(result, run)), "setting")
+    others = rivals(summaries(run, lambda result: subject_of(result, run)), "setting")
     shown = own or [
         result for name in asked for group in groups_of(run)
         if (result := representative(group, [name]))
     ]  # fmt: skip
     one_setting = len({subject_of(result, run) for result in shown}) == 1
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
-        return [_sizes(run, shown), replace(beside, level=VERBOSE)]
+        return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if settings.rows and not own:
-        return [*_shortened(settings), replace(beside, level=VERBOSE)]
-    if beside.rows and run.kind != "peak":
-        return _shortened(beside)
+        return [*_shortened(settings), replace(others, level=VERBOSE)]
+    if others.rows and run.kind != "peak":
+        return _shortened(others)
     best = replace(_sizes(run, _best(run)), title="The highest rates")
-    return [best, replace(beside, level=VERBOSE)]
+    return [best, replace(others, level=VERBOSE)]
 
 
 def _shortened(part: Part) -> list[Part]:

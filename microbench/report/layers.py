@@ -12,18 +12,20 @@ from functools import partial
 from typing import Any
 
 from kernels import is_library
+from kernels.attention import PASSES as OF_ATTENTION
+from kernels.attention import Attention
 from kernels.conv import Conv
 from kernels.op import OWN
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
-from microbench.report.cases import made, no_verdict, rivals, title_of
+from microbench.report.cases import beside, made, no_verdict, rivals, title_of
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import MIN_GAIN, Summary, arms_of, groups_of, summaries
 
-PASSES = ("fprop", "dgrad", "wgrad")
+PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
 FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
 
@@ -125,6 +127,8 @@ def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
 
 def _label(result: Result, use: LayerUse) -> str:
     problem = result.case.problem
+    if isinstance(problem, Attention):
+        return f"attention {problem.setting['heads']} @{problem.size}"
     if not isinstance(problem, Conv):
         m, n, k = problem.mnk
         into, out = {"fprop": (k, n), "dgrad": (n, k)}.get(use.which, (n, m))
@@ -152,12 +156,14 @@ def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer
 def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
     layers = layers_of(run, network)
-    beside = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
-    return made(run, _answer(run, network, layers), [*_tables(run, layers), beside],
+    others = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
+    return made(run, _answer(run, network, layers), [*_tables(run, layers), others],
                 partial(_chart, run, network, layers))  # fmt: skip
 
 
 def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line]:
+    ops = {result.case.op for result in run.results}
+    what = "convolutions, GEMMs and attention" if "attention" in ops else "convolutions and GEMMs"
     said: list[str] = []
     why: list[str] = []
     unclear: dict[str, float] = {}
@@ -176,24 +182,14 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
             why += [] if known else [f"against {baseline} {_gainers(layers, name, baseline)}"]
             known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
         if known:
-            said.append(f"{name}: convolutions and GEMMs of a step take {took}: {', '.join(known)}")
+            said.append(f"{name}: {what} of a step take {took}: {', '.join(known)}")
     if said:
         device = run.device.get("name") or "unknown device"
         said[0] += f" ({network.name}, batch {network.batch}, {device})"
-    beside: dict[str, list[Summary]] = {}
-    for one in by_pass(run, network):
-        if one.ruined_pct:
-            unclear[f"{one.backend} in {one.precision} {one.which}"] = one.ruined_pct
-        else:
-            title = f"{one.backend} against {one.against} in {one.precision}"
-            beside.setdefault(title, []).append(one)
-    for title, some in beside.items():
-        means = ", ".join(f"{one.which} {one.mean:.2f}" for one in some)
-        ends = fmt.span([row.ratio.ratio for one in some for row in one.rows])
-        said.append(f"{title}: {means} times as fast (layers {ends})")
-    lines = [Line("", text) for text in said]
+    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
+    lines = [Line("", text) for text in (*own, *said)]
     lines += [Line("Why", "; ".join(why))] if why else []
-    lines += no_verdict(unclear, alone=not said)
+    lines += no_verdict(unclear, alone=not lines)
     lines += [Line("Do", "halfway train measures the rest of a step")] if said else []
     return [*lines, *(Line("Doubt", text) for text in _not_measured(run, network))]
 

@@ -98,7 +98,7 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     assert "not finished" in brief
     text = shown(run_of([]))
     assert "No case was measured" in text
-    assert "memory 4.30 TB/s" in text
+    assert "memory, measured: 4.30 TB/s" in text
 
 
 def test_a_kernel_of_the_user_s_that_failed_comes_first() -> None:
