@@ -38,10 +38,6 @@ class Quantised:
         scales = self.scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
         return self.values.float() * scales
 
-    @property
-    def transposed(self) -> Quantised:
-        return Quantised(self.values.t().contiguous(), self.scales.t())
-
 
 def quantised(given: Mapping[str, torch.Tensor], name: str, precision: str) -> Quantised:
     """A matrix, "x" or transposed "x_t", in FP8 with the scales of a precision.
@@ -54,7 +50,8 @@ def quantised(given: Mapping[str, torch.Tensor], name: str, precision: str) -> Q
     scaling = precision.removeprefix("fp8-")
     shared = scaling == "tensor" or (scaling == "block" and base == "w")
     if shared and base != name:
-        return quantised(given, base, precision).transposed
+        cast = quantised(given, base, precision)
+        return Quantised(cast.values.t().contiguous(), cast.scales.t())
     matrix = given[base] if base == name else given[base].t()
     rows, columns = matrix.shape
     tall, wide = {

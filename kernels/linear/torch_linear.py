@@ -29,6 +29,7 @@ WARM_CALLS = 3  # before a call is captured
 PADDED_SCALES = 4  # a square block's scales are stored in multiples of so many
 
 Given = Mapping[str, Tensor]
+Factors = Mapping[str, tuple[Quantised, Quantised]]
 Results = tuple[Tensor, ...]
 
 
@@ -58,21 +59,17 @@ def candidates(case: Case, operands: LinearOperands, target: Target) -> Sequence
     refuses it. On a GPU `launched` is compiled here, and `graph` captured.
     """
     problem, name, given = operands.problem, case.precision_name, operands.given
-    corner = {one: tensor[:TRIED, :TRIED].contiguous() for one, tensor in given.items()}
+    every = problem.inputs, problem.outputs, name
     try:
-        for output in problem.outputs:
-            _product(corner, output, name)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+        _products(*every, {}, *(one[:TRIED, :TRIED].contiguous() for one in given.values()))
+    except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
         raise CannotRun(f"torch has no {name} here: {first_line(error)}") from error
     compiles = problem.layout in ("graph", "launched")
-    compiles = problem.layout in ("graph", "launched")
-    if problem.quantised:
-        call = partial(_products, operands, name)
-    elif problem.which == "step":
+    if problem.which == "step" and not problem.quantised:
         call = _step(given, name, by_torchao=case.backend == TORCHAO, compiles=compiles)
     else:
-        alone = _compiled(_alone) if compiles else _alone
-        call = partial(alone, problem, name, *given.values())
+        products = _compiled(_products) if compiles else _products
+        call = partial(products, *every, operands.factors, *given.values())
     on_gpu = target.kind == "cuda"
     graph = on_gpu and problem.layout in ("graph", "quantised")
     calls = _captured(call) if graph else call
@@ -87,24 +84,24 @@ def candidates(case: Case, operands: LinearOperands, target: Target) -> Sequence
 # ---------------------------------------------------------------- the products
 
 
-def _products(operands: LinearOperands, name: str) -> Results:
-    """Every product, of operands that are cast already."""
-    return tuple(
-        _multiplied(*operands.factors[output], name, fast=output == "y")
-        if output in operands.factors
-        else _product(operands.given, output, name)
-        for output in operands.results
-    )
+def _products(
+    inputs: Sequence[str], outputs: Sequence[str], name: str, factors: Factors, *tensors: Tensor
+) -> Results:
+    """Each output; from `factors`, where its operands are cast already."""
+    given = dict(zip(inputs, tensors, strict=True))
+    return tuple(_product(given, output, name, factors.get(output)) for output in outputs)
 
 
-def _product(given: Given, output: str, name: str) -> Tensor:
+def _product(
+    given: Given, output: str, name: str, factors: tuple[Quantised, Quantised] | None = None
+) -> Tensor:
     """ "y", "dx" or "dw"; its operands are cast first where the precision is FP8. As in torchao
     the forward product alone is added up fast.
     """
     first, second = PRODUCTS[output]
     if not name.startswith("fp8"):
         return matrix(given, first) @ matrix(given, second).t()
-    a, b = quantised(given, first, name), quantised(given, second, name)
+    a, b = factors or (quantised(given, first, name), quantised(given, second, name))
     return _multiplied(a, b, name, fast=output == "y")
 
 
@@ -119,10 +116,10 @@ def _multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
             a.values, b.values.t(), _by_column(a.scales), kinds.BlockWise1x128, scales, kind,
             output_dtype=torch.bfloat16,
         )  # fmt: skip
-    scales = (a.scales, b.scales.t()) if name == "fp8-row" else (a.scales[0, 0], b.scales[0, 0])
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        a.values, b.values.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=fast
-    )
+        a.values, b.values.t(), a.scales, b.scales.t(), out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )  # fmt: skip
 
 
 def _by_column(scales: Tensor) -> Tensor:
@@ -146,12 +143,6 @@ class _Layer(torch.autograd.Function):
         x, w = ctx.saved_tensors
         given = {"x": x, "w": w, "g": grads[0]}
         return _product(given, "dx", ctx.name), _product(given, "dw", ctx.name), None
-
-
-def _alone(problem: Linear, name: str, *tensors: Tensor) -> Results:
-    """A pass that is one product."""
-    given = dict(zip(problem.inputs, tensors, strict=True))
-    return (_product(given, problem.outputs[0], name),)
 
 
 def _step(given: Given, name: str, *, by_torchao: bool, compiles: bool) -> Callable[[], Results]:
