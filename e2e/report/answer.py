@@ -78,7 +78,9 @@ def answer(run: Run, view: View) -> list[Line]:
     if best and (best[-1].speedup or not doubtful):
         lines += _why(sound, best[-1], on_gpu=on_gpu)
     elif doubtful:
-        lines.append(Line("Why", "other work on the machine, or steps that differ by themselves"))
+        lines.append(
+            Line("Why", "likely other work on the machine, or steps that differ by themselves")
+        )
         lines.append(Line("Do", "repeat it on an idle machine, or longer (--budget 120)"))
     lines = lines or [Line("", "Nothing was measured")]
     return _within([*lines, *_doubts(view, best)], MOST_ROWS - (run.finished_at is None))
@@ -134,9 +136,9 @@ def _speeds(view: View, best: Sequence[Training], device: str, *, rate: bool) ->
     if not best[-1].speedup or view.is_baseline(best[-1]):
         arm = best[-1]
         text = f"{view.label(arm)} {trains(arm)} {fmt.throughput(arm.per_s or 0.0)} {arm.unit}/s"
-        yield from [f"{text} ({_where([arm], device)})"] * rate
+        yield from [f"{text} ({where_of([arm], device)})"] * rate
         return
-    yield f"{_speed(view, best)} ({_where(best, device)})"
+    yield f"{_speed(view, best)} ({where_of(best, device)})"
     others = grouped(
         (view.label(arm), arm)
         for arm in view.arms
@@ -174,7 +176,7 @@ def _speed(view: View, arms: Sequence[Training]) -> str:
     return f"{view.label(arms[0])} {verb} {', '.join(clauses)}"
 
 
-def _where(arms: Sequence[Training], device: str) -> str:
+def where_of(arms: Sequence[Training], device: str) -> str:
     """What these arms share, and the device: "resnet50, batch 256, NVIDIA H200"."""
     data = ["data"] * (is_generated(arms[0].case) and arms[0].case.data != "synthetic")
     words: list[str] = []
@@ -205,7 +207,7 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
         more = f" and {fmt.count(len(ruined) - 1, 'more comparison')}" if len(ruined) > 1 else ""
         yield (
             f"No verdict on {fmt.listed(names, MOST_NAMED)}{more}: the intervals are too wide, up "
-            f"to ±{fmt.number(widest.ruined_pct)} % ({_where(widest.arms, device)})"
+            f"to ±{fmt.number(widest.ruined_pct)} % ({where_of(widest.arms, device)})"
         )
     apart = [(arm, name) for arm in view.arms if not view.group_of(arm).ruined_pct
              and (name := contradicted(view, arm))]  # fmt: skip
@@ -233,7 +235,7 @@ def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
     first = last.speedup["first"]
     start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
     gain = f"{times(first)} times as fast" if not first.no_difference else "no difference measured"
-    yield f"From {start} to {view.label(last)}: {gain} ({_where([last], device)})"
+    yield f"From {start} to {view.label(last)}: {gain} ({where_of([last], device)})"
 
 
 def _scaling(view: View) -> Iterator[str]:

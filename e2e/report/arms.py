@@ -306,12 +306,6 @@ def trains(training: Training) -> str:
     return "runs" if training.case.evaluation else "trains"
 
 
-def place(training: Training) -> str:
-    """Such as "resnet50, batch 256"; with the data where these are generated."""
-    names = ["network", "batch", "gpus", "evaluation", *["data"] * is_generated(training.case)]
-    return ", ".join(in_words(training.case, names))
-
-
 def was_run(training: Training) -> bool:
     """Whether the arm was run, not only predicted; it may have failed."""
     return training.status != PREDICTED

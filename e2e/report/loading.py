@@ -26,6 +26,7 @@ from microbench.verdict import MIN_GAIN
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 WIDE_PCT = 15.0  # half of a rate's interval: wider ones are a doubt
 MOST_ROWS, MOST_RATES = 8, 2  # of the screen: rows, and recipes with rates
+UNSHOWN = (4, 5)  # columns of loaders that only --verbose has
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not measured"}
 # CSV of loaders: name and path, in an order that does not change.
 RAW = {
@@ -352,77 +353,58 @@ def loaders_parts(run: Run, level: int) -> list[Part]:
     loadings = run.of(Loading)
     if not loadings:
         return []
-    every = Part("Loaders alone", _columns(loadings), [*map(_row, loadings)], _reading(loadings),
-                 VERBOSE)  # fmt: skip
+    columns = _columns([one.case for one in loadings])
+    lost = [(one.case.loader, one.reason or "no reason given") for one in loadings
+            if one.per_s is None]  # fmt: skip
+    reading = [
+        f"{_shared(loadings)}; per core: by the CPU time of the workers and of the process that "
+        "takes the batches; prefetch: batches loaded ahead by each worker",
+        *missing(list(dict.fromkeys(lost))),
+    ]
+    every = Part("Loaders alone", columns, [*map(_row, loadings)], reading, VERBOSE)
     if level == VERBOSE:
         return [every]
-    ran = [one for one in loadings if one.per_s]
-    best = [max(some, key=lambda one: one.per_s or 0.0) for some in _by_loader(ran).values()]
-    shown = best[:MOST_ROWS] if len(loadings) > MOST_ROWS else list(loadings)
-    notes = [f"{len(loadings)} measurements, each loader at its best: --verbose has all"]
-    return [
-        Part("", _columns(loadings, brief=True), [*map(_row, shown)],
-             notes * (len(loadings) > MOST_ROWS)),
-        every,
-    ]  # fmt: skip
-
-
-def _by_loader(loadings: Sequence[Loading]) -> dict[tuple[str, bool], list[Loading]]:
-    return grouped(((one.case.loader, one.case.cold), one) for one in loadings)
+    by_loader = grouped(((one.case.loader, one.case.cold), one) for one in loadings if one.per_s)
+    best = [max(some, key=lambda one: one.per_s or 0.0) for some in by_loader.values()]
+    many = len(loadings) > MOST_ROWS
+    notes = [f"{len(loadings)} measurements, each loader at its best: --verbose has all"] * many
+    shown = best[:MOST_ROWS] if many else loadings
+    brief = [column for column in columns if column.drop not in UNSHOWN]
+    return [Part("", brief, [*map(_row, shown)], notes), every]
 
 
 def _row(one: Loading) -> Row:
-    item: Json = {
-        "case": one.case, "files": "cold" if one.case.cold else "warm", "loading": one,
-        "prefetch": one.case.prefetch or "usual", "per_s": one.per_s,
-    }  # fmt: skip
     if one.per_s is not None:
-        return Row(item)
-    return Row(item, MARKS.get(one.status, one.status), "red" if one.status == "failed" else "dim")
+        return Row(one)
+    return Row(one, MARKS.get(one.status, one.status), "red" if one.status == "failed" else "dim")
 
 
-def _columns(loadings: Sequence[Loading], *, brief: bool = False) -> list[Column]:
+def _columns(cases: Sequence[LoadCase]) -> list[Column]:
     """Settings that are the same, and as usual, in all rows have no column."""
-    cases = [one.case for one in loadings]
-    files, batches = any(case.cold for case in cases), {case.batch for case in cases}
-    ahead = any(case.prefetch for case in cases)
-    columns = [
-        Column("loader", "case.loader", once=True),
-        *[Column("files", "files", drop=6)] * (files or not brief),
-        *[Column("batch", "case.batch", drop=7)] * (len(batches) > 1),
-        Column("workers", "case.workers"),
-        *[Column("prefetch", "prefetch", drop=8)] * ahead,
-        Column("img/s", "per_s", fmt.throughput),
-        Column("±", "loading", _half, drop=3),
-        Column("img/s\nper core", "loading.per_s_per_core", fmt.throughput, drop=2),
-        Column(
-            "MB/s\nread", "loading.bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4
-        ),
-        Column("first\nbatch", "loading.first_s", fmt.duration, drop=5),
-    ]
-    return [one for one in columns if not brief or one.drop not in (4, 5)]
-
-
-def _half(loading: Loading) -> str:
-    return fmt.half_interval(loading.per_s or 0.0, loading.ci95_per_s)
-
-
-def _reading(loadings: Sequence[Loading]) -> list[str]:
-    """How to read the table, and what all of it shares."""
-    cases = [one.case for one in loadings]
-    batches = [str(batch) for batch in sorted({case.batch for case in cases})]
-    inputs = sorted({case.input for case in cases})
-    data = sorted({DATA_WORDS.get(case.data, case.data) for case in cases})
-    cores = max(case.cpus for case in cases)
-    lost = [(one.case.loader, one.reason or "no reason given") for one in loadings
-            if one.per_s is None]  # fmt: skip
+    cold, ahead = any(case.cold for case in cases), any(case.prefetch for case in cases)
     return [
-        f"batches of {fmt.listed(batches)}, {fmt.listed(inputs)}, {fmt.listed(data)} data"
-        + f", on {fmt.count(cores, 'core')}" * bool(cores),
-        "per core: by the CPU time of the workers and of the process that takes the batches"
-        + "; prefetch: batches loaded ahead by each worker" * any(case.prefetch for case in cases),
-        *missing(list(dict.fromkeys(lost))),
+        Column("loader", "case.loader", once=True),
+        *[Column("files", "case.cold", lambda cold: "cold" if cold else "warm", drop=6)] * cold,
+        *[Column("batch", "case.batch", drop=7)] * (len({case.batch for case in cases}) > 1),
+        Column("workers", "case.workers"),
+        *[Column("prefetch", "case.prefetch", lambda ahead: f"{ahead or 'usual'}", drop=8)] * ahead,
+        Column("img/s", "per_s", fmt.throughput),
+        Column("±", "", lambda one: fmt.half_interval(one.per_s or 0.0, one.ci95_per_s), drop=3),
+        Column("img/s\nper core", "per_s_per_core", fmt.throughput, drop=2),
+        Column("MB/s\nread", "bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4),
+        Column("first\nbatch", "first_s", fmt.duration, drop=5),
     ]
+
+
+def _shared(loadings: Sequence[Loading]) -> str:
+    """What all were given: "synthetic JPEG data, 3x224x224, batches of 256, on 8 cores"."""
+    cases = [one.case for one in loadings]
+    data = sorted({DATA_WORDS.get(case.data, case.data) for case in cases})
+    inputs = sorted({case.input for case in cases})
+    batches = [str(batch) for batch in sorted({case.batch for case in cases})]
+    cores = max(case.cpus for case in cases)
+    found = [f"{fmt.listed(data)} data", fmt.listed(inputs), f"batches of {fmt.listed(batches)}"]
+    return ", ".join([*found, *[f"on {fmt.count(cores, 'core')}"] * bool(cores)])
 
 
 def loaders_answer(run: Run, device: str) -> list[Line]:
@@ -438,13 +420,6 @@ def loaders_answer(run: Run, device: str) -> list[Line]:
         if decoding and best not in decoding:
             said += f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
         lines.append(Line("", f"{said} ({_shared(loadings)}, {device})"))
-        cores = [
-            f"{name}{', cold files' * cold} {_range([one.per_s_per_core for one in some])}"
-            for (name, cold), some in _by_loader(decoding).items()
-            if any(one.per_s_per_core for one in some)
-        ]
-        if cores:
-            lines.append(Line("Why", f"img/s per core: {fmt.listed(cores)}"))
     lost = grouped(((one.status, one.reason or "no reason given"), one.case.loader)
                    for one in loadings if one.per_s is None)  # fmt: skip
     for (status, why), names in [*lost.items()][:2]:
@@ -469,18 +444,6 @@ def _rate(one: Loading) -> str:
 
 def _half_pct(one: Loading) -> float:
     return half_width_pct(one.per_s, one.ci95_per_s) if one.per_s and one.ci95_per_s else 0.0
-
-
-def _shared(loadings: Sequence[Loading]) -> str:
-    data = sorted({DATA_WORDS.get(one.case.data, one.case.data) for one in loadings})
-    inputs = sorted({one.case.input for one in loadings})
-    return f"{fmt.listed(data)} data, {fmt.listed(inputs)}"
-
-
-def _range(values: Sequence[float | None]) -> str:
-    known = sorted(one for one in values if one)
-    ends = dict.fromkeys(fmt.throughput(one) for one in (known[0], known[-1]))
-    return " to ".join(ends)
 
 
 def loaders_raw(run: Run) -> Raw:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from e2e.report.answer import where_of
 from e2e.report.arms import (
     SHORT_MARK,
     SHORT_NOTE,
     View,
     grouped,
     in_order,
-    in_words,
-    place,
 )
 from e2e.report.figures import bottleneck
 from e2e.report.trainings import MOST_ROWS, names_of
@@ -34,11 +33,6 @@ FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)
 def of_operations(arm: Training) -> bool:
     """Whether the GPU's time was predicted, the sum of operations."""
     return arm.predicted is not None and arm.predicted.of_operations
-
-
-def is_predicted(arm: Training) -> bool:
-    """Whether anything was."""
-    return arm.predicted is not None
 
 
 def error_pct(arm: Training) -> float | None:
@@ -63,7 +57,7 @@ def off_pct(predicted: float | None, measured: float | None) -> float | None:
 
 def prediction_parts(view: View, *, asked: bool) -> list[Part]:
     """A row for each prediction, in ms, beside what was measured; `asked`: also on the screen."""
-    arms = view.only(is_predicted)
+    arms = view.only(lambda arm: arm.predicted is not None)
     alone = any(map(of_operations, arms.arms))
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
     columns = [
@@ -103,7 +97,7 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
     more = len(rows) - MOST_ROWS
     notes = [*[SHORT_NOTE] * unsaid, *[f"and {more} more: --verbose"] * (more > 0)]
     brief = replace(every, title="", rows=every.rows[:MOST_ROWS], below=notes, level=DEFAULT)
-    return [brief, replace(every, columns=columns if more > 0 or every.below else ())]
+    return [brief, every]
 
 
 def _of(arm: Training) -> Predicted:
@@ -162,7 +156,7 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         worst, arm = max(errors, key=lambda pair: pair[0])
         off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(arm)})"
     if len(view.groups) > 1:
-        said = f"{fmt.count(len(arms), 'step')} predicted ({_subjects(arms)}, {device})"
+        said = f"{fmt.count(len(arms), 'step')} predicted ({where_of(arms, device)})"
         if off:
             said += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
         lines = [Line("", said)]
@@ -189,12 +183,6 @@ def _may_wait(arm: Training) -> bool:
     return bool(predicted.host_s and predicted.host_s > MAY_LIMIT * predicted.step_s)
 
 
-def _subjects(arms: Sequence[Training]) -> str:
-    """ "14 networks", or the one."""
-    names = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, ["network"])))
-    return names[0] if len(names) == 1 else fmt.count(len(names), "network")
-
-
 def _sentence(view: View, arm: Training, device: str) -> str:
     """ "amp: 22.1 ms of the GPU a step (21.0..23.2); tf32 takes 1.17 times as long (...)"."""
     predicted = _of(arm)
@@ -206,7 +194,7 @@ def _sentence(view: View, arm: Training, device: str) -> str:
     for name in in_order(predicted.speedup):
         longer = _ratio(predicted.speedup[name])
         said += f"; {view.title(name)} takes {longer} times as long"
-    return f"{said} ({place(arm)}, {device})"
+    return f"{said} ({where_of([arm], device)})"
 
 
 def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[str]:
