@@ -474,9 +474,10 @@ def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
     if own and "library" not in names:
         names = ["library", *names]
     library = OPS[op].library_backend(kind)
-    named = [library if name == "library" else name for name in names]
+    named = [library if name == "library" else name
+             for name in names if name == "library" or name in OPS[op].backends]  # fmt: skip
     named += [name for name in own if OPS[op].serves(name)]
-    return plan_arms(op, replace(asked, backend=",".join(named)), kind)
+    return plan_arms(op, replace(asked, backend=",".join(named or [library])), kind)
 
 
 # ---------------------------------------------------------------- how to measure

@@ -55,6 +55,11 @@ class Attention(Problem):
         return str(self.sequence)
 
     @property
+    def title(self) -> str:
+        heads = self.setting["heads"]
+        return f"{self.which} {self.layout} {heads} @{self.sequence} b{self.batch}"
+
+    @property
     def setting(self) -> Mapping[str, str]:
         heads = dict.fromkeys((self.heads, self.kv_heads))
         return {

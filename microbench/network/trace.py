@@ -1,4 +1,4 @@
-"""Records the convolutions and GEMMs of a network's step without running it, and plans them.
+"""Records convolutions, GEMMs and attention of a network's step without running it.
 
 The step is traced with fake tensors: only shapes pass through forward and backward, no weight is
 allocated and no kernel runs.
@@ -25,11 +25,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels.attention import BPROP, CAUSAL, FPROP, FULL, Attention
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.error_words import one_line
 from kernels.flops import attention, convolution
 from kernels.gemm import Gemm
+from kernels.problem import Problem
 from microbench.errors import UserError
 from microbench.network.networks import (
     DEFAULT_IMAGE,
@@ -246,7 +248,9 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backwar
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
 FFT = "_fft"  # likewise
 _autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-BATCHED = "batched GEMMs and attention are not measured yet"
+ORDER = (*PASSES, BPROP)  # of a layer's passes
+BATCHED = "batched GEMMs are not measured yet"
+MASKED = "attention with a mask, dropout or other lengths of keys is not measured"
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,7 @@ class Layer:
     itself).
     """
 
-    problem: Gemm | Conv
+    problem: Problem
     which: str
     count: int
     names: tuple[str, ...]
@@ -313,7 +317,7 @@ class ProductRecorder(TorchDispatchMode):
     def layers(self) -> list[Layer]:
         """What can be measured, with counts and names, in forward order, pass by pass."""
         found = [(row, row.item) for row in self._rows.values() if isinstance(row.item, Layer)]
-        found.sort(key=lambda one: (one[0].place, PASSES.index(one[1].which)))
+        found.sort(key=lambda one: (one[0].place, ORDER.index(one[1].which)))
         return [
             dataclasses.replace(layer, count=row.count, names=tuple(row.names))
             for row, layer in found
@@ -371,7 +375,8 @@ class ProductRecorder(TorchDispatchMode):
         if name in ("mm", "addmm"):
             self._gemm(*args[-2:])
         else:
-            for item in _products(name, args, out):
+            named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
+            for item in _products(name, args, out, {**dict(named), **kwargs}):
                 self._add(item)
         return out
 
@@ -413,8 +418,10 @@ def _running_node() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | NotMeasured]:
-    """The GEMMs and convolutions of one operator call, except plain GEMMs."""
+def _products(
+    name: str, args: tuple[Any, ...], out: Any, named: Mapping[str, Any]
+) -> Iterator[Layer | NotMeasured]:
+    """What one operator call computes, except plain GEMMs."""
     if name in ("bmm", "baddbmm"):
         yield _skipped(name, BATCHED, 2 * args[-2].numel() * args[-1].shape[-1])
     elif name == "convolution":
@@ -427,19 +434,27 @@ def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | No
         passes = math.log2(prod(out.shape[axis] for axis in args[1]) or 1)
         yield _skipped("FFT", "FFTs are not measured", round(5 * points * passes))
     else:
-        yield _attention(args, backward="backward" in name)
+        yield _attention(named, BPROP if "backward" in name else FPROP)
 
 
 def _skipped(what: str, reason: str, flops: int) -> NotMeasured:
     return NotMeasured(what, reason, 0, flops)
 
 
-def _attention(args: tuple[Any, ...], *, backward: bool) -> NotMeasured:
-    query, key, value = args[1:4] if backward else args[:3]
-    flops = attention(query.shape, key.shape, value.shape)
-    if backward:
-        return _skipped("scaled_dot_product_attention backward", BATCHED, 2 * flops)
-    return _skipped("scaled_dot_product_attention", BATCHED, flops)
+def _attention(named: Mapping[str, Any], which: str) -> Layer | NotMeasured:
+    query, key, value = (named[name] for name in ("query", "key", "value"))
+    masked = any(named.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    if (
+        masked
+        or named.get("dropout_p")
+        or key.shape != value.shape
+        or query.dim() != 4
+        or (query.shape[2:] != key.shape[2:])
+    ):
+        flops = attention(query.shape, key.shape, value.shape) * (2 if which == BPROP else 1)
+        return _skipped(f"scaled_dot_product_attention, {which}", MASKED, flops)
+    (batch, heads, sequence, size), layout = query.shape, CAUSAL if named.get("is_causal") else FULL
+    return Layer(Attention(batch, heads, key.shape[1], sequence, size, which, layout), which, 0, ())
 
 
 def _convolution(

@@ -158,6 +158,7 @@ def _every_result(run: Run) -> Part:
         Column("size", "case", fmt.problem),
         Column("precision", "case.precision_name"),
         Column("back end", "case.backend"),
+        *([Column("picks", "", _picked)] if any(map(_picked, run.results)) else []),
         Column("time", "median_s", fmt.duration),
         Column("±", "timed", fmt.half_of, 8),
         Column(unit.name, "flop_per_s", unit.text, 3),
@@ -172,6 +173,12 @@ def _every_result(run: Run) -> Part:
     lacking = [(fmt.name(r.case), f"{_missing(r)}: {r.reason or 'no reason given'}")
                for r in run.results if _missing(r)]  # fmt: skip
     return Part("Every result", columns, rows_of(run.results), missing(lacking), VERBOSE)
+
+
+def _picked(result: Result) -> str:
+    """The back end that ran, where the one asked for leaves it to the library."""
+    case, ran = result.case, result.variant or ""
+    return ran if ran != case.backend and ran in OPS[case.op].backends else ""
 
 
 def rows_of(results: Iterable[Result]) -> list[Row]:

@@ -260,7 +260,7 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
     more = [
         *(Column(f"{p}\nms", f"s.{p}", fmt.milliseconds, 2) for p in timed if p != name),
         *(Column(f"{which}\nx {b}", f"passes.{which}", fmt.short_ratio, 3)
-          for b in baselines[:1] for which in PASSES),
+          for b in baselines[:1] for which in PASSES if any(which in one.uses for one in layers)),
         Column("uses", "uses", drop=9),
     ]  # fmt: skip
     longest = sorted(rows[:-1], key=lambda row: -(row.item["share"] or 0.0))[:MOST_LAYERS]

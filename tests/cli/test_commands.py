@@ -25,8 +25,8 @@ OTHER = {  # words that make it another run
 }  # fmt: skip
 # How many results one that is stopped has not measured yet: whole comparisons.
 LEFT = {
-    "gemm": 2, "conv": 2, "payoff": 2, "layers": 3, "train": 3, "learn": 2, "predict": 3,
-    "stalls": 4, "loader": 1,
+    "gemm": 2, "conv": 2, "attention": 2, "payoff": 2, "layers": 3, "train": 3, "learn": 2,
+    "predict": 3, "stalls": 4, "loader": 1,
 }  # fmt: skip
 
 

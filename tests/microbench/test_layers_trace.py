@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import models
 
+from kernels.attention import Attention
 from kernels.conv import Conv
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from kernels.gemm import Gemm
@@ -20,6 +21,23 @@ from microbench.results.types import NotMeasured
 
 BATCH = 4
 FIRST_LAYER = {"resnet50": "conv1", "mobilenet_v2": "features.0.0"}
+
+MASKED = """
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 8, 16))
+
+    def forward(self, x):
+        q = x * self.weight
+        mask = torch.ones(8, 8, dtype=torch.bool)
+        for options in ({"attn_mask": mask}, {"is_causal": True}, {"attn_mask": mask}):
+            q = F.scaled_dot_product_attention(q, q, q, **options)
+        return q
+
+def build():
+    return Twice(), torch.ones(2, 4, 8, 16)
+"""
 
 
 @cache
@@ -63,8 +81,6 @@ def test_forward_flops_are_the_published_ones(network: str) -> None:
     found = traced(network)
     published = models.get_model_weights(network)["DEFAULT"].meta["_ops"]  # GMACs an image
     forward = total([layer for layer in found.layers if layer.which == "fprop"])
-    attention = [s for s in found.skipped if s.what == "scaled_dot_product_attention"]
-    forward += total(attention)
     forward += total([s for s in found.skipped if s.what == "bmm"]) // 3  # forward is one of three
     assert forward / BATCH / 2e9 == pytest.approx(published, rel=0.01)
 
@@ -122,7 +138,7 @@ def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
     assert depthwise[0].names == ("features.1.conv.0.0",)
 
 
-def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
+def test_vit_is_gemms_and_attention() -> None:
     found = traced("vit_b_16")
     tokens, width = BATCH * 197, 768
     gemms = [(g.problem.dims, g.count) for g in of(found, "gemm", "fprop")]
@@ -131,12 +147,22 @@ def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
         (width, 4 * width, 12), (1000, width, 1),
     ]  # fmt: skip
     assert all(dims["m"] in (tokens, BATCH) for dims, _ in gemms)
-    scores = 12 * BATCH * 197 * 197
-    assert [(s.what, s.count, s.flops) for s in found.skipped] == [
-        ("scaled_dot_product_attention", 12, 4 * scores * 64),
-        ("scaled_dot_product_attention backward", 12, 8 * scores * 64),
+    attention = [layer for layer in found.layers if layer.problem.op == "attention"]
+    assert [(a.problem, a.which, a.count, len(a.names)) for a in attention] == [
+        (Attention(BATCH, 12, 12, 197, 64, which, "full"), which, 12, 12)
+        for which in ("fprop", "bprop")
     ]
-    assert "not measured yet" in found.skipped[0].reason
+    assert found.skipped == ()
+
+
+def test_attention_that_is_no_case_is_skipped_with_its_reason(written) -> None:
+    found = trace(written("masked", MASKED), 2)
+    assert [(s.what, s.count, s.flops) for s in found.skipped] == [
+        ("scaled_dot_product_attention, fprop", 2, 4 * 2 * 4 * 8 * 8 * 16),
+        ("scaled_dot_product_attention, bprop", 2, 8 * 2 * 4 * 8 * 8 * 16),
+    ]  # fmt: skip
+    causal = [layer.problem for layer in found.layers if layer.problem.op == "attention"]
+    assert causal == [Attention(2, 4, 4, 8, 16, which) for which in ("fprop", "bprop")]
 
 
 def test_auxiliary_heads_train_too_and_padding_by_axis_is_measured() -> None:

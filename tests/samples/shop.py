@@ -37,6 +37,8 @@ COMMANDS = {
     "gemm": "gemm --dtype fp16 --vs fp32 --sizes 16,24x32x40 --budget 0.2",
     "conv": "conv --channels 8,4x6 --pass fprop,wgrad --layout nhwc --image 6 --batch 2 "
             "--dtype bf16 --vs fp32 --seed 3 --budget 0.2",
+    "attention": "attention --sizes 16,24 --heads 4x2x8 --batch 1 --pass bprop --dtype bf16 "
+                 "--vs fp32 --budget 0.2",
     "payoff": "payoff --channels 8..32 --image 4,6 --batch 1,2 --dtype bf16 --vs fp32 "
               "--layout nhwc --budget 0.2",
     "layers": "layers shop:layers --batch 2 --image 16 --dtype fp32 --vs none --budget 0.2",
