@@ -6,7 +6,7 @@ All text of a run file is cleaned here, once: kinds of results pass it on as it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -183,19 +183,27 @@ def cells(part: Part) -> Cells:
 Found = tuple[Warning, str]  # and the case it is about, in words; "" for all of them
 
 
-def _alike(found: Sequence[Found]) -> list[tuple[list[str], list[str], Warning]]:
-    """(symptoms, cases, one of the warnings) of those with one cause and remedy."""
+def _alike(found: Sequence[Found]) -> list[tuple[str, list[str], Warning]]:
+    """(worst symptom, cases, one of the warnings) of those with one cause and remedy."""
     alike: dict[tuple[str, str], list[Found]] = {}
     for warning, case in found:
         alike.setdefault((warning.cause, warning.remedy), []).append((warning, case))
     return [
         (
-            list(dict.fromkeys(warning.symptom for warning, _ in some)),
+            _worst({warning.symptom for warning, _ in some}),
             list(dict.fromkeys(case for _, case in some if case)),
             some[0][0],
         )
         for some in alike.values()
     ]
+
+
+def _worst(symptoms: Collection[str]) -> str:
+    """The symptom with the largest last number: "interval is up to ±7.4 %"."""
+    worst = max(symptoms, key=lambda one: (float(re.findall(r"\d+\.?\d*", f"0 {one}")[-1]), one))
+    if len(symptoms) > 1:
+        worst = worst.replace("±", "up to ±", 1) if "±" in worst else f"{worst} (at worst)"
+    return re.sub(r"(up to )?±\d{4,}[.\d]* %", "beyond ±999 %", worst)
 
 
 def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
@@ -205,28 +213,21 @@ def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
     """
     lines: list[str] = []
     alike = sorted(_alike(found), key=lambda one: -(len(one[1]) or cases))
-    for symptoms, named, warning in alike[:most]:
+    for worst, named, warning in alike[:most]:
         which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
-        worst = max(symptoms, key=_last_number)
-        worst = worst.replace("±", "up to ±", 1) if len(symptoms) > 1 else worst
         lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")
     if len(alike) > most:
         lines[-1] += f" ({fmt.count(len(alike) - most, 'more warning')}: --verbose)"
     return [Line("Doubt", line) for line in lines]
 
 
-def _last_number(text: str) -> float:
-    """In a symptom, how bad it is."""
-    return float(re.findall(r"\d+\.?\d*", f"0 {text}")[-1])
-
-
 def warnings_part(found: Sequence[Found]) -> Part:
     """Every warning once, with its cause, what to try, and its cases."""
-    lines: list[str] = []
-    for symptoms, named, warning in _alike(found):
-        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
-        where = f" [{fmt.listed(named, most=2)}]" if named else ""
-        lines.append(f"{symptoms[0]}{more}{where}; cause: {warning.cause}; try: {warning.remedy}")
+    lines = [
+        f"{worst}{f' [{fmt.listed(named, most=2)}]' if named else ''}; cause: {warning.cause}; "
+        f"try: {warning.remedy}"
+        for worst, named, warning in _alike(found)
+    ]
     return Part("Warnings", below=lines, level=VERBOSE)
 
 
