@@ -11,7 +11,7 @@ from samples.pages import Row, run, says, shows
 
 from kernels import is_library
 from microbench import fmt
-from microbench.report.layers import PASSES, by_pass, layers_of, total_of
+from microbench.report.layers import by_pass, layers_of, total_of
 from microbench.report.payoff import maps_of, starts_of
 from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
@@ -20,6 +20,7 @@ from microbench.verdict import Beside, beside, payoffs, summaries
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"
 WIDTHS = [8 * 2**i for i in range(9)]
+PASSES = ("fprop", "dgrad", "wgrad")
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
 
 
