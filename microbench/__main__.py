@@ -150,7 +150,7 @@ def payoff(**options: Any) -> None:
     but=AS_USUAL,
 )  # fmt: skip
 def layers(**options: Any) -> None:
-    """Measure every conv and GEMM of a network's step.
+    """Measure every conv, GEMM and attention of a network's step.
 
     NETWORK is a torchvision model name, timm:NAME, hf:path/config.json, or module:function that
     returns a torch module.
