@@ -277,13 +277,13 @@ class PayoffRequest(ConvRequest):
     def _linear(self, kind: str) -> list[Group]:
         """Of sizes that are given, of a file of shapes, or of a network's linear layers."""
         arms, data = plan_arms(self.op, self.conditions, kind), self.conditions.data
-        if self.shapes and ":" not in str(self.shapes):
+        named = str(self.shapes or "")
+        if ":" in named or (named and named.lower() in torchvision_names()):
+            features = _linear_layers(named)
+        elif self.shapes:
             return [_group_of(one, arms, data) for one in read_shapes(self.op, self.shapes)]
-        features = (
-            _linear_layers(str(self.shapes))
-            if self.shapes
-            else sweep.parse_sizes(self.channels, "--channels", rank=2)
-        )
+        else:
+            features = sweep.parse_sizes(self.channels, "--channels", rank=2)
         return [
             _group_of(Linear(tokens, k, n, which, layout), arms, data)
             for which in sweep.parse_names(self.passes, Linear.CHOICES["pass"], "--pass")

@@ -119,10 +119,12 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         starts = starts_of(some)
         never = starts.pop(0, 0)
         ends = sorted(starts, key=_area)
+        known = [ratio.ratio for one in some for _, ratio in one.rows if not ratio.ruined_pct]
         widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1])))) if starts else "-"
         bounds = Counter(r.bound for one in some for r, _ in one.rows if r.bound)
         rows.append(Row({
             "setting": subject, "precision": name, "against": baseline, "from": widths,
+            "gain": fmt.span(known) if known else None,
             "sizes": f"{starts.total()}/{len(some)}",
             "unclear": (len(some) - starts.total() - never) or None,
             "bounds": ", ".join(f"{bound} {count}" for bound, count in bounds.most_common(2)),
@@ -137,6 +139,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         Column(f"faster from\n{op.axis_name}", "from"),
         Column(f"at sizes of\n{', '.join(op.across)}", "sizes"),
         Column("no\nverdict", "unclear"),
+        Column("times as fast", "gain"),
         Column("bottlenecks", "bounds", drop=1),
     ]
     return Part("", columns, rows)
