@@ -129,18 +129,18 @@ def _gain(found: Sequence[Payoff], times: str) -> str:
 
 
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
-    """The highest rates, of precisions that are compared with no other."""
-    said: list[str] = []
-    for best in (one for one in _best(run) if one.case.precision_name in arms_of(run).asked):
+    """The highest rates, of precisions that are compared with no other; of one, where."""
+    known: list[str] = []
+    for best in _best(run):
         name = best.case.precision_name
-        if best.ruined_pct:
+        if name in arms_of(run).asked and best.ruined_pct:
             unclear[name] = best.ruined_pct
-        else:
+        elif name in arms_of(run).asked:
             unit = rate_unit([best])
+            at = f" at {best.case.problem.size} {best.case.problem.layout} by {best.case.backend}"
             rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
-            at = f"{best.case.problem.size} {best.case.problem.layout}"
-            said.append(f"{name} reaches {rate} at most, at {at} by {best.case.backend}")
-    return said[:MOST_PRECISIONS]
+            known.append(f"{name} {rate}{at * (len(arms_of(run).asked) == 1)}")
+    return [f"highest rate: {', '.join(known)}"] if known else []
 
 
 def _best(run: Run) -> list[Result]:
@@ -161,20 +161,14 @@ def _range(found: Sequence[Payoff]) -> str:
 
 
 def _where(found: Sequence[Payoff]) -> str:
-    """ " (faster from 64 up)"; "" where it is faster at every size."""
-    if all(one.start == 0 for one in found):
+    """ " (faster from 64 up)"; "" at every size, and for several settings, which have a table."""
+    if len(found) > 1 or found[0].start == 0:
         return ""
-    firsts = [one.from_start[0][0] for one in found if one.from_start]
-    firsts.sort(key=lambda result: result.flops)
-    never = len(found) - len(firsts)
-    if len(found) == 1 and never:
-        rows = zip(found[0].rows, found[0].gains, strict=True)
-        sizes = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
-        return f" (faster at {fmt.listed(sizes) if sizes else 'no size'})"
-    ends = dict.fromkeys(fmt.size(result.case) for result in (*firsts[:1], *firsts[-1:]))
-    parts = [f"from {' up at best, at worst from '.join(ends)} up"] if ends else []
-    parts += [f"not at the largest size in {never} of {len(found)} settings"] if never else []
-    return f" (faster {'; '.join(parts)})"
+    if start := found[0].from_start:
+        return f" (faster from {fmt.size(start[0][0].case)} up)"
+    rows = zip(found[0].rows, found[0].gains, strict=True)
+    sizes = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
+    return f" (faster at {fmt.listed(sizes) if sizes else 'no size'})"
 
 
 def _do(run: Run) -> list[Line]:
@@ -219,7 +213,9 @@ def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
     asked, settings = arms_of(run).asked, _settings(run)
-    others = rivals(summaries(run, lambda result: subject_of(result, run)), "setting")
+    by_setting = summaries(run, lambda result: subject_of(result, run))
+    few = len(by_setting) <= MOST_ROWS
+    others = rivals(by_setting if few else summaries(run), "setting")
     shown = own or [
         result for name in asked for group in groups_of(run)
         if (result := representative(group, [name]))

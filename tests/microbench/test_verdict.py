@@ -154,7 +154,7 @@ def test_a_ruined_interval_that_a_verdict_rests_on_takes_its_place(largest: bool
 
 def test_without_a_baseline_the_highest_rate() -> None:
     first = lines(run_of(result(100), replace(result(200), flops=10**9)))[0]
-    assert re.match(r"fp16 reaches \S+ [GT]FLOP/s at most, at 200 nt by cublas", first)
+    assert re.match(r"highest rate: fp16 \S+ [GT]FLOP/s at 200 nt by cublas", first)
 
 
 @pytest.mark.parametrize(("other", "gain"), [("cublas", "2.00"), ("cupy", "4.00")])
