@@ -117,23 +117,20 @@ def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
 
 
 def _finding(runs: Sequence[Traced]) -> str:
-    """ "train.py on NVIDIA H200: 14.4 ms a step; bottleneck: CPU launch (GPU busy 73 %)"."""
-    *_, last = runs
+    """ "train.py on NVIDIA H200: 14.4 ms a step; bottleneck: CPU launch (GPU busy 73 %)", or how
+    much faster it is than its base.
+    """
+    *base, last = runs
     ends = last.step_ci95_s
     off = f" ±{500 * (ends[1] - ends[0]) / last.step_ms * 100:.0f} %" if ends else ""
     card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
     unit = "step" if last.unit == "optimizer step" else last.unit
-    said = (
-        f"{last.name} on {last.device}: {fmt.number(last.step_ms)} ms a {unit}{off}; bottleneck: "
-        f"{last.bottleneck}{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %{card})'}"
-    )
-    if len(runs) == 1:
-        return said
-    base, _ = runs
-    return (
-        f"{said}; {base.step_ms / last.step_ms:.2f} times as fast as {base.name} "
-        f"({fmt.number(base.step_ms)} ms)"
-    )
+    step, than = f"{fmt.number(last.step_ms)} ms a {unit}{off}", ""
+    for one in base:
+        than = f" is {one.step_ms / last.step_ms:.2f} times as fast as {one.name}"
+        step += f", not {fmt.number(one.step_ms)}"
+    busy = "" if last.on_cpu else f" (GPU busy {100 * last.busy:.0f} %{card})"
+    return f"{last.name}{than} on {last.device}: {step}; bottleneck: {last.bottleneck}{busy}"
 
 
 def _low_precision(run: Traced) -> Iterator[str]:
@@ -167,11 +164,20 @@ def _differs(base: Traced, other: Traced) -> str:
 
 
 def _cost(cause: Cause, run: Traced) -> str:
-    """ "at most 1.07 ms, 6 % of a step"; in older files `ms` is of the step as it was recorded."""
+    """ "at most 1.07 ms, 6 % of a step"; a share alone where times are of the recorded step."""
     if not cause.ms:
         return "no time to save"
-    share = f"{100 * cause.share * cause.most_ms / cause.ms:.0f} % of a step"
-    return "at most " + ("" if run.on_cpu else f"{fmt.number(cause.most_ms)} ms, ") + share
+    as_recorded = cause.saves_ms is None and _recorded_longer(run)  # in older files
+    if run.on_cpu or as_recorded:
+        share = 100 * cause.share * cause.most_ms / cause.ms
+        return f"at most {share:.0f} % of a {'recorded ' * as_recorded}step"
+    share = 100 * cause.most_ms / run.step_ms
+    return f"at most {fmt.number(cause.most_ms)} ms, {share:.0f} % of a step"
+
+
+def _recorded_longer(run: Traced) -> bool:
+    """Whether the terms are of steps that recording made longer."""
+    return run.window_ns / run.steps / NS_PER_MS > (1 + SLOWED) * run.step_ms
 
 
 def _gain(gain: Gain) -> str:
@@ -250,8 +256,7 @@ def _one(run: Traced) -> tuple[Part, float, Raw]:
         }
         for term in run.terms
     ]  # fmt: skip
-    recorded_ms = run.window_ns / run.steps / NS_PER_MS  # in older files the step as recorded
-    title = "ms recorded" if recorded_ms > (1 + SLOWED) * run.step_ms else "ms a step"
+    title = "ms recorded" if _recorded_longer(run) else "ms a step"
     columns = [
         Column("term", "words"),
         *([] if run.on_cpu else [Column(title, "ms", MS)]),
