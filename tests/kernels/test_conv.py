@@ -177,8 +177,8 @@ def test_bytes_of_what_a_pass_must_touch() -> None:
         ({"stride": 0}, "stride must be at least 1"),
         ({"padding": -1}, "padding must be at least 0"),
         ({"stride": "2x0"}, "stride must be at least 1"),
-        ({"dilation": "2x"}, "'2x' is no number and no pair"),
-        ({"padding": "-1x2"}, "'-1x2' is no number and no pair"),
+        ({"dilation": "2x"}, "rows x columns as 1x2, not '2x'"),
+        ({"padding": "-1x2"}, "rows x columns as 1x2, not '-1x2'"),
     ],
 )
 def test_what_is_no_convolution_says_why(change: dict[str, int], complaint: str) -> None:
