@@ -215,7 +215,7 @@ class Summary:
 
 
 def is_rival(result: Result) -> bool:
-    """Whether the result is of a kernel of ours or of the user's, or of several of the library's."""
+    """Whether it is a kernel of ours, of the user's, or several of the library's in place of one."""
     return result.case.backend in (TUNED, SEPARATE) or OWN in result.case.backend
 
 
