@@ -39,7 +39,7 @@ RAW = {
 
 
 class Gain(NamedTuple):
-    """How many times faster one recipe is than another (a ratio), measured or predicted."""
+    """How many times as fast as another a recipe is, measured or predicted."""
 
     ratio: Ratio
     measured: bool

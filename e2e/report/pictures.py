@@ -279,7 +279,7 @@ def loading_chart(run: Run) -> Any:
     data = fmt.listed(sorted(fmt.clean(DATA_WORDS.get(name, name)) for name in names))
     what = "training fed by loaders" if run.of(Training) else "loaders"
     return charts.titled(
-        [charts.lines(rows, x="workers", y="img/s", log=False, colours=colours,
+        [charts.lines(rows, x="workers", y="img/s", log=not found, colours=colours,
                       dashes={LOADER_LINE: [5, 4]})],
         f"{what} on {device}",
         [f"{data} data, measured {fmt.clean(run.started_at[:10])}", reading],
