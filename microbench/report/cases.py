@@ -330,15 +330,21 @@ def _example(results: Sequence[Result]) -> str:
 
 
 def _own_missing(run: Run) -> list[str]:
-    """The kernels of the user's that have no figures: how many cases, and why."""
+    """The kernels of the user's that have no figures."""
     own = [result for result in run.results if OWN in result.case.backend]
     said: list[str] = []
     for backend in dict.fromkeys(result.case.backend for result in own):
         every = [result for result in own if result.case.backend == backend]
-        for status, words in (("failed", "FAILED"), ("skipped", "was not measured")):
-            if lost := [result for result in every if result.status == status]:
-                of = f"{len(lost)} of {fmt.count(len(every), 'case')}"
-                said.append(f"{backend} {words} in {of}: {reasons(lost)}")
+        said += [f"{backend} {text}" for text in _lost(every, len(every))]
+    return said
+
+
+def _lost(results: Sequence[Result], of: int) -> list[str]:
+    """Those without figures, and why: "FAILED in 2 of 12 cases: no such tile"."""
+    said: list[str] = []
+    for status, words in (("failed", "FAILED"), ("skipped", "not measured")):
+        if lost := [result for result in results if result.status == status]:
+            said.append(f"{words} in {len(lost)} of {fmt.count(of, 'case')}: {reasons(lost)}")
     return said
 
 
@@ -392,11 +398,7 @@ def _doubt(run: Run) -> list[Line]:
         if r.measurement is None and OWN not in r.case.backend
         and (r.case.precision_name in timed or r.case.precision_name not in arms_of(run).asked)
     ]  # fmt: skip
-    said: list[str] = []
-    if lost:
-        words = "failed" if any(r.status == "failed" for r in lost) else "not measured"
-        of = f"{len(lost)} of {fmt.count(len(run.results), 'case')}"
-        said.append(f"{of} {words}: {reasons(lost)}")
+    said = _lost(lost, len(run.results))
     said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
         said.append("one process (--processes 3)")

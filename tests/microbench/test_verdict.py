@@ -79,7 +79,7 @@ def test_cases_that_were_not_measured_are_doubted() -> None:
         for size in SIZES[:3]
     ]
     rows = [result(900, "fp32"), result(900, gain=2.0), *missing]
-    assert "3 of 5 cases not measured: no room" in lines(run_of(*rows), "Doubt")[0]
+    assert "not measured in 3 of 5 cases: no room" in lines(run_of(*rows), "Doubt")[0]
 
 
 def test_own_kernels_stand_beside_the_library() -> None:
