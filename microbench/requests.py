@@ -420,7 +420,7 @@ def _group_of(problem: Problem, arms: Sequence[Arm], data: str) -> Group:
 
 def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
     if text != "same":
-        return of_axes(*sweep.parse_axes(text, "--padding", or_same=" or same"))
+        return of_axes(*sweep.parse_axes(text, "--padding"))
     if not all(size % 2 for size in kernel):
         raise UserError(
             f"--padding same needs kernels of odd size, not {kernel[0]}x{kernel[1]}; give a number"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kernels import OPS
 from kernels.case import Case
-from kernels.conv.shape import by_axis
+from kernels.conv.shape import MOST_DIGITS, by_axis
 from kernels.error_words import suggest
 from kernels.files import read_regular
 from kernels.precision import precision
@@ -25,7 +25,6 @@ from microbench.errors import UserError
 Shape = tuple[int, ...]
 MAX_SIZES = 4096
 MOST_SAID = 12  # names that an error lists
-MOST_DIGITS = 9  # of a number: more than any memory holds would only overflow something
 _NUMBER = rf"(-?\d{{1,{MOST_DIGITS}}})"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
 _FORMS = {
@@ -123,14 +122,12 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def parse_axes(text: str, option: str, or_same: str = "") -> tuple[int, int]:
+def parse_axes(text: str, option: str) -> tuple[int, int]:
     """(of rows, of columns) of a number, or of a pair as 1x2. UserError for another text."""
     try:
-        if len(text) <= 2 * MOST_DIGITS:
-            return by_axis(text)
-    except ValueError:
-        pass
-    raise UserError(f"{option} must be a number{or_same}, or rows x columns as 1x2, not {text!r}")
+        return by_axis(text)
+    except ValueError as error:
+        raise UserError(f"{option} {error}") from None
 
 
 def parse_number(text: str, what: str) -> int:

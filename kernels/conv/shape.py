@@ -10,6 +10,7 @@ from kernels import flops
 PASSES = ("fprop", "dgrad", "wgrad")
 DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 LEAST_BY_AXIS = {"stride": 1, "padding": 0, "dilation": 1}
+MOST_DIGITS = 9  # of a number: more than any memory holds would only overflow something
 
 
 def by_axis(value: int | str) -> tuple[int, int]:
@@ -17,7 +18,7 @@ def by_axis(value: int | str) -> tuple[int, int]:
     if isinstance(value, int):
         return value, value
     numbers = value.split("x")
-    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+    if len(numbers) > 2 or not all(n.isdecimal() and len(n) <= MOST_DIGITS for n in numbers):
         raise ValueError(f"must be a number, or rows x columns as 1x2, not {value!r}")
     return int(numbers[0]), int(numbers[-1])
 
