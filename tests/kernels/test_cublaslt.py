@@ -32,6 +32,7 @@ from kernels.precision import PRECISIONS
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
+OF_GEMM = {name: kind for name, kind in PRECISIONS.items() if not kind.only}
 CPU = Target("cpu", "stand-in", capability=(9, 0))
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 DIMS = {"m": 48, "n": 32, "k": 64}
@@ -169,19 +170,19 @@ def test_cannot_run_says_why(precision: str, layout: str, dims: dict[str, int], 
 
 
 def test_the_rest_is_left_to_the_heuristic() -> None:
-    for precision, kind in PRECISIONS.items():
+    for precision, kind in OF_GEMM.items():
         for layout in LAYOUTS if kind.bytes_per_element > 1 else ():
             cublaslt.check(case(precision, layout, m=3, n=5, k=7), H200)
         cublaslt.check(case(precision, m=7), H200)
 
 
 def test_precisions_ask_for_the_compute_type_they_name_and_split_k_keeps_it() -> None:
-    found = {name: api.arithmetic(kind).compute for name, kind in PRECISIONS.items()}
-    assert found == dict.fromkeys(PRECISIONS, api.CUBLAS_COMPUTE_32F) | {
+    found = {name: api.arithmetic(kind).compute for name, kind in OF_GEMM.items()}
+    assert found == dict.fromkeys(OF_GEMM, api.CUBLAS_COMPUTE_32F) | {
         "fp64": api.CUBLAS_COMPUTE_64F, "tf32": api.CUBLAS_COMPUTE_32F_FAST_TF32,
         "fp16-acc16": api.CUBLAS_COMPUTE_16F, "int8": api.CUBLAS_COMPUTE_32I,
     }  # fmt: skip
-    for name, kind in PRECISIONS.items():
+    for name, kind in OF_GEMM.items():
         narrow = name in ("fp16", "bf16") or kind.is_float8
         assert cublaslt.reduction_schemes(kind) == (
             api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
@@ -324,7 +325,7 @@ def stand_in(library: api.Library, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 RUNNABLE = [
     (precision, layout)
-    for precision in PRECISIONS
+    for precision in OF_GEMM
     for layout in LAYOUTS
     if not refusal(cublaslt.check, case(precision, layout), H200)
 ]
