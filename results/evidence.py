@@ -72,7 +72,7 @@ def command_of(name: str) -> list[str]:
     match command:
         case ["python", "-m", "microbench", *words]:
             return ["halfway", *words]
-        case ["python", "-m", "e2e", "diagnose" | "loader" | "stalls" | "validate", *_]:
+        case ["python", "-m", "e2e", "diagnose" | "loader" | "stalls" | "train" | "validate", *_]:
             return ["halfway", *command[3:]]
         case ["python", "-m", "e2e", *words]:
             return ["halfway", "train", *words]
