@@ -12,7 +12,7 @@ from e2e.halfway import main
 
 RESULTS = ROOT / "results" / "nvidia-h200"
 GEMM, ALL, OWN = (RESULTS / f"gemm-{name}.json" for name in ("fp16", "all", "triton"))
-TRAINED = RESULTS / "train-resnet50.json"
+TRAINED, EIGHT = RESULTS / "train-resnet50.json", RESULTS / "processes-gemm.json"
 
 
 def compare(*words: object) -> Ran:
@@ -77,7 +77,7 @@ def test_json_of_one_run_and_of_several(slow: Path, tmp_path: Path) -> None:
     """Two of one name are kept apart."""
     one, several, twin = (tmp_path / f"{name}.json" for name in ("one", "several", "slow"))
     twin.write_text(slow.read_text())
-    compare(GEMM, slow, "--json", one)
+    compare(EIGHT, slower(EIGHT, tmp_path / "eight.json", 1.2), "--json", one)
     compare(GEMM, slow, OWN, twin, slow, "--json", several, "--threshold", "5")
     row = json.loads(one.read_text())["rows"][-1]
     assert row["reason"] == "interval is beyond it"

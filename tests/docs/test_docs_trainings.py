@@ -71,6 +71,18 @@ def test_the_ladder() -> None:
     says(RESULTS, "--ladder makes one change", *ends, as_read(rungs[-1].speedup["first"]), *gains)
 
 
+def test_inference() -> None:
+    latency, rate = trainings("eval-resnet50")[:3], trainings("eval-resnet50")[3:]
+    assert [t.case.recipe for t in (*latency, *rate)] == 2 * ["fp32", "tf32", "amp"]
+    for words, figures in (
+        ("ResNet-50 at batch 256 makes", [round(t.per_s or 0) for t in rate]),
+        ("At batch 1", [1e3 * (t.step_s or 0) for t in latency]),
+    ):
+        says("docs/train", words, *figures)
+    for found in (latency, rate):
+        says("docs/train", "ResNet-50 at batch 256 makes", as_read(found[-1].speedup["tf32"]))
+
+
 def test_the_same_recipe_in_several_runs() -> None:
     plain = "amp", "nhwc", True, False  # neither compiled nor captured
     steps_ms = [

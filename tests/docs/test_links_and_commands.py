@@ -177,7 +177,9 @@ def test_trainings_are_whole_and_possible() -> None:
             steps = training.steps
             assert steps
             assert sum(steps.times_s) <= 1.001 * steps.wall_s, path
-            assert (steps.busy_s or 0) <= 1.05 * steps.median_s, path
+            # Profiled beside `unfed_s`, not in the rounds of `times_s`.
+            step_s = max(steps.median_s, steps.unfed_s or 0)
+            assert (steps.busy_s or 0) <= 1.05 * step_s, path
             low, high = steps.ci95_s or (steps.median_s, steps.median_s)
             assert low <= steps.median_s <= high
     assert found > 300
