@@ -14,9 +14,7 @@ from microbench import fmt
 from microbench.device.device import describe
 from microbench.device.doctor import Finding, examine
 from microbench.errors import UserError
-from microbench.report import comparison, writers
-from microbench.report.charts import check_chart_path, write_chart
-from microbench.report.parts import Column, Line, Part, Report, Row
+from microbench.report import charts, comparison, parts, writers
 from microbench.report.report import overview, report_of_file
 from microbench.report.screen import make_console, print_report
 from microbench.results import runfile
@@ -55,13 +53,13 @@ def show_files(
     if html:
         runfile.check_writable(html, "--html")
     if chart:
-        check_chart_path(chart)
-    found: dict[str, Report] = {}
+        charts.check_chart_path(chart)
+    found: dict[str, parts.Report] = {}
     for path in files:
         found[_apart(path, found)] = report_of_file(path)
     console = make_console()
     if chart:
-        write_chart(next(iter(found.values())).chart(), chart)
+        charts.write_chart(next(iter(found.values())).chart(), chart)
         console.print(f"Chart: {chart}", soft_wrap=True)
     if html:
         writers.write_page(writers.page(found, overview(found).title), html)
@@ -71,7 +69,12 @@ def show_files(
 
 
 def _print_reports(
-    found: Mapping[str, Report], console: Console, form: str | None, topic: str, *, verbose: bool
+    found: Mapping[str, parts.Report],
+    console: Console,
+    form: str | None,
+    topic: str,
+    *,
+    verbose: bool,
 ) -> None:
     """Print a report, or several. UserError where one has not the topic."""
     if form:
@@ -96,7 +99,7 @@ def report_folder(folder: Path, html: Path | None) -> None:
     """
     if html:
         runfile.check_writable(html, "--html")
-    found: dict[str, Report] = {}
+    found: dict[str, parts.Report] = {}
     unread: dict[str, str] = {}
     for path in sorted(set(folder.rglob("*.json")) - set(folder.rglob(STUDY))):
         name = path.relative_to(folder).as_posix()
@@ -200,22 +203,22 @@ def examine_machine() -> None:
     print_report(report_of_findings(examine(describe())), make_console())
 
 
-def report_of_findings(findings: Sequence[Finding]) -> Report:
+def report_of_findings(findings: Sequence[Finding]) -> parts.Report:
     """What the doctor found, problems first, each with its remedy."""
     styles = {"problem": "bold red", "warning": "bold yellow", "note": "cyan", "ok": "green"}
-    lines: list[Line] = []
+    lines: list[parts.Line] = []
     for level, meaning in (("problem", "results would be wrong or missing"),
                            ("warning", "results may be slower or noisier")):  # fmt: skip
         found = [finding for finding in findings if finding.level == level]
         if found:
             named = ", ".join(finding.name for finding in found)
-            lines.append(Line("", f"{fmt.count(len(found), level)} ({named}): {meaning}"))
-            lines += [Line("Do", f"{one.name}: {one.remedy}") for one in found if one.remedy]
-    rows: list[Row] = []
+            lines.append(parts.Line("", f"{fmt.count(len(found), level)} ({named}): {meaning}"))
+            lines += [parts.Line("Do", f"{one.name}: {one.remedy}") for one in found if one.remedy]
+    rows: list[parts.Row] = []
     for one in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
         more = f"; {one.remedy}" if one.level == "note" and one.remedy else ""
         item = {"level": one.level, "check": one.name, "found": one.what + more}
-        rows.append(Row(item, style=styles[one.level]))
-    columns = [Column(name, name) for name in ("level", "check", "found")]
-    ready = Line("", "Ready to measure: no problems found")
-    return Report("doctor", lines or [ready], [Part("", columns, rows)])
+        rows.append(parts.Row(item, style=styles[one.level]))
+    columns = [parts.Column(name, name) for name in ("level", "check", "found")]
+    ready = parts.Line("", "Ready to measure: no problems found")
+    return parts.Report("doctor", lines or [ready], [parts.Part("", columns, rows)])

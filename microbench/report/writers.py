@@ -19,18 +19,8 @@ from typing import Any
 from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
+from microbench.report import parts
 from microbench.report.charts import rendered, template
-from microbench.report.parts import (
-    PROSE,
-    VERBOSE,
-    Line,
-    Part,
-    Raw,
-    Report,
-    Value,
-    cells,
-    nothing_to_draw,
-)
 from microbench.streams import printable
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -40,19 +30,19 @@ COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
 # ---------------------------------------------------------------- Markdown
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: parts.Report) -> str:
     """The answer, then every part."""
     said = [
         f"**{line.label}:** {line.text}" if line.label else f"**{line.text}**"
         for line in report.answer
     ]
-    parts = [part_markdown(part) for part in report.shown(verbose=True)]
-    return _plain_markdown("\n\n".join([*map(fmt.clean, said), *parts]) + "\n")
+    shown = [part_markdown(part) for part in report.shown(verbose=True)]
+    return _plain_markdown("\n\n".join([*map(fmt.clean, said), *shown]) + "\n")
 
 
-def part_markdown(part: Part) -> str:
+def part_markdown(part: parts.Part) -> str:
     """The title, the table without its empty columns, and the sentences below."""
-    found = cells(part)
+    found = parts.cells(part)
     rules = ["---:" if number else "---" for number in found.numbers]
     titles = [fmt.clean(column.title) for column in found.columns]
     table = "\n".join(map(_markdown_row, [titles, rules, *found.texts])) if found.texts else ""
@@ -74,7 +64,7 @@ def _plain_markdown(text: str) -> str:
 # ---------------------------------------------------------------- HTML
 
 
-def to_html(report: Report) -> str:
+def to_html(report: parts.Report) -> str:
     """The answer, then every part, as HTML elements for notebooks."""
     said = [
         f"<p>{escape(line.label)}: {escape(fmt.clean(line.text))}</p>"
@@ -85,16 +75,16 @@ def to_html(report: Report) -> str:
     return "\n".join([*said, *map(part_html, report.shown(verbose=True))])
 
 
-def part_html(part: Part) -> str:
+def part_html(part: parts.Part) -> str:
     """The title, the table and the sentences below as HTML elements."""
     title = f"<p><b>{escape(fmt.clean(part.title))}</b></p>" if part.title else ""
     below = (f"<p>{escape(fmt.clean(line))}</p>" for line in part.below)
     return title + table_html(part) + "".join(below)
 
 
-def table_html(part: Part) -> str:
+def table_html(part: parts.Part) -> str:
     """The table of a part as an HTML element; "" for one without rows."""
-    found = cells(part)
+    found = parts.cells(part)
     if not found.texts:
         return ""
     kinds = ["number" if number else "" for number in found.numbers]
@@ -102,7 +92,7 @@ def table_html(part: Part) -> str:
     def row(tag: str, texts: Iterable[str]) -> str:
         line = ""
         for kind, text in zip(kinds, texts, strict=True):
-            mark = kind or "prose" * (len(text) > PROSE)
+            mark = kind or "prose" * (len(text) > parts.PROSE)
             line += f'<{tag} class="{mark}">' if mark else f"<{tag}>"
             line += f"{escape(text)}</{tag}>"
         return f"<tr>{line}</tr>"
@@ -115,7 +105,7 @@ def table_html(part: Part) -> str:
 # ---------------------------------------------------------------- CSV
 
 
-def to_csv(report: Report) -> str:
+def to_csv(report: parts.Report) -> str:
     """The raw values: a row a result.
 
     Names of columns have the unit and do not change; an unknown value is empty. A run with several
@@ -124,7 +114,7 @@ def to_csv(report: Report) -> str:
     return write_csv(report.raw)
 
 
-def write_csv(raw: Iterable[Raw]) -> str:
+def write_csv(raw: Iterable[parts.Raw]) -> str:
     """One CSV of several kinds of rows, with all of their columns and one header."""
     raw = list(raw)
     names = list(dict.fromkeys(name for columns, _ in raw for name in columns))
@@ -136,7 +126,7 @@ def write_csv(raw: Iterable[Raw]) -> str:
     return text.getvalue()
 
 
-def csv_text(value: Value) -> str:
+def csv_text(value: parts.Value) -> str:
     """Nine significant digits: finer than any timer here, without binary noise.
 
     A text has no control characters; one that a spreadsheet would compute gets an apostrophe.
@@ -165,7 +155,9 @@ def _is_number(text: str) -> bool:
 MOST_CHARTS, MOST_OPEN = 20, 10  # files of a page with a chart; that are not folded
 
 
-def page(reports: Mapping[str, Report], title: str = "", unread: Mapping[str, str] = NONE) -> str:
+def page(
+    reports: Mapping[str, parts.Report], title: str = "", unread: Mapping[str, str] = NONE
+) -> str:
     """The page of a report; of several, by file name, a table of findings and all reports.
 
     `unread` has why files are not in it. Without the charts' libraries, a line says so.
@@ -183,30 +175,30 @@ def page(reports: Mapping[str, Report], title: str = "", unread: Mapping[str, st
     )  # fmt: skip
 
 
-def _section(name: str, report: Report, several: bool, *, drawn: bool) -> dict[str, Any]:
+def _section(name: str, report: parts.Report, several: bool, *, drawn: bool) -> dict[str, Any]:
     """A report as the template has it, which escapes what `table_html` has not."""
     from markupsafe import Markup
 
     chart, about = _drawn(report) if drawn else ("", [])
-    parts = [
+    shown = [
         {
             "title": fmt.clean(part.title), "below": map(fmt.clean, part.below),
-            "table": Markup(table_html(part)), "folded": part.level == VERBOSE,
+            "table": Markup(table_html(part)), "folded": part.level == parts.VERBOSE,
         }
         for part in report.shown(verbose=True)
     ]  # fmt: skip
     return {
-        "name": fmt.clean(name), "finding": report.finding, "chart": chart, "parts": parts,
+        "name": fmt.clean(name), "finding": report.finding, "chart": chart, "parts": shown,
         "about": [*([report.title] if several else []), *map(fmt.clean, report.about), *about],
-        "answer": [Line(line.label, fmt.clean(line.text)) for line in report.answer],
+        "answer": [parts.Line(line.label, fmt.clean(line.text)) for line in report.answer],
         "facts": [(fmt.clean(fact), fmt.clean(value)) for fact, value in report.facts.items()],
         "csv": to_csv(report) if report.raw else "",
     }  # fmt: skip
 
 
-def _drawn(report: Report) -> tuple[str, list[str]]:
+def _drawn(report: parts.Report) -> tuple[str, list[str]]:
     """The chart as a data URL; or why there is none."""
-    if report.chart is nothing_to_draw:
+    if report.chart is parts.nothing_to_draw:
         return "", []
     try:
         image = rendered(report.chart(), "svg")
