@@ -27,14 +27,12 @@ MAX_SIZES = 4096
 MOST_SAID = 12  # names that an error lists
 _NUMBER = rf"(-?\d{{1,{MOST_DIGITS}}})"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
+NUMBERS = "32, 8..256 or 1..16:+1"
 _FORMS = {
     "--sizes": "256..8192, 64..1024:+32, 63,64,65, MxNxK such as 4096x11008x4096 or BxMxNxK",
     "--channels": "8..2048, 1..72:+1, 60,64 or CxK such as 64x256",
     "--heads": "16x64 or, with key/value heads in between, 32x8x128",
     "--image": "28, 7..56 or HxW such as 28x56",
-    "--batch": "32, 8..256 or 1..16:+1",
-    "--workers": "4, 1..16 or 1..8:+1",
-    "--gpus": "2, 1,2,4 or 1..8",
     "--kernel": "3, 1,3 or RxS such as 1x7",
 }
 
@@ -74,7 +72,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
 
 def _shapes(part: str, whole: str, option: str, rank: int, more: int) -> list[Shape]:
     """The sizes of one part of a list: the text between two commas."""
-    forms = f"write {_FORMS[option]}"
+    forms = f"write {_FORMS[option] if rank > 1 else NUMBERS}"
     if not part:
         raise UserError(f"{option} {whole!r} has an empty part; {forms}")
     about = f"{option} {part}"

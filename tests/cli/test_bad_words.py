@@ -75,6 +75,8 @@ VALUES = {
         "--padding": ["valid", "-1", "1x2x3"], "--dilation": ["0"], "--groups": ["0", "all"],
         "--pass": ["up"], "--layout": ["nn"], "--backend": ["cublas"], "--sizes": ["16"],
     },
+    "attention": {"--heads": ["0x8", "4x3x8", "a", "1x2x3x4"], "--sizes": ["8x8"],
+                  "--pass": ["dgrad"], "--layout": ["nt"], "--backend": ["triton"]},
     "payoff": {"--channels": ["64..8"], "--json": ["/nowhere/a.json"]},
     "layers alexnet": {"--batch": ["0"], "--image": ["0"], "--layout": ["nhwc,nchw", "abc"],
                        "--dtype": ["x"]},
