@@ -183,7 +183,8 @@ def conv(channels: Words | None = None, dtypes: Words | None = None, **options: 
 
 
 def payoff(channels: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
-    """Find the break-even of low precision in convolutions, by channels, image and batch.
+    """Find the break-even of low precision in convolutions, by channels, image and batch; with
+    `op="linear"` in linear layers, by features and tokens.
 
     UserError for an invalid value.
     """
