@@ -40,17 +40,17 @@ from e2e.report.ledger import (
 from e2e.report.trainings import busy_pct, exposed, fastest, wall_gap
 from e2e.results.baselines import scaled
 from e2e.results.terms import RESIDUAL
-from e2e.results.types import MAX_WALL_GAP, Cause, LedgerLine, Training
+from e2e.results.types import MAX_WALL_GAP, Cause, Training
 from microbench import fmt
 from microbench.report.parts import Line, doubts
 from microbench.results.types import Run, Warning
+from microbench.verdict import load_warnings
 
 MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
 MOST_DOUBTS = 2
 MOST_NAMED = 4
 MOST_EXPLAINED = 2  # comparisons: of more there are no ledgers in the answer
-MOST_FIRST, MOST_OTHER = 3, 1  # terms of a ledger in a sentence: of its change, against it
-NOTHING_SHARE = 0.001  # of a step: changes up to it are not named
+MOST_TERMS = 3  # of a ledger in a sentence
 SAME_SHARE = 0.005  # memory that differs by less is the same
 WHERE = ("network", "batch", "gpus", "evaluation")
 
@@ -83,7 +83,8 @@ def answer(run: Run, view: View) -> list[Line]:
         )
         lines.append(Line("Do", "repeat it on an idle machine, or longer (--budget 120)"))
     lines = lines or [Line("", "Nothing was measured")]
-    return _within([*lines, *_doubts(view, best)], MOST_ROWS - (run.finished_at is None))
+    told = (run.finished_at is None) + 2 * len(load_warnings(run.settings))  # by every report
+    return _within([*lines, *_doubts(view, best)], MOST_ROWS - told)
 
 
 def _within(lines: list[Line], most: int) -> list[Line]:
@@ -317,31 +318,17 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
 
 
 def _ledger(view: View, arm: Training) -> str:
-    """ "of 241 ms a step in fp32 amp saves 199: convolutions 154, layout changes 24; ..." """
+    """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." """
     first, *between, last = arm.ledger
-    terms = [line for line in between if line.term != RESIDUAL]
+    terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
+    said = [f"{term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms]
     rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
-    saved_ms = first.ms - last.ms
-    label = view.named(arm)
+    label, saved_ms = view.named(arm), first.ms - last.ms
     whole = f"{fmt.hundredths(first.ms)} ms a {step_word(arm)} in {base_words(arm)}"
-    said = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
+    start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
-        said = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
-    least_ms = NOTHING_SHARE * first.ms
-    less = sorted((line for line in terms if line.ms < -least_ms), key=lambda line: line.ms)
-    more = sorted((line for line in terms if line.ms > least_ms), key=lambda line: -line.ms)
-    first_most, then_most = (MOST_FIRST, MOST_OTHER) if saved_ms > 0 else (MOST_OTHER, MOST_FIRST)
-    saves, adds = _terms(less[:first_most]), _terms(more[:then_most])
-    parts = [saves, f"adds {adds}" * bool(adds)] if saved_ms > 0 else [
-        adds, f"saves {saves}" * bool(saves)]  # fmt: skip
-    rest = fmt.hundredths(abs(rest_ms)) if abs(rest_ms) > least_ms else "nothing"
-    parts.append(f"{rest} unexplained")
-    return f"{said}: {'; '.join(filter(None, parts))}"
-
-
-def _terms(lines: Sequence[LedgerLine]) -> str:
-    """ "convolutions 154, layout changes 24.3"."""
-    return ", ".join(f"{term_words(line.term)} {fmt.hundredths(abs(line.ms))}" for line in lines)
+        start = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
+    return f"{start}: {', '.join([*said, f'unexplained {rest_ms:+.2f}'])}"
 
 
 def _rungs(view: View, group: Group) -> Iterator[str]:
