@@ -56,23 +56,23 @@ def candidates(case: Case, operands: AttentionOperands, target: Target) -> Seque
         with only:
             return scaled_dot_product_attention(q, k, v, **given)
 
+    def backward() -> object:
+        matmul_switches.fp32_precision = case.precision.multiply
+        return torch.autograd.grad(out, (q, k, v), do[0], retain_graph=True)
+
+    call: Callable[[], object] = backward if do else forward
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             out = forward()
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+            call()
+        except RuntimeError as error:  # out of memory too
+            if "CUDA error" in str(error):  # a fault, which is no refusal
+                raise
             texts = [str(one.message) for one in said]
             why = [text for text in texts if not any(words in text for words in NO_REASON)]
-            reason = first_line(error) if not why else why[0].partition(" (Triggered")[0]
+            reason = why[0].partition(" (Triggered")[0] if why else first_line(error)
             raise CannotRun(reason) from error
-    call: Callable[[], object] = forward
-    if do:
-
-        def backward() -> object:
-            matmul_switches.fp32_precision = case.precision.multiply
-            return torch.autograd.grad(out, (q, k, v), do[0], retain_graph=True)
-
-        call = backward
     return (Candidate(case.backend if chosen else _picked(q, k, v, given), call, allocates=True),)
 
 
