@@ -109,7 +109,7 @@ class View:
     def unit(self) -> str:
         """The unit that all arms count ("img"); "" where units differ."""
         units = {arm.unit for arm in self.arms}
-        return fmt.clean(units.pop()) if len(units) == 1 else ""
+        return units.pop() if len(units) == 1 else ""
 
     @property
     def evaluates(self) -> bool:
@@ -189,7 +189,7 @@ class View:
         """
         present = {arm.case.recipe for arm in self.arms}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
-        return fmt.clean(stands) + short * self.is_short(name)
+        return stands + short * self.is_short(name)
 
     def is_short(self, name: str) -> bool:
         """Whether ratios over this baseline depend on how long cuDNN searched."""
@@ -313,4 +313,4 @@ def was_run(training: Training) -> bool:
 
 def reason(training: Training) -> str:
     """Why an arm has no times."""
-    return fmt.clean(training.reason or "no reason given")
+    return training.reason or "no reason given"

@@ -32,12 +32,12 @@ def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) 
 
 def noun(unit: str) -> str:
     """The plural noun of a unit: "images" for "img"."""
-    return NOUNS.get(unit, fmt.clean(unit))
+    return NOUNS.get(unit, unit)
 
 
 def bottleneck(limit: str | None) -> str:
     """The name of a run file's value: "GPU" for "gpu"; "" if unknown."""
-    return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
+    return BOTTLENECKS.get(limit, limit) if limit else ""
 
 
 def bottleneck_of(training: Training) -> str:

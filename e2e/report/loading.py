@@ -98,7 +98,7 @@ class Joint:
 
     def title(self, recipe: str, short: str = SHORT_WORDS) -> str:
         """A recipe that others are held against; `short` follows as in `View.title`."""
-        return fmt.clean(recipe) + short * is_short(recipe, self.trainings)
+        return recipe + short * is_short(recipe, self.trainings)
 
     def per_s(self, recipe: str, workers: int) -> float:
         """Units per second as measured, else as predicted; 0 if neither is known."""
@@ -187,7 +187,7 @@ def _family(case: TrainCase) -> TrainCase:
 def joint_title(joint: Joint) -> str:
     """The network, batch size and loader of all its trainings."""
     case = joint.trainings[0].case
-    return f"{fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
+    return f"{case.network}, batch {case.batch}, loader {joint.loader}"
 
 
 def joint_part(joint: Joint, level: int) -> Part:

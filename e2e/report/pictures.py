@@ -102,14 +102,14 @@ def training_chart(run: Run) -> Any:
 def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
     """The title: what was trained, on what; with which data, and how to read the chart."""
     title, *conditions = what_was_trained(run)[1:]
-    device = fmt.clean(run.device.get("name") or "unknown device")
-    torch = fmt.clean(run.software.get("torch", ""))
+    device = run.device.get("name") or "unknown device"
+    torch = run.software.get("torch", "")
     ran = any(arm.steps for arm in run.of(Training))
-    measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
+    measured = f"{'measured' if ran else 'predicted'} {run.started_at[:10]}"
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     evaluates = view_of(run).evaluates
     what = "evaluation" if evaluates else "training" if ran else "predicted training of"
-    return f"{what} {title} on {device}", [", ".join(facts), *map(fmt.clean, reading)]
+    return f"{what} {title} on {device}", [", ".join(facts), *reading]
 
 
 def colours_of(view: View) -> dict[str, str]:
@@ -166,7 +166,7 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
     if any(arm.train_s for arm in arms_of(family)):
         time = ("training time, s", lambda arm: [one.train_s for one in arm.repeats])
     read: dict[str, Values] = {
-        f"{fmt.clean(family[0].arms[0].unit)}/s": lambda arm: _known([arm.per_s]),
+        f"{family[0].arms[0].unit}/s": lambda arm: _known([arm.per_s]),
         time[0]: time[1],
         "peak memory, GB": lambda arm: [arm.memory_peak_bytes / 1e9]
         if arm.memory_peak_bytes and arm.status == "ok" else [],
@@ -271,25 +271,25 @@ def loading_chart(run: Run) -> Any:
     colours: Mapping[str, str] = {}
     reading = "images per second to the device, without training"
     if found:
-        colours = {fmt.clean(name): recipe_colour(name) for one in found for name in one.recipes}
+        colours = {name: recipe_colour(name) for one in found for name in one.recipes}
         colours = {**colours, LOADER_LINE: LOADER_COLOUR}
         reading = "lines: predicted from recipe and loader alone; points: measured together"
-    device = fmt.clean(run.device.get("name") or "unknown device")
+    device = run.device.get("name") or "unknown device"
     names = {loading.case.data for loading in run.of(Loading)}
-    data = fmt.listed(sorted(fmt.clean(DATA_WORDS.get(name, name)) for name in names))
+    data = fmt.listed(sorted(DATA_WORDS.get(name, name) for name in names))
     what = "training fed by loaders" if run.of(Training) else "loaders"
     return charts.titled(
         [charts.lines(rows, x="workers", y="img/s", log=not found, colours=colours,
                       dashes={LOADER_LINE: [5, 4]})],
         f"{what} on {device}",
-        [f"{data} data, measured {fmt.clean(run.started_at[:10])}", reading],
+        [f"{data} data, measured {run.started_at[:10]}", reading],
     )  # fmt: skip
 
 
 def joint_rows(joint: Joint) -> list[Json]:
     """A row a point: predicted ("line") and measured ("point") img/s, and the loader alone."""
     points = [
-        (fmt.clean(arm.case.recipe), arm.case.workers, per_s, mark)
+        (arm.case.recipe, arm.case.workers, per_s, mark)
         for arm in joint.trainings
         for per_s, mark in ((arm.predicted_per_s, "line"), (arm.per_s, "point"))
     ]
@@ -304,7 +304,7 @@ def joint_rows(joint: Joint) -> list[Json]:
 def loader_rows(run: Run) -> list[Json]:
     """A row a loader and number of workers."""
     return [
-        {"series": fmt.clean(one.case.loader) + ", cold files" * one.case.cold,
+        {"series": one.case.loader + ", cold files" * one.case.cold,
          "x": one.case.workers, "y": one.per_s}
         for one in run.of(Loading)
         if one.per_s
