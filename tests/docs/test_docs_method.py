@@ -54,11 +54,11 @@ def test_the_same_kernel_twice_and_planted_causes() -> None:
               if row["verdict"] != "right" and not row.get("held_out")]  # fmt: skip
     assert missed == ["gemm/m=4095,n=4095,k=4095/nt/normal/fp16/triton"], "no other is missed"
     says(METHOD, "The same kernel as two variants", same["holding_1"], same["tries"])
-    says(README, "Intervals.", same["tries"], same["holding_1"])
-    says(README, "Bottlenecks.", tried["counted"], tried["right"])
+    says(README, "Intervals", same["tries"], same["holding_1"])
     says(METHOD, "plants cases of known cause", tried["counted"], tried["right"])
     others = [row for row in tried["rows"] if row.get("held_out")]
     named = sum(row["verdict"] == "right" for row in others)
+    says(README, "Bottlenecks", tried["counted"], tried["right"], len(others), named)
     says(METHOD, "after the thresholds were chosen", named, len(others))
 
 
@@ -103,10 +103,11 @@ def test_how_often_compare_is_wrong() -> None:
     by_pct = [r["slower_by_pct"] for r in planted]
     figures = min(by_pct), max(by_pct), 1e6 * min(r["median_s"] for r in planted)
     says(METHOD, "A kernel that does 5 % more work", *figures)
-    says(README, "compare.", false, same["pairs"], *figures)
+    says(README, "of runs in three processes", false, same["pairs"])
     twice = Counter(row.verdict for row in compare(run("gemm-fp16"), run("gemm-fp16-again")).rows)
     assert twice.keys() == {"cannot tell", "same"}
     says(METHOD, "two runs of halfway gemm", *twice.values(), twice.total())
+    says(README, "Of two runs of the first command", twice["cannot tell"], twice.total())
     trained = document("compare-aa-train")
     wrong = trained["faster"] + trained["slower"], trained["pairs"]
     says(METHOD, "Four trainings were tested", *wrong)
@@ -191,7 +192,7 @@ def test_the_timer() -> None:
     named = {(case.split("/")[4], int(case.split("m=")[1].split(",")[0])) for case in off}
     assert named == {("fp32", 256), ("fp32", 512), ("fp32", 2048), ("tf32", 1024), ("tf32", 2048)}
     says(METHOD, "Agreement with Nsight Compute", *within, min(off.values()), max(off.values()))
-    says(README, "Timer.", *within)
+    says(README, "Timer", *within, min(off.values()), max(off.values()))
     assert sum("/fp16/" in r["case"] and r["within_target"] for r in rows) == 12
     more_us = [1e6 * (r["ours_s"] - r["ncu_s"]) for r in rows if "/fp16/" in r["case"]
                and r["case"].endswith("triton") and r["ncu_s"] < 2e-5]  # fmt: skip
@@ -279,7 +280,7 @@ def test_gpu_times_of_networks_that_nothing_was_tuned_on() -> None:
     assert {t.case.network for t in found} == NETWORKS.keys()
     off_pct = {t.case.key: abs(off) for t in found if (off := error_pct(t)) is not None}
     figures = len(off_pct), median(off_pct.values()), max(off_pct.values())
-    says("README", "Predictions are of", *figures)
+    says(README, "GPU times of", *figures)
     says(PREDICT, "had a median error of 1.6 %", *figures)
     sure = [off_pct[t.case.key] for t in found if t.limit == "gpu"]
     says(PREDICT, "steps bound by the GPU had", len(sure), median(sure), max(sure))

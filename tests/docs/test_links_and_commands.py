@@ -55,7 +55,7 @@ def test_every_published_file_is_listed_with_its_command() -> None:
 
 def test_the_readme_fits_its_screen() -> None:
     assert len(text("README").splitlines()) <= 150
-    assert len(text("README").split()) <= 1000
+    assert len(text("README").split()) <= 600
 
 
 def test_every_command_has_its_options() -> None:

@@ -146,6 +146,8 @@ def test_the_page_has_the_tables_of_the_published_runs() -> None:
     told = (ROOT / "docs/diagnose.md").read_text()
     for line in list(summary(ran))[:4]:
         assert line.partition(";")[0].rstrip(".") in told
+    first = [one.live.place(one.planted) == 1 for one in ran if one.planted and one.live]
+    assert f"{sum(first)} of {len(first)}" in (ROOT / "README.md").read_text()
     _, _, *rows = table(ran)
     assert len(rows) == len(data["scenarios"])
     for row in rows:
