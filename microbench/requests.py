@@ -131,7 +131,8 @@ class GemmRequest(Request):
         sizes = sweep.parse_sizes(self.sizes, more=1)  # the batch
         try:
             return [
-                Gemm(*size[-3:], layout, *size[:-3]) for size, layout in product(sizes, layouts)
+                Gemm(m, n, k, layout, *batch)
+                for (*batch, m, n, k), layout in product(sizes, layouts)
             ]
         except ValueError as error:
             raise UserError(f"--layout: {error}") from None
