@@ -86,7 +86,7 @@ class Loaded:
 
 def variants(name: str, target: Target) -> list[Variant]:
     """The kernels of a precision's fastest instruction; [] where that is not known."""
-    kind, hopper = precision(name), target.capability == (9, 0)
+    kind, hopper = precision(name).factors, target.capability == (9, 0)
     if target.capability not in KNOWN or (kind.is_float8 and target.capability < (8, 9)):
         return []
     if name == "fp32":
@@ -167,7 +167,7 @@ def load(variant: Variant, name: str, target: Target) -> Loaded:
     kernel = module.get_function("product")
     if variant.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = variant.shared_bytes
-    kind, blocks = precision(name), target.sm_count * variant.blocks_per_sm
+    kind, blocks = precision(name).factors, target.sm_count * variant.blocks_per_sm
     rates = flop_per_clock(target.capability, target.name)
     of_device = LAUNCH_S * CLOCK_HZ * rates.get(kind.rate_name, UNKNOWN_RATE) * target.sm_count
     passes = max(1, round(of_device / (blocks * variant.flops_per_pass)))

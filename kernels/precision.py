@@ -57,6 +57,11 @@ class Precision:
         return self.rate or self.name
 
     @property
+    def factors(self) -> Precision:
+        """What is multiplied: its own numbers, or FP8 where they are cast to that first."""
+        return PRECISIONS["fp8-e4m3"] if self.multiply == "fp8" else self
+
+    @property
     def accumulator_bytes(self) -> int:
         return DTYPE_BYTES[self.accumulate]
 

@@ -12,6 +12,7 @@ import torch
 
 from kernels import OPS
 from kernels.case import CannotRun, Case, Prepared, Target
+from kernels.ceilings import variants
 from kernels.linear import LAYOUTS, PASSES, PRODUCTS, Linear
 from kernels.linear.operands import BLOCK, matrix, quantised
 from kernels.op import Session
@@ -128,6 +129,12 @@ def test_work_is_counted_as_the_field_counts_it() -> None:
 def test_what_cannot_run_says_why(what: Case, reason: str) -> None:
     with pytest.raises(CannotRun, match=reason):
         prepared(what)
+
+
+def test_what_is_multiplied_is_fp8_and_its_instruction_is_the_ceiling() -> None:
+    hopper = Target("cuda", "NVIDIA H200", (9, 0), 132)
+    for name in SCALED:
+        assert variants(name, hopper) == variants("fp8-e4m3", hopper) != variants("bf16", hopper)
 
 
 def test_precisions_of_linear_layers_are_of_no_other_op() -> None:
