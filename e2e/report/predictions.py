@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from e2e.report.answer import where_of
@@ -18,7 +17,7 @@ from e2e.report.figures import bottleneck
 from e2e.report.trainings import MOST_ROWS, names_of
 from e2e.results.types import Predicted, Training
 from microbench import fmt
-from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Row
+from microbench.report.parts import VERBOSE, Column, Line, Part, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import load_warnings
 
@@ -26,6 +25,7 @@ from microbench.verdict import load_warnings
 # the estimate is at most a quarter off, and a shared CPU's speed changes by half.
 MAY_LIMIT = 0.6
 MOST_NAMED = 4
+SAID = ("predicted.interval_s", "launches")  # columns that the answer has for the screen
 MISSING = "missing from the prediction of {arms} (could not be replayed): too short"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
 
@@ -96,8 +96,8 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
         return [every]
     more = len(rows) - MOST_ROWS
     notes = [*[SHORT_NOTE] * unsaid, *[f"and {more} more: --verbose"] * (more > 0)]
-    brief = replace(every, title="", rows=every.rows[:MOST_ROWS], below=notes, level=DEFAULT)
-    return [brief, every]
+    shown = [column for column in columns if column.path not in SAID]
+    return [Part("", shown, every.rows[:MOST_ROWS], notes), every]
 
 
 def _of(arm: Training) -> Predicted:
@@ -166,7 +166,8 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     first = (waits or asked)[-1]
     predicted = _of(first)
     if predicted.launches:
-        text = f"{predicted.launches:,} launches of {view.named(first)}"
+        whose = f" of {view.named(first)}" * (len(asked) > 1)
+        text = f"{predicted.launches:,} launches{whose}"
         if predicted.host_s:
             text += f" take about {fmt.milliseconds(predicted.host_s)} ms of this CPU"
         if waits:
@@ -200,7 +201,7 @@ def _sentence(view: View, arm: Training, device: str) -> str:
 def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[str]:
     said = ["operations alone, nothing that Python does between them"]
     if off and len(view.groups) == 1:
-        said[0] += f"; beside the measured GPU time {off}"
+        said = [f"operations alone; beside the measured GPU time {off}"]
     on_cpu = run.device.get("kind") == "cpu"
     if any(_of(arm).gpu_s is None for arm in arms):
         said[0] = (
