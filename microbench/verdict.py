@@ -215,7 +215,7 @@ class Summary:
 
 
 def is_rival(result: Result) -> bool:
-    """Whether it is a kernel of ours, of the user's, or several of the library's in place of one."""
+    """Whether the result is of a kernel of ours or of the user's, or of several of a library."""
     return result.case.backend in (TUNED, SEPARATE) or OWN in result.case.backend
 
 

@@ -56,7 +56,9 @@ def test_lanes_without_tensor_cores_do_what_the_storage_allows() -> None:
     assert lanes.pop("int8") == ("fp32", packed["int8"])
     assert set(lanes.values()) == {("fp16", 1)}
     assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | {
-        "fp8-tensor", "fp8-row", "fp8-block"
+        "fp8-tensor",
+        "fp8-row",
+        "fp8-block",
     }
 
 
