@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import pad
 
 from kernels.case import Candidate
-from kernels.conv.operands import OUTPUT, ConvOperands
+from kernels.conv import OUTPUT
+from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
 
 INT_POISON = torch.iinfo(torch.int32).min  # no GEMM of int8 matrices has this value

@@ -62,6 +62,18 @@ def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
     return drawn.to(dtype)
 
 
+def memory_format(layout: str) -> torch.memory_format:
+    """torch's memory format of a layout: channels_last for "nhwc", contiguous for others."""
+    return torch.channels_last if layout == "nhwc" else torch.contiguous_format
+
+
+def empty(case: Case, name: str, device: torch.device) -> torch.Tensor:
+    """Memory for a tensor of a case, as its layout and precision store it."""
+    problem = case.problem
+    dtype, form = case.precision.torch_dtype(problem.held(name)), memory_format(problem.layout)
+    return torch.empty(problem.stored(name), dtype=dtype, device=device, memory_format=form)
+
+
 def choose(size: int, count: int, device: torch.device) -> torch.Tensor:
     """At most `count` sorted int64 indices below `size`: all, or random with the first and last."""
     if size <= count:
@@ -98,29 +110,24 @@ class OperandPool:
         if case.group != self.group:
             self.clear()
             self.group = case.group
-        rules, problem = self._rules(case), case.problem
+        rules, problem = import_module(f"kernels.{case.op}.operands"), case.problem
         if self.sample is None:
             self.sample = rules.sample(problem, lambda name: self._drawn(case, name))
-        inputs, outputs = rules.names(problem)
         tensors: dict[str, torch.Tensor] = {}
-        for name in (*inputs, *outputs):
-            kept = name, rules.dtype(case, name)
+        for name in (*problem.inputs, *problem.outputs):
+            kept = name, case.precision.torch_dtype(problem.held(name))
             if kept not in self.tensors:
                 self.tensors[kept] = (
-                    rules.empty(problem, *kept, self.device)
-                    if name in outputs
+                    empty(case, name, self.device)
+                    if name in problem.outputs
                     else store(self._drawn(case, name), kept[1], case.data)
                 )
             tensors[name] = self.tensors[kept]
         return rules.operands(case, tensors, self.sample)
 
-    @staticmethod
-    def _rules(case: Case) -> Any:
-        return import_module(f"kernels.{case.op}.operands")
-
     def _drawn(self, case: Case, name: str) -> torch.Tensor:
         """The tensor as drawn, as the layout stores it; the same at every call."""
-        rules = self._rules(case)
-        rng = torch.Generator(self.device).manual_seed(self.seed + rules.NAMES.index(name))
-        drawn = draw(rules.stored(case.problem, name), case.data, rng)
-        return rules.arranged(case.problem, name, drawn)
+        problem, rng = case.problem, torch.Generator(self.device)
+        rng.manual_seed(self.seed + list(problem.inputs).index(name))
+        drawn = draw(problem.stored(name), case.data, rng)
+        return problem.viewed(name, drawn.contiguous(memory_format=memory_format(problem.layout)))

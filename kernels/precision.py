@@ -61,6 +61,10 @@ class Precision:
         """What is multiplied: its own numbers, or FP8 where they are cast to that first."""
         return PRECISIONS["fp8-e4m3"] if self.multiply == "fp8" else self
 
+    def bytes_of(self, which: str) -> int:
+        """Of an element in the dtype that `torch_dtype` says."""
+        return DTYPE_BYTES[getattr(self, which) or self.storage]
+
     @property
     def accumulator_bytes(self) -> int:
         return DTYPE_BYTES[self.accumulate]

@@ -70,6 +70,35 @@ class Problem(ABC):
 
     @property
     @abstractmethod
+    def inputs(self) -> Sequence[str]:
+        """The names of the tensors that a launch reads."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> Sequence[str]:
+        """The names of those that it writes."""
+
+    @abstractmethod
+    def stored(self, name: str) -> Sequence[int]:
+        """The sizes of a tensor in the order that the layout stores it in."""
+
+    def held(self, name: str) -> str:
+        """Which dtype of a precision a tensor has: inputs after the second have the output's."""
+        return ("storage", "storage_b", "output")[[*self.inputs[:2], name].index(name)]
+
+    def viewed(self, name: str, tensor: Any) -> Any:
+        """An input as it is multiplied: a view of what is stored."""
+        return tensor
+
+    def min_bytes(self, precision: Precision) -> int:
+        """Least memory traffic per launch in bytes: inputs read once, output written once."""
+        return sum(
+            math.prod(self.stored(name)) * precision.bytes_of(self.held(name))
+            for name in (*self.inputs, *self.outputs)
+        )
+
+    @property
+    @abstractmethod
     def dims(self) -> Mapping[str, int | str]:
         """The sizes by the names that run files have."""
 
@@ -97,10 +126,6 @@ class Problem(ABC):
     @abstractmethod
     def flops(self) -> int:
         """Useful operations per launch, a multiply-add as two."""
-
-    @abstractmethod
-    def min_bytes(self, precision: Precision) -> int:
-        """Least memory traffic per launch in bytes: inputs read once, output written once."""
 
     @abstractmethod
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:

@@ -29,7 +29,7 @@ from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 from e2e.training.ranks import Ranks
 from e2e.training.switches import DTYPES, switch_process
-from kernels.conv.operands import memory_format
+from kernels.data import memory_format
 from microbench.network.networks import tensors_in
 
 SEEDS_APART = 1_000_003  # the seeds of two ranks; those of repeats are 1 apart

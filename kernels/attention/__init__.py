@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
 from kernels import flops
@@ -85,16 +86,23 @@ class Attention(Problem):
     def causal(self) -> bool:
         return self.layout == CAUSAL
 
-    def elements(self, name: str) -> int:
-        """Elements of "q", "k", "v", "o" or of the gradient of one, "dq"."""
+    @property
+    def inputs(self) -> Sequence[str]:
+        return ("q", "k", "v") if self.which == FPROP else ("q", "k", "v", "do")
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("o",) if self.which == FPROP else ("dq", "dk", "dv")
+
+    def stored(self, name: str) -> Sequence[int]:
+        """Of "q", "k", "v", "o" or of the gradient of one, "dq"."""
         heads = self.kv_heads if name[-1] in "kv" else self.heads
-        return self.batch * heads * self.sequence * self.head_size
+        return self.batch, heads, self.sequence, self.head_size
 
     def min_bytes(self, precision: Precision) -> int:
         """The scores stay on the chip; bprop reads O too."""
-        inputs, outputs = ("qkv", ("o",)) if self.which == FPROP else ("qkvoo", ("dq", "dk", "dv"))
-        read, written = (sum(map(self.elements, names)) for names in (inputs, outputs))
-        return read * precision.bytes_per_element + written * precision.output_bytes
+        of_output = 0 if self.which == FPROP else prod(self.stored("o")) * precision.output_bytes
+        return super().min_bytes(precision) + of_output
 
     def tolerance(self, precision: Precision) -> float:
         return TOLERANCE[self.which] * precision.rel_tolerance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,9 +12,6 @@ from kernels.attention import BPROP, Attention
 from kernels.case import Case
 from kernels.checking import CHECKSUM_SLACK, typical
 
-NAMES = ("q", "k", "v", "do")
-INPUTS = {"fprop": NAMES[:3], "bprop": NAMES}
-OUTPUTS = {"fprop": ("o",), "bprop": ("dq", "dk", "dv")}
 BAND_ELEMENTS = 1 << 24  # of a head's scores that are held in float64 at once
 Tensors = Mapping[str, torch.Tensor]
 
@@ -32,7 +29,7 @@ class AttentionOperands:
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """(q, k, v) of fprop, (q, k, v, do) of bprop: the arguments of a user's function."""
-        return tuple(self.tensors[name] for name in INPUTS[self.problem.which])
+        return tuple(self.tensors[name] for name in self.problem.inputs)
 
     @property
     def renewed(self) -> tuple[torch.Tensor, ...]:
@@ -50,11 +47,11 @@ class AttentionOperands:
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """(o) of fprop, (dq, dk, dv) of bprop."""
-        return tuple(self.tensors[name] for name in OUTPUTS[self.problem.which])
+        return tuple(self.tensors[name] for name in self.problem.outputs)
 
     def holding(self, *results: torch.Tensor) -> Self:
-        names = OUTPUTS[self.problem.which]
-        return replace(self, tensors={**self.tensors, **dict(zip(names, results, strict=True))})
+        found = zip(self.problem.outputs, results, strict=True)
+        return replace(self, tensors={**self.tensors, **dict(found)})
 
     def relative_error(self) -> float:
         """The largest of any head of any output, or of any of its rows: see `_errors`."""
@@ -102,10 +99,10 @@ def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The outputs by their definition in float64 of the heads [heads, S, D] that share one
     key/value head [1, S, D]; in bands of queries.
     """
-    q, k, v, *of_output = (tensors[name].double() for name in INPUTS[problem.which])
+    q, k, v, *of_output = (tensors[name].double() for name in problem.inputs)
     k, v, scale, size = k[0], v[0], problem.head_size**-0.5, problem.sequence
     found = {name: torch.zeros_like(tensors["k" if name[-1] in "kv" else "q"], dtype=q.dtype)
-             for name in OUTPUTS[problem.which]}  # fmt: skip
+             for name in problem.outputs}  # fmt: skip
     for heads in range(len(q)):
         for start in range(0, size, step := max(1, BAND_ELEMENTS // size)):
             rows = slice(start, start + step)
@@ -127,36 +124,9 @@ def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
     return found
 
 
-# ---------------------------------------------------------------- for kernels.data
-
-
-def names(problem: Attention) -> tuple[Sequence[str], Sequence[str]]:
-    """Of the inputs and of the outputs."""
-    return INPUTS[problem.which], OUTPUTS[problem.which]
-
-
-def dtype(case: Case, name: str) -> torch.dtype:
-    """What a tensor is stored in."""
-    return case.precision.torch_dtype("storage" if name in NAMES else "output")
-
-
-def stored(problem: Attention, name: str) -> Sequence[int]:
-    """(B, H, S, D) of a tensor."""
-    heads = problem.kv_heads if name[-1] in "kv" else problem.heads
-    return problem.batch, heads, problem.sequence, problem.head_size
-
-
-def arranged(problem: Attention, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def empty(problem: Attention, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(stored(problem, name), dtype=dtype, device=device)
-
-
 def sample(problem: Attention, drawn: Callable[[str], torch.Tensor]) -> Tensors:
     """The first key/value head as drawn."""
-    return {name: _of_head(problem, name, drawn(name), 0, 0) for name in INPUTS[problem.which]}
+    return {name: _of_head(problem, name, drawn(name), 0, 0) for name in problem.inputs}
 
 
 def operands(case: Case, tensors: Tensors, sample: Tensors) -> AttentionOperands:

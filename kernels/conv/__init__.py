@@ -14,6 +14,7 @@ from kernels.precision import Precision
 from kernels.problem import Problem, padded
 
 LAYOUTS = ("nchw", "nhwc")
+INPUTS = {"fprop": ("x", "w"), "dgrad": ("w", "y"), "wgrad": ("x", "y")}
 OUTPUT = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 IMAGE_CHANNELS = 4  # at most: a layer of so few input channels, and more output, reads an image
 FLOAT32_EPSILON = 2.0**-24
@@ -69,6 +70,22 @@ class Conv(Problem):
             "kernel": _pair(s.r, s.s),
             **{name: str(getattr(s, name)) for name in ("stride", "padding", "dilation", "groups")},
         }
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        return INPUTS[self.which]
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return (OUTPUT[self.which],)
+
+    def stored(self, name: str) -> Sequence[int]:
+        """Of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
+        s = self.shape
+        return {
+            "x": (s.n, s.c, s.h, s.w), "w": (s.k, s.c // s.groups, s.r, s.s),
+            "y": (s.n, s.k, s.p, s.q),
+        }[name]  # fmt: skip
 
     @property
     def flops(self) -> int:

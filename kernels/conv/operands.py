@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,10 +11,8 @@ import torch
 from kernels.case import Case
 from kernels.conv import OUTPUT, Conv
 from kernels.conv.shape import LEAST_BY_AXIS, ConvShape, by_axis
-from kernels.data import choose, scale
+from kernels.data import choose, empty, scale
 
-NAMES = "xwy"
-INPUTS = {"fprop": ("x", "w"), "dgrad": ("w", "y"), "wgrad": ("x", "y")}
 SAMPLED_IMAGES = {"cuda": 4, "cpu": 2}
 SAMPLED_CHANNELS = {"cuda": 32, "cpu": 8}  # of a dimension of the output, or groups
 
@@ -98,39 +96,9 @@ class ConvOperands:
         return replace(self, **{OUTPUT[self.which]: result})
 
 
-def names(problem: Conv) -> tuple[Sequence[str], Sequence[str]]:
-    """Of the inputs and of the output."""
-    return INPUTS[problem.which], OUTPUT[problem.which]
-
-
-def dtype(case: Case, name: str) -> torch.dtype:
-    """What a tensor is stored in."""
-    which = dict(zip(INPUTS[case.problem.setting["pass"]], ("storage", "storage_b"), strict=True))
-    return case.precision.torch_dtype(which.get(name, "output"))
-
-
-def stored(problem: Conv, name: str) -> Sequence[int]:
-    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
-    shape = problem.shape
-    return {
-        "x": (shape.n, shape.c, shape.h, shape.w),
-        "w": (shape.k, shape.c // shape.groups, shape.r, shape.s),
-        "y": (shape.n, shape.k, shape.p, shape.q),
-    }[name]
-
-
-def arranged(problem: Conv, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=memory_format(problem.layout))
-
-
-def empty(problem: Conv, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    form = memory_format(problem.layout)
-    return torch.empty(stored(problem, name), dtype=dtype, device=device, memory_format=form)
-
-
 def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
     """What the output is checked by; `drawn` gives an input as drawn."""
-    inputs = {name: drawn(name) for name in INPUTS[problem.which]}
+    inputs = {name: drawn(name) for name in problem.inputs}
     device = next(iter(inputs.values())).device
     images, ks, cs, w_cs, groups = _choose_part(problem.which, problem.shape, device)
     part = replace(problem.shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
@@ -144,21 +112,16 @@ def operands(
 ) -> ConvOperands:
     problem = case.problem
     assert isinstance(problem, Conv)
-    x, w, y = (tensors[name] for name in NAMES)
-    return ConvOperands(x, w, y, problem.shape, problem.which, sample, scale(case))
+    return ConvOperands(
+        **tensors, shape=problem.shape, which=problem.which, sample=sample, scale=scale(case)
+    )
 
 
 def without_memory(case: Case) -> ConvOperands:
     """Operands of the case on torch's meta device: sizes and strides, to compile for."""
     assert isinstance(case.problem, Conv)
     meta = torch.device("meta")
-    tensors = {name: empty(case.problem, name, dtype(case, name), meta) for name in NAMES}
-    return operands(case, tensors)
-
-
-def memory_format(layout: str) -> torch.memory_format:
-    """torch's memory format of a layout: channels_last for "nhwc", contiguous for "nchw"."""
-    return torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    return operands(case, {name: empty(case, name, meta) for name in "xwy"})
 
 
 def _choose_part(

@@ -13,8 +13,9 @@ from dataclasses import replace
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.conv.operands import ConvOperands, memory_format
+from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
+from kernels.data import memory_format
 from kernels.error_words import first_line
 
 conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kernels.case import CannotRun, Case
 from kernels.precision import Precision
@@ -104,11 +104,34 @@ class Gemm(Problem):
     def flops(self) -> int:
         return 2 * self.batch * self.m * self.n * self.k
 
-    def min_bytes(self, precision: Precision) -> int:
-        weights = 1 if self.form == BROADCAST else self.batch
-        inputs = self.batch * self.m * self.k + weights * self.k * self.n
-        outputs = self.batch * self.n * (self.m + (self.form in (BIAS, GELU)))
-        return inputs * precision.bytes_per_element + outputs * precision.output_bytes
+    @property
+    def inputs(self) -> Sequence[str]:
+        return ("a", "b", "bias") if self.form in (BIAS, GELU) else ("a", "b")
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("c",)
+
+    def stored(self, name: str) -> Sequence[int]:
+        batch, m, n, k = self.batch, *self.mnk
+        rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "bias": (1, n)}[name]
+        if self._transposed(name):
+            rows, columns = columns, rows
+        if batch == 1 or (self.form == BROADCAST and name == "b"):
+            return (columns,) if name == "bias" else (rows, columns)
+        if self.form in RAGGED and name != "b":
+            return batch * rows, columns
+        strided = self.form == STRIDED and name != "c"
+        return (rows, batch, columns) if strided else (batch, rows, columns)
+
+    def viewed(self, name: str, tensor: Any) -> Any:
+        """A [M, K] or B [K, N], of a batch [batch, ...]."""
+        if self.form == STRIDED:
+            tensor = tensor.transpose(0, 1)
+        return tensor.mT if self._transposed(name) else tensor
+
+    def _transposed(self, name: str) -> bool:
+        return name in "ab" and self.layout["ab".index(name)] == "t"
 
     def tiles(self, tile: Sequence[int]) -> int | None:
         one = super().tiles(tile)

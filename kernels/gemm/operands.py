@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -14,9 +14,8 @@ from kernels.case import Case
 from kernels.conv.operands import ConvOperands, Sample
 from kernels.conv.shape import ConvShape
 from kernels.data import choose, scale, storage_factor
-from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, STRIDED, Gemm
+from kernels.gemm import BROADCAST, GELU, RAGGED, Gemm
 
-NAMES = ("a", "b", "c", "bias")  # in the order of their seeds
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 BAND_ELEMENTS = 1 << 23  # of A and of C that are held in float64 at once
 
@@ -156,45 +155,6 @@ class BatchOperands:
                     worst = torch.maximum(worst, lines.max().sqrt() / (1 + chance))
         sizes = torch.where(sizes > 0, sizes, self.c.numel())
         return float((errors / sizes).sqrt()), float(worst / (sizes / self.c.numel()).sqrt())
-
-
-def names(problem: Gemm) -> tuple[Sequence[str], Sequence[str]]:
-    """Of the inputs and of the output."""
-    return ("a", "b", "bias") if problem.form in (BIAS, GELU) else ("a", "b"), ("c",)
-
-
-def dtype(case: Case, name: str) -> torch.dtype:
-    """What a tensor is stored in."""
-    return case.precision.torch_dtype({"a": "storage", "b": "storage_b"}.get(name, "output"))
-
-
-def stored(problem: Gemm, name: str) -> Sequence[int]:
-    """The sizes of a tensor in the orientation it is stored in."""
-    batch, m, n, k = problem.batch, *problem.mnk
-    rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "bias": (1, n)}[name]
-    if _transposed(problem, name):
-        rows, columns = columns, rows
-    if batch == 1 or (problem.form == BROADCAST and name == "b"):
-        return (columns,) if name == "bias" else (rows, columns)
-    if problem.form in RAGGED and name != "b":
-        return batch * rows, columns
-    strided = problem.form == STRIDED and name != "c"
-    return (rows, batch, columns) if strided else (batch, rows, columns)
-
-
-def arranged(problem: Gemm, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """An input as a view of what is stored: A [M, K] or B [K, N], of a batch [batch, ...]."""
-    if problem.form == STRIDED:
-        tensor = tensor.transpose(0, 1)
-    return tensor.mT if _transposed(problem, name) else tensor
-
-
-def _transposed(problem: Gemm, name: str) -> bool:
-    return name in "ab" and problem.layout["ab".index(name)] == "t"
-
-
-def empty(problem: Gemm, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(stored(problem, name), dtype=dtype, device=device)
 
 
 def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:

@@ -59,17 +59,15 @@ class Linear(Problem):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the pass computes: of "y", "dx" and "dw"."""
         return OUTPUTS[self.which]
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it reads: of "x", "w" and "g"."""
         return tuple(name for name in "xwg" if any(name in matrix for output in self.outputs
                                                    for matrix in PRODUCTS[output]))  # fmt: skip
 
-    def shape(self, name: str) -> tuple[int, int]:
-        """The sizes of a matrix: "x", "g_t", "dw"."""
+    def stored(self, name: str) -> tuple[int, int]:
+        """Of "x", "g_t", "dw"."""
         rows, columns = {
             "x": (self.m, self.k), "w": (self.n, self.k), "g": (self.m, self.n),
         }[{"y": "g"}.get(name, name.removeprefix("d").removesuffix("_t"))]  # fmt: skip
@@ -79,7 +77,7 @@ class Linear(Problem):
     def mnk(self) -> tuple[int, int, int]:
         """Those of the first product."""
         a, b = PRODUCTS[self.outputs[0]]
-        return (self.shape(a)[0], *self.shape(b))
+        return (self.stored(a)[0], *self.stored(b))
 
     @property
     def dims(self) -> Mapping[str, int | str]:
@@ -116,14 +114,10 @@ class Linear(Problem):
 
     def min_bytes(self, precision: Precision) -> int:
         read, written = (
-            sum(map(prod, map(self.shape, some))) for some in (self.inputs, self.outputs)
+            sum(prod(self.stored(name)) for name in names) for names in (self.inputs, self.outputs)
         )
-        return read * self._width(precision) + written * precision.output_bytes
-
-    def _width(self, precision: Precision) -> int:
-        """Bytes of an element that is given."""
-        quantised = self.quantised and precision.multiply == "fp8"
-        return 1 if quantised else precision.bytes_per_element
+        given = 1 if self.quantised and precision.multiply == "fp8" else precision.bytes_per_element
+        return read * given + written * precision.output_bytes
 
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         """What FP8 products sum over has to be whole 16-byte rows of FP8."""

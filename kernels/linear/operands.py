@@ -14,7 +14,6 @@ from kernels.gemm import Gemm
 from kernels.gemm import operands as gemm
 from kernels.linear import PRODUCTS, Linear
 
-NAMES = ("x", "w", "g", *PRODUCTS)
 BLOCK = 128  # elements that share a scale in fp8-block; of a weight as many rows too
 SMALLEST = 1e-12  # scale, of rows that are all zeros
 
@@ -114,27 +113,6 @@ def matrix(given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """ "x", or a view of it transposed, "x_t"."""
     base = given[name.removesuffix("_t")]
     return base if name in given else base.t()
-
-
-def names(problem: Linear) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(inputs, outputs)"""
-    return problem.inputs, problem.outputs
-
-
-def dtype(case: Case, name: str) -> torch.dtype:
-    return torch.bfloat16
-
-
-def stored(problem: Linear, name: str) -> tuple[int, int]:
-    return problem.shape(name)
-
-
-def arranged(problem: Linear, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def empty(problem: Linear, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(problem.shape(name), dtype=dtype, device=device)
 
 
 def sample(

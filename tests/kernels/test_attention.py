@@ -31,14 +31,14 @@ PROBLEMS = st.builds(
 def test_the_reference_is_torchs_in_float64_in_bands_of_any_size(
     problem: Attention, band: int
 ) -> None:
-    names = operands.INPUTS[problem.which]
-    drawn = {n: torch.randn(*operands.stored(problem, n), dtype=torch.float64) for n in names}
+    names = problem.inputs
+    drawn = {n: torch.randn(*problem.stored(n), dtype=torch.float64) for n in names}
     q, k, v = (drawn[name].requires_grad_() for name in "qkv")
     out = scaled_dot_product_attention(q, k, v, is_causal=problem.causal, enable_gqa=True)
     expected: tuple[torch.Tensor, ...] = (out,)
     if problem.which == "bprop":
         expected = torch.autograd.grad(out, (q, k, v), drawn["do"])
-    named = dict(zip(operands.OUTPUTS[problem.which], expected, strict=True))
+    named = dict(zip(problem.outputs, expected, strict=True))
     whole = operands.AttentionOperands(problem, {**drawn, **named}, {})
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(operands, "BAND_ELEMENTS", band)

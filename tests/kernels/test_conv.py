@@ -12,8 +12,7 @@ from samples.convolutions import by_torch
 
 from kernels.case import Candidate, Case, Target
 from kernels.checking import reference, relative_error
-from kernels.conv import Conv
-from kernels.conv.operands import OUTPUT
+from kernels.conv import OUTPUT, Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
 from kernels.data import OperandPool
 from kernels.op import Session

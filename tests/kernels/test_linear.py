@@ -77,13 +77,13 @@ def test_a_cast_uses_all_of_fp8_and_a_transposed_matrix_is_the_same_numbers(name
     sizes, g = (256, 384, 128), torch.Generator().manual_seed(0)
     problem = Linear(*sizes)
     given = {
-        one: torch.randn(problem.shape(one), generator=g).bfloat16() * 10.0 ** (i - 1)
+        one: torch.randn(problem.stored(one), generator=g).bfloat16() * 10.0 ** (i - 1)
         for i, one in enumerate("xwg")
     }
     given["x"][0] = 0  # a row of zeros has a scale too
     for one in ("x", "w", "g", "x_t", "w_t", "g_t"):
         cast = quantised(given, one, name)
-        rows, columns = problem.shape(one)
+        rows, columns = problem.stored(one)
         square = BLOCK if one.startswith("w") else 1
         parts = {"tensor": (1, 1), "row": (rows, 1), "block": (rows // square, columns // BLOCK)}
         assert tuple(cast.scales.shape) == parts[name.removeprefix("fp8-")]

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Candidate, Case, Target  # noqa: E402
-from kernels.conv import Conv  # noqa: E402
-from kernels.conv.operands import INPUTS, without_memory  # noqa: E402
+from kernels.conv import INPUTS, Conv  # noqa: E402
+from kernels.conv.operands import without_memory  # noqa: E402
 from kernels.conv.shape import PASSES, ConvShape  # noqa: E402
 from kernels.conv.triton import backend, copies, data_configs, wgrad_configs  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402

@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from kernels.conv import OUTPUT, Conv
-from kernels.conv.operands import ConvOperands, stored
+from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
 from kernels.precision import Precision
 
@@ -17,7 +17,7 @@ def operands(shape: ConvShape, which: str, kind: Precision) -> ConvOperands:
     """Drawn, the output NaN."""
     torch.manual_seed(0)
     x, w, y = (
-        torch.randn(stored(Conv(shape, which), name))
+        torch.randn(Conv(shape, which).stored(name))
         .to(kind.torch_dtype("output" if name == OUTPUT[which] else "storage"))
         .contiguous(memory_format=torch.channels_last)
         for name in "xwy"

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from kernels.case import Candidate
-from kernels.conv.operands import INPUTS, OUTPUT, ConvOperands
+from kernels.conv import INPUTS, OUTPUT
+from kernels.conv.operands import ConvOperands
 from kernels.triton_util import Step, row_for_tma
 
 BLOCK = 2048  # words that a program copies
