@@ -73,25 +73,18 @@ def results(returned: object, outputs: Sequence[torch.Tensor]) -> Sequence[torch
     """The tensors with the results: those that a launch returned, a tuple where there are several,
     or else `outputs`. ValueError for others than these.
     """
+    given: Sequence[object] = (returned, *outputs[1:])
     if len(outputs) > 1 and isinstance(returned, tuple):
-        if len(returned) != len(outputs):
-            raise ValueError(f"returned {len(returned)} tensors, not {len(outputs)}")
-        return [filled(one, output) for one, output in zip(returned, outputs, strict=True)]
-    return [filled(returned, outputs[0]), *outputs[1:]]
-
-
-def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
-    """The tensor with the result: the one that a launch returned, or else `output`.
-
-    ValueError if it returned a tensor of another shape or dtype.
-    """
-    if not isinstance(returned, torch.Tensor):
-        return output
-    if returned.shape != output.shape or returned.dtype != output.dtype:
-        found, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-                         for t in (returned, output))  # fmt: skip
-        raise ValueError(f"returned {found}, not {wanted}")
-    return returned
+        given = returned
+    if len(given) != len(outputs):
+        raise ValueError(f"returned {len(given)} tensors, not {len(outputs)}")
+    pairs = zip(given, outputs, strict=True)
+    found = [one if isinstance(one, torch.Tensor) else output for one, output in pairs]
+    for tensors in zip(found, outputs, strict=True):
+        got, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors)
+        if got != wanted:
+            raise ValueError(f"returned {got}, not {wanted}")
+    return found
 
 
 def unwritten(output: torch.Tensor) -> int:

@@ -64,6 +64,8 @@ class BackendEntry:
                     f"{name} needs compute capability {least}.{minor}, "
                     f"this GPU has {major}.{own_minor}"
                 )
+        elif case.precision.multiply == "tf32":
+            raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
         self.load().check(case, target)
 
 

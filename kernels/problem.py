@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from kernels.precision import Precision
@@ -131,9 +132,12 @@ class Problem(ABC):
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         """(dimension, bytes of an element) of what should start on 16 bytes."""
 
-    @abstractmethod
     def aligned(self, precision: Precision) -> Self:
         """The same with dimensions padded to whole 16-byte rows."""
+        found: Any = self
+        for name, width in self.rows(precision):
+            found = replace(found, **{name: padded(getattr(found, name), width)})
+        return found
 
     @abstractmethod
     def probe(self, scale: int = 1) -> Self:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from kernels import flops
 from kernels.precision import Precision
-from kernels.problem import Problem, padded
+from kernels.problem import Problem
 
 FPROP, BPROP = PASSES = ("fprop", "bprop")
 CAUSAL, FULL = LAYOUTS = ("causal", "full")  # a query sees the keys up to its own, or all
@@ -113,9 +113,6 @@ class Attention(Problem):
 
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         return (("head_size", precision.bytes_per_element),)
-
-    def aligned(self, precision: Precision) -> Attention:
-        return replace(self, head_size=padded(self.head_size, precision.bytes_per_element))
 
     def probe(self, scale: int = 1) -> Attention:
         batch, kv_heads = min(self.batch, scale), min(self.kv_heads, scale)

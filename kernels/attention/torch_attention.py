@@ -32,8 +32,6 @@ def check(case: Case, target: Target) -> None:
         raise CannotRun(f"torch has no {case.precision_name} attention")
     if case.precision_name not in MEASURED:
         raise CannotRun(f"attention in {case.precision_name} is not measured")
-    if target.kind == "cpu" and case.precision.multiply == "tf32":
-        raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
 
 
 def candidates(case: Case, operands: AttentionOperands, target: Target) -> Sequence[Candidate]:

@@ -98,11 +98,27 @@ class ConvOperands:
 
 def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
     """What the output is checked by; `drawn` gives an input as drawn."""
+    which, shape = problem.which, problem.shape
     inputs = {name: drawn(name) for name in problem.inputs}
     device = next(iter(inputs.values())).device
-    images, ks, cs, w_cs, groups = _choose_part(problem.which, problem.shape, device)
-    part = replace(problem.shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
-    found = Sample(images, ks, cs, w_cs, part, {})
+    few, groups = SAMPLED_CHANNELS[device.type], 1
+
+    def part(size: int, count: int, whole: bool) -> torch.Tensor:  # what is summed over is whole
+        return choose(size, size if whole else count, device)
+
+    images = part(shape.n, SAMPLED_IMAGES[device.type], which == "wgrad")
+    if shape.groups > 1:
+        chosen = choose(shape.groups, few, device)
+        groups = len(chosen)
+        w_cs, w_ks = (
+            torch.arange(size // shape.groups, device=device) for size in (shape.c, shape.k)
+        )
+        cs, ks = ((chosen[:, None] * len(own) + own).flatten() for own in (w_cs, w_ks))
+    else:
+        ks = part(shape.k, few, which == "dgrad")
+        cs = w_cs = part(shape.c, few, which == "fprop")
+    sizes = replace(shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
+    found = Sample(images, ks, cs, w_cs, sizes, {})
     found.drawn.update((name, found.part(name, tensor)) for name, tensor in inputs.items())
     return found
 
@@ -122,26 +138,3 @@ def without_memory(case: Case) -> ConvOperands:
     assert isinstance(case.problem, Conv)
     meta = torch.device("meta")
     return operands(case, {name: empty(case, name, meta) for name in "xwy"})
-
-
-def _choose_part(
-    which: str, shape: ConvShape, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """(images, ks, cs, w_cs, groups) of a sample; what is summed over is taken whole."""
-    few, every = SAMPLED_CHANNELS[device.type], torch.arange
-    images = (
-        every(shape.n, device=device)
-        if which == "wgrad"
-        else choose(shape.n, SAMPLED_IMAGES[device.type], device)
-    )
-    if shape.groups > 1:
-        chosen = choose(shape.groups, few, device)
-        per_group = {name: getattr(shape, name) // shape.groups for name in ("c", "k")}
-        cs, ks = (
-            (chosen[:, None] * size + every(size, device=device)).flatten()
-            for size in per_group.values()
-        )
-        return images, ks, cs, every(per_group["c"], device=device), len(chosen)
-    ks = every(shape.k, device=device) if which == "dgrad" else choose(shape.k, few, device)
-    cs = every(shape.c, device=device) if which == "fprop" else choose(shape.c, few, device)
-    return images, ks, cs, cs, 1

@@ -25,8 +25,6 @@ CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch cannot run this."""
     kind = case.precision
-    if target.kind == "cpu" and kind.multiply == "tf32":
-        raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if kind.is_float8:
         name = case.precision_name
         raise CannotRun(f"torch has no {name} convolution; --backend triton has fp8-e4m3")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from kernels.case import CannotRun, Case
 from kernels.precision import Precision
-from kernels.problem import Problem, padded
+from kernels.problem import Problem
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 # What a layout may say besides. Of a batch: rows of all matrices in turn, as attention's heads
@@ -147,12 +147,6 @@ class Gemm(Problem):
             ("k" if self.layout[1] == "t" else "n", precision.bytes_per_element),
             ("n", precision.output_bytes),
         )
-
-    def aligned(self, precision: Precision) -> Gemm:
-        sizes = dict(zip("mnk", self.mnk, strict=True))
-        for name, width in self.rows(precision):
-            sizes[name] = padded(sizes[name], width)
-        return replace(self, **sizes)
 
     def probe(self, scale: int = 1) -> Gemm:
         m, n, k = (min(size, scale * PROBED) for size in self.mnk)

@@ -7,7 +7,6 @@ cuBLASLt's. `separate` does the same with a kernel for each product, the bias, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,8 +37,6 @@ def check(case: Case, target: Target) -> None:
         raise CannotRun("an int32 product gets no bias and no GELU")
     if case.backend != SEPARATE and not problem.plain:
         _check_one_call(case, target)
-    if target.kind == "cpu" and kind.multiply == "tf32":
-        raise CannotRun("tf32 is a Tensor Core mode; a CPU has none")
     if target.kind == "cpu" and kind.accumulate == "float16":
         raise CannotRun("torch has no float16 accumulation on a CPU")
     if target.kind == "cpu":
@@ -80,9 +77,12 @@ def candidates(
     torch refuses it.
     """
     if isinstance(operands, Operands):
+        kind, a, b, c, one = case.precision, operands.a, operands.b, operands.c, operands.one
         if target.kind == "cpu":
-            _try_on_cpu(case, operands)
-        return (Candidate("torch", _call(case, operands)),)
+            m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
+            corner = a[:m, :k], b[:k, :n], c[:m, :n].contiguous(), None
+            _tried(case, _multiply(kind, corner, one))
+        return (Candidate("torch", _multiply(kind, (a, b, c, None), one)),)
     if case.backend == SEPARATE:
         found = Candidate(SEPARATE, _separate(case, operands), queued=operands.problem.batch + 2)
     else:
@@ -91,13 +91,6 @@ def candidates(
     if target.kind == "cpu":
         _tried(case, found.call)
     return (found,)
-
-
-def _try_on_cpu(case: Case, operands: Operands) -> None:
-    """Try a corner of the GEMM, at no cost. CannotRun where torch on this CPU lacks it."""
-    m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
-    a, b, c = operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous()
-    _tried(case, _call(case, replace(operands, a=a, b=b, c=c)))
 
 
 def _tried(case: Case, call: Callable[[], object]) -> None:
@@ -163,11 +156,6 @@ def _grouped(kind: Precision, operands: BatchOperands) -> tuple[str, Callable[[]
     )  # fmt: skip
 
 
-def _call(case: Case, operands: Operands) -> Callable[[], object]:
-    product = operands.a, operands.b, operands.c, None
-    return _multiply(case.precision, product, operands.one)
-
-
 def _multiply(kind: Precision, product: Product, one: torch.Tensor) -> Callable[[], object]:
     """One product by torch; with its bias, which only that of fp8 may have."""
     a, b, c, bias = product
@@ -182,16 +170,14 @@ def _multiply(kind: Precision, product: Product, one: torch.Tensor) -> Callable[
 
 
 def _switched(kind: Precision, launch: Callable[[], object]) -> Callable[[], object]:
+    """Variants are interleaved in one process: each launch sets the switch that it depends on."""
     if kind.storage == "float32":
-        return _with_switch("fp32_precision", kind.multiply, launch)
-    if kind.storage == "float16":
-        half_accumulate = kind.accumulate == "float16"
-        return _with_switch("allow_fp16_accumulation", half_accumulate, launch)
-    return launch
+        name, value = "fp32_precision", kind.multiply
+    elif kind.storage == "float16":
+        name, value = "allow_fp16_accumulation", kind.accumulate == "float16"
+    else:
+        return launch
 
-
-def _with_switch(name: str, value: object, launch: Callable[[], object]) -> Callable[[], object]:
-    # Variants are interleaved in one process: every launch sets the switch that it depends on.
     def call() -> object:
         setattr(matmul_switches, name, value)
         return launch()

@@ -16,7 +16,7 @@ from math import prod
 from typing import ClassVar
 
 from kernels.precision import Precision
-from kernels.problem import Problem, padded
+from kernels.problem import Problem
 
 # As one CUDA graph, or kernel by kernel, of what torch.compile made or (eager) torch itself.
 LAYOUTS = ("graph", "launched", "eager", "quantised", "quantised-launched")
@@ -123,10 +123,6 @@ class Linear(Problem):
         """What FP8 products sum over has to be whole 16-byte rows of FP8."""
         width = 1 if precision.multiply == "fp8" else precision.bytes_per_element
         return tuple((name, width) for name in "mkn")
-
-    def aligned(self, precision: Precision) -> Linear:
-        sizes = {name: padded(getattr(self, name), width) for name, width in self.rows(precision)}
-        return replace(self, **sizes)
 
     def probe(self, scale: int = 1) -> Linear:
         sizes = {name: min(getattr(self, name), scale * PROBED) for name in "mkn"}

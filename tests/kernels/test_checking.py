@@ -14,11 +14,11 @@ from kernels.checking import (
     CHECKSUM_SLACK,
     CHECKSUMS,
     RENEWED_BYTES,
-    filled,
     poison,
     random_signs,
     ratio,
     renewal,
+    results,
     typical,
     unwritten,
 )
@@ -119,9 +119,9 @@ def test_the_slack_is_a_little_more_than_the_largest_of_many_sums() -> None:
 def test_another_shape_or_type_is_refused(returned: torch.Tensor) -> None:
     output = torch.zeros(2, 4)
     with pytest.raises(ValueError, match="returned"):
-        filled(returned, output)
-    assert filled(None, output) is output
-    assert filled(right := torch.ones(2, 4), output) is right
+        results(returned, [output])
+    assert results(None, [output])[0] is output
+    assert results(right := torch.ones(2, 4), [output])[0] is right
 
 
 # ---------------------------------------------------------------- what an exception says, in a line
