@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from samples.measuring import refusal
+from samples.measuring import measured, measurer_of, ready_or_why, refusal
 
 from kernels import OPS, is_library
-from kernels.case import CannotRun, Case
+from kernels.case import Case
 from kernels.conv import LAYOUTS, Conv
 from kernels.conv.shape import PASSES, ConvShape
 from kernels.op import Session
 from kernels.tune import WIDE
-from microbench.device.device import DeviceInfo, open_telemetry
 from microbench.device.profiler import is_conversion
-from microbench.measure import Measurer, too_exact
+from microbench.measure import too_exact
 from microbench.precompile import compile_ahead
 from microbench.results.types import Run
 from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.explain import annotate
-from microbench.sweep import Group
-from microbench.timing.timers import make_timer
 
 SHAPES: dict[str, dict[str, int | str]] = {
     "3x3": {},
@@ -53,19 +48,10 @@ def conv(which: str, layout: str, precision: str, backend: str, **dims: int | st
     return Case(Conv(ConvShape(**{**plain, **dims}), which, layout), precision, backend)
 
 
-@pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[Session]:
-    made = Session(gpu.target(), 0)
-    yield made
-    made.close()
-
-
-def check(session: Session, gpu: DeviceInfo, case: Case) -> None:
-    try:
-        OPS["conv"].check(case, gpu.target())
-        prepared = session.prepare(case)
-    except CannotRun as cannot:
-        pytest.skip(str(cannot))
+def check(session: Session, case: Case) -> None:
+    prepared, reason = ready_or_why(session, case)
+    if prepared is None:
+        pytest.skip(reason)
     for candidate in prepared.candidates:
         error = prepared.rel_error(candidate)
         assert error <= case.tolerance, candidate.label
@@ -77,22 +63,22 @@ def check(session: Session, gpu: DeviceInfo, case: Case) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", PASSES)
-def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
-    check(session, gpu, conv(which, layout, precision, "cudnn", **dims))
+def test_cudnn_is_right(session, which, layout, precision, dims) -> None:
+    check(session, conv(which, layout, precision, "cudnn", **dims))
 
 
 @pytest.mark.parametrize("dims", ALL)
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "fp8-e4m3"])
 @pytest.mark.parametrize("which", PASSES)
-def test_triton_is_right(session, gpu, which, precision, dims) -> None:
-    check(session, gpu, conv(which, "nhwc", precision, "triton", **dims))
+def test_triton_is_right(session, which, precision, dims) -> None:
+    check(session, conv(which, "nhwc", precision, "triton", **dims))
 
 
 @pytest.mark.parametrize("name", ["3x3", "odd image, stride 2", "unaligned", "tiny channels"])
 @pytest.mark.parametrize("precision", ["tf32", "fp16", "fp8-e4m3"])
 @pytest.mark.parametrize("which", PASSES)
-def test_triton_is_right_in_nchw(session, gpu, which, precision, name) -> None:
-    check(session, gpu, conv(which, "nchw", precision, "triton", **SHAPES[name]))
+def test_triton_is_right_in_nchw(session, which, precision, name) -> None:
+    check(session, conv(which, "nchw", precision, "triton", **SHAPES[name]))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8-e4m3"])
@@ -122,7 +108,7 @@ def test_more_than_two_to_the_31_elements(session, gpu, which, dims) -> None:
     case = conv(which, "nhwc", "fp16", "triton", h=448, w=448, **dims)
     if gpu.memory_bytes < 60e9:
         pytest.skip("needs 60 GB")
-    check(session, gpu, case)
+    check(session, case)
     session.close()
 
 
@@ -130,15 +116,11 @@ def test_more_than_two_to_the_31_elements(session, gpu, which, dims) -> None:
     "which", [pytest.param(w, marks=[pytest.mark.quick] * (w == "fprop")) for w in PASSES]
 )
 def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
-    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    telemetry = open_telemetry(gpu)
-    measurer = Measurer(gpu.target(), timer, telemetry, "sustained", 0)
     results = []
-    with telemetry:
-        for layout in LAYOUTS:
-            arms = [("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton")]
-            cases = tuple(conv(which, layout, p, b, n=64, c=256, k=256) for p, b in arms)
-            results += measurer.measure(Group(cases), 0.5, lambda *_: None)
+    for layout in LAYOUTS:
+        arms = [("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton")]
+        cases = (conv(which, layout, p, b, n=64, c=256, k=256) for p, b in arms)
+        results += measured(measurer_of(gpu), *cases)
     run = Run(("test",), "now", gpu.as_dict(), {}, results=tuple(results),
               ceilings=tuple(datasheet_ceilings(gpu.name, ["tf32", "fp16"])))  # fmt: skip
     run = annotate(run)

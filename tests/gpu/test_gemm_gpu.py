@@ -6,27 +6,24 @@ Correctness and physical bounds only, never an absolute speed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from samples.measuring import measured, measurer_of, ready_or_why
 from samples.waiting import while_busy
 
 from kernels import OPS
-from kernels.case import Candidate, CannotRun, Case, Prepared
+from kernels.case import Candidate, Case, Prepared
 from kernels.gemm import ALL_LAYOUTS, LAYOUTS, OF_BATCHES, Gemm, cublaslt_api, cupy_blas
 from kernels.op import SEPARATE, Session
 from kernels.precision import PRECISIONS
 from kernels.tune import WIDE
-from microbench.device.device import DeviceInfo, open_telemetry
-from microbench.measure import Measurer
-from microbench.results.types import Result, Run
+from microbench.device.device import DeviceInfo
+from microbench.results.types import Run
 from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.explain import annotate
-from microbench.sweep import Group
-from microbench.timing.timers import make_timer
 
 BACKENDS = [name for name in OPS["gemm"].backends if name not in ("cpu", SEPARATE)]
 SHAPES = [
@@ -43,26 +40,9 @@ MUST_RUN = {(p, b) for p in ("fp32", "tf32", "fp16", "bf16") for b in BACKENDS}
 MUST_RUN -= {("fp32", "triton")}
 
 
-@pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[Session]:
-    made = Session(gpu.target(), 0)
-    yield made
-    made.close()
-
-
-def make_measurer(gpu: DeviceInfo, l2: str, timer: str = "auto") -> Measurer:
-    clock = make_timer(timer, l2, gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0)
-
-
 def case(shape: int | tuple[int, int, int], precision: str, backend: str, layout: str) -> Case:
     m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
     return Case(Gemm(m, n, k, layout), precision, backend)
-
-
-def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Result]:
-    with measurer.telemetry:
-        return measurer.measure(Group(cases), budget_s, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +53,15 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
     ],
 )
 def test_right_or_skipped_with_a_reason(
-    session: Session, gpu: DeviceInfo, precision: str, backend: str, layout: str
+    session: Session, precision: str, backend: str, layout: str
 ) -> None:
     for shape in (*SHAPES, *TRITON_SHAPES) if backend == "triton" else SHAPES:
         what = case(shape, precision, backend, layout)
-        try:
-            OPS["gemm"].check(what, gpu.target())
-            prepared = session.prepare(what)
-        except CannotRun as error:
-            reason = str(error)
-            assert reason
-            assert "\n" not in reason
+        prepared, reason = ready_or_why(session, what)
+        if prepared:
+            assert_right(prepared, what)
+        else:
             assert (precision, backend) not in MUST_RUN, reason
-            continue
-        assert_right(prepared, what)
 
 
 # What Hopper has a single call for: bmm, baddbmm, addmm, _addmm_activation, grouped_mm.
@@ -96,7 +71,7 @@ FLOATS, GROUPS = ("fp32", "tf32", "fp16", "bf16"), ("grouped", "skewed")
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_a_batch_and_an_epilogue_are_right_or_skipped_with_a_reason(
-    session: Session, gpu: DeviceInfo, precision: str, layout: str
+    session: Session, precision: str, layout: str
 ) -> None:
     form = layout[3:]
     problems = [Gemm(96, 256, 128, layout, 5), Gemm(1, 128, 64, layout, 64)]  # groups of no rows
@@ -109,13 +84,7 @@ def test_a_batch_and_an_epilogue_are_right_or_skipped_with_a_reason(
         must = precision in (grouped if form in GROUPS else FLOATS) and fused
         if problem.plain:
             continue
-        reason, prepared = "", None
-        try:
-            OPS["gemm"].check(what, gpu.target())
-            prepared = session.prepare(what)
-        except CannotRun as error:
-            reason = str(error)
-        assert "\n" not in reason
+        prepared, reason = ready_or_why(session, what)
         assert prepared or not must, reason
         if prepared is None:
             continue
@@ -132,7 +101,7 @@ def test_a_batch_is_timed_as_launched_and_as_a_graph(
     gpu: DeviceInfo, layout: str, timer: str
 ) -> None:
     cases = [Case(Gemm(256, 512, 256, layout, 8), "bf16", name) for name in ("cublas", SEPARATE)]
-    for result in measure(make_measurer(gpu, "cold", timer), *cases):
+    for result in measured(measurer_of(gpu, "cold", timer), *cases):
         assert result.status == "ok", result.reason
         assert result.kernels
 
@@ -180,11 +149,11 @@ def test_tf32_and_fp32_are_two_things_in_every_library(session: Session) -> None
 
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_no_rate_is_above_what_the_hardware_can_do(gpu: DeviceInfo, precision: str) -> None:
-    measurer = make_measurer(gpu, "cold")
+    measurer = measurer_of(gpu, "cold")
     ceilings = tuple(datasheet_ceilings(gpu.name, [precision]))
     for size in (256, 2048):
         cases = [case(size, precision, backend, "nt") for backend in BACKENDS]
-        results = measure(measurer, *cases)
+        results = measured(measurer, *cases)
         run = Run(("test",), "now", gpu.as_dict(), {}, ceilings=ceilings, results=tuple(results))
         for result in annotate(run).results:
             assert result.status in ("ok", "skipped"), result.reason
@@ -206,8 +175,8 @@ def test_tensor_cores_are_proved_for_a_large_half_precision_product(gpu: DeviceI
     ceilings = tuple(datasheet_ceilings(gpu.name, ["fp32", "fp16"]))
     if not ceilings:
         pytest.skip("no datasheet for this GPU")
-    results = measure(
-        make_measurer(gpu, "cold"),
+    results = measured(
+        measurer_of(gpu, "cold"),
         *(case(4096, p, "cublas", "nt") for p in ("fp32", "fp16")),
         budget_s=1.0,
     )
@@ -222,7 +191,7 @@ def test_tensor_cores_are_proved_for_a_large_half_precision_product(gpu: DeviceI
 def test_a_cold_cache_is_not_faster_than_a_warm_one(gpu: DeviceInfo) -> None:
     what = case(512, "fp16", "cublas", "nt")
     cold, warm = (
-        measure(make_measurer(gpu, l2), what, budget_s=1.0)[0].median_s for l2 in ("cold", "warm")
+        measured(measurer_of(gpu, l2), what, budget_s=1.0)[0].median_s for l2 in ("cold", "warm")
     )
     assert cold
     assert warm
@@ -233,7 +202,7 @@ def test_a_cold_cache_is_not_faster_than_a_warm_one(gpu: DeviceInfo) -> None:
 def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInfo) -> None:
     what = case(4096, "fp16", "cublas", "nt")
     events, graph = (
-        measure(make_measurer(gpu, "warm", timer), what, budget_s=1.0)[0]
+        measured(measurer_of(gpu, "warm", timer), what, budget_s=1.0)[0]
         for timer in ("events", "graph")
     )
     assert (events.status, graph.status) == ("ok", "ok"), (events.reason, graph.reason)
@@ -242,13 +211,11 @@ def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInf
 
 @pytest.mark.quick
 @pytest.mark.alone
-def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> None:
+def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo, session: Session) -> None:
     from tests.validation.aa import compare_with_itself
 
-    session = Session(gpu.target(), 0)
     launch = session.prepare(case(1024, "fp16", "cublas", "nt")).candidates[0].call
-    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    found = compare_with_itself("gemm", launch, timer)
+    found = compare_with_itself("gemm", launch, measurer_of(gpu).timer)
     assert found.ratio == pytest.approx(1.0, abs=0.02)
     assert found.ci95 is not None
     assert not found.heavy
@@ -258,7 +225,7 @@ def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> Non
 def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None:
     assert gpu.memory_bytes
     size = int((2 * gpu.memory_bytes / 8) ** 0.5) // 64 * 64  # A alone is twice the card
-    result = measure(make_measurer(gpu, "warm"), case(size, "fp64", "cublas", "nt"))[0]
+    result = measured(measurer_of(gpu, "warm"), case(size, "fp64", "cublas", "nt"))[0]
     assert result.status == "failed"
     assert result.reason
     assert "memory" in result.reason
@@ -291,7 +258,9 @@ def test_a_cupy_launch_goes_to_torch_s_stream(session: Session) -> None:
     assert prepared.rel_error(candidate) <= what.precision.rel_tolerance
 
 
-def test_torch_and_we_use_one_cublaslt() -> None:
+def test_torch_and_we_use_one_cublaslt_and_its_handle_is_left_alone(
+    session: Session, gpu: DeviceInfo
+) -> None:
     torch.mm(*[torch.ones(8, 8, device="cuda")] * 2)
     names = {
         line.split(maxsplit=5)[5]
@@ -300,9 +269,6 @@ def test_torch_and_we_use_one_cublaslt() -> None:
     }
     cublaslt_api.load.cache_clear()
     assert names == {cublaslt_api.load().path}
-
-
-def test_torch_s_cublas_handle_is_left_alone(session: Session, gpu: DeviceInfo) -> None:
     binding = cupy_blas._binding()
     handle = torch.cuda.current_blas_handle()
     before = binding.getMathMode(handle)

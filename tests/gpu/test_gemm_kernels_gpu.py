@@ -6,7 +6,6 @@ results with each other, bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -39,13 +38,6 @@ def gpu() -> DeviceInfo:
     if found.capability != (9, 0):
         pytest.skip("these kernels are for Hopper")
     return found
-
-
-@pytest.fixture(scope="module")
-def pool(gpu: DeviceInfo) -> Iterator[OperandPool]:
-    made = OperandPool(gpu.target(), 0)
-    yield made
-    made.clear()
 
 
 def case(shape: tuple[int, int, int], precision: str, layout: str) -> Case:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kernels.case import Candidate, Case
@@ -62,13 +60,6 @@ def gpu() -> DeviceInfo:
     if found.capability != (9, 0) or gluon_missing():
         pytest.skip(gluon_missing() or "the Gluon kernels are for Hopper")
     return found
-
-
-@pytest.fixture(scope="module")
-def pool(gpu: DeviceInfo) -> Iterator[OperandPool]:
-    made = OperandPool(gpu.target(), 0)
-    yield made
-    made.clear()
 
 
 def launcher(config: backend.Config, case: Case, pool: OperandPool) -> Candidate:

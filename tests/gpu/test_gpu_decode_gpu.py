@@ -150,7 +150,9 @@ def test_placing_never_waits(files: Files, opened: Opened):
     torch.cuda.synchronize()
 
 
-def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Opened):
+def test_broken_files_are_told_and_give_their_place_and_nothing_but_these_is_an_error(
+    tmp_path: Path, opened: Opened
+) -> None:
     good = [coded(8 * n) for n in range(4)]
     contents = [
         good[0], good[1][: len(good[1]) // 2], b"", good[2], b"no image",
@@ -164,9 +166,6 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Open
         assert images.isfinite().all()
     named = {Path(path).name for path, _ in opened.broken}
     assert {"01.jpg", "02.jpg", "04.jpg"} <= named <= {"01.jpg", "02.jpg", "04.jpg", "05.jpg"}
-
-
-def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
     feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
     with pytest.raises(UserError, match="none of the 2 training images"):
         next(feed)

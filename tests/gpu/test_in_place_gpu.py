@@ -126,16 +126,15 @@ def test_gradients_are_those_of_float64(scaling: str, compiled: bool) -> None:
         assert ((found.double() - wanted).norm() / wanted.norm()).item() < 0.1
 
 
-def test_a_layer_never_waits_for_the_device() -> None:
+def test_a_layer_never_waits_for_the_device_and_a_gpt_is_trained_and_explained(
+    tmp_path: Path,
+) -> None:
     layer, _ = convert(nn.Linear(64, 64).cuda(), "rowwise", batch=32)
     inputs = torch.randn(32, 64, device="cuda", requires_grad=True)
     layer(inputs).sum().backward()  # libraries are loaded now
     torch.cuda.synchronize()
     with no_waits():
         layer(inputs).sum().backward()
-
-
-def test_a_gpt_is_trained_and_explained(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     ran = run_here(
         main, "e2e", "gpt-tiny", "--recipe", "amp-bf16,fp8,fp8-rowwise", "--batch", "16",

@@ -86,21 +86,15 @@ def names(run: dict[str, Any]) -> set[str]:
     return {gain["cause"] for gain in run["gains"]}
 
 
-def test_a_float32_network_is_tried_in_tf32_bf16_channels_last_and_as_graphs(
+def test_each_change_that_a_network_may_take_is_tried(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = diagnosed(tmp_path, PLAIN)
     assert {"tf32", "benchmark", "float32", "layout", "launch", "sync"} <= names(run)
     assert all(gain["rounds"] >= 3 and gain["step_ms"] > 0 for gain in run["gains"])
     assert "END" not in capfd.readouterr().out, "the script is ended"
-
-
-def test_casts_reads_and_the_optimizer_are_tried_and_calls_replayed(tmp_path: Path) -> None:
     run = diagnosed(tmp_path, MIXED)
     assert {"sync", "casts", "optimizer", "amp", "half", "misaligned"} <= names(run)
-
-
-def test_each_back_end_of_attention_is_tried(tmp_path: Path) -> None:
     run = diagnosed(tmp_path, ATTENTION)
     assert {"amp", "sdpa"} <= names(run)  # of the back ends the best one
 

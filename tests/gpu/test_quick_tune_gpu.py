@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples.measuring import measured, measurer_of
 from triton import knobs
 
 from kernels import tune
@@ -16,11 +17,9 @@ from kernels.gemm import Gemm
 from kernels.gemm.triton import backend
 from kernels.gemm.triton.config import parse
 from kernels.tune import NONE, QUICK, QUICK_TUNED, SEARCHED, TUNED, WIDE
-from microbench.device.device import DeviceInfo, open_telemetry
+from microbench.device.device import DeviceInfo
 from microbench.measure import Measurer
 from microbench.results.types import Result
-from microbench.sweep import Group
-from microbench.timing.timers import make_timer
 
 CONV = {"n": 16, "c": 96, "h": 20, "w": 20, "k": 96, "r": 3, "s": 3, "stride": 1, "padding": 1,
         "dilation": 1, "groups": 1}  # fmt: skip
@@ -48,13 +47,11 @@ def no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measurer(gpu: DeviceInfo) -> Measurer:
-    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    return Measurer(gpu.target(), timer, open_telemetry(gpu), "sustained", 0, QUICK)
+    return measurer_of(gpu, search=QUICK)
 
 
 def measure(measurer: Measurer, case: Case) -> Result:
-    with measurer.telemetry:
-        (result,) = measurer.measure(Group((case,)), 0.1, lambda *_: None)
+    (result,) = measured(measurer, case, budget_s=0.1)
     assert result.status == "ok", result.reason
     assert result.rel_error is not None
     assert result.rel_error <= case.tolerance

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from samples.measuring import measurer_of
 from samples.waiting import no_waits, while_busy
 
 from kernels.ceilings import load, variants
@@ -24,7 +25,6 @@ from microbench.timing.timers import (
     GraphReplay,
     Renewed,
     empty_kernel_s,
-    make_timer,
 )
 
 cupy: Any = import_module("cupy")  # which has no types
@@ -59,15 +59,14 @@ def test_l2_that_was_set_aside_is_given_back_before_the_first_sample(gpu: Device
         cold.block(takes, 3)
 
 
-def test_renewed_operands_are_in_no_samples_time(gpu: DeviceInfo) -> None:
+def test_renewed_operands_are_in_no_samples_time_and_a_graphs_clock_is_a_mean(
+    gpu: DeviceInfo,
+) -> None:
     """A renewal of a millisecond before each launch that does nothing."""
     cold = GatedEvents(gpu.index, gpu.l2_bytes, gpu.sm_count, "cold")
     large = torch.ones(1 << 30, dtype=torch.int8, device="cuda")
     block = cold.block(Renewed(cold.instruments.launch_empty, large.zero_), 12)
     assert median(block.times_s) < 0.2 * median(cold.block(large.zero_, 12).times_s)
-
-
-def test_a_graphs_clock_is_a_mean_over_its_batches(gpu: DeviceInfo) -> None:
     graph = GraphReplay(gpu.index, gpu.l2_bytes, gpu.sm_count)
     found: list[float | None] = []
     clock_mhz = graph.instruments.clock_mhz
@@ -121,7 +120,7 @@ def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> No
 @pytest.mark.alone
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_an_instruction_reaches_most_of_its_rate_and_never_more(name: str, gpu: DeviceInfo) -> None:
-    timer = make_timer("events", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    timer = measurer_of(gpu, timer="events").timer
     rate = flop_per_clock(gpu.capability, gpu.name).get(precision(name).rate_name)
     found = instruction_ceilings(gpu.target(), timer, [name], lambda *_: None)
     if not found or not rate:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kernels.case import CannotRun, Case, Target
+from kernels.case import CannotRun, Case, Prepared, Target
 from kernels.gemm import Gemm
+from kernels.op import OPS, Session
+from kernels.tune import NONE
+from microbench.device.device import DeviceInfo, open_telemetry
+from microbench.measure import Measurer
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.run import Runner
 from microbench.sweep import Group
-from microbench.timing.timers import Block, Launch
+from microbench.timing.timers import Block, Launch, make_timer
 from microbench.worker import OnStage
 
 Trouble = Callable[[Group], None]
@@ -53,6 +57,32 @@ def refusal(check: Callable[..., None], case: Case, target: Target) -> str:
     except CannotRun as error:
         return str(error)
     return ""
+
+
+def ready_or_why(session: Session, case: Case) -> tuple[Prepared | None, str]:
+    """What runs the case; or None, and the line that says why it cannot run."""
+    ready, reason = None, ""
+    try:
+        OPS[case.op].check(case, session.target)
+        ready = session.prepare(case)
+    except CannotRun as error:
+        reason = str(error)
+    assert ready or reason
+    assert "\n" not in reason
+    return ready, reason
+
+
+def measurer_of(
+    gpu: DeviceInfo, l2: str = "cold", timer: str = "auto", search: str = NONE
+) -> Measurer:
+    clock = make_timer(timer, l2, gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0, search)
+
+
+def measured(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Result]:
+    """The results of one comparison."""
+    with measurer.telemetry:
+        return measurer.measure(Group(cases), budget_s, lambda *_: None)
 
 
 def timed(seconds: float, half_pct: float | None = None, **more: Any) -> Measurement:
