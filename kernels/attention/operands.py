@@ -46,7 +46,6 @@ class AttentionOperands:
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """(o) of fprop, (dq, dk, dv) of bprop."""
         return tuple(self.tensors[name] for name in self.problem.outputs)
 
     def holding(self, *results: torch.Tensor) -> Self:

@@ -161,11 +161,13 @@ def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:
     """What C, and its transpose, are checked by; `drawn` gives A and B as drawn. Of a batch, or
     with an epilogue, all of C is checked.
     """
-    if not problem.plain:
-        return drawn
-    a, b = drawn("a"), drawn("b").t()
+    return product_samples(drawn("a"), drawn("b").t()) if problem.plain else drawn
+
+
+def product_samples(a: torch.Tensor, b: torch.Tensor) -> tuple[Sample, Sample]:
+    """Those of C[M, N] = A[M, K] @ B[N, K] transposed, and of its transpose."""
     count = SAMPLED_ROWS[a.device.type]
-    rows, columns = (choose(size, count, a.device) for size in (problem.m, problem.n))
+    rows, columns = (choose(len(matrix), count, a.device) for matrix in (a, b))
     return _part(rows, columns, a[rows], b[columns]), _part(columns, rows, b[columns], a[rows])
 
 

@@ -10,7 +10,6 @@ import torch
 
 from kernels.case import Case
 from kernels.conv.operands import ConvOperands, Sample
-from kernels.gemm import Gemm
 from kernels.gemm import operands as gemm
 from kernels.linear import PRODUCTS, Linear
 
@@ -120,14 +119,8 @@ def sample(
 ) -> Mapping[str, tuple[Sample, Sample]]:
     """What each output, and its transpose, are checked by; `drawn` gives an input as drawn."""
     given = {name: drawn(name) for name in problem.inputs}
-    found: dict[str, tuple[Sample, Sample]] = {}
-    for name in problem.outputs:
-        a, b = (matrix(given, one) for one in PRODUCTS[name])
-        of = Gemm(a.shape[0], b.shape[0], b.shape[1])
-        of_product = gemm.sample(of, {"a": a, "b": b.t()}.__getitem__)
-        assert isinstance(of_product, tuple)
-        found[name] = of_product
-    return found
+    pairs = {name: [matrix(given, one) for one in PRODUCTS[name]] for name in problem.outputs}
+    return {name: gemm.product_samples(a, b) for name, (a, b) in pairs.items()}
 
 
 def operands(
