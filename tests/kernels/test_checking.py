@@ -1,7 +1,10 @@
-"""The parts of every check: relative sizes, poison, random signs and the slack that they need."""
+"""The parts of every check: relative sizes, poison, random signs; and the table of precisions."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kernels import OPS
+from kernels.case import Case, Target
 from kernels.checking import (
     CHECKSUM_SLACK,
     CHECKSUMS,
@@ -17,12 +22,18 @@ from kernels.checking import (
     poison,
     random_signs,
     ratio,
+    relative_error,
     renewal,
     results,
+    total_error,
     typical,
     unwritten,
 )
+from kernels.data import OperandPool
 from kernels.error_words import first_line, one_line
+from kernels.gemm import Gemm
+from kernels.gemm.operands import Operands
+from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 
 CPU = torch.device("cpu")
 numbers = st.lists(st.floats(-1e3, 1e3).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1)
@@ -90,7 +101,7 @@ def test_of_a_large_operand_a_part_is_new_and_of_tiny_ones_nothing_need_be() -> 
     assert one.item() == 1
 
 
-def test_signs_are_plus_and_minus_one_and_as_many_of_each() -> None:
+def test_signs_are_as_many_of_each_and_the_slack_is_more_than_the_largest_of_many_sums() -> None:
     torch.manual_seed(0)
     signs = random_signs(20_000, CPU)
     assert signs.shape == (20_000, CHECKSUMS)
@@ -98,10 +109,7 @@ def test_signs_are_plus_and_minus_one_and_as_many_of_each() -> None:
     assert set(signs.unique().tolist()) == {-1.0, 1.0}
     assert float(signs.mean(0).abs().max()) < 0.03
     assert all(not torch.equal(a, b) for a, b in pairwise(signs.t()))
-
-
-def test_the_slack_is_a_little_more_than_the_largest_of_many_sums() -> None:
-    """Sums of a right product's rounding, over thousands of rows, in units of their spread."""
+    # Sums of a right product's rounding, over thousands of rows, in units of their spread.
     rows = 10_000 * CHECKSUMS
     largest = [
         float(np.abs(np.random.default_rng(i).standard_normal(rows)).max()) for i in range(9)
@@ -137,3 +145,127 @@ def test_another_shape_or_type_is_refused(returned: torch.Tensor) -> None:
 )  # fmt: skip
 def test_an_error_is_its_first_line_or_its_type(error: Exception, first: str, whole: str) -> None:
     assert (first_line(error), one_line(error)) == (first, whole)
+
+
+# ---------------------------------------------------------------- the table of precisions
+
+
+# CUDA C++ Programming Guide: since when Tensor Cores multiply it (fp64 and fp32 need none).
+SINCE = {
+    "fp64": (5, 0), "fp32": (5, 0), "fp16": (7, 0), "fp16-acc16": (7, 0), "int8": (7, 5),
+    "tf32": (8, 0), "bf16": (8, 0), "fp8-e4m3": (8, 9), "fp8-e4m3-precise": (8, 9),
+    "fp8-e5m2": (8, 9), "fp8-tensor": (8, 9), "fp8-row": (9, 0), "fp8-block": (9, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PRECISIONS.values(), ids=lambda p: p.name)
+def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Precision) -> None:
+    assert PRECISIONS[kind.name] is precision(kind.name) is kind
+    for which in ("storage", "storage_b", "accumulate", "output"):
+        assert isinstance(kind.torch_dtype(which), torch.dtype)
+    assert kind.bytes_per_element == kind.torch_dtype().itemsize
+    assert kind.output_bytes == kind.torch_dtype("output").itemsize
+    assert kind.accumulator_bytes == kind.torch_dtype("accumulate").itemsize
+    assert kind.is_float8 == (kind.bytes_per_element == 1 and kind.torch_dtype().is_floating_point)
+    casts = kind.multiply == "fp8"
+    assert kind.rate_name == ("fp8" if kind.is_float8 or casts else kind.name)
+    output = kind.torch_dtype("output")
+    if output.is_floating_point:
+        assert torch.finfo(output).eps / 8 <= kind.rel_tolerance <= 0.05
+    else:
+        assert kind.rel_tolerance == 0.0
+    lacking = {"cupy", "cudnn"} if kind.is_float8 else {"cudnn"} if kind.name == "int8" else set()
+    expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
+    if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
+        expected["triton"] = max((7, 0), SINCE[kind.name])  # Triton begins with Volta
+    assert kind.min_capability == ({"cublas": SINCE[kind.name]} if casts else expected)
+
+
+def test_lanes_do_what_the_storage_allows_and_other_names_lead_to_entries_without_torch() -> None:
+    """Multiply-adds of a lane and clock, and the datasheets' rate that they are multiples of."""
+    lanes = {name: kind.simt_twin for name, kind in PRECISIONS.items() if kind.simt_twin}
+    packed = {name: 4 // PRECISIONS[name].bytes_per_element for name in ("tf32", "int8")}
+    assert lanes.pop("tf32") == ("fp32", packed["tf32"])
+    assert lanes.pop("int8") == ("fp32", packed["int8"])
+    assert set(lanes.values()) == {("fp16", 1)}
+    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | {
+        "fp8-tensor",
+        "fp8-row",
+        "fp8-block",
+    }
+    assert all(target in PRECISIONS for target in ALIASES.values())
+    assert not set(ALIASES) & set(PRECISIONS)
+    assert precision("half").name == "fp16"
+    with pytest.raises(ValueError, match="fp16-acc16"):
+        precision("fp4")
+    code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+    assert list(OPS) == ["gemm", "conv", "attention", "linear"]
+
+
+# ---------------------------------------------------------------- tolerances
+
+
+ON_CPU = Target("cpu", "a CPU", None, 2)
+SIZE = 64  # the sample is the whole matrix
+# Of an output in 2, 3, 8 or 10 bits of mantissa the rounding is 2**-bits / 2. Where it is all that
+# happens, it may be twice that; sums in the same precision over thousands of terms need more.
+TOLERANCE_BITS = {
+    "fp64": -39.9, "fp32": -17.6, "tf32": -9.4, "fp16": -10.0, "fp16-acc16": -5.6, "bf16": -7.0,
+    "fp8-e4m3": -6.6, "fp8-e4m3-precise": -7.0, "fp8-e5m2": -6.6,
+}  # fmt: skip
+FLOATS = list(TOLERANCE_BITS)
+
+
+def operands(name: str, error: float = 0.0, seed: int = 1) -> Operands:
+    """Operands whose C is the product with a random error of this relative size."""
+    case = Case(Gemm(SIZE, SIZE, SIZE), name, "cpu")
+    made = OperandPool(ON_CPU, seed).get(case)
+    product = made.a.double() @ made.b.double()
+    noise = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).double()
+    wrong = product + noise * (error * product.norm() / noise.norm())
+    return replace(made, c=wrong.to(made.c.dtype))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_an_error_is_found_from_the_tolerance_on(name: str) -> None:
+    kind, tolerance = PRECISIONS[name], 2.0 ** TOLERANCE_BITS[name]
+    rounding = relative_error(operands(name))
+    assert rounding < 0.5 * tolerance
+    for size, passes in ((0.8, True), (1.2, False)):
+        planted = (max(0.0, (size * tolerance) ** 2 - rounding**2)) ** 0.5
+        found = relative_error(operands(name, planted))
+        assert found == pytest.approx(size * tolerance, rel=0.03)
+        assert (found <= kind.rel_tolerance) == passes
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "int8"])
+def test_the_errors_size_is_what_was_planted(name: str) -> None:
+    wrong = operands(name, 0.3)
+    product = wrong.a.double() @ wrong.b.double()
+    exact = float((wrong.c.double() - product).norm() / product.norm())
+    assert exact == pytest.approx(0.3, rel=0.05)
+    assert relative_error(wrong) == pytest.approx(exact, rel=1e-9)
+    a, b = (matrix[:, :, 0, 0].double() for matrix in wrong.samples[0].drawn.values())
+    drawn = a @ b.t()
+    total = float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm())
+    assert total_error(wrong) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "int8"])
+def test_only_another_arithmetic_is_below_the_least_error(name: str) -> None:
+    """TF32 keeps 10 bits of the operands' mantissas; a product without that rounding is fp32's."""
+    made = operands(name)
+    if name != "tf32":
+        assert PRECISIONS[name].least_error == 0
+        return
+    a, b = (_rounded_to_tf32(matrix) for matrix in (made.a, made.b))
+    rounded = relative_error(replace(made, c=(a.double() @ b.double()).float()))
+    assert relative_error(made) < PRECISIONS[name].least_error / 100
+    assert 10 * PRECISIONS[name].least_error < rounded < PRECISIONS[name].rel_tolerance / 4
+
+
+def _rounded_to_tf32(matrix: torch.Tensor) -> torch.Tensor:
+    bits = matrix.contiguous().view(torch.int32)
+    return ((bits + (1 << 12)) & -(1 << 13)).view(torch.float32)

@@ -185,7 +185,7 @@ def test_what_is_no_convolution_says_why(change: dict[str, int], complaint: str)
         conv(**change)
 
 
-def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
+def test_numbers_of_both_axes_are_one_in_the_key_and_alignment_is_that_of_a_pixel() -> None:
     square = ConvShape(2, 8, 9, 9, 12, 3, 3, "2x2", "1x1", "1x1")
     assert square == ConvShape(2, 8, 9, 9, 12, 3, 3, 2, 1, 1)
     assert vars(ConvShape(2, 8, 1, 40, 12, 1, 7, 1, "0x3"))["padding"] == "0x3"
@@ -194,8 +194,6 @@ def test_numbers_that_both_axes_have_are_one_number_in_the_key() -> None:
     named = OperandPool(CPU, 1).get(what).named  # what a user's function may ask for
     assert (named["stride"], named["padding"], named["dilation"]) == (1, (0, 3), 1)
 
-
-def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
     def misaligned(what: Case) -> tuple[str, int] | None:
         return what.problem.misaligned(what.precision)
 

@@ -169,14 +169,11 @@ def test_cannot_run_says_why(precision: str, layout: str, dims: dict[str, int], 
     assert words in reason
 
 
-def test_the_rest_is_left_to_the_heuristic() -> None:
+def test_precisions_ask_for_their_compute_type_workspace_and_alignment() -> None:
     for precision, kind in OF_GEMM.items():
         for layout in LAYOUTS if kind.bytes_per_element > 1 else ():
             cublaslt.check(case(precision, layout, m=3, n=5, k=7), H200)
         cublaslt.check(case(precision, m=7), H200)
-
-
-def test_precisions_ask_for_the_compute_type_they_name_and_split_k_keeps_it() -> None:
     found = {name: api.arithmetic(kind).compute for name, kind in OF_GEMM.items()}
     assert found == dict.fromkeys(OF_GEMM, api.CUBLAS_COMPUTE_32F) | {
         "fp64": api.CUBLAS_COMPUTE_64F, "tf32": api.CUBLAS_COMPUTE_32F_FAST_TF32,
@@ -189,9 +186,6 @@ def test_precisions_ask_for_the_compute_type_they_name_and_split_k_keeps_it() ->
             if narrow
             else api.CUBLASLT_REDUCTION_SCHEME_MASK
         )
-
-
-def test_workspace_and_alignment() -> None:
     assert cublaslt.workspace_bytes((9, 0)) == cublaslt.workspace_bytes((10, 0)) == 32 << 20
     assert cublaslt.workspace_bytes((8, 9)) == 4 << 20
     assert cublaslt.alignment_bytes(0x7F0000000200) == 256

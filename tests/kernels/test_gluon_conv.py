@@ -1,6 +1,6 @@
 """The Gluon convolution: its views and taps, and where it is left out.
 
-Gluon has no interpreter: `samples.gluon_conv` carries out a bound configuration on the CPU.
+Gluon has no interpreter: `samples.convolutions` carries out a bound configuration on the CPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from samples.convolutions import by_torch, operands
-from samples.gluon_conv import carry_out
+from samples.convolutions import by_torch, carry_out, operands
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")

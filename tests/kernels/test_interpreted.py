@@ -227,7 +227,7 @@ def nchw_error(which: str, name: str) -> float:
 
 def wrong_copies(which: str) -> int:
     """Elements of copies for Gluon that differ from what torch makes, on memory that held NaN."""
-    from samples.gluon_conv import carry_out
+    from samples.convolutions import carry_out
 
     from kernels.conv.triton import backend, gluon_launch
 

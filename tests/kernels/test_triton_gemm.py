@@ -63,7 +63,7 @@ def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[
     assert (problem.a.packed, problem.b.packed, problem.c_misaligned) == expected
 
 
-def test_a_narrow_operand_is_not_copied_to_whole_lines() -> None:
+def test_a_narrow_operand_is_not_copied_and_slices_fill_the_sms() -> None:
     """100,000 rows of 2 to 32 bytes would become as many lines of 128."""
     vector = Problem.of(case(1, 4096, 100000, layout="tn"))
     assert vector.a.k_major
@@ -76,9 +76,6 @@ def test_a_narrow_operand_is_not_copied_to_whole_lines() -> None:
     (operand,) = Problem.of(case(33, 4096, 100000, layout="tn")).copied
     assert not operand.copy.k_major
     assert not Problem.of(case(16, 4096, 100000, layout="tn")).copied  # TMA reads it as it lies
-
-
-def test_slices_fill_the_sms_and_a_large_gemm_is_timed_with_more_rows_of_tiles_together() -> None:
     first = cfg.choices(Problem.of(case(640, 640, 32768)), (9, 0), 132)[0]
     assert first.slices == 5, "where powers of two do not"
     assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
@@ -101,16 +98,13 @@ def test_widths_between_powers_of_two_are_timed_where_they_save_tiles(
     assert listed[: len(odd)] == tuple(odd)
 
 
-def test_of_rows_of_16_bytes_pointers_load_whole_words() -> None:
+def test_rules_find_what_fits_and_pointers_load_whole_words_of_rows_of_16_bytes() -> None:
     for size, slow in ((1024, False), (1000, False), (1004, True), (1001, True)):
         problem = Problem.of(case(size, size, size))
         ranked = cfg.choices(problem, (9, 0), 132)
         pointer = next(config for config in ranked if config.kernel == cfg.POINTER)
         times = [cfg.estimated_clocks(config, problem, 132) for config in (pointer, ranked[0])]
         assert (times[0] > 1.3 * times[1]) == slow, size
-
-
-def test_rules_find_something_that_fits() -> None:
     capabilities = ((7, 5), (8, 0), (9, 0), (12, 0))
     for capability, size, precision in itertools.product(
         capabilities, (1, 100, 4095, 32768), ("fp16", "tf32", "int8", "fp8-e5m2")
@@ -145,7 +139,7 @@ def test_what_cannot_run_is_not_valid(
     assert cfg.valid(able, Problem.of(case(4096, 4096, 4096)), (9, 0))
 
 
-def test_a_short_list_has_the_model_s_first_and_few_of_a_tile() -> None:
+def test_a_short_list_has_the_model_s_first_and_a_winner_is_what_runs() -> None:
     what = case(1048, 1048, 1048)
     options = backend.configurations(what, H200)
     ranked = cfg.choices(Problem.of(what), (9, 0), 132)
@@ -158,9 +152,6 @@ def test_a_short_list_has_the_model_s_first_and_few_of_a_tile() -> None:
     kinds = [cfg.tile_kind(config) for config in found]
     assert max(map(kinds.count, kinds)) <= SAME_TILE
     assert list(options.tried(WIDE)) == list(ranked[:SEARCHED])
-
-
-def test_a_winner_is_what_runs_and_a_wide_search_times_it_too() -> None:
     what = case(1048, 1048, 1048)
     last = cfg.choices(Problem.of(what), (9, 0), 132)[-1]
     tune.save(what, H200, last.label, SEARCHED)

@@ -227,7 +227,7 @@ def test_wider_products_take_longer_and_narrow_ones_not_less_than_their_operands
     assert product_clocks(narrow, kernel) >= 16 * narrow.depth / 16  # A: 2 KiB at 128 bytes a clock
 
 
-def test_a_pair_of_accumulators_costs_what_it_did_on_an_h200():
+def test_accumulators_cost_what_they_did_on_an_h200_and_single_elements_are_not_first() -> None:
     """Clocks a column, over a tile of 128 x 256: 1.36, 1.49, 1.19 and 1.07 measured at 8192."""
 
     def per_column(columns: int) -> float:
@@ -239,12 +239,8 @@ def test_a_pair_of_accumulators_costs_what_it_did_on_an_h200():
     for columns, ratio in measured.items():
         assert per_column(columns) / per_column(256) == pytest.approx(ratio, abs=0.07), columns
 
-
-def test_pointers_are_not_first_where_they_load_an_element_at_a_time() -> None:
-    """Measured on an H200, with rows of 296, which they loaded so too then: 1.8
-    times as long as the best.
-    """
-
+    # Measured on an H200, with rows of 296, which they loaded so too then: 1.8 times as long as
+    # the best.
     def first(m: int, n: int, k: int, layout: str = "nt") -> str:
         case = Case(Gemm(m, n, k, layout), "fp16", "triton")
         problem = gemm_config.Problem.of(case)

@@ -35,7 +35,7 @@ def test_a_script_without_a_main_guard_measures(tmp_path: Path) -> None:
     assert (found.stdout, found.stderr) == ("1 True\n", "")
 
 
-def test_functions_are_compared_with_the_first() -> None:
+def test_functions_are_compared_with_the_first_and_a_measurement_shows_itself() -> None:
     slow_s = 2e-3
     found = microbench.compare_arms({"none": lambda: None, "slow": lambda: time.sleep(slow_s)},
                                     budget=0.2)  # fmt: skip
@@ -43,9 +43,6 @@ def test_functions_are_compared_with_the_first() -> None:
     assert list(found.speedups) == ["slow"]
     ratio = found.speedups["slow"]
     assert ratio.ci95 is None or ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
-
-
-def test_a_measurement_holds_its_samples_and_shows_itself() -> None:
     found = microbench.bench(torch.relu, torch.randn(1000), budget=0.2)
     assert min(found.times_s) <= found.median_s <= max(found.times_s)
     assert sum(found.blocks) == len(found.times_s)

@@ -199,7 +199,7 @@ BASE = (
 )
 
 
-def test_peaks_are_those_of_the_case() -> None:
+def test_peaks_are_those_of_the_case_and_tensor_cores_proved_by_operations_done() -> None:
     found = result(clock=1500.0)
     limits = limits_for(found, run_of(ceilings=BASE))
     assert limits.datasheet_flop_per_s == 989e12
@@ -214,9 +214,6 @@ def test_peaks_are_those_of_the_case() -> None:
     for precision, factor in (("tf32", 1), ("int8", 4), ("fp32", 1), ("fp16", None)):
         limits = limits_for(result(precision=precision), run_of(ceilings=BASE))
         assert limits.simt_flop_per_s == (factor * 67e12 if factor else None)
-
-
-def test_tensor_cores_are_proved_above_that_rate_by_operations_that_were_done() -> None:
     for share, proved in ((0.49, None), (0.51, True)):
         limits = replace(MIDDLE, simt_flop_per_s=0.5 * PEAK)
         assert tensor_core(result(share), limits) is proved

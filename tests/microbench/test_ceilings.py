@@ -1,19 +1,21 @@
-"""The measured ceilings: which variant counts, and the rates that come with the package."""
+"""The measured ceilings: which variant counts, rates of the package, and the kernels."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples.measuring import PlantedTimer, timed
 
 from kernels.case import Case, Target
-from kernels.ceilings import Loaded, Variant
+from kernels.ceilings import Loaded, Variant, variants
 from kernels.gemm import Gemm
-from kernels.gpus import find_card
-from kernels.precision import PRECISIONS
+from kernels.gpus import architecture, find_card
+from kernels.precision import PRECISIONS, Capability
 from microbench.errors import UserError
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Result
@@ -46,7 +48,7 @@ def measured(
     return instruction_ceilings(target, PlantedTimer(), names, lambda *_: None)
 
 
-def test_a_run_measures_the_instruction_of_each_of_its_precisions(
+def test_each_precision_s_instruction_is_measured_and_the_fewest_clocks_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("fp16", "fp8-e4m3-precise", "fp32", "fp64")
@@ -56,9 +58,6 @@ def test_a_run_measures_the_instruction_of_each_of_its_precisions(
     assert all(c.flop_per_s == pytest.approx(FLOPS / 1e-3) for c in found)
     assert all(c.flop_per_clock == pytest.approx(1e9 / 1e-3 / 1.7e9 / 132) for c in found)
     assert not measured(monkeypatch, target=replace(H200, capability=(10, 0)))
-
-
-def test_the_fewest_clocks_count_of_those_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = measured(monkeypatch, (2e-3, 900.0), (1.5e-3, 1900.0))
     assert found.flop_per_s == pytest.approx(FLOPS / 2e-3)
     (found,) = measured(monkeypatch, (2e-3, None), (1.5e-3, None))
@@ -100,7 +99,7 @@ def test_a_gpu_s_rates_are_those_of_the_run_file_that_they_name(path: Path) -> N
     assert known_rates(rates.device) == rates
 
 
-def test_no_rate_is_beyond_the_datasheet_and_none_is_far_below() -> None:
+def test_no_rate_is_beyond_the_datasheet_and_what_was_not_measured_has_none() -> None:
     card, rates = find_card("NVIDIA H200"), known_rates("NVIDIA H200")
     assert card is not None
     assert rates is not None
@@ -112,10 +111,7 @@ def test_no_rate_is_beyond_the_datasheet_and_none_is_far_below() -> None:
     assert rates.byte_per_s is not None
     assert 0.9 * card.byte_per_s < rates.byte_per_s < card.byte_per_s
     assert rates.peak(PRECISIONS["fp64"]) is None
-
-
-def test_a_run_of_gemm_has_rates_and_what_was_not_measured_has_none() -> None:
-    """Those of a few milliseconds: the power cap has not lowered the clock as far as in minutes."""
+    # Those of a few milliseconds: the power cap has not lowered the clock as far as in minutes.
     ours, long = read_rates(ROOT / "results/nvidia-h200/gemm-triton.json"), known_rates(H200.name)
     assert long is not None
     for name, rate in ours.flop_per_s.items():
@@ -125,3 +121,60 @@ def test_a_run_of_gemm_has_rates_and_what_was_not_measured_has_none() -> None:
     assert known_rates("../../etc/passwd") is None
     with pytest.raises(UserError, match="no measured rates"):
         read_rates(ROOT / "results" / "nvidia-h200" / "train-resnet50.json")
+
+
+# ---------------------------------------------------------------- the kernels that only multiply
+
+
+nvrtc: Any = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+
+CAPABILITIES: list[Capability] = [(8, 0), (8, 9), (9, 0)]
+LOOPS = {"wgmma": r"wgmma\.mma_async\.sync\.aligned\.m64n256", "mma.sync": r"mma\.sync\.aligned\.m",
+         "FFMA": r"fma\.rn\."}  # fmt: skip
+
+
+def of(name: str, capability: Capability) -> list[Variant]:
+    return variants(name, Target("cuda", "a GPU", capability, 100))
+
+
+def ptx(variant: Variant, capability: Capability) -> str:
+    name = "{}{}".format(*capability) + ("a" if variant.instruction == "wgmma" else "")
+    program = nvrtc.createProgram(variant.source, "ceilings.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"-arch=compute_{name}", "-std=c++17"))
+    except nvrtc.NVRTCError:
+        pytest.fail(f"{variant.label}: {nvrtc.getProgramLog(program)}")
+    found: bytes | str = nvrtc.getPTX(program)
+    return found if isinstance(found, str) else found.decode()
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_kernel_compiles_fits_an_sm_and_counts_its_products(
+    name: str, capability: Capability
+) -> None:
+    room, found = architecture(capability), of(name, capability)
+    assert len({variant.label for variant in found}) == len(found)
+    for variant in found:
+        text = ptx(variant, capability)
+        assert re.search(LOOPS[variant.instruction], text)
+        taken = variant.blocks_per_sm * (variant.shared_bytes + room.block_reserve_bytes)
+        assert taken <= room.sm_shared_bytes
+        assert variant.blocks_per_sm * variant.threads <= 2048
+        if variant.k:  # FFMA has no matrices
+            rows, columns = variant.rows
+            warps = variant.threads // 32 if variant.instruction == "mma.sync" else 1
+            products = 2 * rows * columns * variant.k * variant.repeats
+            assert variant.flops_per_pass == products * warps
+
+
+def test_each_precision_has_the_fastest_instruction_of_its_architecture() -> None:
+    def instructions(name: str) -> list[str]:
+        found = [of(name, capability) for capability in (*CAPABILITIES, (10, 0))]
+        return [variants[0].instruction if variants else "" for variants in found]
+
+    assert instructions("fp16") == ["mma.sync", "mma.sync", "wgmma", ""]  # 10.0 may have a faster
+    assert instructions("fp8-e4m3-precise") == ["", "mma.sync", "wgmma", ""]
+    assert instructions("fp64") == ["mma.sync", "mma.sync", "mma.sync", ""]
+    assert instructions("fp32") == ["FFMA", "FFMA", "FFMA", ""]
+    assert variants("fp16", Target("cpu", "a CPU", None, 8)) == []

@@ -160,7 +160,7 @@ def test_why_no_cuda(monkeypatch, cuda, visible, reason):
     assert reason in (device.why_no_cuda() or "")
 
 
-def test_as_dict_is_the_run_files_object_and_names_no_computer():
+def test_a_device_names_no_computer_its_card_is_a_hash_and_it_needs_a_driver(monkeypatch) -> None:
     facts = H200.as_dict()
     assert list(facts) == SCHEMA
     assert facts["capability"] == "9.0"
@@ -169,22 +169,16 @@ def test_as_dict_is_the_run_files_object_and_names_no_computer():
     machine_id = Path("/etc/machine-id")
     for secret in (platform.node(), machine_id.read_text().strip() if machine_id.exists() else ""):
         assert not secret or secret not in json.dumps(here)
-
-
-def test_missing_driver_gives_no_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     device.load_nvml.cache_clear()
     assert device.load_nvml() is None
     device.load_nvml.cache_clear()
-
-
-# --- NVML
-
-
-def test_the_card_is_a_hash_of_its_uuid():
     assert gpu(nvmlDeviceGetUUID=UUID).card() == gpu(nvmlDeviceGetUUID=UUID.encode()).card() == CARD
     assert gpu(nvmlDeviceGetUUID=UUID.replace("1", "9")).card() != CARD
     assert gpu().card() is None
+
+
+# --- NVML
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_planted_cause_is_named_with_its_numbers(
     assert [number for number in numbers if number not in found.why] == [], found.why
 
 
-def test_what_was_not_measured_is_left_alone_and_nothing_is_claimed_without_ceilings() -> None:
+def test_a_case_is_not_compared_with_itself_nor_is_anything_claimed_without_ceilings() -> None:
     skipped = Result(gemm(64), "skipped", reason="no")
     assert annotated(skipped) == skipped
     bare = annotated(at_rate(1024, 350e12), ceilings=())
@@ -142,6 +142,14 @@ def test_what_was_not_measured_is_left_alone_and_nothing_is_claimed_without_ceil
     run = Run(("x",), "now", H200, {}, ceilings=CEILINGS, results=(at_rate(4096, 6e14), skipped))
     assert annotate(annotate(run)) == annotate(run)
     assert annotate(run).results[0] == annotated(at_rate(4096, 6e14))
+    tiny, large = took(gemm(64), FLOOR_S), at_rate(4096, 700e12, clock=None)
+    floor = Ceiling("latency floor", "measured", "fp16", seconds=FLOOR_S, reference=tiny.case.key)
+    best = Ceiling("large GEMM", "measured", "fp16", 700e12, reference=large.case.key)
+    for found in (tiny, large):
+        alone = annotated(found, ceilings=(floor, best))
+        assert (alone.bound, "64x64x64" in (alone.why or "")) == ("mixed", False)
+    assert annotated(took(gemm(128), FLOOR_S), ceilings=(floor,)).bound == "launch"
+    assert annotated(at_rate(2048, 690e12, clock=None), ceilings=(best,)).bound == "compute"
 
 
 def test_a_difference_within_the_intervals_is_no_cause() -> None:
@@ -164,17 +172,6 @@ def test_a_difference_within_the_intervals_is_no_cause() -> None:
     assert "±300 %" in (wide.why or "")
     # Under a power cap a time varies with the clock, and a share of the roof at the clock does not.
     assert annotated(at_rate(8192, 690e12, half_pct=20.0, **CAPPED)).bound == "power"
-
-
-def test_a_case_is_not_compared_with_itself() -> None:
-    tiny, large = took(gemm(64), FLOOR_S), at_rate(4096, 700e12, clock=None)
-    floor = Ceiling("latency floor", "measured", "fp16", seconds=FLOOR_S, reference=tiny.case.key)
-    best = Ceiling("large GEMM", "measured", "fp16", 700e12, reference=large.case.key)
-    for found in (tiny, large):
-        alone = annotated(found, ceilings=(floor, best))
-        assert (alone.bound, "64x64x64" in (alone.why or "")) == ("mixed", False)
-    assert annotated(took(gemm(128), FLOOR_S), ceilings=(floor,)).bound == "launch"
-    assert annotated(at_rate(2048, 690e12, clock=None), ceilings=(best,)).bound == "compute"
 
 
 def test_tiles_of_a_convolution_of_ours_are_those_launched_or_not_known() -> None:

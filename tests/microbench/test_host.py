@@ -91,7 +91,7 @@ def test_control_groups_limit_memory_and_cores(plant, read, files, expected):
     assert read(plant({"proc/meminfo": MEMINFO, **files})) == expected
 
 
-def test_last_level_cache_counts_a_shared_cache_once(plant, monkeypatch):
+def test_this_computer_and_a_shared_cache_that_counts_once(plant, monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     files = {}
     for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
@@ -101,9 +101,6 @@ def test_last_level_cache_counts_a_shared_cache_once(plant, monkeypatch):
             files |= {f"{folder}/level": f"{level}\n", f"{folder}/size": f"{size}\n"}
             files |= {f"{folder}/type": kind, f"{folder}/shared_cpu_list": sharers}
     assert host.last_level_cache_bytes(plant(files)) == 32 * MIB
-
-
-def test_this_computer():
     assert host.cpu_name()
     assert host.usable_cores() == len(os.sched_getaffinity(0))
     assert 0 < (host.available_memory_bytes() or 0) <= (host.memory_bytes() or 0)

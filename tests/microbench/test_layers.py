@@ -18,13 +18,7 @@ from microbench.report.layers import Pass, by_pass, layers_of, total_ratio
 from microbench.report.parts import value
 from microbench.report.payoff import maps_of, starts_of
 from microbench.report.payoff import report as map_report
-from microbench.requests import (
-    Conditions,
-    ConvRequest,
-    PayoffRequest,
-    plan_layers,
-    request_of,
-)
+from microbench.requests import Conditions, ConvRequest, PayoffRequest, plan_layers, request_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import NetworkUse, Ratio, Result, Run
 from microbench.run import check_same_task
@@ -113,15 +107,12 @@ def test_a_total_s_interval_comes_from_its_parts() -> None:
         assert found.ci95 == (interval and pytest.approx(interval))
 
 
-def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
+def test_our_kernels_are_held_against_the_library_and_a_missing_layer_is_said(traced) -> None:
     groups, network = planned(traced, backend="library,triton")
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
     found = by_pass(run, network)
     assert [one.which for one in found] == ["fprop", "wgrad", "dgrad"]
     assert [(one.against, one.mean) for one in found] == [("cudnn", pytest.approx(2.0))] * 3
-
-
-def test_a_missing_layer_is_said_not_hidden(traced) -> None:
     groups, network = planned(traced)
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
     kept = tuple(r for r in run.results if r.case.op == "conv")

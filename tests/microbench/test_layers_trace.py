@@ -116,7 +116,7 @@ def test_resnet50_has_its_53_convolutions_and_one_linear_layer() -> None:
     assert (found.network, found.batch, found.image) == ("resnet50", BATCH, 224)
 
 
-def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
+def test_shapes_come_in_forward_order_and_vit_is_gemms_and_attention() -> None:
     found = traced("mobilenet_v2")
     assert len({(layer.problem, layer.which) for layer in found.layers}) == len(found.layers)
     seen: list[ConvShape] = []
@@ -136,9 +136,6 @@ def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
     depthwise = [layer for layer in of(found, "conv", "fprop") if layer.problem.dims["groups"] != 1]
     assert sum(layer.count for layer in depthwise) == 17
     assert depthwise[0].names == ("features.1.conv.0.0",)
-
-
-def test_vit_is_gemms_and_attention() -> None:
     found = traced("vit_b_16")
     tokens, width = BATCH * 197, 768
     gemms = [(g.problem.dims, g.count) for g in of(found, "gemm", "fprop")]
@@ -165,16 +162,13 @@ def test_attention_that_is_no_case_is_skipped_with_its_reason(written) -> None:
     assert causal == [Attention(2, 4, 4, 8, 16, which) for which in ("fprop", "bprop")]
 
 
-def test_auxiliary_heads_train_too_and_padding_by_axis_is_measured() -> None:
+def test_auxiliary_heads_and_padding_by_axis_are_measured_and_video_is_not() -> None:
     found = traced("inception_v3")
     assert found.image == 299
     assert not found.skipped
     dims = [layer.problem.dims for layer in of(found, "conv", "wgrad")]
     assert {(each["r"], each["s"]) for each in dims if each["padding"] == "0x3"} == {(1, 7)}
     assert any("AuxLogits.fc" in g.names for g in of(found, "gemm", "wgrad"))
-
-
-def test_video_convolutions_are_not_measured() -> None:
     found = trace("r3d_18", 1)
     stem = found.skipped[0]
     assert stem.what == "3-D convolution, fprop"
@@ -183,16 +177,13 @@ def test_video_convolutions_are_not_measured() -> None:
     assert {layer.problem.op for layer in found.layers} == {"gemm"}
 
 
-def test_weights_and_images_take_no_memory() -> None:
+def test_weights_take_no_memory_and_the_users_and_random_state_are_left_alone(written) -> None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     built = load("vgg16", 256, None, fake)
     assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())
     assert isinstance(built.inputs[0], FakeTensor)
     found = trace("resnet18", 10**9)  # 600 TB of images
     assert found.layers[0].problem.dims["n"] == 10**9
-
-
-def test_random_state_and_user_s_weights_are_left_alone(written) -> None:
     name = written("kept", "net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
                    "def build():\n    return net\n")  # fmt: skip
     first = trace(name, 2, 8)

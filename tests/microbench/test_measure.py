@@ -78,7 +78,7 @@ def fake_back_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fake], None
 # ---------------------------------------------------------------- measured
 
 
-def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
+def test_what_is_right_is_timed_compared_and_checked_on_inputs_as_drawn(measurer: Measurer) -> None:
     found = measure(measurer, group_of("fp32", "fp64", "bf16"))
     for name, result in found.items():
         assert (result.status, result.reason) == ("ok", None), name
@@ -98,11 +98,6 @@ def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
     assert bf16.speedup["fp32"].ratio == pytest.approx(1 / fp32.speedup["bf16"].ratio)
     assert bf16.rel_error > fp32.rel_error > found["fp64"].rel_error  # type: ignore[operator]
     assert fp32.min_bytes == 4 * (24 * 40 + 40 * 32 + 24 * 32)
-
-
-def test_errors_are_of_the_inputs_as_drawn_though_each_variant_renews_what_they_share(
-    measurer: Measurer,
-) -> None:
     problem = Gemm(24, 32, 40)
     cases = [Case(problem, "fp32", name) for name in ("cpu", "samples.bad_kernels:good")]
     found = measurer.measure(Group(tuple(cases)), BUDGET_S, lambda *_: None)

@@ -82,7 +82,7 @@ def test_what_is_usual_is_found_in_simulated_cases(planted: VariancePrior, degre
     assert found.degrees == pytest.approx(planted.degrees, rel=0.25)
 
 
-def test_cases_that_all_vary_alike_say_so_and_too_few_are_judged_by_what_was_usual() -> None:
+def test_cases_that_vary_alike_say_so_and_an_own_variance_counts_by_its_freedom() -> None:
     rng = np.random.default_rng(1)
     found = VariancePrior.fit(sampled(rng, np.full(2000, 0.02**2), 4))
     assert math.sqrt(found.value) == pytest.approx(0.02, rel=0.03)
@@ -91,10 +91,7 @@ def test_cases_that_all_vary_alike_say_so_and_too_few_are_judged_by_what_was_usu
     for more in ([], [Variance(0.0, 4)]):  # a variance of 0 is not known
         assert VariancePrior.fit([*few, *more]) == DEFAULT_PRIOR
     assert VariancePrior.fit([*few, Variance(1e-4, 4)]) != DEFAULT_PRIOR
-
-
-def test_a_cases_own_variance_is_of_logarithms_and_counts_by_its_degrees_of_freedom() -> None:
-    """And is at least what rounding hides."""
+    # And is at least what rounding hides.
     both = VariancePrior(1e-4, 6.0).posterior(Variance(4e-4, 2))
     assert both == (pytest.approx(1.75e-4), 8.0)
     assert pooled([Variance(1e-4, 1), Variance(4e-4, 3)]) == (pytest.approx(3.25e-4), 4)
@@ -256,7 +253,7 @@ def test_blocks_stand_one_after_another_and_each_process_is_counted() -> None:
     assert (found.flops, found.status) == (7, "ok")
 
 
-def test_the_state_of_the_device_is_a_mean_over_processes() -> None:
+def test_states_and_ratios_of_the_same_turns_are_means_over_processes() -> None:
     found = [result(FP16, [1.0], power_w=100.0, sm_clock_mhz=900.0, throttle=("power cap",))]
     found = merged(found, [result(FP16, [1.0], power_w=200.0, sm_clock_mhz=1200.0)], 1)
     last = result(FP16, [1.0], power_w=600.0, energy_j=3.0, throttle=("power cap", "thermal"))
@@ -266,9 +263,6 @@ def test_the_state_of_the_device_is_a_mean_over_processes() -> None:
     assert measured.energy_j == 3.0
     assert measured.throttle == ("power cap", "thermal")
     assert [p.sm_clock_mhz for p in measured.processes] == [900.0, 1200.0, None]
-
-
-def test_ratios_are_means_over_processes_of_what_took_the_same_turns() -> None:
     before = [result(FP32, [8.0], [8.0]), result(FP16, [4.0], [4.0]), result(TRITON, [2.0], [2.0])]
     more = [result(FP32, [32.0], [32.0]), result(FP16, [4.0], [4.0]), result(TRITON, [4.0], [4.0])]
     fp32, fp16, triton = merged(before, more, 1)
@@ -284,7 +278,7 @@ def test_ratios_are_means_over_processes_of_what_took_the_same_turns() -> None:
     assert fp16.speedup["old"] == Ratio(9.0, None)
 
 
-def test_a_case_that_fails_in_one_process_keeps_what_it_had() -> None:
+def test_a_case_that_fails_in_one_process_keeps_the_rest_and_one_that_missed_a_turn_too() -> None:
     before = [result(FP32, [8.0], [8.0]), result(FP16, [4.0], [4.0])]
     failed = Result(FP16, "failed", reason="hung")
     fp32, fp16 = merged(before, [result(FP32, [8.0], [8.0]), failed], 1)
@@ -298,8 +292,6 @@ def test_a_case_that_fails_in_one_process_keeps_what_it_had() -> None:
     assert [p.number for p in measurement_of(fp16).processes] == [0, 2]
     assert fp16.speedup["fp32"].ratio == pytest.approx((2 * 4) ** 0.5)
 
-
-def test_a_process_in_which_one_missed_a_turn_gives_it_no_ratio_and_the_others_theirs() -> None:
     def arms(fp32: Sequence[float], fp16: float = 4.0) -> list[Result]:
         blocks = [[seconds] for seconds in fp32]
         return [result(FP32, *blocks), result(FP16, [fp16], [fp16]), result(TRITON, [2.0], [2.0])]

@@ -70,7 +70,7 @@ def test_nothing_ever_runs_over(found: list[Result], width: int, details: bool) 
     assert widest(shown(run_of(found), width, details=details)) <= width
 
 
-def test_units_suit_the_device_and_a_ratio_that_is_no_difference_or_not_known_is_marked() -> None:
+def test_units_suit_the_device_ratios_are_marked_and_a_failed_kernel_comes_first() -> None:
     for result, unit in (
         (measured(case(4096, "int8", "cublaslt"), 842), "TOP/s"),
         (measured(case(256, "fp32", "cpu"), 0.0234), "GFLOP/s"),
@@ -80,6 +80,11 @@ def test_units_suit_the_device_and_a_ratio_that_is_no_difference_or_not_known_is
     near = replace(last, speedup={"fp32": Ratio(1.01, (0.98, 1.03)), "tf32": Ratio(0.5, None)})
     line = next(line for line in shown(run_of([*bases, near])).splitlines() if "~1 ±0.03" in line)
     assert "0.50 ±?" in line
+    good, bad = (measured(case(n, "fp16", "my:own"), 300) for n in (4096, 8192))
+    beside = replace(good, vs_backend={"cublas": Ratio(0.5, (0.4, 0.6))})
+    failed = Result(bad.case, "failed", "ValueError: no such tile")
+    first = shown(run_of([*group(4096), beside, failed])).splitlines()[0]
+    assert first.startswith("my:own FAILED in 1 of 2 cases: ValueError: no such tile")
 
 
 def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
@@ -101,14 +106,6 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     assert "memory, measured: 4.30 TB/s" in text
 
 
-def test_a_kernel_of_the_user_s_that_failed_comes_first() -> None:
-    good, bad = (measured(case(n, "fp16", "my:own"), 300) for n in (4096, 8192))
-    beside = replace(good, vs_backend={"cublas": Ratio(0.5, (0.4, 0.6))})
-    failed = Result(bad.case, "failed", "ValueError: no such tile")
-    first = shown(run_of([*group(4096), beside, failed])).splitlines()[0]
-    assert first.startswith("my:own FAILED in 1 of 2 cases: ValueError: no such tile")
-
-
 def test_numbers_in_words() -> None:
     assert [fmt.number(x) for x in (0.0123, 2.799, 9.996, 51.04, 688.4, 1359, 2e-4, 123456)] == [
         "0.012", "2.80", "10.0", "51.0", "688", "1359", "2.0e-04", "1.2e+05",
@@ -125,7 +122,7 @@ def test_numbers_in_words() -> None:
 # ---------------------------------------------------------------- Markdown and CSV
 
 
-def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> None:
+def test_columns_keep_their_names_and_values_are_those_of_the_run() -> None:
     header = to_csv(report_of(run_of([]))).splitlines()[0].split(",")
     assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
     assert len(set(header)) == len(header)
@@ -136,9 +133,6 @@ def test_columns_keep_their_names_and_the_tables_have_all_of_the_screen() -> Non
     ]
     for title in ("precision", "back end", "time", "TFLOP/s", "% of peak", "x fp32", "bottleneck"):
         assert f"| {title} |" in titles[-1]
-
-
-def test_values_are_those_of_the_run() -> None:
     run = h200_run()
     reason = 'no, "really"\nno'
     lost = Result(case(64, "int8", "triton"), "skipped", reason)

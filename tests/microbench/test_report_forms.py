@@ -1,4 +1,4 @@
-"""Progress: plain lines for a file, one changing line for a terminal, silence when quiet."""
+"""Progress in a file and on a terminal, comparisons, charts, and reports that fit any width."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from samples.kernel_runs import case, h200_run, measured, run_of
 
+from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.charts import SUFFIXES, check_chart_path, write_chart
 from microbench.report.comparison import report
 from microbench.report.live import LiveProgress
+from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row, value
 from microbench.report.report import report_of
-from microbench.report.screen import print_report
-from microbench.report.writers import to_markdown
+from microbench.report.screen import make_console, print_part, print_report
+from microbench.report.writers import to_csv, to_html, to_markdown
 from microbench.results.comparison import RUINED, CompareRow, Comparison
-from microbench.results.types import Result, Run
+from microbench.results.types import Ratio, Result, Run
 from microbench.sweep import Group
 
 ARMS = (("fp32", "cublas"), ("fp16", "cublas"), ("fp16", "triton"))
@@ -46,21 +50,23 @@ def followed(console: dict[str, Any], **how: bool) -> str:
     return file.getvalue()
 
 
-def test_a_file_gets_one_plain_line_a_group() -> None:
+def test_a_file_gets_plain_lines_and_a_terminal_one_that_is_taken_away() -> None:
     text = followed({})
     assert "256: fp32 10.0, fp16 10.0, fp16 triton 10.0 TFLOP/s" in text.splitlines()[0]
     assert re.findall(r"^\[(.*?)\]", text, re.M) == ["1/3", "2/3", "3/3"]
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text
-
-
-def test_a_terminal_gets_a_line_that_is_taken_away_again() -> None:
     text = followed({"force_terminal": True})
     assert "\x1b[?25h" in text.split("TFLOP/s")[-1]  # the cursor is back
     assert "[3/3] 1024" in text
     dumb = {"force_terminal": True, "no_color": True, "_environ": {"TERM": "dumb"}}
     assert "\x1b[?25" not in followed(dumb)
     assert followed({"force_terminal": True}, quiet=True) == ""
+    file = io.StringIO()
+    progress = LiveProgress(Console(file=file, force_terminal=True), GROUPS)
+    with pytest.raises(KeyboardInterrupt), progress:
+        raise KeyboardInterrupt
+    assert file.getvalue().rstrip().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
 
 
 def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
@@ -88,14 +94,6 @@ def test_time_left_counts_what_each_group_costs_beside_sampling() -> None:
     assert first.endswith("TFLOP/s; about 20 s left")
     assert second.endswith("TFLOP/s; longer than expected")
     assert last.endswith("TFLOP/s")
-
-
-def test_an_error_leaves_the_terminal_in_order() -> None:
-    file = io.StringIO()
-    progress = LiveProgress(Console(file=file, force_terminal=True), GROUPS)
-    with pytest.raises(KeyboardInterrupt), progress:
-        raise KeyboardInterrupt
-    assert file.getvalue().rstrip().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
 
 
 # ---------------------------------------------------------------- report comparison
@@ -158,20 +156,17 @@ def test_only_what_is_not_the_same_has_a_row_unless_all_are_asked_for() -> None:
     assert "nan" not in text
     short = replace(row(64, "cannot tell", 1.05), threshold_pct=21.3)
     assert "±21 %" in shown(Comparison([], [short], [], []))
+    text = shown(*SEVERAL)
+    assert text.splitlines()[0] == "run 0: 1 slower, 0 faster, 9 same of 10 cases"
+    assert text.splitlines()[1] == "run 1: 0 slower, 1 faster, 1 cannot tell of 2 cases"
+    markdown = to_markdown(report(dict(zip(("b", "c"), SEVERAL, strict=True)), "a"))
+    assert markdown.count("| same |") == 9
 
 
 SEVERAL = (
     Comparison(["driver: 580 | 590"], [*SAME, row(1, "slower", 0.8)], [], []),
     Comparison([], [row(2, "cannot tell", 1.1), row(3, "faster", 1.5)], [], []),
 )
-
-
-def test_several_runs_have_their_counts_and_every_row_in_markdown() -> None:
-    text = shown(*SEVERAL)
-    assert text.splitlines()[0] == "run 0: 1 slower, 0 faster, 9 same of 10 cases"
-    assert text.splitlines()[1] == "run 1: 0 slower, 1 faster, 1 cannot tell of 2 cases"
-    markdown = to_markdown(report(dict(zip(("b", "c"), SEVERAL, strict=True)), "a"))
-    assert markdown.count("| same |") == 9
 
 
 def test_a_ruined_interval_is_said_in_every_form() -> None:
@@ -214,7 +209,7 @@ def drawn(run: Run) -> list[dict[str, Any]]:
     return [row for rows in datasets.values() for row in rows]
 
 
-def test_points_are_the_numbers_of_the_run() -> None:
+def test_points_are_the_numbers_of_the_run_and_a_line_is_broken_where_a_case_failed() -> None:
     run = h200_run()
     rows = drawn(run)
     points = {(row["series"], row["x"]): row for row in rows if "x" in row}
@@ -230,9 +225,6 @@ def test_points_are_the_numbers_of_the_run() -> None:
         assert point["low"] == pytest.approx(result.flops / slow / 1e12)
     ceilings = {row["text"]: row["y"] for row in rows if "text" in row}
     assert ceilings == pytest.approx({"peak: fp16 989": 989.4, "largest: fp16 688": 688})
-
-
-def test_a_line_is_broken_where_a_case_failed_and_none_where_all_is_missing() -> None:
     run = h200_run()
     hole = Result(case(1024, "tf32", "cublas"), "failed")
     holed = replace(run, results=tuple(hole if r.case == hole.case else r for r in run.results))
@@ -275,3 +267,70 @@ def test_paths_and_libraries_are_checked_before_measuring(
                 patch.setitem(sys.modules, library, None)
                 with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
                     check(tmp_path / "chart.png")
+
+
+# ---------------------------------------------------------------- parts
+
+
+EVIL = "[bold]\x1b[31m<script>a</script>](b)|`\r\n\u202e=1+1"
+COLUMNS = [
+    Column("back end", "name", once=True), Column("size", "size"),
+    Column("time", "s", fmt.duration),
+    Column("x\nfp32", "ratio", fmt.ratio, drop=1), Column("why", "why", drop=2),
+]  # fmt: skip
+WORDS = st.text("ab ± \u3042\u0301", max_size=60)
+
+
+def screen(part: Part, width: int) -> list[str]:
+    console = make_console(file=io.StringIO())
+    console.width = width
+    print_part(part, console)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def part_row(**more: Any) -> Row:
+    return Row({"name": "triton", "size": 256, "s": 2e-3, "ratio": Ratio(1.5, (1.4, 1.6)), **more})
+
+
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), st.integers(40, 200))
+@settings(deadline=None, max_examples=60)
+def test_a_part_fits_any_width(texts: list[tuple[str, str]], width: int) -> None:
+    part = Part("A title", COLUMNS, [part_row(name=a, why=b) for a, b in texts], ["below " * 40])
+    assert all(cell_len(line) <= width for line in screen(part, width))
+
+
+def test_what_is_left_out_is_named_and_what_is_alike_stands_once() -> None:
+    part = Part("", COLUMNS, [part_row(why="launch latency")])
+    assert "left out" not in "".join(screen(part, 80))
+    assert screen(part, 44)[-1] == "left out to fit: why"
+    assert screen(part, 30)[-1] == "left out to fit: x fp32, why"
+    failed = Row({"name": "cublas", "size": 256}, "failed")
+    lines = screen(Part("", COLUMNS, [part_row(), part_row(size=512), failed]), 80)
+    assert [line.split()[:3] for line in lines if line][-3:] == [
+        ["triton", "256", "2.00"], ["512", "2.00", "ms"], ["cublas", "256", "failed"]
+    ]  # fmt: skip
+
+
+def test_text_of_a_file_stays_text_and_csv_has_published_names_first() -> None:
+    part = Part(EVIL, [Column(EVIL, "why")], [Row({"why": EVIL})], [EVIL], VERBOSE)
+    report = Report(EVIL, [Line("", EVIL), Line("Why", EVIL)], [part], [EVIL])
+    console = make_console(file=io.StringIO())
+    print_report(report, console, verbose=True)
+    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]" in printed
+    assert printed.replace("\n", "").isprintable()
+    assert "<script" not in to_html(report) + to_markdown(report)
+    assert "](" not in to_markdown(report).replace("]\\(", "")
+    kernels = (["op", "s"], [{"op": "gemm", "s": 1 / 3}])
+    loaders = (["op", "workers"], [{"op": "loader", "workers": 2}])
+    text = to_csv(Report(raw=[kernels, loaders]))
+    assert text == "op,s,workers\ngemm,0.333333333,\nloader,,2\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [("a.b", 1), ("a.x.y", None), ("pair.1", 3), ("pair.2", None), ("m:f.g", 4), ("", None)],
+)
+def test_a_path_ends_at_its_value_or_at_none(path: str, found: object) -> None:
+    whole = {"a": {"b": 1}, "pair": (2, 3), "m:f.g": 4}
+    assert value(whole, path) == (found if path else whole)

@@ -8,7 +8,8 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,23 @@ from microbench.errors import UserError
 from microbench.report import writers
 from microbench.report.report import report_of, report_of_document
 from microbench.report.screen import print_report
-from microbench.results.codec import result_to_json, run_from_json, run_to_json
+from microbench.results.codec import decode, result_to_json, run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.kinds import document_of
 from microbench.results.runfile import as_run, check_writable, probe, read_run, write_run
 from microbench.results.types import (
+    Amount,
+    AtLeastOne,
     Ceiling,
+    Count,
     Json,
     Measurement,
+    Positive,
     ProcessTime,
     Ratio,
     Result,
     Run,
+    Share,
     Warning,
 )
 
@@ -178,14 +184,11 @@ def test_what_is_written_is_read_back(run: Run) -> None:
     assert run_from_json(document(run)) == run
 
 
-def test_every_committed_file_is_read_and_would_be_written_so() -> None:
+def test_every_committed_file_and_those_of_other_versions_are_read(path: Path) -> None:
     assert len(RUN_FILES) > 50
     for file in RUN_FILES:
         run = read_run(file)
         assert run_from_json(document(run)) == run, file.name
-
-
-def test_a_file_of_an_older_or_a_later_version_has_more_or_less_and_reads(path: Path) -> None:
     whole = document()
     more = {"model": {"fitted": 12, "by_path": []}, "forecast": 3}
     assert run_from_json(whole | more) == RUN
@@ -212,7 +215,7 @@ def test_what_a_run_of_the_first_schema_is_stands_in_its_command(words: str, kin
     assert run_from_json(document(replace(run, kind="gemm"))).kind == "gemm"
 
 
-def test_the_names_and_units_of_a_file(path: Path) -> None:
+def test_the_names_and_units_of_a_file_which_no_nan_reaches(path: Path) -> None:
     write_run(RUN, path)
     whole = json.loads(path.read_text())
     assert whole.keys() == {
@@ -235,9 +238,6 @@ def test_the_names_and_units_of_a_file(path: Path) -> None:
     assert (skipped["status"], skipped["reason"]) == ("skipped", "why")
     rates = ("tflops", "gb_per_s", "median_s", "times_s", "blocks", "timer")
     assert {name: skipped[name] for name in rates} == dict.fromkeys(rates)
-
-
-def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:
     write_run(RUN, path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
@@ -467,3 +467,90 @@ def test_importing_loads_few_files_of_ours_and_no_torch() -> None:
     ours = [name for name in modules if name.split(".")[0] in ("kernels", "microbench", "e2e")]
     assert len(ours) <= 27, ours
     assert {"torch", "numpy", "rich", "click"}.isdisjoint(modules)
+
+
+# ---------------------------------------------------------------- values as they are declared
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    inner: Inner
+    pair: tuple[int, float]
+    many: tuple[Inner, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    either: int | str | None = None
+    anything: Any = None
+    on: bool = False
+
+
+WHOLE = {
+    "name": "a", "inner": {"size": 1, "share": 2}, "pair": [3, 4],
+    "many": [{"size": 5}, {"size": 6, "share": None}], "rates": {"x": 7}, "either": "b",
+    "anything": [1, "2", None], "on": True, "unknown": 1,
+}  # fmt: skip
+READ = Outer(
+    "a", Inner(1, 2.0), (3, 4.0), (Inner(5), Inner(6)), {"x": 7.0}, "b", [1, "2", None], True
+)
+
+
+def test_a_document_becomes_what_is_declared() -> None:
+    found = decode(Outer, WHOLE, "")
+    assert found == READ
+    assert isinstance(found.pair[1], float)
+    assert isinstance(found.pair[0], int)
+    least = {"name": "a", "inner": {"size": 1}, "pair": [3, 4.0]}
+    assert decode(Outer, least, "") == Outer("a", Inner(1), (3, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"name": 1}, "name"), ({"name": None}, "name"),
+        ({"inner": []}, "inner"), ({"inner": {}}, "inner.size is missing"),
+        ({"inner": {"size": 1.0}}, "inner.size"), ({"inner": {"size": True}}, "inner.size"),
+        ({"inner": {"size": 1, "share": "2"}}, "inner.share"),
+        ({"inner": {"size": 1, "share": False}}, "inner.share"),
+        ({"pair": [3]}, "pair"), ({"pair": [3, 4, 5]}, "pair"), ({"pair": {}}, "pair"),
+        ({"pair": [3.5, 4]}, "pair[0]"), ({"pair": [3, "4"]}, "pair[1]"),
+        ({"many": [{"size": 5}, {"size": "6"}]}, "many[1].size"), ({"many": [5]}, "many[0]"),
+        ({"rates": {"x": "7"}}, "rates[...]"), ({"rates": []}, "rates"),
+        ({"either": 1.5}, "either"), ({"on": 1}, "on"),
+    ],
+)  # fmt: skip
+def test_another_type_is_refused_by_the_name_of_its_place(
+    change: dict[str, Any], place: str
+) -> None:
+    said = place if "missing" in place else f"{place}: expected "
+    for where, full in (("", said), ("results[3]", f"results[3].{said}")):
+        with pytest.raises(ValueError, match=r"expected|missing") as raised:
+            decode(Outer, WHOLE | change, where)
+        assert str(raised.value).startswith(full)
+        assert "`" not in str(raised.value)
+
+
+def test_an_object_is_a_dictionary() -> None:
+    assert decode(Json, {"a": 1}, "x") == {"a": 1}
+    for value, place in ((None, "x"), ("a", "x"), ([], "")):
+        with pytest.raises(ValueError, match=f"{place or 'the file'}: expected object"):
+            decode(Json, value, place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "below", "beyond"),
+    [
+        (Positive, 5e-324, 0, None), (Amount, 0, -5e-324, None), (Share, 0, -1e-9, 1.0000001),
+        (Count, 0, -1, 2**63), (AtLeastOne, 1, 0, 10**400),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_file_have_bounds(kind: Any, least: Any, below: Any, beyond: Any) -> None:
+    assert decode(kind, least, "x") == least
+    for wrong in (below, beyond, "1"):
+        with pytest.raises(ValueError, match="x: expected"):
+            decode(kind, wrong, "x")

@@ -177,7 +177,7 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
     assert again.status == "ok"
 
 
-def test_what_is_missing_is_timed_beside_its_baselines_in_as_many_processes() -> None:
+def test_what_is_missing_is_timed_beside_its_baselines_and_what_was_skipped_is_not() -> None:
     groups = GemmRequest(Conditions(backend="cublas,triton"), "64").plan("cuda")
     done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]
     (left,) = missing(groups, empty_run().with_results(done))
@@ -185,9 +185,6 @@ def test_what_is_missing_is_timed_beside_its_baselines_in_as_many_processes() ->
     assert names >= {("fp32", "cublas"), ("tf32", "cublas"), ("fp16", "triton")}
     run = empty_run().with_results([result_of(case) for case in GROUPS[0].cases])
     assert [few_processes(GROUPS, run, n) for n in (0, 1, 2)] == [[], GROUPS[:1], GROUPS[:1]]
-
-
-def test_skipped_is_an_answer_but_for_want_of_time_that_a_larger_budget_gives() -> None:
     group = group_of(64)
     hopeless, late = group.cases[0], group.cases[1:]
     found = [Result(case, "skipped", reason=f"too long ({MORE})") for case in late]
@@ -213,7 +210,7 @@ def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> 
     assert lefts == pytest.approx([90 - shares[0], shares[2], 0.0], abs=1e-9)
 
 
-def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
+def test_the_time_left_is_without_what_will_be_too_long_and_with_what_large_cases_take() -> None:
     """On a CPU, where a case that does not fit its share is not begun."""
     groups = [group_of(size, "fp32", backends=("cpu",)) for size in (256, 512, 4096)]
     schedule = InOrder(groups, 3.0)
@@ -224,10 +221,7 @@ def test_what_will_be_too_long_is_not_in_the_time_that_is_left() -> None:
     assert following
     assert schedule.left_s() == 0.0
     assert before_s > following[1]
-
-
-def test_what_large_cases_take_at_least_counts_beyond_a_short_budget() -> None:
-    """The main command fits its half minute on a GPU."""
+    # The main command fits its half minute on a GPU.
     main_command = GemmRequest(Conditions()).plan("cuda")
     assert default_budget_s(main_command, "cuda") <= 30
     assert default_budget_s(main_command, "cpu") <= 90
@@ -355,7 +349,7 @@ def test_a_case_that_kills_a_later_process_keeps_what_it_had_and_no_number_is_gi
     assert read_run(world.path) == run
 
 
-def test_a_comparison_that_lacks_a_case_is_measured_anew_in_the_same_processes(
+def test_a_comparison_that_lacks_a_case_is_measured_anew_unless_it_has_no_time(
     world: World,
 ) -> None:
     done = world.runner(2).measure(InOrder(GROUPS, 30.0), GROUPS)
@@ -368,9 +362,7 @@ def test_a_comparison_that_lacks_a_case_is_measured_anew_in_the_same_processes(
     assert left == [GROUPS[1]]
     run = again.runner(2).measure(InOrder(left, 30.0), GROUPS)
     assert numbers(run) == {case.key: (0, 1) for group in GROUPS for case in group.cases}
-
-
-def test_what_has_no_time_is_not_measured_again(world: World) -> None:
+    world.sessions.clear()
     group = GROUPS[0]
     skipped = Result(group.cases[0], "skipped", reason="no")
     world.run = empty_run().with_results([skipped, result_of(group.cases[1])])
@@ -421,7 +413,7 @@ def refusal(estimator: Estimator, size: int, budget_s: float, spoken_for_s: floa
     return str(caught.value)
 
 
-def test_time_grows_with_the_work_and_what_does_not_fit_is_refused_with_a_remedy() -> None:
+def test_time_grows_with_the_work_a_new_kind_is_probed_and_what_does_not_fit_refused() -> None:
     assert Estimator().expected_s(case(512)) == 0.0
     estimator = taught(256, 1.0)
     assert estimator.expected_s(case(512, "bf16")) == 0.0
@@ -439,9 +431,6 @@ def test_time_grows_with_the_work_and_what_does_not_fit_is_refused_with_a_remedy
     assert all(words in said for words in ("56.0 s", "10.0 s", "--budget"))
     assert re.search(r"\d+ ms a launch", refusal(taught(256, 0.05), 256, 0.1))
     assert re.search(r"\d+ min a launch", refusal(taught(256, 1.0), 4096, 10.0))
-
-
-def test_a_kind_never_seen_is_probed_at_a_small_size_for_real() -> None:
     estimator = Estimator()
     with pytest.raises(TooLong):  # without its matrices of 12 TB
         estimator.admit(case(10**6, "fp32"), CPU, 1.0, 0.0)

@@ -68,16 +68,15 @@ def assert_failed(result: Result) -> None:
     assert not result.vs_backend
 
 
-def test_a_gemm_that_turns_wrong_fails_and_the_right_one_beside_it_is_timed(tmp_path: Path) -> None:
+def test_a_gemm_or_convolution_that_turns_wrong_fails_and_the_right_one_is_timed(
+    tmp_path: Path,
+) -> None:
     ran, found = measured(tmp_path, "gemm", "--sizes", "64", backends=("good", *GEMMS))
     for name in GEMMS:
         assert_failed(found[name])
     assert found["good"].measurement is not None
     assert list(found["good"].vs_backend) == ["cpu"]
     assert "right at first, later a wrong result" in " ".join(ran.stdout.split())
-
-
-def test_a_convolution_that_turns_wrong_fails(tmp_path: Path) -> None:
     _, found = measured(
         tmp_path, "conv", "--channels", "8", "--image", "8", "--batch", "2", "--layout", "nhwc",
         backends=("conv_later",),

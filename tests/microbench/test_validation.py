@@ -1,4 +1,4 @@
-"""The checks of the method: plants on a made-up device, and each script on a CPU."""
+"""The checks of the method: plants on a made-up device, and each script on a CPU; a new GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from samples.kernel_runs import case, measured, run_of, shown
 from samples.measuring import timed
 
-from kernels.case import Case
+from kernels import OPS, gpus
+from kernels.case import Case, Target
+from kernels.conv import Conv
+from kernels.conv.shape import ConvShape
+from kernels.conv.triton import backend
+from kernels.conv.triton.problem import ImplicitGemm
+from kernels.gemm import cublaslt_api
+from kernels.gemm.triton import config as gemm_config
+from kernels.gpu_cards import CARDS
+from kernels.precision import PRECISIONS, Precision
 from microbench.device.device import DeviceInfo
+from microbench.report.report import report_of
+from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Ceiling, Result, Run
+from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.explain import annotate
+from microbench.roofline.limits import limits_for
 from tests.validation import aa, plants, splits
 from tests.validation.plants import Plant, groups_of, judged, plants_for
 
@@ -72,10 +87,14 @@ def verdicts(
 DEVELOPED = [plant for plant in plants_for(H200) if not plant.held_out]  # thresholds fit them
 
 
-def test_where_every_plant_took_each_bottleneck_is_named() -> None:
+def test_each_bottleneck_is_named_and_a_small_device_gets_the_plants_that_fit() -> None:
     planted = {plant.condition for plant in DEVELOPED if not plant.never}
     assert planted == {"launch", "memory", "alignment", "layout", "power", "waves"}
     assert verdicts(DEVELOPED) == set()
+    room = 1_000_000_000
+    fits = {plant.case.key for plant in plants_for(replace(H200, memory_bytes=room))}
+    sizes = {p.case.key: p.case.min_bytes for p in plants_for(H200)}
+    assert fits == {key for key, size in sizes.items() if size <= room / 4} < set(sizes)
 
 
 def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_counted() -> None:
@@ -89,13 +108,6 @@ def test_a_bottleneck_that_nothing_shows_is_wrong_and_one_not_planted_is_not_cou
     assert verdicts(DEVELOPED, nameless) == {("layout", "wrong")}
     hot = [plant for plant in DEVELOPED if plant.condition == "power"]
     assert verdicts(hot, cool) == {("power", "not applicable")}
-
-
-def test_a_small_device_gets_the_plants_that_fit_it() -> None:
-    room = 1_000_000_000
-    fits = {plant.case.key for plant in plants_for(replace(H200, memory_bytes=room))}
-    sizes = {p.case.key: p.case.min_bytes for p in plants_for(H200)}
-    assert fits == {key for key, size in sizes.items() if size <= room / 4} < set(sizes)
 
 
 def test_the_scripts_write_what_they_found(
@@ -117,3 +129,77 @@ def test_the_scripts_write_what_they_found(
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemExit):
         aa.main([str(files[1]), *cpu])  # which is there already
+
+
+# ---------------------------------------------------------------- a new GPU
+
+
+NAME, CAPABILITY, SMS = "NVIDIA Zeta 7", (13, 1), 20
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A made-up GPU of little shared memory."""
+    card = replace(
+        CARDS[0], title="Zeta 7", match=(NAME,), capability=CAPABILITY, sms=SMS,
+        flop_per_s={"fp16": 9e12, "fp8": 18e12}, simt_flop_per_s={"fp16": 1e12},
+        byte_per_s=5e11, reference="https://example.org/zeta",
+    )  # fmt: skip
+    chip = gpus.Architecture(
+        "Zeta", 40 * gpus.KIB, flop_per_clock={"fp16": 256, "fp8": 512}, l2_in_halves=True
+    )
+    monkeypatch.setattr(gpus, "CARDS", (*CARDS, card))
+    monkeypatch.setattr(gpus, "ARCHITECTURES", {**gpus.ARCHITECTURES, CAPABILITY: chip})
+    return Target("cuda", NAME, CAPABILITY, SMS)
+
+
+def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
+    ceilings = datasheet_ceilings(gpu.name, ["fp16", "fp8-e5m2", "bf16"])
+    assert [(c.name, c.precision, c.flop_per_s, c.byte_per_s) for c in ceilings] == [
+        ("dense peak", "fp16", 9e12, None), ("dense peak", "fp8-e5m2", 18e12, None),
+        ("without Tensor Cores", "fp16", 1e12, None), ("memory", None, None, 5e11),
+    ]  # fmt: skip
+    assert {c.reference for c in ceilings} == {"https://example.org/zeta"}
+    device = {"kind": "cuda", "name": gpu.name, "capability": "13.1", "sm_count": SMS}
+    result = measured(case(4096, "fp16", "cublas"), 3)
+    run = run_of([result], ceilings=tuple(ceilings), device=device)
+    limits = limits_for(result, run)
+    assert limits.datasheet_flop_per_s == 9e12
+    assert result.measurement is not None
+    assert limits.clock_flop_per_s == 256 * SMS * result.measurement.sm_clock_mhz * 1e6
+    assert limits.simt_flop_per_s == 1e12
+    assert "Zeta 7" in shown(run)
+
+
+def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
+    limit = gpus.architecture(gpu.capability).block_shared_bytes
+    dims, fp16 = vars(ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1)), PRECISIONS["fp16"]
+    layers = [Case(Conv(ConvShape(**dims), which), "fp16", "triton")
+              for which in ("fprop", "wgrad")]  # fmt: skip
+    problem = gemm_config.Problem.of(case(4096, "fp16", "triton"))
+    taken = [
+        *(gemm_config.shared_memory(c, fp16)
+          for c in gemm_config.choices(problem, CAPABILITY, SMS)),
+        *(backend.rules(c.label).shared_memory(c, ImplicitGemm.of(layer))
+          for layer in layers for c in backend.configurations(layer, gpu).ranked),
+    ]  # fmt: skip
+    assert taken
+    assert max(taken) <= limit
+
+
+def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """e5m2 x e4m3 added up in float32: stored and multiplied in ways that the back ends know."""
+    name = "fp8-e5m2-precise"
+    new = replace(PRECISIONS["fp8-e5m2"], name=name, fast_accumulate=False)
+    monkeypatch.setitem(cast("dict[str, Precision]", PRECISIONS), name, new)
+    what = case(4096, name, "triton")
+    OPS["gemm"].check(what, gpu)
+    assert datasheet_ceilings(gpu.name, [name])[0].flop_per_s == 18e12
+    assert cublaslt_api.arithmetic(new) == cublaslt_api.arithmetic(PRECISIONS["fp8-e5m2"])
+    found = gemm_config.choices(gemm_config.Problem.of(what), (9, 0), 132)
+    assert found
+    run = run_of([measured(case(4096, p, "cublas"), 600) for p in ("fp16", name)])
+    read = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    assert read.results[1].case.precision is new
+    assert name in shown(run)
+    assert report_of(run).chart().to_dict()

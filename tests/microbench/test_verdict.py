@@ -73,16 +73,13 @@ def test_the_range_is_of_all_sizes_and_where_it_is_faster_is_said(
     assert said(*rows)[0].startswith(f"fp16 is {times} times as fast as fp32 ({where}")
 
 
-def test_cases_that_were_not_measured_are_doubted() -> None:
+def test_own_kernels_stand_beside_the_library_and_cases_not_measured_are_doubted() -> None:
     missing = [
         replace(result(size), status="skipped", reason="no room", measurement=None)
         for size in SIZES[:3]
     ]
     rows = [result(900, "fp32"), result(900, gain=2.0), *missing]
     assert "not measured in 3 of 5 cases: no room" in lines(run_of(*rows), "Doubt")[0]
-
-
-def test_own_kernels_stand_beside_the_library() -> None:
     rows = [result(size, backend="my:own", beside=gain) for size, gain in ((100, 0.5), (200, 2.0))]
     library = [result(size) for size in (100, 200)]
     run = run_of(*library, *rows)
@@ -97,14 +94,11 @@ def test_own_kernels_stand_beside_the_library() -> None:
     assert alone.startswith("my:own is 0.50 ±0.01 times as fast as cublas in fp16 at 100")
 
 
-def test_what_was_asked_for_is_all_but_the_baselines() -> None:
+def test_what_was_asked_for_is_all_but_the_baselines_and_its_price_the_largest_size_s() -> None:
     kinds = {name: result(100, name) for name in ("fp32", "tf32", "fp16", "bf16")}
     assert asked_for(run_of(*kinds.values())) == ["fp16", "bf16"]
     assert asked_for(run_of(kinds["fp32"], kinds["tf32"])) == ["tf32"]
     assert asked_for(run_of(kinds["fp32"])) == []
-
-
-def test_the_price_is_of_the_largest_size_that_both_have() -> None:
     rows = [result(size, gain=2.0, error=size * 1e-6) for size in (100, 200, 300)]
     bases = [result(size, "fp32", error=size * 1e-9) for size in (200, 100)]
     (do,) = lines(run_of(*bases, *rows), "Do")
@@ -194,7 +188,7 @@ def gemm(size: int, ratios: Mapping[str, float], backend: str = "triton", **more
     return replace(Result(case, "ok", vs_backend=beside, variant=LABEL), **more)
 
 
-def test_the_better_library_is_chosen_size_by_size() -> None:
+def test_the_better_library_is_chosen_size_by_size_and_each_back_end_has_a_line() -> None:
     run = run_of(
         gemm(1024, {"cublas": 1.3, "cublaslt": 0.9}),
         gemm(2048, {"cublas": 0.8, "cublaslt": 1.4}, tuned=True),
@@ -206,9 +200,6 @@ def test_the_better_library_is_chosen_size_by_size() -> None:
     assert found.least.result.case.problem.dims["m"] == 2048
     assert found.not_measured == "cublaslt was not measured at 1"
     assert beside(gemm(512, {"my:gemm": 2.0})) is None, "no library"
-
-
-def test_each_back_end_has_a_line() -> None:
     run = run_of(
         gemm(1100, {"cublas": 0.5, "cublaslt": 0.6}),
         gemm(1024, {"cublas": 1.0, "cublaslt": 1.0}, tuned=True),
