@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import cache
 from statistics import geometric_mean
 
-import pytest
 from samples.pages import Row, run, says, shows
 
 from kernels import is_library
@@ -162,19 +161,13 @@ def cliff(width: int) -> Row:
     return [str(width), *(f"{tflops(r):.1f}" for r in one.values()), *gains, str(one["fp16"].bound)]
 
 
-@pytest.mark.parametrize(
-    ("page", "words", "name", "most"),
-    [
-        (FP16, "From 16 to 128 channels", "conv-channels", 128),
-    ],
-)
-def test_how_much_of_nchw_changes_the_layout(page: str, words: str, name: str, most: int) -> None:
+def test_how_much_of_nchw_changes_the_layout() -> None:
     shares = [
         100 * (conversion_share(result) or 0)
-        for (which, layout, width, precision), result in arms(name).items()
-        if (layout, precision) == ("nchw", "fp16") and which != "wgrad" and 16 <= width <= most
+        for (which, layout, width, precision), result in arms("conv-channels").items()
+        if (layout, precision) == ("nchw", "fp16") and which != "wgrad" and 16 <= width <= 128
     ]
-    says(page, words, min(shares), max(shares))
+    says(FP16, "From 16 to 128 channels", min(shares), max(shares))
 
 
 def test_two_runs_of_one_case_differ_by_the_kernels_that_cudnn_chose() -> None:
@@ -274,7 +267,7 @@ def test_convolutions_by_width() -> None:
         says(RESULTS, "Powers of two from 8 to 2048", *means, f"{least.ratio.ratio:.2f} ({at})")
 
 
-def test_fp8_convolutions() -> None:
+def test_fp8_convolutions_and_what_the_quick_tune_gains() -> None:
     found = {(r.case.problem.which, r.case.precision_name, r.case.problem.shape.c): tflops(r)
              for r in run("conv-fp8").results if r.case.backend == "triton"}  # fmt: skip
     widths = (64, 128, 256, 512, 1024, 2048)
@@ -285,10 +278,7 @@ def test_fp8_convolutions() -> None:
     ]
     gains = [fp8 / fp16 for fp8, fp16 in pairs]
     says(RESULTS, "our FP8 convolutions reach", min(gains), max(gains), max(found.values()))
-
-
-def test_what_the_quick_tune_gains() -> None:
-    """Times with the model's first choice over those with the best of a quick tune."""
+    # Times with the model's first choice over those with the best of a quick tune.
     every = {r.case.group: r for r in run("ablation/all").results}
     losses = sorted((r.median_s or 0) / (every[r.case.group].median_s or 1)
                     for r in run("ablation/no-tune").results)  # fmt: skip

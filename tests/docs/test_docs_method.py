@@ -149,7 +149,7 @@ def verdicts_pct(op: str, by: float = 1.0) -> tuple[int, Counter[str]]:
     return len(pairs), Counter({name: 100 * n / len(pairs) for name, n in found.items()})
 
 
-def test_one_process_is_hardly_ever_called_different_from_another() -> None:
+def test_one_process_is_hardly_called_different_and_thresholds_are_the_programs_own() -> None:
     (n, gemm), (m, conv) = verdicts_pct("gemm"), verdicts_pct("conv")
     different = gemm["faster"] + gemm["slower"], conv["faster"] + conv["slower"]
     assert max(different) < 1
@@ -157,9 +157,6 @@ def test_one_process_is_hardly_ever_called_different_from_another() -> None:
          round(gemm["cannot tell"]), round(conv["cannot tell"]))  # fmt: skip
     planted = verdicts_pct("gemm", 1.1)[1]["slower"], verdicts_pct("conv", 1.2)[1]["slower"]
     says(NOTES, "had a floor of 1.3 us once", *map(round, planted))
-
-
-def test_thresholds_and_versions_are_the_programs_own() -> None:
     says(METHOD, "needs the whole interval beyond", f"beyond {LEAST_PCT:g} %", f"{NOISE_PCT:g} %")
     train, load = (f"{kinds()[name].noise_pct:g} %" for name in ("train", "load"))
     says(METHOD, "kernels like it were seen to differ by", f"beyond {NOISE_PCT:g} %")
@@ -171,7 +168,7 @@ def test_thresholds_and_versions_are_the_programs_own() -> None:
     assert [int(row[0]) for row in rows] == list(range(1, METHOD_VERSION + 1))
 
 
-def test_what_varies_between_processes() -> None:
+def test_what_varies_between_processes_and_the_timer() -> None:
     large = [r for r in document("compare-aa")["rows"]
              if "m=8192,n=8192,k=8192" in r["case"] and "/fp16/" in r["case"]]  # fmt: skip
     times, cycles = ([r[name] for r in large] for name in ("sd_pct", "sd_cycles_pct"))
@@ -183,9 +180,6 @@ def test_what_varies_between_processes() -> None:
     rates = [narrow.flops / one.median_s / 1e12 for one in narrow.measurement.processes]
     assert len(rates) == 8
     says(METHOD, "An interval covers its own run only", min(rates), max(rates))
-
-
-def test_the_timer() -> None:
     rows = document("timer-vs-ncu")["rows"]
     within = document("timer-vs-ncu")["within_target"], len(rows)
     off = {r["case"]: 100 * (1 - r["ours_s"] / r["ncu_s"]) for r in rows if not r["within_target"]}
@@ -266,16 +260,13 @@ def test_what_a_cpu_bound_step_launches_in_the_time_of_the_small_step() -> None:
          round(twentieths[0]), round(twentieths[-1]))  # fmt: skip
 
 
-def test_what_is_allowed_and_said() -> None:
+def test_gpu_times_of_networks_that_nothing_was_tuned_on_and_of_older_versions() -> None:
     says(PREDICT, "twelve networks that nothing was tuned on", MEDIAN_PCT, WORST_PCT)
     assert len(NETWORKS) == 12
     assert not NETWORKS.keys() & {t.case.network for t in published()}, "no file has one"
     says(PREDICT, "GPU time is the sum", round(100 * GPU_ERROR))
     says(PREDICT, "Peak memory. A step that needs", 100 * MEMORY_ERROR)
     says(PREDICT, "may be the limit", 100 * MAY_LIMIT)
-
-
-def test_gpu_times_of_networks_that_nothing_was_tuned_on() -> None:
     found = trainings(NEW.removesuffix(".json"))
     assert {t.case.network for t in found} == NETWORKS.keys()
     off_pct = {t.case.key: abs(off) for t in found if (off := error_pct(t)) is not None}
@@ -285,17 +276,14 @@ def test_gpu_times_of_networks_that_nothing_was_tuned_on() -> None:
     sure = [off_pct[t.case.key] for t in found if t.limit == "gpu"]
     says(PREDICT, "steps bound by the GPU had", len(sure), median(sure), max(sure))
     assert max(off_pct.values()) < 100 * GPU_ERROR
-
-
-def test_older_versions() -> None:
-    """Errors of whole steps, by what was predicted as the bottleneck or measured as it."""
-    off_pct: dict[str, list[float]] = {"sure": [], "cpu": []}
+    # Errors of whole steps, by what was predicted as the bottleneck or measured as it.
+    older_pct: dict[str, list[float]] = {"sure": [], "cpu": []}
     for found in held_out():
         if found.predicted and found.step_s:
-            error_pct = 100 * abs(found.predicted.step_s / found.step_s - 1)
-            off_pct["sure"] += [error_pct] * (found.predicted.limit == "gpu")
-            off_pct["cpu"] += [error_pct] * (found.limit == "host")
-    sure, cpu = off_pct.values()
+            off = 100 * abs(found.predicted.step_s / found.step_s - 1)
+            older_pct["sure"] += [off] * (found.predicted.limit == "gpu")
+            older_pct["cpu"] += [off] * (found.limit == "host")
+    sure, cpu = older_pct.values()
     figures = len(sure), median(sure), max(sure)
     says(PREDICT, "Older versions predicted whole steps", *figures,
          round(median(cpu)), round(max(cpu)))  # fmt: skip

@@ -48,30 +48,21 @@ def fed(name: str) -> list[Training]:
     return [t for t in trainings(name) if t.case.fed and not t.case.cached]
 
 
-def test_every_recipe_and_kind_of_data_has_its_row() -> None:
+def test_recipes_timm_the_ladder_and_inference() -> None:
     rows = table("docs/train", "recipe", "in words")
     assert {name for row in rows for name in row[0].split(", ")} == RECIPES.keys()
     for name in KINDS:
         assert f"| `{name}" in text("docs/train")
-
-
-def test_timm_s_figures_and_ours() -> None:
     for name in ("amp", "compiled"):
         timm = document(f"timm/{name}")
         by_step = timm["train_batch_size"] / timm["train_step_time"] * 1e3
         (ours,) = trainings(f"timm/ours-{name}")
         assert (ours.per_s or 0) > by_step, "our target"
         says(RESULTS, "Beside timm", f"{by_step:,.0f}", f"{ours.per_s:,.0f}")
-
-
-def test_the_ladder() -> None:
     first, *rungs = trainings("ladder-resnet50")
     ends = 1e3 * (first.step_s or 0), 1e3 * (rungs[-1].step_s or 0)
     gains = [as_read(one.speedup["previous"]) for one in rungs]
     says(RESULTS, "--ladder makes one change", *ends, as_read(rungs[-1].speedup["first"]), *gains)
-
-
-def test_inference() -> None:
     latency, rate = trainings("eval-resnet50")[:3], trainings("eval-resnet50")[3:]
     assert [t.case.recipe for t in (*latency, *rate)] == 2 * ["fp32", "tf32", "amp"]
     for words, figures in (
@@ -83,7 +74,7 @@ def test_inference() -> None:
         says("docs/train", "ResNet-50 at batch 256 makes", as_read(found[-1].speedup["tf32"]))
 
 
-def test_the_same_recipe_in_several_runs() -> None:
+def test_the_same_recipe_in_several_runs_other_networks_and_what_was_learnt() -> None:
     plain = "amp", "nhwc", True, False  # neither compiled nor captured
     steps_ms = [
         1e3 * next(
@@ -94,9 +85,6 @@ def test_the_same_recipe_in_several_runs() -> None:
     ]  # fmt: skip
     apart = 100 * (max(steps_ms) / min(steps_ms) - 1)
     says(TABLES, "beside timm", *steps_ms, apart)
-
-
-def test_other_networks() -> None:
     found = {
         (t.case.network, str(t.case.batch), t.case.recipe): t for t in trainings("train-others")
     }
@@ -108,9 +96,6 @@ def test_other_networks() -> None:
                 cell == as_read(training.speedup[base]).removesuffix("?")
             )  # fmt: skip
         assert row[6:] == [bottleneck(training.limit)]
-
-
-def test_what_was_learnt() -> None:
     for name in ("wrn-generated", "cifar-vgg16"):
         base, *low = trainings(name)
         assert all(t.converged for t in (base, *low))
@@ -148,7 +133,7 @@ def test_a_ledger_is_as_the_page_says() -> None:
     says(AMP, "account", saved, convolutions, layouts)
 
 
-def test_the_short_table_of_fixes() -> None:
+def test_the_short_table_of_fixes_and_captured_steps() -> None:
     rows: list[Row] = []
     for name, base in (
         ("verify-resnet50", "AMP, NHWC, batch 256"),
@@ -162,9 +147,6 @@ def test_the_short_table_of_fixes() -> None:
             measured = signed_pct(one.measured_gain_pct or 0.0)
             rows.append([base, one.fix, said or "not predicted", measured])
     shows(LEDGER, rows)
-
-
-def test_eager_and_captured_steps() -> None:
     steps = {(t.case.graph, t.case.recipe): t for t in trainings("predict-validation")
              if (t.case.network, t.case.batch) == ("vit_b_16", 8)}  # fmt: skip
     for words, graph in (("eager |", False), ("captured as a CUDA graph |", True)):
@@ -230,7 +212,7 @@ def test_workers_that_amp_needs() -> None:
         says(LOADER, "Beside 16 busy workers", 1e3 * one.median_s, *ends)
 
 
-def test_two_cores() -> None:
+def test_two_cores_and_a_loader_by_hand() -> None:
     found = {t.case.recipe: t for t in fed("stalls-two-cpus")}
     arms = [found[f"O{level}"] for level in range(4)]
     times = [wall_ms(t) for t in arms], [unfed_ms(t) for t in arms]
@@ -246,9 +228,6 @@ def test_two_cores() -> None:
     within = round(100 * (abs(ratio - 1) + half))
     says(LOADER, "O2 is shown to be within", within)
     says(EXPERIMENT, "it is within", within)
-
-
-def test_a_loader_by_hand() -> None:
     hand = [fmean(document(f"by-hand/plain{i}")["images_per_s"]) for i in (1, 2, 3)]
     ours = [run(f"by-hand/ours{i}").of(Loading)[0].per_s or 0.0 for i in (1, 2, 3)]
     figures = [rate for one in (hand, ours) for rate in (fmean(one), min(one), max(one))]

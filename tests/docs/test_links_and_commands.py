@@ -41,7 +41,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
-def test_every_published_file_is_listed_with_its_command() -> None:
+def test_every_published_file_is_listed_and_the_readme_fits_its_screen() -> None:
     page = text("results/README")
     assert page == evidence.page(), "python results/evidence.py --write"
     assert all(command for _, *rows in rows_in(page) for _, command in rows)
@@ -51,9 +51,6 @@ def test_every_published_file_is_listed_with_its_command() -> None:
         name = path.relative_to(ROOT / "results").with_suffix("").parts[1:]
         listed = name[:2] if name[0] == "studies" else name
         assert f"| {'/'.join(listed)} |" in page, path
-
-
-def test_the_readme_fits_its_screen() -> None:
     assert len(text("README").splitlines()) <= 150
     assert len(text("README").split()) <= 600
 
