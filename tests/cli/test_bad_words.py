@@ -6,7 +6,9 @@ The one place where these lines are asserted.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -316,3 +318,57 @@ def test_no_words_show_the_commands() -> None:
     ran = run_here(main, "halfway")
     assert (ran.returncode, ran.stderr) == (2, "")
     assert "gemm" in ran.stdout
+
+
+# ---------------------------------------------------------------- a package with a name of ours
+
+
+PROGRAMS = {"halfway": ("bin/halfway",), "e2e": ("-m", "e2e"), "microbench": ("-m", "microbench")}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with the console command in its bin/, and a folder e2e that is no package."""
+    (tmp_path / "work" / "bin").mkdir(parents=True)
+    text = "import sys\nfrom e2e.start import main\nsys.exit(main())\n"
+    (tmp_path / "work" / "bin" / "halfway").write_text(text)
+    (tmp_path / "work" / "e2e").mkdir()
+    return tmp_path / "work"
+
+
+def run(work: Path, *words: str, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=work, capture_output=True, text=True, timeout=180,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(work), "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("halfway", "kernels"), ("halfway", "microbench"), ("e2e", "kernels"),
+     ("microbench", "kernels"), ("microbench", "e2e")],
+)  # fmt: skip
+def test_a_foreign_package_is_named_in_one_line(work: Path, program: str, name: str) -> None:
+    theirs = work.parent / "theirs"
+    (theirs / name).mkdir(parents=True)
+    (theirs / name / "__init__.py").write_text("print('theirs')\n")
+    path = os.pathsep.join((str(theirs), str(ROOT)))
+    done = run(work, *PROGRAMS[program], "list", path=path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"the package {name} " in done.stderr
+    assert "environment of its own" in done.stderr
+
+
+def test_a_folder_beside_the_user_s_module_does_not_take_our_place(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    (work / "mynet.py").write_text("raise RuntimeError('reached')\n")
+    (work / "e2e" / "__init__.py").write_text("raise RuntimeError('theirs')\n")
+    done = run_here(main, "halfway", "gemm", "--backend", "mynet:build")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "rename it" in done.stderr
+    (work / "e2e" / "__init__.py").unlink()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = run_here(main, "halfway", "gemm", "--backend", "mynet:build")
+    assert "reached" in done.stderr, "a folder that is no package"

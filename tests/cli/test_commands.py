@@ -106,7 +106,7 @@ def test_show_prints_the_same_again_and_its_csv_has_a_line_a_result(kept: Kept) 
                 assert row[name] == str(value)
 
 
-def test_markdown_has_whole_rows_that_differ(kept: Kept) -> None:
+def test_markdown_has_whole_rows_that_differ_and_a_run_is_the_same_as_itself(kept: Kept) -> None:
     """Every table has as many cells in each row as in its heading, and tells its rows apart."""
     text = run_here(halfway, "halfway", "show", kept.file, "--markdown").stdout
     tables = [part for part in text.split("\n\n") if part.lstrip().startswith("|")]
@@ -115,10 +115,7 @@ def test_markdown_has_whole_rows_that_differ(kept: Kept) -> None:
         rows = [line for line in table.splitlines() if line.startswith("|")]
         assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
         assert len(set(rows)) == len(rows)
-
-
-def test_a_run_compared_with_itself_is_the_same(kept: Kept) -> None:
-    """But of predictions nothing was measured, which a gate does not let pass."""
+    # But of predictions nothing was measured, which a gate does not let pass.
     ran = run_here(halfway, "halfway", "compare", kept.file, kept.file,
                    "--fail-on", "slower,faster")  # fmt: skip
     assert (ran.returncode, ran.stderr) == (int(kept.name == "predict"), "")

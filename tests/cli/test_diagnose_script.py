@@ -176,14 +176,13 @@ def test_a_condition_takes_the_names_that_are_printed(name: str) -> None:
     assert parse_condition(f"{name}<5").pct == 5
 
 
-def test_the_recorder_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recorder_is_printed_and_two_diagnoses_cannot_write_one_file(
+    capsys: pytest.CaptureFixture[str], user: User
+) -> None:
     assert main(["diagnose", "--print-recorder"]) == 0
     assert capsys.readouterr().out == source(RECORDER)
     assert main(["diagnose", "--print-recorder", "--prove"]) == 0
     assert capsys.readouterr().out == source(PROOFS)
-
-
-def test_two_diagnoses_cannot_write_one_file(user: User) -> None:
     with claimed(user.folder / "found.json", "--json"):
         ran = run_here(main, "e2e", "diagnose", "train.py", "--json", "found.json", cwd=user.folder)
     assert ran.returncode == 2

@@ -45,7 +45,7 @@ def run_file(path: Path, kind: str, **options: object) -> Path:
 # ---------------------------------------------------------------- what is taken from the file
 
 
-def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
+def test_what_is_not_written_is_taken_from_the_file_the_network_too(tmp_path: Path) -> None:
     words = ("gemm", "--sizes", "16,24", "--dtype", "bf16", "--device=cpu", "--autotune")
     options = {"sizes": "16,24", "dtype": "bf16", "device": "cpu", "autotune": True}
     file = run_file(tmp_path / "run.json", "gemm", **options, quiet=True, unknown=3)
@@ -55,9 +55,6 @@ def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
     more = kernels("gemm", "--resume", file, "--sizes", "32", "--quiet")
     assert more == usual | {"sizes": "32", "quiet": True}
     assert kernels("conv", "--resume", file) == kernels("conv") | {"resume": file}
-
-
-def test_the_network_is_taken_too(tmp_path: Path) -> None:
     words = ("resnet18", "--amp", "--batch", "8", "--layout", "nhwc", "--no-fused", "--epochs", "2")
     options = {"network": "resnet18", "amp": True, "batch": "8", "layout": "nhwc", "epochs": 2}
     file = run_file(tmp_path / "run.json", "train", **options, fused=False)

@@ -159,13 +159,12 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost_or_left(
     assert os.listdir(tmp_path) == ["run.json"]
 
 
-def test_images_that_do_not_fit_are_one_line_and_no_dataset(tmp_path: Path) -> None:
+def test_explain_keeps_permissions_and_images_that_do_not_fit_are_no_dataset(
+    tmp_path: Path, small_run: Path
+) -> None:
     words = "e2e make-data d --images 20 --classes 2"
     check_one_line(started(f"ulimit -f 20; $PY -m {words}", tmp_path), "File too large")
     assert all(name.startswith(".part-") for name in os.listdir(tmp_path / "d"))
-
-
-def test_explain_keeps_permissions_and_links(tmp_path: Path, small_run: Path) -> None:
     file, link = tmp_path / "run.json", tmp_path / "link.json"
     shutil.copy(small_run, file)
     file.chmod(0o640)
@@ -174,7 +173,7 @@ def test_explain_keeps_permissions_and_links(tmp_path: Path, small_run: Path) ->
     assert ran.returncode == 0, ran.stderr
     assert link.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    assert sorted(os.listdir(tmp_path)) == ["link.json", "run.json"]
+    assert sorted(os.listdir(tmp_path)) == ["d", "link.json", "run.json"]
 
 
 # ---------------------------------------------------------------- what is no file

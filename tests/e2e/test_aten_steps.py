@@ -345,7 +345,7 @@ def test_what_cannot_be_replayed(call: Call, why: str) -> None:
     assert why_not(call) == str(refused.value)
 
 
-def test_a_custom_operator_is_replayed_with_floats_alone_and_no_forward_that_cannot_run() -> None:
+def test_a_custom_operator_is_replayed_with_floats_and_indices_are_by_place() -> None:
     library = torch.library.Library("halfway_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -362,9 +362,6 @@ def test_a_custom_operator_is_replayed_with_floats_alone_and_no_forward_that_can
     )
     with pytest.raises(CannotReplay, match="forward pass does not run here"):
         materialise(call, CPU, Pool(CPU))
-
-
-def test_indices_are_by_place_and_the_host_keeps_what_was_on_it() -> None:
     rows, columns = spec(100, dtype="int64"), spec(100, dtype="int64")
     call = Call("aten.index_put_.default", (spec(3, 50), (rows, columns), spec(100), True))
     replay, _ = launched(call)

@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.traces import BACKWARD, MS, US, Made, begun
 
-from e2e.profile.causes import (
-    AFTER,
-    KNOWN,
-    LEAST_SHARE,
-    LIKELY,
-    POSSIBLE,
-    PROVEN,
-    Cause,
-    Gain,
-)
+from e2e.profile.causes import AFTER, KNOWN, LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Cause, Gain
 from e2e.profile.diagnosis import Traced, diagnose
 from e2e.profile.halfway_prove import TRIALS
 from e2e.profile.replay import KINDS
@@ -171,7 +162,9 @@ def test_a_search_at_a_new_shape_is_a_cause_and_a_shape_that_was_seen_is_none(
         assert sum(one.ms for one in run.findings) <= run.step_ms, "nothing counts twice"
 
 
-def test_threads_of_backward_are_searched_too(tmp_path: Path) -> None:
+def test_threads_of_backward_are_searched_and_what_takes_time_by_itself_is_a_cause(
+    tmp_path: Path,
+) -> None:
     made = made_with(cudnn_benchmark=True)
     args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9], [64, 64, 3, 3]], "Input type": [HALF] * 3}
     made.op("aten::convolution_backward", 12 * MS, 14 * MS, BACKWARD, **args)
@@ -181,12 +174,6 @@ def test_threads_of_backward_are_searched_too(tmp_path: Path) -> None:
     made.span("cuda_runtime", "cudaStreamSynchronize", 12 * MS, 13 * MS)
     (search,) = named(found(made, folder=tmp_path), "search for kernels")
     assert search.ms == approx(2, abs=0.05)
-
-
-# ---------------------------------------------------------------- other terms
-
-
-def test_what_takes_time_by_itself_is_a_cause_with_what_to_try(tmp_path: Path) -> None:
     made = made_with()
     at = 10 * MS
     for name, ms in (("cudaMalloc", 2), ("cuModuleLoadData", 1)):
@@ -210,6 +197,9 @@ def test_what_takes_time_by_itself_is_a_cause_with_what_to_try(tmp_path: Path) -
         assert one.ms == approx(ms, abs=0.011), title
         assert words in one.where
         assert one.remedy
+
+
+# ---------------------------------------------------------------- other terms
 
 
 @pytest.mark.parametrize("times", [1, 50])

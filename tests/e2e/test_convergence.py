@@ -1,4 +1,4 @@
-"""Training to convergence: what one repeat tells, and when a recipe is said to have learnt."""
+"""Training to convergence: repeats, when a recipe has learnt, weights, and recipes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples.feeding import Batches, trainer_of
+from samples.feeding import Batches, Census, convolutions, noise, small_cnn, trainer_of
 from torch import Tensor, nn
 
-from e2e.case import TrainCase
+from e2e.case import FULL, OFF, SHORT, TrainCase
 from e2e.commands.convergence import BEHIND_SHARE, judged
+from e2e.data.datasets import Options, open_data
 from e2e.data.types import LoadSpec
+from e2e.networks import find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
+from e2e.networks.weights import model_bytes, saved_bytes, with_weights
+from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.results.types import Repeat, Training
 from e2e.training import once as training_once
+from e2e.training.float8 import convert
 from e2e.training.once import CURVE_POINTS, train_once
+from e2e.training.switches import switch_process
 from e2e.training.variant import Variant
+from e2e.training.variants import Task, Variants
+from kernels.case import Target
+from microbench.device.telemetry import Telemetry
+from microbench.errors import UserError
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16
@@ -374,3 +385,369 @@ def test_a_verdict_always_has_its_reason_and_nan_never_converges(
         assert (after.convergence is None) == (after.converged is True)
         if any(r.train_loss is None for r in before.repeats):
             assert after.converged is False
+
+
+# ---------------------------------------------------------------- weights
+
+
+CNN = find("cnn-cifar")
+SMALL = small_cnn()
+
+
+def state_of(classes: int = 10, seed: int = 9) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return find("cnn-cifar", classes=classes).build().state_dict()
+
+
+def saved(state: Any, folder: Path) -> Path:
+    path = folder / "weights.pth"
+    torch.save(state, path)
+    return path
+
+
+@pytest.mark.parametrize(("wrap", "prefix"), [("", ""), ("state_dict", "module."), ("model", "")])
+def test_a_training_starts_from_the_file_and_again_after_a_restart(
+    wrap: str, prefix: str, tmp_path: Path
+) -> None:
+    state = state_of()
+    named: Any = {f"{prefix}{name}": value for name, value in state.items()}
+    network = with_weights(CNN, saved({wrap: named, "epoch": 3} if wrap else named, tmp_path))
+    trainer = trainer_of(network)
+    for _ in range(2):
+        found = trainer.module.state_dict()
+        assert all(torch.equal(found[name], state[name]) for name in state)
+        trainer.step(Batches(*noise(CNN)))
+        trainer.restart(8)
+
+
+def test_a_head_of_other_classes_is_new_and_the_seed_decides_it(tmp_path: Path) -> None:
+    state = state_of(classes=7)
+    trainer = trainer_of(with_weights(CNN, saved(state, tmp_path)))
+    *_, layer = (one for one in trainer.module.modules() if isinstance(one, nn.Linear))
+    first = layer.weight.detach().clone()
+    assert first.shape[0] == 10
+    for name, value in trainer.module.state_dict().items():
+        assert value.shape[:1] == (10,) or torch.equal(value, state[name])
+    trainer.restart(1)
+    assert torch.equal(layer.weight, first)
+    trainer.restart(4)
+    assert not torch.equal(layer.weight, first)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: {n: v for n, v in state.items() if n != "0.weight"}, "it has no 0.weight"),
+        (lambda state: {**state, list(state)[-2]: torch.zeros(10, 77)}, "is [10, 77], not [10, 1"),
+        (lambda state: {**state, "extra.weight": torch.ones(1)}, "has no extra.weight"),
+        (lambda state: {"state_dict": {}, "epoch": 1}, "is no state dict"),
+        (lambda state: b"PK\x03\x04 and no more", "cannot be read"),
+    ],
+)
+def test_weights_that_do_not_fit_are_said_in_a_line(change: Any, said: str, tmp_path: Path) -> None:
+    changed, path = change(state_of()), tmp_path / "weights.pth"
+    if isinstance(changed, bytes):
+        path.write_bytes(changed)
+    else:
+        torch.save(changed, path)
+    with pytest.raises(UserError) as caught:
+        with_weights(CNN, path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def test_dropout_is_an_option_of_the_network() -> None:
+    assert find("wrn-16-4@dropout=0.3").name == "wrn-16-4@dropout=0.3"
+    first, second = (find(name).build().train() for name in ("wrn-16-4", "wrn-16-4@dropout=0.3"))
+    ((images, _),) = noise(CNN, 1)
+    assert not torch.equal(second(images), second(images))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.eval()(images), second.eval()(images)), "none in evaluation"
+    with torch.device("meta"):
+        own = find("vgg11@dropout=.25", input=(3, 32, 32)).build()
+    assert [layer.p for layer in own.modules() if isinstance(layer, nn.Dropout)] == [0.25, 0.25]
+    for name in ("cnn-cifar@dropout=0.3", "wrn-16-4@dropout=1", "wrn-16-4@dropout=x"):
+        with pytest.raises(UserError):
+            find(name)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
+def test_a_checkpoint_is_as_large_as_a_file_saved_by_hand(
+    recipe: str, optimizer: str, tmp_path: Path
+) -> None:
+    trainer = trainer_of(SMALL, recipe, optimizer=optimizer)
+    trainer.step(Batches(*noise(SMALL)))
+    state: dict[str, Any] = {
+        "model": trainer.module.state_dict(),
+        "optimizer": trainer.optimizer.torch_optimizer.state_dict(),
+    }
+    if RECIPES[recipe].scale == "dynamic":
+        state["scaler"] = trainer.optimizer.scaler.state_dict()
+    if RECIPES[recipe].masters:
+        pairs = zip(trainer.module.parameters(), trainer.optimizer.masters, strict=True)
+        state["masters"] = [master for weight, master in pairs if weight.dtype != master.dtype]
+    with (tmp_path / "checkpoint.pt").open("wb") as file:  # a path would be in the file
+        torch.save(state, file)
+    assert saved_bytes(trainer.checkpoint()) == (tmp_path / "checkpoint.pt").stat().st_size
+    assert saved_bytes({"model": lambda: None}) is None, "what cannot be saved"
+
+
+def test_a_model_is_as_large_as_its_weights() -> None:
+    """11,173,962 weights of four bytes, statistics of batch-norm, and its counters."""
+    with torch.device("meta"):
+        module = find("resnet18-cifar").build()
+    weights = sum(weight.numel() for weight in module.parameters())
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
+    statistics = sum(8 * norm.num_features + 8 for norm in norms)
+    assert weights == 11_173_962
+    assert model_bytes(module) == 4 * weights + statistics
+    tied = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    tied[1].weight = tied[0].weight
+    assert model_bytes(tied) == 8 * 8 * 4, "shared weights count once"
+
+
+# ---------------------------------------------------------------- recipes
+
+
+HOPPER, VOLTA = (9, 0), (7, 0)
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# Of a recipe: weights, batch-norm, the optimizer's weights and state, and the products.
+STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = {
+    "fp32": (F32, F32, F32, F32),
+    "tf32": (F32, F32, F32, F32),
+    "amp": (F32, F32, F32, F16),
+    "amp-bf16": (F32, F32, F32, BF16),
+    "fp16": (F16, F16, F16, F16),
+    "bf16": (BF16, BF16, BF16, BF16),
+    "O0": (F32, F32, F32, F32),
+    "O1": (F32, F32, F32, F16),
+    "O2": (F16, F32, F32, F16),
+    "O3": (F16, F16, F16, F16),
+}
+FLOAT8 = {"fp8", "fp8-rowwise"}
+NEEDS = {"tf32": (8, 0), "amp-bf16": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp8-rowwise": (9, 0)}
+PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
+
+
+# ---------------------------------------------------------------- names and words
+
+
+def test_a_static_scale_is_for_float16_gradients_alone_and_changes_no_recipe() -> None:
+    before = dict(RECIPES)
+    assert STORAGE.keys() == RECIPES.keys() - FLOAT8
+    for name in RECIPES:
+        recipe = recipe_of(
+            TrainCase("small", name, 2, "3x8x8", loss_scale=256, keep_batchnorm_fp32=True)
+        )
+        float16 = name in ("amp", "fp16", "O1", "O2", "O3")
+        assert recipe.scale == (256.0 if float16 else RECIPES[name].scale)
+        assert recipe.half == float16
+        assert recipe.batchnorm == "fp32"
+    assert before == RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_device_cannot_run(name: str) -> None:
+    recipe = RECIPES[name]
+    least = NEEDS.get(name, (0, 0))
+    assert cannot_run(recipe, "cuda", HOPPER) is None
+    for card in (VOLTA, (8, 0), (8, 9)):
+        reason = cannot_run(recipe, "cuda", card)
+        assert (reason is not None) == (card < least)
+        if reason:
+            assert "{}.{}".format(*least) in reason
+            assert "{}.{}".format(*card) in reason
+    assert (cannot_run(recipe, "cpu", None) is not None) == (name == "tf32")
+
+
+def test_arms_that_take_turns_set_tf32_and_the_search_of_cudnn_each_time() -> None:
+    fp32, tf32 = trainer_of(SMALL, "fp32"), trainer_of(SMALL, "tf32")
+    for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
+        arm.switch()
+        assert torch.backends.cudnn.allow_tf32 is on
+        assert torch.backends.cuda.matmul.allow_tf32 is on
+        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+    tried = {}
+    for search in (FULL, SHORT):
+        switch_process(RECIPES["fp32"], "cuda", search)
+        assert torch.backends.cudnn.benchmark
+        tried[search] = torch.backends.cudnn.benchmark_limit
+    assert 1 < tried[SHORT] < tried[FULL] == 10  # torch's own
+    none = [("fp32", None), ("fp32", OFF), ("tf32", SHORT), ("amp", SHORT), ("bf16", SHORT)]
+    for recipe, search in none:
+        switch_process(RECIPES[recipe], "cuda", search)
+        assert not torch.backends.cudnn.benchmark
+
+
+# ---------------------------------------------------------------- storage
+
+
+def _stored(module: nn.Module) -> tuple[set[torch.dtype], set[torch.dtype]]:
+    """The types of convolutions and linear layers, and of batch-norm with its statistics."""
+    norms = {child for child in module.modules() if isinstance(child, nn.BatchNorm2d)}
+    others = {c for c in module.modules() if isinstance(c, nn.Conv2d | nn.Linear)}
+    running = [t for norm in norms for t in (norm.running_mean, norm.running_var) if t is not None]
+    return (
+        {weight.dtype for child in others for weight in child.parameters()},
+        {t.dtype for t in (*running, *(w for norm in norms for w in norm.parameters()))},
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", STORAGE)
+def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
+    weights, batchnorm, updated, _ = STORAGE[name]
+    torch.manual_seed(1)
+    fresh = list(SMALL.build().parameters())
+    trainer = trainer_of(SMALL, name, optimizer=optimizer)
+    for weight, start in zip(trainer.module.parameters(), fresh, strict=True):
+        assert torch.equal(weight, start.to(weight.dtype)), "all recipes start alike"
+    for _ in range(2):
+        assert _stored(trainer.module) == ({weights}, {batchnorm})
+        trainer.step(Batches(*noise(SMALL)))
+    parameters = trainer.optimizer.torch_optimizer.param_groups[0]["params"]
+    assert len(parameters) == len(list(trainer.module.parameters()))
+    assert {p.dtype for p in parameters} == {updated}
+    state = [
+        value
+        for values in trainer.optimizer.torch_optimizer.state.values()
+        for key, value in values.items()
+        if key != "step"
+    ]
+    assert len(state) == len(parameters) * (1 if optimizer == "sgd" else 2)
+    assert {value.dtype for value in state} == {updated}
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "amp", "O2"])
+def test_keep_batchnorm_fp32_keeps_batchnorm_alone_and_never_rounds_it(name: str) -> None:
+    """Of weights that float16 cannot hold, as pretrained ones have."""
+
+    def build() -> nn.Module:
+        net = convolutions()
+        nn.init.constant_(net.get_parameter("1.weight"), 0.3)
+        return net
+
+    recipe = replace(RECIPES[name], batchnorm="fp32")
+    trainer = trainer_of(replace(SMALL, build=build), recipe)
+    assert torch.equal(trainer.module.get_parameter("1.weight"), torch.full((8,), 0.3))
+    loss = trainer.step(Batches(*noise(SMALL)))
+    assert _stored(trainer.module) == ({STORAGE[name][0]}, {F32})
+    assert torch.isfinite(loss)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_products_run_in_the_recipes_type_and_the_loss_in_float32(name: str) -> None:
+    _, batchnorm, _, products = STORAGE[name]
+    trainer = trainer_of(SMALL, name)
+    with Census() as census:
+        loss = trainer.step(Batches(*noise(SMALL)))
+    assert set(PRODUCTS) <= census.seen.keys()
+    assert census.of(*PRODUCTS) == {products}
+    norms = [op for op in census.seen if "batch_norm" in op]
+    assert norms
+    assert census.of(*norms) == {products, batchnorm}
+    assert loss.dtype == F32
+    assert census.of("_log_softmax") == {F32}
+    with Census() as census:
+        trainer.evaluate(iter(noise(SMALL, 1)))
+    assert census.of("convolution", "addmm", "mm") == {products}, "evaluation too"
+
+
+@pytest.mark.parametrize("name", ["amp-bf16", "bf16", "O2"])
+def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(name: str) -> None:
+    network = find("gpt-tiny")
+    trainer = trainer_of(network, name, optimizer="adamw")
+    tokens = torch.arange(128).reshape(2, 64)
+    with Census() as census:
+        loss = trainer.step(Batches((tokens, tokens)))
+    assert torch.isfinite(loss)
+    assert census.of("addmm", "mm", "bmm") == {STORAGE[name][3]}
+
+
+# ---------------------------------------------------------------- FP8
+
+
+def test_without_torchao_fp8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.recipes.find_spec", lambda name: None)
+    refused = {name: cannot_run(RECIPES[name], "cuda", HOPPER) for name in RECIPES}
+    assert {name for name, reason in refused.items() if reason} == FLOAT8
+    assert all("pip install 'halfway[fp8]'" in (refused[name] or "") for name in FLOAT8)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("rows", [(2, 16), (7,)], ids=["batch", "odd"])
+def test_a_layer_and_its_gradients_are_those_of_float64(
+    scaling: str, rows: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    layer, exact = nn.Linear(64, 48), nn.Linear(64, 48)
+    exact.load_state_dict(layer.state_dict())
+    exact.double()
+    layer, counts = convert(layer, scaling, batch=rows[0])
+    assert counts == (1, 1)
+    inputs = torch.randn(*rows, 64, requires_grad=True)
+    same = inputs.detach().double().requires_grad_()
+    gradient = torch.randn(*rows, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(inputs)
+    right = exact(same)
+    output.backward(gradient.to(output.dtype))
+    right.backward(gradient.double())
+    assert output.dtype == torch.bfloat16
+    weight, bias = (layer.get_parameter(name).grad for name in ("weight", "bias"))
+    pairs = [(output, right), (inputs.grad, same.grad), (weight, exact.weight.grad),
+             (bias, exact.bias.grad)]  # fmt: skip
+    for found, wanted in pairs:
+        assert found is not None
+        assert wanted is not None
+        assert found.shape == wanted.shape
+        assert off(found, wanted) < 0.1
+    assert off(output, right) > 0.01, "it really is FP8 that multiplies"
+
+
+def off(found: torch.Tensor, right: torch.Tensor) -> float:
+    return ((found.double() - right).norm() / right.norm()).item()
+
+
+def test_only_linear_layers_that_fit_are_converted_and_a_gpt_learns_as_in_bfloat16() -> None:
+    network = nn.ModuleDict({
+        "fits": nn.Linear(32, 64), "odd": nn.Linear(32, 50), "narrow": nn.Linear(24, 32),
+        "attention": nn.MultiheadAttention(32, 2), "conv": nn.Conv2d(16, 16, 3),
+    })  # fmt: skip
+    before, kinds = list(network.state_dict()), {name: type(m) for name, m in network.items()}
+    converted, counts = convert(network, "tensorwise", batch=16)
+    assert counts == (1, 4)
+    assert [name for name in kinds if type(converted.get_submodule(name)) is not kinds[name]] == [
+        "fits"
+    ]
+    assert list(converted.state_dict()) == before
+    # One batch by heart.
+    network, options = find("gpt-tiny", input=(64,)), {"fused": False, "lr": 1e-3, "accumulate": 2}
+    losses: dict[str, list[float]] = {}
+    for recipe in ("amp-bf16", "fp8", "fp8-rowwise"):
+        trainer = trainer_of(network, recipe, seed=3, optimizer="adamw", **options)
+        torch.manual_seed(4)
+        tokens = torch.randint(0, 100, (2, 65))
+        feed = Batches((tokens[:, :-1], tokens[:, 1:]))
+        losses[recipe] = [trainer.step(feed).item() for _ in range(12)]
+    base = losses.pop("amp-bf16")
+    assert base[-1] < 0.8 * base[0]
+    for found in losses.values():
+        assert found != base
+        assert found == pytest.approx(base, rel=0.05)
+    data = open_data("synthetic", Options((3, 8, 8), classes=10))
+    cases = [TrainCase("small", name, 2, "3x8x8") for name in ("amp-bf16", "fp8", "fp8-rowwise")]
+    arms = Variants(Task(SMALL, data, 1), Target("cpu", "a processor"), Telemetry(None))
+    found = arms.set_up(cases, lambda key, stage: None)
+    assert [training.status for training in found] == ["ok", "skipped", "skipped"]
+    assert all("linear layers" in (training.reason or "") for training in found[1:])

@@ -411,17 +411,16 @@ def waits_and_updates(tape: Tape) -> None:
             tape.work("aten::add_", 2 * US, 50 * US)
 
 
-def test_launches_of_an_optimizer_are_no_wait_s_too(see: Any) -> None:
+def test_launches_of_an_optimizer_are_no_wait_s_and_two_gpus_are_two_cards_of_work(
+    see: Any, tmp_path: Path
+) -> None:
     """Both would be done by then if the CPU had not waited; the closer cause has them."""
     run = see(waits_and_updates)
     optimizer = next(one for one in run.findings if one.cause == OPTIMIZER)
     assert optimizer.ms == approx(5, rel=0.05)
     assert sum(one.ms for one in run.findings if one.cause in WAITS) <= run.step_ms - 5
 
-
-def test_two_gpus_of_one_process_are_two_cards_of_work(see: Any, tmp_path: Path) -> None:
-    """Each has a product of 2 ms, one of them 1 ms later: 4 ms of work in 3."""
-
+    # Each has a product of 2 ms, one of them 1 ms later: 4 ms of work in 3.
     def both(tape: Tape) -> None:
         tape.product(2 * MS)
         tape.product(2 * MS, stream=17, after=tape.free[7] - MS)

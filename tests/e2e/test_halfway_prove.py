@@ -82,15 +82,14 @@ def test_a_training_is_tried_with_all_that_it_has_and_ends(user: User) -> None:
     assert user.left == ["a.json.gz", "a.proofs.json"]
 
 
-def test_a_script_that_ends_first_says_why(user: User) -> None:
+def test_a_script_that_ends_first_says_why_and_a_change_it_does_not_bear_is_no_failure(
+    user: User,
+) -> None:
     (user.folder / "train.py").write_text(TRAINING)
     done = user.record("--prove", "train.py", "0", str(NEEDED + 1 + COUNTED + 3))
     assert "END" in done.stdout
     assert tried(user)["tried"] == []
     assert set(tried(user)["not_tried"].values()) == {ENDED}
-
-
-def test_a_change_that_the_script_does_not_bear_is_no_failure_of_the_script(user: User) -> None:
     fragile = 'assert model[0].weight.is_contiguous(), "not made for that"'
     text = TRAINING.replace(
         "        optimizer.step()", f"        {fragile}\n        optimizer.step()"

@@ -153,7 +153,7 @@ def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> Non
     assert alone.causes == (), "and its trace says nothing against it"
 
 
-def test_a_captured_step_is_not_blamed_for_launches_and_a_wait_for_the_loader_is() -> None:
+def test_a_captured_step_is_not_blamed_for_launches_and_a_bound_is_that_of_any_kernel() -> None:
     launch = TracedCost("CPU launch", 40 * MS, "", "", "launch")
     training = recorded({CONVOLUTIONS: 20, LAUNCH: 20}, 40.0, "amp", launch)
     assert [cause.title for cause in causes_of(training)] == ["CPU launch"]
@@ -165,9 +165,6 @@ def test_a_captured_step_is_not_blamed_for_launches_and_a_wait_for_the_loader_is
     few = replace(training, steps=replace(training.steps, wait_s=1e-3), traced=None)
     (competes,) = causes_of(fed(few, 15e-3))
     assert competes.title == "the data loader competes for the CPU"
-
-
-def test_a_bound_is_the_same_for_compiled_kernels() -> None:
     for term in ("fused elementwise", "elementwise"):
         parts = {term: 80, MATRIX_PRODUCTS: 20}
         assert bound(recorded(parts, 100.0)) == pytest.approx(1.25)

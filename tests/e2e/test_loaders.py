@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from PIL.ExifTags import Base
-from samples.fetching import drawn, message, opened, same
+from samples.feeding import drawn, message, opened, same
 from samples.images import encoded, flat, levels, noise, photo, put
 from samples.processes import is_gone, wait_for
 from torch import Tensor
@@ -142,7 +142,7 @@ def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
         wait_for(dropped)  # another processor may hold pages for a moment
 
 
-def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
+def test_arrays_are_cut_as_cifars_scripts_do_and_resident_files_decoded_once(root: Path) -> None:
     data = small_arrays()
     batches = drawn(data.load(LoadSpec(6, CPU, 1, "torchvision")), 4)
     assert same(batches, drawn(data.load(LoadSpec(6, CPU, 1, "torchvision", workers=2)), 4))
@@ -156,9 +156,6 @@ def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
     for image in ((batches[0][0] - shift) / scale).round():
         both = torch.stack([image, image.flip(2)])
         assert any((windows == one).all((1, 2, 3)).any() for one in both)
-
-
-def test_resident_files_are_decoded_once_if_they_fit_and_cut_anywhere(root: Path) -> None:
     said = message(lambda: opened(root, "resident", size=300_000).load(LoadSpec(1, CPU, 1)))
     assert "keeps 20 images in" in said
     assert "more than half of the" in said

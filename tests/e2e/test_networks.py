@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from samples import fetching
+from samples import feeding
 from torch import nn
 from torchvision.models.inception import InceptionOutputs
 
@@ -32,7 +32,7 @@ def parameters(name: str, classes: int | None = None) -> int:
 
 
 def message(name: str, **options: Any) -> str:
-    return fetching.message(lambda: find(name, **options))
+    return feeding.message(lambda: find(name, **options))
 
 
 def test_names_are_grouped_and_every_one_is_found() -> None:
@@ -181,7 +181,7 @@ def test_losses_of_tokens_are_of_the_next_one_and_of_a_text_s_first() -> None:
     assert first_token_loss(right.half(), tokens.flip(0)) > 10
 
 
-def test_gpt_is_gpt2_small() -> None:
+def test_gpt_is_gpt2_small_starts_as_it_does_and_is_causal() -> None:
     network = find("gpt")
     assert parameters("gpt") == 124_439_808 + (50304 - 50257) * 768  # GPT-2's, and the padding
     assert (network.input, network.tokens, network.classes) == ((1024,), 50257, None)
@@ -189,9 +189,6 @@ def test_gpt_is_gpt2_small() -> None:
     assert (network.optimizer, network.batch, network.cpu_batch) == ("adamw", 16, 1)
     assert find("gpt", input=(512,)).units_per_sample == 512
     assert "has no classes" in message("gpt", classes=10)
-
-
-def test_gpt_starts_as_gpt2_does_and_is_causal() -> None:
     torch.manual_seed(0)
     module = find("gpt-tiny").build()
     for path, weight in module.named_parameters():
@@ -255,7 +252,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     sys.modules.pop("own_nets", None)
 
 
-def test_own_classifier(own: Callable[[str], Network]) -> None:
+def test_own_classifier_and_a_stand_in_for_outputs_without_classes(
+    own: Callable[[str], Network],
+) -> None:
     network = own("classifier")
     assert (network.input, network.tokens, network.classes) == ((3, 224, 224), None, None)
     assert network.unit == "img"
@@ -267,9 +266,6 @@ def test_own_classifier(own: Callable[[str], Network]) -> None:
     wide = find("own_nets:classifier", classes=10)
     with pytest.raises(UserError, match="outputs 4 classes, but the data have 10 classes"):
         wide.loss(output, target)
-
-
-def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network]) -> None:
     network = own("split")
     output, target = network.build()(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])
     assert network.stands_in(output, target)
@@ -286,7 +282,9 @@ def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network
         whole.loss(whole.build()(torch.randn(2, 6)), target)
 
 
-def test_own_language_model(own: Callable[[str], Network]) -> None:
+def test_own_language_model_and_a_network_in_float32_with_an_own_loss(
+    own: Callable[[str], Network],
+) -> None:
     network = own("words")
     assert (network.input, network.tokens) == ((3,), 20)
     assert (network.unit, network.units_per_sample, network.accuracy) == ("tok", 3, None)
@@ -298,11 +296,6 @@ def test_own_language_model(own: Callable[[str], Network]) -> None:
     narrow = own("narrow")
     with pytest.raises(UserError, match="outputs 9 tokens, but the data have 20 tokens"):
         narrow.loss(narrow.build()(tokens), tokens)
-
-
-def test_own_network_is_built_in_float32_for_training_and_has_an_own_loss(
-    own: Callable[[str], Network],
-) -> None:
     random_numbers = torch.get_rng_state()
     network = find("own_nets:half", loss="own_nets:squared")
     assert torch.equal(torch.get_rng_state(), random_numbers), "it was looked at on a copy of them"

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.ExifTags import Base
-from samples.fetching import drawn as batches
-from samples.fetching import message, same
+from samples.feeding import drawn as batches
+from samples.feeding import message, same
 from samples.images import flat, noise, save
 from samples.images import levels as numbers
 from torch import Tensor
@@ -52,15 +52,12 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 # ---- of several ranks, of the word, synthetic
 
 
-def test_each_rank_has_its_share_of_what_is_held_out(pictures: Path) -> None:
+def test_ranks_share_a_batch_of_noise_and_what_is_held_out(pictures: Path) -> None:
     for spec in ("synthetic", "generated", f"folder:{pictures}"):
         alone = list(opened(spec).held_out(2, CPU))
         for rank in range(3):
             own = opened(spec, share=(rank, 3)).held_out(2, CPU)
             assert same(own, alone[rank::3])
-
-
-def test_ranks_share_a_batch_of_noise() -> None:
     for loader in ("synthetic", "pinned"):
         spec = LoadSpec(4, CPU, 5, loader)
         parts = [
@@ -123,7 +120,9 @@ def bytes_of(images: Tensor) -> Tensor:
     return ((images * 0.25 + 0.5) * 255).round().long()
 
 
-def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
+def test_an_epoch_has_every_image_once_and_leaves_the_global_random_numbers_alone(
+    pictures: Path,
+) -> None:
     data = numbered(50)
     drawn = batches(data.load(LoadSpec(16, CPU, 1)), 25)  # 8 epochs of 50
     assert all(images.shape == (16, 3, 8, 8) and images.is_contiguous() for images, _ in drawn)
@@ -133,9 +132,6 @@ def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
     epochs = numbers.split(50)
     assert all(sorted(epoch.tolist()) == list(range(50)) for epoch in epochs)
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 8
-
-
-def test_feeds_leave_the_global_random_numbers_alone(pictures: Path) -> None:
     state = torch.get_rng_state()
     batches(numbered(40).load(LoadSpec(16, CPU, 5)), 4)
     for workers in (0, 1):

@@ -120,7 +120,9 @@ def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path)
     assert found == {SYNC: 6 * MS + 10 * US, LAUNCH: 10 * US, t.MATRIX_PRODUCTS: 4 * MS - 20 * US}
 
 
-def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -> None:
+def test_without_a_device_operators_are_the_work_and_a_step_ends_with_all_it_launched(
+    tmp_path: Path,
+) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
     made.op("aten::linear", 11 * MS, 19 * MS)
@@ -128,10 +130,7 @@ def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -
     made.note("enumerate(DataLoader)#_Iter.__next__", 10 * MS, 10 * MS + 300 * US)
     found = terms_of(made, tmp_path)
     assert found == {t.MATRIX_PRODUCTS: 8 * MS, PYTHON: 1_700 * US, LOADER: 300 * US}
-
-
-def test_a_step_ends_when_all_that_it_launched_is_done(tmp_path: Path) -> None:
-    """Not when what it launched last is."""
+    # Not when what it launched last is.
     made = two_steps()
     made.kernel("long", 9 * MS, 11 * MS, 7 * MS, stream=8)
     made.kernel("longer", 18 * MS, 21 * MS, 16 * MS, stream=8)
@@ -389,7 +388,9 @@ def test_checkpointing_is_recomputation_with_its_modules(
             assert {p.module for p in of_phase[phase]} == {"head", *layers}
 
 
-def test_gradients_of_gradients_are_not_recomputation(tmp_path: Path) -> None:
+def test_gradients_of_gradients_and_nodes_of_another_thread_are_no_recomputation(
+    tmp_path: Path,
+) -> None:
     made = begun(9 * MS, 18 * MS)
     made.note("halfway::net", 1 * MS, 1 * MS + 60 * US)
     made.op("aten::mm", 1 * MS, 1 * MS + 50 * US, **{"Sequence number": 1})
@@ -399,10 +400,7 @@ def test_gradients_of_gradients_are_not_recomputation(tmp_path: Path) -> None:
     made.kernel("again", 14 * MS, 20 * MS, 12 * MS + 10 * US, BACKWARD)
     found = of_kernels(made, tmp_path)["again"]
     assert (found.term, found.phase, found.module) == (t.MATRIX_PRODUCTS, "backward", "net")
-
-
-def test_a_thread_of_its_own_numbers_its_nodes_anew(tmp_path: Path) -> None:
-    """On a GPU recomputation runs on autograd's thread, whose sequence numbers start again."""
+    # On a GPU recomputation runs on autograd's thread, whose sequence numbers start again.
     made = begun(9 * MS, 18 * MS)
     number = {"Sequence number": 3}
     made.note("halfway::stem", 1 * MS, 2 * MS)

@@ -251,7 +251,9 @@ def seen(step: Callable[[], object], path: Path) -> Traced:
     return diagnose([path], replay=partial(replayed, describe("cpu").target())).runs[0]
 
 
-def test_attention_written_out_is_held_against_sdpa_of_its_shapes(tmp_path: Path) -> None:
+def test_written_attention_is_held_against_sdpa_and_a_loop_over_tensors_against_one_call(
+    tmp_path: Path,
+) -> None:
     query, key, value = (torch.randn(8, 128, 16, requires_grad=True) for _ in range(3))
 
     def step() -> None:
@@ -263,19 +265,16 @@ def test_attention_written_out_is_held_against_sdpa_of_its_shapes(tmp_path: Path
     assert "scaled_dot_product_attention" in gain.change
     assert (gain.rounds, gain.step_ms) == (run.steps, run.step_ms)
     assert gain.ms < run.step_ms  # not more than the operations on scores took
-
-
-def test_a_loop_over_tensors_is_held_against_one_call(tmp_path: Path) -> None:
     weights, averages = ([torch.zeros(64, 64) for _ in range(150)] for _ in range(2))
     layer = torch.nn.Linear(64, 64)
 
-    def step() -> None:
+    def looped() -> None:
         layer(weights[0]).sum().backward()
         with torch.no_grad():
             for average, weight in zip(averages, weights, strict=True):
                 average.mul_(0.9).add_(weight, alpha=0.1)
 
-    run = seen(step, tmp_path / "loop.json")
+    run = seen(looped, tmp_path / "loop.json")
     (gain,) = (gain for gain in run.gains if gain.cause == "loops")
     assert "_foreach" in gain.change
     assert gain.ms < run.step_ms

@@ -188,7 +188,7 @@ def test_bursts_of_workers_are_counted_by_whole_rounds(
 # ---------------------------------------------------------------- phases
 
 
-def test_phases_are_the_time_between_two_marks_and_those_of_a_name_are_added() -> None:
+def test_phases_are_all_time_between_two_marks_and_those_of_a_name_are_added() -> None:
     def step(clock: PhaseClock) -> None:
         for name in ("forward", "backward", "forward"):
             time.sleep(NAP_S)
@@ -200,9 +200,6 @@ def test_phases_are_the_time_between_two_marks_and_those_of_a_name_are_added() -
         assert phase.gpu_s is None
         assert phase.host_s >= naps * NAP_S
     assert time_phases(lambda _: None, cuda=False, steps=2) == ()
-
-
-def test_the_phases_are_everything_from_the_first_mark_to_the_last() -> None:
     clock = PhaseClock(cuda=False)
     outer_s = time.perf_counter()
     clock("start")

@@ -494,7 +494,7 @@ def test_evaluation_leaves_no_trace(recipe: str) -> None:
     assert_same(_everything(plain), _everything(watched))
 
 
-def test_evaluation_counts_every_sample_once_with_the_statistics_of_training() -> None:
+def test_evaluation_counts_each_sample_once_and_a_loss_that_is_not_finite_is_none() -> None:
     trainer = trainer_of(small_cnn(), layout="nchw")
     trained(trainer, pictures(), 3)
     held_out = [*pictures(2, batch=6), *pictures(1, batch=1)]  # the last batch is short
@@ -506,9 +506,6 @@ def test_evaluation_counts_every_sample_once_with_the_statistics_of_training() -
     assert loss == pytest.approx(F.cross_entropy(outputs, targets).item(), rel=1e-4)
     assert share == pytest.approx((outputs.argmax(1) == targets).double().mean().item())
     assert all(p.grad is None or p.grad.isfinite().all() for p in trainer.module.parameters())
-
-
-def test_a_loss_that_is_not_finite_is_none_and_a_network_may_have_no_accuracy() -> None:
     trainer = trainer_of(MLP)
     inputs, targets = samples()[0]
     loss, share = trainer.evaluate(iter([(inputs * float("nan"), targets)]))

@@ -121,7 +121,9 @@ def test_a_damaged_recording_of_kernels_alone_leaves_that_with_names(
             assert run.ruined or run.ms(MATRIX_PRODUCTS) == approx(2, abs=0.05)
 
 
-def test_on_a_cpu_and_without_steps_that_were_timed_shares_stay_as_recorded(tmp_path: Path) -> None:
+def test_launches_behind_a_read_are_its_cost_and_on_a_cpu_shares_stay_as_recorded(
+    tmp_path: Path,
+) -> None:
     run = seen(recorded(played, foreign=True), tmp_path)
     assert (run.step_s, run.ci95_s) == (None, None)
     assert run.terms == run.step.recorded
@@ -132,10 +134,7 @@ def test_on_a_cpu_and_without_steps_that_were_timed_shares_stay_as_recorded(tmp_
         made.op("aten::mm", 12 * MS, 18 * MS)
         whole = {MATRIX_PRODUCTS: 0.6 * bare_ms * MS, PYTHON: 0.4 * bare_ms * MS}
         assert seen(made, tmp_path).terms == whole
-
-
-def test_launches_that_wait_behind_a_read_are_its_cost(tmp_path: Path) -> None:
-    """At most as long as the CPU waits: by the bare steps where they were timed."""
+    # At most as long as the CPU waits: by the bare steps where they were timed.
     for wait_s, held_ms in ((0.0001, 0.1), (0.5, 0.777)):
         reads = [["train.py:12", "item", 20, 20 * wait_s]]
         run = seen(recorded(played, reads=reads), tmp_path)
@@ -251,7 +250,7 @@ def test_recorded_steps_add_up_a_slow_layer_is_first_and_is_named_alike_over_sev
     assert not any(layer.startswith("module") for layer in layers)
 
 
-def test_types_are_those_of_the_products_and_no_size_is_misaligned_on_a_cpu() -> None:
+def test_types_are_those_of_the_products_and_a_step_that_raises_ends_the_recording() -> None:
     """It has no Tensor Cores. What FP8 computes is not taken for float32."""
     odd = recorded_of(nn.Sequential(nn.Linear(WIDTH, 13), nn.Linear(13, 4)), autocast=True)
     assert {part.dtype for part in products_of(odd).values()} >= {"bfloat16"}
@@ -265,9 +264,6 @@ def test_types_are_those_of_the_products_and_no_size_is_misaligned_on_a_cpu() ->
     }
     assert found["0"].startswith("float8")
     assert found["1"] == "bfloat16"
-
-
-def test_a_step_that_raises_ends_the_recording() -> None:
     model = network(1)
     step, calls = step_of(model), 0
 

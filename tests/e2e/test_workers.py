@@ -1,4 +1,4 @@
-"""Workers of a loader: killed ones, the training's garbage and memory, what they receive."""
+"""Workers of a loader, killed ones too, and variants that share a loader and its waits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from select import select
+from subprocess import PIPE, Popen
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from samples.fetching import message, opened
+from samples.feeding import drawn, message, opened
 from samples.images import put
 from samples.processes import is_gone, kill, wait_for
 from torch.utils.data import Dataset
 
+from e2e.case import TrainCase
+from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import cpus
 from e2e.data.loaders.workers import Workers
-from e2e.data.types import LoadSpec
+from e2e.data.sources.cifar10 import NORMAL
+from e2e.data.types import Arrays, LoadSpec
+from e2e.results.types import Training
+from e2e.training.feeds import Feeds, TimedFeed
+from e2e.training.step_timer import StepBlock
+from e2e.training.variant import Part, Variant
 
 CPU = torch.device("cpu")
 
@@ -118,7 +131,9 @@ def test_workers_leave_the_garbage_of_the_training_alone() -> None:
         gc.collect()
 
 
-def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
+def test_too_little_shared_memory_is_found_before_workers_start_and_too_few_cores_noted(
+    root: Path,
+) -> None:
     feed = opened(root).load(LoadSpec(10**9, CPU, 1, workers=2))
     said = message(lambda: next(feed))
     assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
@@ -131,9 +146,6 @@ def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Pat
     workers = counted(abs, batch_bytes=free // 4)
     assert next(workers) == [0]
     workers.close()
-
-
-def test_more_workers_than_cores_are_noted(root: Path) -> None:
     many = cpus.cores() + 1
     data = opened(root, workers=many)
     assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
@@ -157,8 +169,8 @@ def limited() -> tuple[int, int, int, bool]:
     return cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)
 
 
-def test_a_process_can_be_limited_to_some_cores_or_it_is_said(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_process_can_be_limited_to_some_cores_and_has_a_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         assert pool.submit(limited).result() == (1, 1, 1, True)
@@ -168,9 +180,6 @@ def test_a_process_can_be_limited_to_some_cores_or_it_is_said(
     said = message(lambda: cpus.limit_cpus(1))
     assert "--cpus 1: this system does not enforce CPU affinity" in said
     assert "threads got 2.0 cores at once" in said
-
-
-def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:
     for number in range(8):
         core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
         put(core / "thread_siblings_list", b"%d,%d\n" % (number % 4, number % 4 + 4))
@@ -181,12 +190,113 @@ def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None
         core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
         put(core / "thread_siblings_list", b"0-1\n" if number < 2 else b"2-3\n")
     assert cpus.physical_first(range(4), tmp_path) == [0, 2, 1, 3]
-
-
-def test_cpu_time_of_processes() -> None:
     began_s = cpus.cpu_seconds([os.getpid()])
     assert began_s > 0
     end_s = time.process_time() + 0.05
     while time.process_time() < end_s:
         pass
     assert cpus.cpu_seconds([os.getpid(), 2**22 + 1]) > began_s
+
+
+# ---------------------------------------------------------------- feeds
+
+
+FED = TrainCase(
+    "cnn-cifar", "fp32", 4, "3x32x32", data="generated", loader="torchvision", workers=1
+)
+
+
+@pytest.fixture
+def data() -> InMemory:
+    """Twelve pictures, each of its number as a grey."""
+    pixels = torch.arange(12, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    images = Arrays(pixels.contiguous(), torch.arange(12))
+    return InMemory("generated", images, images, NORMAL, 12)
+
+
+@pytest.fixture
+def fed(data: InMemory) -> Iterator[Callable[..., TimedFeed]]:
+    """Opens feeds of cases like FED, which share loaders; closes them when a test ends."""
+    feeds = Feeds(data, CPU, seed=1)
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(closing(feeds.open(replace(FED, **changes))))
+
+
+def classes(feed: TimedFeed) -> list[int]:
+    """Of the next batch."""
+    return feed.to_device(next(feed))[1].tolist()
+
+
+def in_order(data: InMemory, count: int) -> list[list[int]]:
+    """The classes of the first batches of FED's loader."""
+    own = data.load(LoadSpec(4, CPU, 1, "torchvision"))
+    return [targets.tolist() for _, targets in drawn(own, count)]
+
+
+# ---------------------------------------------------------------- sharing
+
+
+def test_arms_that_load_alike_take_turns_with_one_loader(
+    data: InMemory, fed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[LoadSpec] = []
+    monkeypatch.setattr(data, "load", lambda spec: asked.append(spec) or InMemory.load(data, spec))
+    one, other = fed(), fed(recipe="amp-bf16", layout="nhwc")
+    assert len(asked) == 1, "none is opened just to place batches"
+    found = [classes(feed) for feed in (one, other, other, one)]
+    assert found == in_order(data, 4), "no batch twice, none left out"
+    images, _ = other.to_device(next(other), channels_last=True)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    one.close()
+    one.close()
+    next(other)  # the loader is there while anybody needs it
+    assert len(classes(fed(workers=0, batch=2))) == 2, "who loads otherwise has another"
+
+
+def test_what_lies_ready_is_thrown_away(data: InMemory, fed: Any) -> None:
+    feed, order = fed(), in_order(data, 8)
+    assert classes(feed) == order[0]
+    time.sleep(0.5)  # for the worker to get ahead
+    feed.skip_ready()
+    assert 2 <= order.index(classes(feed)) <= 3, "at most as many as the worker may be ahead"
+    assert feed.tally.waited_s > 0
+
+
+def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(fed: Any) -> None:
+    feed = fed(cached=True)
+    first = feed.to_device(next(feed))
+    assert not feed.tally.came_s
+    feed.refill()  # it never rests, and is not waited for
+    feed.start()
+    wait_for(lambda: len(feed.tally.came_s) >= 3)
+    again = feed.to_device(next(feed))
+    assert torch.equal(first[0], again[0]), "it trains on one batch"
+
+
+WORKS_THEN_RESTS = """
+import time
+print("works", flush=True)
+while time.process_time() < 0.4:
+    pass
+print("rests", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_refill_lasts_until_the_workers_rest_and_who_waits_is_known_by_its_blocks() -> None:
+    """Once of three times, as a busy machine may keep a worker waiting."""
+    rested = 0
+    for _ in range(3):
+        with Popen([sys.executable, "-c", WORKS_THEN_RESTS], stdout=PIPE) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"works\n"
+            TimedFeed(SimpleNamespace(pids=(worker.pid,)), lambda: None).refill()  # type: ignore[arg-type]
+            rested += len(select([worker.stdout], [], [], 0)[0])
+            worker.kill()
+    assert rested
+    parts = (Part("", lambda: None, 0.01),)
+    fed = Variant(Training(FED, "ok"), None, None, parts)  # type: ignore[arg-type]
+    assert fed.waits, "nothing is known yet"
+    for waited_s, waits in ((0.0, False), (0.01, False), (0.2, True), (0.0, True)):
+        fed.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
+        assert fed.waits == waits, "once is enough: after that it begins with nothing ready"
