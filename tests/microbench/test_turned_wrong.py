@@ -79,7 +79,7 @@ def test_a_gemm_or_convolution_that_turns_wrong_fails_and_the_right_one_is_timed
     assert "right at first, later a wrong result" in " ".join(ran.stdout.split())
     _, found = measured(
         tmp_path, "conv", "--channels", "8", "--image", "8", "--batch", "2", "--layout", "nhwc",
-        backends=("conv_later",),
+        "--overwrite", backends=("conv_later",),
     )  # fmt: skip
     assert_failed(found["conv_later"])
 
