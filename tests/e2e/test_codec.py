@@ -276,7 +276,7 @@ def in_processes(count: int) -> list[Training]:
     return with_speedups(found, {})
 
 
-def test_step_and_speed_up_are_the_geometric_means_of_the_processes() -> None:
+def test_steps_are_geometric_means_of_processes_and_a_failed_arm_s_over_the_others() -> None:
     """2, 2 * 1.03 / 1.01 and 2 * 0.98 / 1.02; pooled medians would give another."""
     fp32, amp = in_processes(3)
     assert fp32.steps
@@ -296,9 +296,6 @@ def test_step_and_speed_up_are_the_geometric_means_of_the_processes() -> None:
     assert ratio.ratio == pytest.approx(math.prod(each) ** (1 / 3))
     assert ratio.ci95 is not None
     assert ratio.ci95[0] < min(each) < max(each) < ratio.ci95[1]
-
-
-def test_an_arm_that_fails_in_one_process_is_compared_over_the_others() -> None:
     found = in_process(0)
     lost = [replace(one, status="failed", steps=None) if i else one
             for i, one in enumerate(in_process(1))]  # fmt: skip

@@ -310,7 +310,7 @@ def timed(
             return variants.time(budget_s, quietly, *more)
 
 
-def test_a_turn_has_the_host_speed_of_its_time() -> None:
+def test_a_turn_has_the_host_speed_of_its_time_and_no_number_is_no_result() -> None:
     """Ever slower by 1, of which the first turn, to warm up, has none."""
     speed = PlannedSpeeds(*(float(number) for number in range(100)))
     found = timed("cnn-cifar", ("fp32", "amp-bf16"), 0.2, speed)
@@ -320,9 +320,6 @@ def test_a_turn_has_the_host_speed_of_its_time() -> None:
     # Turn n is between n and n + 1; which variant begins varies, and both are in each round.
     slowdowns = [t.steps.host_pace or 0 for t in found if t.steps]
     assert sum(slowdowns) == pytest.approx(looks - 1, abs=1.1)
-
-
-def test_steps_of_weights_that_are_not_finite_are_no_result() -> None:
     left: list[float] = []
     fp32, fp16 = timed("gpt-tiny", ("fp32", "fp16"), 1.5, None, left.append, spoilt="fp16")
     assert (fp32.status, fp32.reason) == ("ok", None)

@@ -37,12 +37,7 @@ SHAPES = {
     "padding 3": {"c": 24, "k": 40, "h": 3, "w": 4, "padding": 3},
 }  # fmt: skip
 QUICK = ("odd numbers of channels", "stem", "160 channels", "few filters")
-OTHER_PRECISIONS = (
-    "130 channels",
-    "5x5, odd image, stride 2",
-    "96 channels",
-    "stem",
-)
+OTHER_PRECISIONS = ("130 channels", "5x5, odd image, stride 2", "96 channels", "stem")
 TILES = ("odd numbers of channels", "5x5, odd image, stride 2", "160 channels", "24 channels",
          "72 channels, stride 2", "few channels", "stem", "16 channels")  # fmt: skip
 WGRADS = ("few filters", "24 channels", "72 channels, stride 2", "few channels", "16 channels")

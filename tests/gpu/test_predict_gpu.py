@@ -35,9 +35,8 @@ from microbench.device.telemetry import Telemetry
 
 DEVICE = torch.device("cuda:0")
 CLASSES = 10
-FASTEST_FLOP_PER_S = (
-    2.5e15  # more than any GPU's dense float16 Tensor Cores, so no time is below it
-)
+# More than any GPU's dense float16 Tensor Cores, so no time is below it.
+FASTEST_FLOP_PER_S = 2.5e15
 ARMS: list[tuple[str, dict[str, object]]] = [
     ("cnn-cifar", {"recipe": "fp32"}),
     ("cnn-cifar", {"recipe": "O2", "layout": "nhwc", "fused": False}),

@@ -87,7 +87,7 @@ def test_new_operands_are_the_values_of_the_old_ones_in_other_places(dtype: torc
     assert torch.equal(large, torch.arange(4 * 96).reshape(4, 96).to(dtype))
 
 
-def test_of_a_large_operand_a_part_is_new_and_of_tiny_ones_nothing_need_be() -> None:
+def test_of_a_large_operand_a_part_is_new_and_signs_are_as_many_of_each_with_a_slack() -> None:
     rows = torch.arange(RENEWED_BYTES).reshape(-1, 1024)  # int64: eight times what is renewed
     before = rows.clone()
     renew = renewal((rows, rows))
@@ -99,9 +99,6 @@ def test_of_a_large_operand_a_part_is_new_and_of_tiny_ones_nothing_need_be() -> 
     one = torch.ones(1, 1)
     renewal((one, one))()
     assert one.item() == 1
-
-
-def test_signs_are_as_many_of_each_and_the_slack_is_more_than_the_largest_of_many_sums() -> None:
     torch.manual_seed(0)
     signs = random_signs(20_000, CPU)
     assert signs.shape == (20_000, CHECKSUMS)

@@ -152,7 +152,7 @@ def test_a_case_is_not_compared_with_itself_nor_is_anything_claimed_without_ceil
     assert annotated(at_rate(2048, 690e12, clock=None), ceilings=(best,)).bound == "compute"
 
 
-def test_a_difference_within_the_intervals_is_no_cause() -> None:
+def test_a_difference_within_the_intervals_is_no_cause_and_tiles_are_those_launched() -> None:
     odd, padded = conv(channels=60), conv(channels=64)
     for half_pct, named in ((3.0, True), (12.0, False)):
         twins = [took(case, s, half_pct=half_pct) for case, s in ((odd, 34e-6), (padded, 30e-6))]
@@ -172,10 +172,7 @@ def test_a_difference_within_the_intervals_is_no_cause() -> None:
     assert "±300 %" in (wide.why or "")
     # Under a power cap a time varies with the clock, and a share of the roof at the clock does not.
     assert annotated(at_rate(8192, 690e12, half_pct=20.0, **CAPPED)).bound == "power"
-
-
-def test_tiles_of_a_convolution_of_ours_are_those_launched_or_not_known() -> None:
-    """Once published as 205 tiles, 78 % full: it launched 250 boxes of 16 x 4 x 4 pixels."""
+    # Once published as 205 tiles, 78 % full: it launched 250 boxes of 16 x 4 x 4 pixels.
     run = read_run(ROOT / "results/nvidia-h200/shapes-conv.json")
     label = "conv_gluon/16x4x4x128x64/s3/w8/padded"
     (found,) = (r for r in run.results if r.variant == label and r.case.problem.dims["c"] == 301)

@@ -162,7 +162,7 @@ def test_attention_that_is_no_case_is_skipped_with_its_reason(written) -> None:
     assert causal == [Attention(2, 4, 4, 8, 16, which) for which in ("fprop", "bprop")]
 
 
-def test_auxiliary_heads_and_padding_by_axis_are_measured_and_video_is_not() -> None:
+def test_auxiliary_heads_are_measured_video_is_not_and_weights_take_no_memory(written) -> None:
     found = traced("inception_v3")
     assert found.image == 299
     assert not found.skipped
@@ -175,9 +175,6 @@ def test_auxiliary_heads_and_padding_by_axis_are_measured_and_video_is_not() -> 
     outputs = 64 * CLIP_FRAMES * 56 * 56
     assert stem.flops == 2 * outputs * 3 * 3 * 7 * 7
     assert {layer.problem.op for layer in found.layers} == {"gemm"}
-
-
-def test_weights_take_no_memory_and_the_users_and_random_state_are_left_alone(written) -> None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     built = load("vgg16", 256, None, fake)
     assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())

@@ -303,7 +303,7 @@ def test_a_case_that_fails_in_one_process_keeps_the_rest_and_one_that_missed_a_t
     assert fp16.speedup["fp32"].ratio == pytest.approx((2 * 6) ** 0.5)
 
 
-def test_a_ratio_of_one_process_is_over_its_rounds() -> None:
+def test_a_ratio_of_one_process_is_over_its_rounds_and_what_turns_wrong_loses_its_times() -> None:
     def both(*processes: list[float]) -> Measurement:
         (found,) = before = [result(FP16, *([t] for t in processes[0]))]
         for number, times in enumerate(processes[1:], 1):
@@ -320,9 +320,6 @@ def test_a_ratio_of_one_process_is_over_its_rounds() -> None:
     assert thrice.ratio == pytest.approx(4.0)
     assert thrice.ci95 is not None
     assert ratio_of_processes(both([1.0, 1.0]), both([1.0])) is None
-
-
-def test_what_turns_wrong_loses_its_times_and_the_others_their_ratios_over_it() -> None:
     arms = [result(FP32, [8.0], [8.0]), result(FP16, [4.0], [4.0]), result(TRITON, [2.0], [2.0])]
     before = merged(arms, arms, 1)
     assert "fp16" in before[0].speedup

@@ -87,7 +87,7 @@ def test_units_suit_the_device_ratios_are_marked_and_a_failed_kernel_comes_first
     assert first.startswith("my:own FAILED in 1 of 2 cases: ValueError: no such tile")
 
 
-def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
+def test_reasons_and_warnings_are_told_once_and_numbers_in_words() -> None:
     long = "fp8-e4m3 needs compute capability 8.9, this GPU has 8.0, " * 4
     warned = [
         replace(result, warnings=(Warning(f"known to {i} % only", "noise", "raise --budget"),))
@@ -103,10 +103,7 @@ def test_reasons_and_warnings_are_told_once_and_in_full() -> None:
     assert "not finished" in brief
     text = shown(run_of([]))
     assert "No case was measured" in text
-    assert "memory, measured: 4.30 TB/s" in text
-
-
-def test_numbers_in_words() -> None:
+    assert "measured: memory 4.30 TB/s" in text
     assert [fmt.number(x) for x in (0.0123, 2.799, 9.996, 51.04, 688.4, 1359, 2e-4, 123456)] == [
         "0.012", "2.80", "10.0", "51.0", "688", "1359", "2.0e-04", "1.2e+05",
     ]  # fmt: skip
