@@ -82,6 +82,11 @@ class Payoff:
         return self.rows[self.start :]
 
     @property
+    def steady(self) -> bool:
+        """Whether it is faster at the largest size, and at none below `start`."""
+        return bool(self.from_start) and "faster" not in self.gains[: self.start]
+
+    @property
     def best(self) -> Row:
         """The row of the largest ratio; of those not ruined, where there are any."""
         return max(self.rows, key=lambda row: (gain(*row) != RUINED, row[1].ratio))

@@ -114,11 +114,14 @@ def _named(cases: Sequence[AnyCase]) -> str:
 
 
 def _tables(found: Mapping[str, Comparison]) -> list[Part]:
-    """What is not the same: slower ones first, and of those that one cannot tell the largest
-    differences; and every case."""
+    """What is not the same or cannot be told: slower ones first, then the largest differences; and
+    every case."""
     every = [(name, row) for name, one in found.items() for row in one.rows]
     every.sort(key=lambda one: (ORDER.index(one[1].verdict), -abs(math.log(one[1].ratio or 1.0))))
     told = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
+    verdicts = {row.verdict for _, row in told}
+    title = "Not the same, or not told" if verdicts & {"slower", "faster"} else "Not told"
+    title = "Not the same" if verdicts <= {"slower", "faster"} else title
     below: list[str] = []
     for verdict in ORDER:
         hidden = [one[1] for one in every if one[1].verdict == verdict and one not in told]
@@ -138,7 +141,7 @@ def _tables(found: Mapping[str, Comparison]) -> list[Part]:
             Column("note", "note", drop=2)]  # fmt: skip
     differ = [f"A | B: {text}" for one in found.values() for text in one.differences]
     return [
-        Part("Not the same" if told else "", first, [_row(*one) for one in told], below),
+        Part(title * bool(told), first, [_row(*one) for one in told], below),
         Part("Every case", [*first, *more], [_row(*one) for one in every], differ, VERBOSE),
     ]
 

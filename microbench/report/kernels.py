@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import geometric_mean
 from typing import Any
 
 from kernels import is_library
@@ -20,6 +20,7 @@ from microbench.report.cases import (
     made,
     no_verdict,
     of_peak,
+    peaks,
     rate_chart,
     reasons,
     rivals,
@@ -64,13 +65,15 @@ def _answer(run: Run) -> list[Line]:
     said = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
     if not own and arms_of(run).baselines:
         said = [*_gains(run, unclear), *said]
-    elif not own:
+    elif run.results and not own:
         rates = _highest(run, unclear)
-        said = [*rates, *said] if run.kind == "peak" else [*said, *rates]
+        said = [*rates, *said] if run.kind == "peak" else [*_without_baseline(run), *said, *rates]
+    if run.kind == "ceilings" and not run.results:
+        said = peaks(run, "measured")
     if said:
         first = said[0].removesuffix(")")
         said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
-    if not run.results:
+    if not run.results and not said:
         said = ["No case was measured"]
     lines = [Line("", text) for text in said]
     lines += [*why(run, shown), *([] if own else _do(run))] if said else []
@@ -92,10 +95,9 @@ def _context(run: Run, shown: Sequence[Result]) -> str:
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     """Each precision asked for against the baselines, TF32 first: the range over all sizes.
 
-    Of many, the fastest.
+    Of many, the fastest on average.
     """
     said: dict[str, str] = {}
-    ratios: dict[str, list[float]] = {}
     for name in arms_of(run).asked:
         found = payoffs(run, name)
         for one in found:
@@ -106,17 +108,62 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
         for baseline in reversed(arms_of(run).baselines):
             if some := [one for one in found if one.baseline == baseline and not one.uncertain]:
                 known.append(_gain(some, "as" if known else "times as fast as"))
-                ratios.setdefault(name, [r.ratio for one in some for _, r in one.rows])
         results = [r for r in run.results if r.case.precision_name == name]
         if known:
             said[name] = f"{name} is {', '.join(known)}"
         elif not any(result.measurement for result in results):
             said[name] = f"{name} was not measured: {reasons(results)}"
-    if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not ratios:
+    means = means_of(run)
+    if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not means:
         return list(said.values())
-    best = max(ratios, key=lambda name: fmean(ratios[name]))
-    fastest = f"{best}, on average the fastest of {len(said)} precisions,"
-    return [said[best].replace(best, fastest, 1)]
+    best = max(means, key=lambda name: means[name])
+    fastest = f"{best}, on average the fastest of {len(means)} precisions,"
+    return [said[best].replace(best, fastest, 1)] if best in said else list(said.values())
+
+
+def means_of(run: Run) -> dict[str, float]:
+    """The geometric mean of each precision's ratios to one baseline, over sizes that all have.
+
+    The baseline is that with the most of such sizes; empty where none has any.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
+    for name in arms_of(run).asked:
+        for one in payoffs(run, name):
+            known = found.setdefault(one.baseline, {}).setdefault(name, {})
+            for (result, ratio), gain in zip(one.rows, one.gains, strict=True):
+                if gain != RUINED:
+                    known[result.case.group] = ratio.ratio
+    most = max((len(by_name) for by_name in found.values()), default=0)
+    best: dict[str, dict[str, float]] = {}
+    common = set[str]()
+    for by_name in reversed(found.values()):
+        shared = set[str].intersection(*map(set[str], by_name.values()))
+        if len(by_name) == most and len(shared) > len(common):
+            best, common = by_name, shared
+    return {
+        name: geometric_mean(ratio for group, ratio in ratios.items() if group in common)
+        for name, ratios in best.items()
+    }
+
+
+def _without_baseline(run: Run) -> list[str]:
+    """Without a baseline, the other precisions against the first that was asked for."""
+    base, *others = arms_of(run).asked
+    said: list[str] = []
+    for name in others:
+        ratios: list[float] = []
+        for group in groups_of(run):
+            times = {
+                one: [r.median_s for r in group
+                      if r.case.precision_name == one and r.median_s and not r.ruined_pct]
+                for one in (name, base)
+            }  # fmt: skip
+            if all(times.values()):
+                ratios.append(min(times[base]) / min(times[name]))
+        if ratios:
+            said.append(f"{name} is {fmt.span(ratios)} times as fast as {base}")
+    over = ", medians of the fastest back end of each"
+    return [", ".join(said) + over] if 0 < len(said) <= MOST_PRECISIONS else []
 
 
 def _gain(found: Sequence[Payoff], times: str) -> str:
@@ -164,11 +211,26 @@ def _where(found: Sequence[Payoff]) -> str:
     """ " (faster from 64 up)"; "" at every size, and for several settings, which have a table."""
     if len(found) > 1 or found[0].start == 0:
         return ""
-    if start := found[0].from_start:
-        return f" (faster from {fmt.size(start[0][0].case)} up)"
-    rows = zip(found[0].rows, found[0].gains, strict=True)
-    sizes = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
-    return f" (faster at {fmt.listed(sizes) if sizes else 'no size'})"
+    if found[0].steady:
+        return f" (faster from {fmt.size(found[0].from_start[0][0].case)} up)"
+    return f" (faster at {_count(found[0])}{' and every multiple of 8' * by_eights(found[0])})"
+
+
+def _count(one: Payoff) -> str:
+    """At which sizes it is faster, or how many: "100, 300", "53 of 72 sizes", "no size"."""
+    rows = zip(one.rows, one.gains, strict=True)
+    faster = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
+    if len(faster) > MOST_PRECISIONS:
+        return f"{len(faster)} of {len(one.rows)} sizes"
+    return ", ".join(faster) or "no size"
+
+
+def by_eights(one: Payoff) -> bool:
+    """Whether it is faster at every multiple of 8, of sizes that have others too."""
+    sizes = [isinstance(axis := result.case.problem.axis, int) and axis % 8 == 0
+             for result, _ in one.rows]  # fmt: skip
+    gains = [gain for gain, whole in zip(one.gains, sizes, strict=True) if whole]
+    return 1 < len(gains) < len(sizes) and set(gains) == {"faster"}
 
 
 def _do(run: Run) -> list[Line]:
@@ -178,9 +240,14 @@ def _do(run: Run) -> list[Line]:
     for name in arms.asked:
         baseline = next((b for b in reversed(arms.baselines) if b != name), "")
         found = [one for one in payoffs(run, name) if one.baseline == baseline]
+        eights = [one.subject for one in found if by_eights(one) and not one.steady]
+        if eights:
+            where = f" ({fmt.listed(eights)})" if len(found) > 1 else ""
+            advice.setdefault(f"use {{}} at multiples of 8{where}", []).append(name)
         if len(found) != 1 or found[0].uncertain or found[0].gains[-1] == "unknown":
             continue
-        if start := found[0].from_start:
+        if found[0].steady:
+            start = found[0].from_start
             where = f"from {fmt.size(start[0][0].case)} up" if found[0].start else "at every size"
             advice.setdefault(f"use {{}} {where}", []).append(name)
         elif "faster" not in found[0].gains:
@@ -192,17 +259,23 @@ def _do(run: Run) -> list[Line]:
 
 
 def _price(names: Sequence[str], run: Run) -> str:
-    """The relative errors at the largest size: "error 3.6e-04, 1.6e-06 in fp32 (8192)"."""
+    """The relative errors at the largest size: "error 3.6e-04, 1.6e-06 in fp32 (8192)".
+
+    Of more than two precisions, the smallest and the largest.
+    """
     for group in sorted(groups_of(run), key=lambda group: -group[0].flops):
         errors = {
-            name: fmt.error(found.total_error)
-            for name in (*names[:2], "fp32")
+            name: found.total_error
+            for name in (*names, "fp32")
             if (found := representative(group, [name])) and found.total_error is not None
         }
-        base = errors.pop("fp32", "")
-        if errors and base:
-            own = " and ".join(errors.values())
-            return f"error {own}, {base} in fp32 ({fmt.size(group[0].case)})"
+        base = errors.pop("fp32", None)
+        if errors and base is not None:
+            own = " and ".join(map(fmt.error, errors.values()))
+            if len(errors) > 2:
+                ends = (min(errors, key=lambda n: errors[n]), max(errors, key=lambda n: errors[n]))
+                own = " to ".join(f"{fmt.error(errors[name])} ({name})" for name in ends)
+            return f"error {own}, {fmt.error(base)} in fp32 ({fmt.size(group[0].case)})"
     return ""
 
 
@@ -272,13 +345,15 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
 
 
 def _settings(run: Run) -> Part:
-    """A row for each precision and setting: from where, and how much, it is faster."""
+    """A row for each precision and setting: at which sizes, and how much, it is faster."""
     rows: list[Row] = []
     for name in arms_of(run).asked:
         by_subject: dict[str, dict[str, Any]] = {}
         for one in payoffs(run, name):
             row = by_subject.setdefault(one.subject, {"precision": name, "setting": one.subject})
-            start = fmt.size(one.from_start[0][0].case) if one.from_start else "-"
+            start = f"{fmt.size(one.from_start[0][0].case)} up" if one.steady else "no size"
+            if not one.steady and "faster" in one.gains:
+                start = f"{one.gains.count('faster')} of {len(one.rows)}"
             ratios = [ratio.ratio for _, ratio in one.rows]
             row[one.baseline] = {"from": fmt.UNCERTAIN if one.uncertain else start,
                                  "least": min(ratios), "most": max(ratios),
@@ -292,7 +367,7 @@ def _settings(run: Run) -> Part:
         *([Column("precision", "precision", once=True)] if several else []),
         Column("setting", "setting"),
         *(column for name in reversed(arms_of(run).baselines) for column in (
-            Column(f"faster than\n{name} from", f"{name}.from"),
+            Column(f"faster than\n{name} at", f"{name}.from"),
             Column(f"x {name}\nleast", f"{name}.least", fmt.times),
             Column("\nmost", f"{name}.most", fmt.times),
             Column(f"slower than\n{name} at", f"{name}.slower", drop=2),

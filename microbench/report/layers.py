@@ -195,14 +195,29 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
 
 
 def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
-    """How many layers are not clearly faster, and those that gain least."""
+    """How many layers are faster, slower, neither or not known, with the least of each."""
     found = [(layer, ratio) for layer in layers if (ratio := layer.ratio(name, baseline))]
     found.sort(key=lambda one: one[1].ratio)
-    unclear = [r for _, r in found if r.ruined_pct or r.ci95 is None or r.ci95[0] <= MIN_GAIN]
-    of = fmt.count(len(found), "layer")
-    said = f"{len(unclear)} of {of} not clearly faster" if unclear else f"all {of} faster"
-    least = ", ".join(f"{layer.label} {fmt.short_ratio(ratio)}" for layer, ratio in found[:2])
-    return f"{said}, least {least}"
+    by_gain: dict[str, list[tuple[Layer, Ratio]]] = {}
+    for layer, ratio in found:
+        low, high = ratio.ci95 or (0.0, math.inf)
+        verdict = "not clearly faster"
+        if ratio.ruined_pct:
+            verdict = "without a verdict"
+        elif low > MIN_GAIN:
+            verdict = "faster"
+        elif high < 1 / MIN_GAIN:
+            verdict = "slower"
+        by_gain.setdefault(verdict, []).append((layer, ratio))
+    said: list[str] = []
+    for verdict in ("faster", "slower", "not clearly faster", "without a verdict"):
+        if some := by_gain.get(verdict):
+            show = fmt.short_ratio if verdict == "faster" else fmt.ratio
+            named = ", ".join(f"{layer.label} {show(ratio)}" for layer, ratio in some[:2])
+            of = "" if said else f" of {fmt.count(len(found), 'layer')}"
+            least = "least " * (len(some) > 2)
+            said.append(f"{len(some)}{of} {verdict} ({least}{named})")
+    return ", ".join(said)
 
 
 def by_pass(run: Run, network: NetworkUse) -> list[Summary]:

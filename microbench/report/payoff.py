@@ -84,7 +84,8 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
             key = name if several else subject
             what = f"{name} is faster than {baseline} "
             what = "" if where and (said if not several else key in said) else what
-            said.setdefault(key, []).append(f"{what}{where}{_from(starts, op)}")
+            alone = sum(len(one.rows) == 1 for one in some if not one.uncertain)
+            said.setdefault(key, []).append(f"{what}{where}{_from(starts, op, alone)}")
     lines = [Line("", "; ".join(texts)) for texts in said.values()]
     if said:
         sizes = f"{' and '.join(op.across)} sizes"
@@ -94,18 +95,26 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         lines += why(run, [result for one in hardest for result, _ in one.rows])
         lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not said)
-    return [*lines, Line("Doubt", "nothing between these widths was measured")]
+    if any(len(one.rows) > 1 for some in maps.values() for one in some):
+        lines.append(Line("Doubt", "nothing between these widths was measured"))
+    return lines
 
 
-def _from(starts: Counter[int | str], op: Op) -> str:
-    """ "from 8 channels for 5 of 24 sizes, 16 for 4, at no width for 2"."""
+def _from(starts: Counter[int | str], op: Op, alone: int) -> str:
+    """ "from 8 channels for 5 of 24 sizes, 16 for 4, at no width for 2".
+
+    At `alone` of them a single width was measured, from which nothing follows for wider ones.
+    """
     whole = starts.total()
     never = starts.pop(0, 0)
     first, *others = sorted(starts, key=_area) or [0]
     of = f"{starts[first]} of {whole}" if starts[first] < whole else f"all {whole}"
-    parts = [f"from {first} {op.axis_name} for {of} sizes"] if first else []
+    start = "at" if 2 * alone > whole else "from"
+    parts = [f"{start} {first} {op.axis_name} for {of} sizes"] if first else []
     parts += [f"{width} for {starts[width]}" for width in others]
-    return ", ".join([*parts, *([f"at no width for {never}"] if never else [])])
+    parts += [f"at no width for {never}"] if never else []
+    parts += [f"no other width measured at {alone} of {whole}"] if alone else []
+    return ", ".join(parts)
 
 
 # ---------------------------------------------------------------- tables

@@ -74,12 +74,11 @@ def report_of_file(path: Path) -> parts.Report:
 
 
 def overview(reports: Mapping[str, parts.Report]) -> parts.Report:
-    """What several files, by name, say: a line each."""
+    """What several files, by name, say: each its finding, below its name."""
     cards = list(dict.fromkeys(str(one.facts.get("name") or "") for one in reports.values()))
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
-    rows = [parts.Row({"file": name, "finding": one.finding}) for name, one in reports.items()]
-    columns = [parts.Column("file", "file"), parts.Column("finding", "finding")]
-    return parts.Report(title, [parts.Line("", title)], [parts.Part(columns=columns, rows=rows)])
+    found = [parts.Part(name, below=[one.finding]) for name, one in reports.items()]
+    return parts.Report(title, [parts.Line("", title)], found)
 
 
 def _title(run: Run) -> str:

@@ -182,7 +182,10 @@ def _by_key(run: Run) -> dict[str, Entry]:
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
-    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value."""
+    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value.
+
+    After them those that one alone names: "search is short in A, not set in B".
+    """
     ours, theirs = _facts(a), _facts(b)
     if not ours or not theirs:
         return ""
@@ -191,8 +194,14 @@ def _apart(a: Iterable[str], b: Iterable[str]) -> str:
         for name in ours
         if name in theirs and not ours[name].keys() & theirs[name].keys()
     ]
+    apart += [
+        f"{name} is {_or(ours.get(name, ['not set']))} in A, "
+        f"{_or(theirs.get(name, ['not set']))} in B"
+        for name in [*ours, *theirs]
+        if (name in ours) != (name in theirs)
+    ]
     shown = apart[:1] if ours.get("kind") != theirs.get("kind") else apart[:MOST_FACTS]
-    return f": {'; '.join(shown)}" if shown else ""
+    return f": {'; '.join(shown)}" if shown else ": no case has all its settings in both"
 
 
 def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:

@@ -81,7 +81,7 @@ def warnings_of(result: Result, measurement: Measurement, run: Run) -> Iterator[
             ", ".join(measurement.throttle),
             "none needed: long runs get this clock; --regime burst measures a cool card"
             if measurement.regime == SUSTAINED
-            else "let the card cool, then run python -m microbench doctor",
+            else "let the card cool, then run halfway doctor",
         )
     interval = measurement.ci95_s
     width_pct = half_width_pct(measurement.median_s, interval) if interval else None

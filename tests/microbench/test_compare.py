@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from microbench.results.comparison import (
     ratio_between,
 )
 from microbench.results.kinds import kinds
+from microbench.results.runfile import read_run
 from microbench.results.types import METHOD_VERSION, ProcessTime, Result, Run, Timed
 from microbench.run_output import check_goes_on
 from microbench.timing.stats import DEFAULT_PRIOR, VariancePrior, median_interval
@@ -194,6 +196,12 @@ def test_cases_of_one_run_only_are_listed_in_its_order() -> None:
 # ---------------------------------------------------------------- refusals and differences
 
 
+SHORT, WHOLE = (
+    read_run(Path(__file__).parents[2] / "results" / "nvidia-h200" / f"{name}.json")
+    for name in ("train-resnet50-short", "ledger-resnet50")
+)
+
+
 def refusal(a: Run, b: Run) -> str:
     with pytest.raises(UserError) as caught:
         compare(a, b)
@@ -208,6 +216,7 @@ def refusal(a: Run, b: Run) -> str:
         *((run_of(result(64)), run_of(result(64, **{name: other})), f"{name}.*{other}")
           for name, other in (("timer", "graph"), ("l2", "warm"), ("regime", "burst"))),
         (run_of(result(64)), run_of(result(128)), "64 in A, .*128 in B"),
+        (SHORT, WHOLE, "common: search is short in A, not set in B$"),
         (run_of(), run_of(result(128)), "no case"), (run_of(), run_of(), "no case"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import geometric_mean
 
 import pytest
@@ -13,11 +14,13 @@ from samples.measuring import timed
 from kernels.case import Case
 from kernels.gemm import Gemm
 from kernels.tune import HOW, Choice
-from microbench.report.kernels import report
+from microbench.report.kernels import by_eights, means_of, report
 from microbench.report.writers import to_markdown
+from microbench.results.runfile import read_run
 from microbench.results.types import Ratio, Result, Run
-from microbench.verdict import asked_for, beside, libraries_beside_own, summaries
+from microbench.verdict import asked_for, beside, libraries_beside_own, payoffs, summaries
 
+H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 SIZES = tuple(100 * i for i in range(1, 10))
 
 
@@ -63,7 +66,7 @@ def said(*rows: Result, label: str = "") -> list[str]:
         ((0.5, 0.25, 0.2, 0.4, 0.8, 2, 3), "0.20 to 3.00", "faster from 600 up"),
         ((0.5, 0.8, 0.25, 0.2, 0.1), "0.10 to 0.80", "faster at no size"),
         ((2, 0.5, 4, 0.25), "0.25 to 4.00", "faster at 100, 300"),
-        ((2, 2, 2, 2, 2, 0.5), "0.50 to 2.00", "faster at 100, 200, 300 and 2 more"),
+        ((2, 2, 2, 2, 2, 0.5), "0.50 to 2.00", "faster at 5 of 6 sizes"),
     ],
 )
 def test_the_range_is_of_all_sizes_and_where_it_is_faster_is_said(
@@ -161,6 +164,35 @@ def test_the_librarys_arm_decides_not_the_fastest_but_where_there_is_none(
         assert lines(run_of(*order))[0].startswith(f"fp16 is {gain} ±0.01 times as fast as fp32")
 
 
+def test_the_fastest_has_the_largest_geometric_mean_over_sizes_that_all_have() -> None:
+    """Its arithmetic mean is not the largest, and a size where a precision has none is no gain."""
+    rows = [result(size, name, gain=gain) for name, gains in (
+        ("int8", (1.5, 9.0)), ("fp16", (4.0, 5.0)), ("bf16", (3.0, 5.0)),
+        ("fp8-e4m3", (3.9, 4.9, 90.0)),
+    ) for size, gain in zip(SIZES, gains, strict=False)]  # fmt: skip
+    for run in (run_of(*rows), read_run(H200 / "gemm-all.json")):
+        means, first = means_of(run), lines(run)[0]
+        assert first.startswith(f"{max(means, key=lambda name: means[name])}, on average the")
+    means = means_of(run_of(*rows))
+    assert means["fp16"] == pytest.approx(20**0.5)
+    assert means["fp8-e4m3"] == pytest.approx((3.9 * 4.9) ** 0.5)
+
+
+def test_gains_at_multiples_of_8_are_no_range_and_the_first_asked_for_is_the_base() -> None:
+    gains = {7: 0.5, 8: 2.0, 9: 0.5, 16: 3.0, 17: 0.5}
+    run = run_of(*(result(size, gain=gain) for size, gain in gains.items()))
+    (one,) = payoffs(run, "fp16")
+    assert by_eights(one)
+    assert not one.steady
+    assert lines(run)[0].count("faster at 8, 16 and every multiple of 8")
+    assert lines(run, "Do") == ["use fp16 at multiples of 8"]
+    run = run_of(*(result(s, gain=g) for s, g in (gains | {24: 0.9}).items()))
+    assert lines(run, "Do") == []
+    times = {"bf16": 4e-3, "fp16": 1e-3}
+    run = run_of(*(result(8, name, seconds=time) for name, time in times.items()))
+    assert lines(run)[0].startswith("fp16 is 4.00 times as fast as bf16")
+
+
 def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
     both = replace(
         result(100), speedup={"fp32": Ratio(10.0, (9, 11)), "tf32": Ratio(0.8, (0.7, 0.9))}
@@ -174,6 +206,9 @@ def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
     first = lines(run_of(result(100, "fp32"), result(100, "tf32", 7.0)))[0]
     assert first.startswith("tf32 is 7.00 ±0.01 times as fast as fp32")
     assert lines(run_of()) == ["No case was measured"]
+    peaks = read_run(H200 / "ceilings.json")
+    assert "measured: DRAM read 4.63, DRAM write 4.70" in "\n".join(lines(peaks))
+    assert to_markdown(report(peaks)).count("https://") == 1
 
 
 # ---------------------------------------------------------------- libraries
