@@ -64,6 +64,7 @@ CSV_ORDER = (
     *(f"speedup_{name}{end}" for name in OPS["gemm"].baselines for end in ("", "_low", "_high")),
 )  # fmt: skip
 NEW = ("layout_change_share", "total_error", "tuned", "choice", "candidates")
+INTERVAL = ("confidence interval is", "interval")  # of a warning, as it is said in an answer
 OF_RESULT = ("status", "reason", "ceiling_pct", "total_error", "bound", "rel_error", "why",
              "tensor_core", "variant", "tuned")  # fmt: skip
 OF_MEASUREMENT = ("median_s", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "timer", "l2",
@@ -84,7 +85,8 @@ def made(
         for r in run.results for one in r.warnings
     ]  # fmt: skip
     names = {fmt.name(result.case) for result in judged}
-    asking = [(warning, name) for warning, name in found
+    asking = [(replace(warning, symptom=warning.symptom.replace(*INTERVAL)), name)
+              for warning, name in found
               if name in names and not warning.remedy.startswith("none needed")]  # fmt: skip
     limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
     parts = [
@@ -323,7 +325,7 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
             where = f"in {len(some)} of {fmt.count(len(timed), 'case')}"
         elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
             where = f"at {sizes[0]}..{sizes[-1]}"
-        said.append(f"{bound} {where}{_example(some)}")
+        said.append(f"{bound} {where}{_example(some, [] if several else sizes)}")
     return [Line("Why", JOIN.join(said))] if said else []
 
 
@@ -331,8 +333,11 @@ def _flops(result: Result) -> int:
     return result.flops
 
 
-def _example(results: Sequence[Result]) -> str:
-    """What shows the bottleneck that these share, smallest first: " (256: 3.3 us of 3.8 us)"."""
+def _example(results: Sequence[Result], sizes: Sequence[str]) -> str:
+    """What shows the bottleneck that these share, smallest first: " (256: 3.3 us of 3.8 us)".
+
+    Without the size where `sizes`, which the sentence names, are that alone.
+    """
     if results[0].bound == "layout":
         shares = [100 * conversion_share(result) for result in results]
         ends = dict.fromkeys(f"{share:.0f}" for share in (min(shares), max(shares)))
@@ -340,6 +345,10 @@ def _example(results: Sequence[Result]) -> str:
     shows = results[-1] if results[0].bound in AT_LARGE else results[0]
     detail = re.split(r" \(|; |, (?=\d)", shows.why or "")[0]
     detail = re.sub(r"^(no single bottleneck: |launch latency is )", "", detail)
+    detail = re.split(r": (?=\d)", detail)[0]
+    detail = re.sub(r"of what (\S+) reaches at", r"of \1's peak at", detail)
+    if sizes == [fmt.size(shows.case)]:
+        return f" ({detail})" * bool(detail)
     return f" ({fmt.size(shows.case)}: {detail})" if detail else ""
 
 
@@ -371,7 +380,7 @@ def reasons(lost: Sequence[Result]) -> str:
 
 def beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
     """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
-    better library in fp16, 1.05 in int8 (geometric mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
+    better library in fp16, 1.05 in int8 (mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
     """
     by_backend: dict[str, list[Summary]] = {}
     for one in found:
@@ -399,7 +408,7 @@ def beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
         sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
         ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
                            for row in (rows[0], rows[-1]))  # fmt: skip
-        over = f"(geometric mean of {sizes} sizes: {ends})"
+        over = f"(mean of {sizes} sizes: {ends})"
         said.append(f"{backend} is {', '.join(means)} {over}")
     return said
 
@@ -453,7 +462,7 @@ def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
     what = f"verdict on {fmt.listed([*found], 2)}: the widest interval is {half}"
     remedy = "repeat on a quiet machine, or raise --budget"
     if not alone:
-        return [Line("Doubt", f"no {what}; {remedy}")]
+        return [Line("Doubt", f"no {what}")]
     reason = "likely other work on the machine, or clocks that changed"
     return [Line("", f"No {what}"), Line("Why", reason), Line("Do", remedy)]
 

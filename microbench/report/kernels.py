@@ -30,6 +30,7 @@ from microbench.report.cases import (
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Result, Run
 from microbench.verdict import (
+    MIN_GAIN,
     RUINED,
     Payoff,
     arms_of,
@@ -117,7 +118,9 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not means:
         return list(said.values())
     best = max(means, key=lambda name: means[name])
-    fastest = f"{best}, on average the fastest of {len(means)} precisions,"
+    near = [name for name in means if name != best and MIN_GAIN * means[name] >= means[best]]
+    also = f" ({fmt.listed(near)} within 2 %)" if near else ""
+    fastest = f"{best}, on average the fastest of {len(means)} precisions{also},"
     return [said[best].replace(best, fastest, 1)] if best in said else list(said.values())
 
 
@@ -351,8 +354,10 @@ def _settings(run: Run) -> Part:
         by_subject: dict[str, dict[str, Any]] = {}
         for one in payoffs(run, name):
             row = by_subject.setdefault(one.subject, {"precision": name, "setting": one.subject})
-            start = f"{fmt.size(one.from_start[0][0].case)} up" if one.steady else "no size"
-            if not one.steady and "faster" in one.gains:
+            start = f"{fmt.size(one.from_start[0][0].case)} up" if one.steady else "none"
+            if one.start == 0:
+                start = "all"
+            elif not one.steady and "faster" in one.gains:
                 start = f"{one.gains.count('faster')} of {len(one.rows)}"
             ratios = [ratio.ratio for _, ratio in one.rows]
             row[one.baseline] = {"from": fmt.UNCERTAIN if one.uncertain else start,

@@ -173,6 +173,7 @@ def test_the_fastest_has_the_largest_geometric_mean_over_sizes_that_all_have() -
     for run in (run_of(*rows), read_run(H200 / "gemm-all.json")):
         means, first = means_of(run), lines(run)[0]
         assert first.startswith(f"{max(means, key=lambda name: means[name])}, on average the")
+    assert "8 precisions (fp8-e4m3 within 2 %)" in first
     means = means_of(run_of(*rows))
     assert means["fp16"] == pytest.approx(20**0.5)
     assert means["fp8-e4m3"] == pytest.approx((3.9 * 4.9) ** 0.5)
