@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import geometric_mean
 
 from e2e.report.arms import (
+    LADDER,
     SHORT_WORDS,
     Group,
     View,
@@ -23,7 +24,7 @@ from e2e.report.arms import (
     trains,
     was_run,
 )
-from e2e.report.figures import bottleneck, noun, ratio, spread, times
+from e2e.report.figures import bottleneck, is_clear, noun, ratio, spread, times
 from e2e.report.ledger import (
     MOST_RESIDUAL,
     SAME,
@@ -38,7 +39,7 @@ from e2e.report.ledger import (
     unexplained,
 )
 from e2e.report.trainings import busy_pct, exposed, fastest, wall_gap
-from e2e.results.baselines import scaled
+from e2e.results.baselines import BASELINES, STRONG, scaled
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import MAX_WALL_GAP, Cause, Training
 from microbench import fmt
@@ -48,11 +49,13 @@ from microbench.verdict import load_warnings
 
 MOST_ROWS, ROW = 8, 73  # of the answer without what says more; characters of a row
 MOST_DOUBTS = 2
+NO_VERDICT = "No verdict"
+USUAL = (*BASELINES, *LADDER)  # what a speed-up is over
 MOST_NAMED = 4
 MOST_EXPLAINED = 2  # comparisons: of more there are no ledgers in the answer
 MOST_TERMS = 3  # of a ledger in a sentence
 SAME_SHARE = 0.005  # memory that differs by less is the same
-WHERE = ("network", "batch", "gpus", "evaluation")
+WHERE = ("network", "batch", "gpus", "evaluation", "compile", "graph")
 
 
 def answer(run: Run, view: View) -> list[Line]:
@@ -62,7 +65,7 @@ def answer(run: Run, view: View) -> list[Line]:
     ruined = [group for group in view.groups if group.ruined_pct]
     sound = view.only(lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm))
     best = best_arms(sound)
-    doubtful, scaling = [*_no_verdicts(view, ruined, device)], [*_scaling(sound)]
+    doubtful, scaling = [*_no_verdicts(view, ruined, "" if best else device)], [*_scaling(sound)]
     first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]
     found = [
         *_lost(view),
@@ -94,7 +97,7 @@ def _within(lines: list[Line], most: int) -> list[Line]:
     """
     going = [
         *[line for line in lines if line.label == "Why"][:0:-1],
-        *[line for line in lines if line.label == ""][:1:-1],
+        *[line for line in lines if line.label == "" and NO_VERDICT not in line.text][:1:-1],
         *[line for line in lines if line.label == "Doubt"][:0:-1],
     ]
     while going and sum(1 + len(line.text) // ROW for line in lines) > most:
@@ -137,9 +140,9 @@ def _speeds(view: View, best: Sequence[Training], device: str, *, rate: bool) ->
     if not best[-1].speedup or view.is_baseline(best[-1]):
         arm = best[-1]
         text = f"{view.label(arm)} {trains(arm)} {fmt.throughput(arm.per_s or 0.0)} {arm.unit}/s"
-        yield from [f"{text} ({where_of([arm], device)})"] * rate
+        yield from [f"{text} ({where_of(view, [arm], device)})"] * rate
         return
-    yield f"{_speed(view, best)} ({where_of(best, device)})"
+    yield f"{_speed(view, best)} ({where_of(view, best, device)})"
     others = grouped(
         (view.label(arm), arm)
         for arm in view.arms
@@ -163,12 +166,19 @@ def _speed(view: View, arms: Sequence[Training]) -> str:
             same.append(f"{title} ({fmt.ratio(ratios[0][0])})")
             slower = False
             continue
-        low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
+        clear = [(ratio, arm) for ratio, arm in ratios if not ratio.no_difference]
+        low, high = (pick(clear, key=lambda pair: pair[0].ratio) for pick in (min, max))
         slower = slower and high[0].ratio < 1
         ends = [times(low[0])]
         if len(ratios) > 1:
             ends = [f"{times(r)} ({view.where(arm)})" for r, arm in (low, high)]
-        clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}")
+        unclear = len(ratios) - len(clear)
+        none = f" (no difference in {unclear} of {len(ratios)})" * bool(unclear)
+        kept = _memory(view, low[1], name) if len(ratios) == 1 and name not in USUAL else ""
+        clauses.append(
+            f"{' to '.join(dict.fromkeys(ends))} times as fast as {title}{none}"
+            + f", in {kept}" * bool(kept)
+        )
     alike = f"no difference measured from {fmt.joined(same)}" if same else ""
     if not clauses:
         return f"{view.label(arms[0])}: {alike}"
@@ -177,22 +187,46 @@ def _speed(view: View, arms: Sequence[Training]) -> str:
     return f"{view.label(arms[0])} {verb} {', '.join(clauses)}"
 
 
-def where_of(arms: Sequence[Training], device: str) -> str:
-    """What these arms share, and the device: "resnet50, batch 256, NVIDIA H200"."""
+def _memory(view: View, arm: Training, name: str) -> str:
+    """ "0.52 of the memory" of this baseline; "" where it is the same or not known."""
+    base = reference(arm, name, view.group_of(arm))
+    if base is None or base is arm or not base.memory_peak_bytes:
+        return ""
+    share = (arm.memory_peak_bytes or 0) / base.memory_peak_bytes
+    if not share or abs(share - 1) <= SAME_SHARE:
+        return ""
+    return f"{share:.2f}{' times' if share > 1 else ' of'} the memory"
+
+
+def where_of(view: View, arms: Sequence[Training], device: str) -> str:
+    """What these arms share, and the device: "resnet50, batch 256, NVIDIA H200"; what their labels
+    have is left out.
+    """
     data = ["data"] * (is_generated(arms[0].case) and arms[0].case.data != "synthetic")
     words: list[str] = []
-    for name in (*WHERE, *data):
+    for name in (*(name for name in WHERE if name not in view.within), *data):
         found = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, [name])))
         if name == "network" and len(found) > 1:
             words.append(fmt.count(len(found), "network"))
         elif len(found) == 1:
             words += found
-    return ", ".join([*words, device])
+    return ", ".join([*words, *[device] * bool(device)])
 
 
 def _lost(view: View) -> Iterator[str]:
     """Recipes that did not converge, whatever their speed."""
-    lost = [arm for arm in view.arms if arm.converged is False]
+    untaught = [group for group in view.groups if group.taught_nothing]
+    if untaught:
+        titles = [group.title for group in untaught if len(untaught) < len(view.groups)]
+        where = f" ({fmt.listed(titles, MOST_NAMED)})" * bool(titles)
+        clearly = "clearly " * any(arm.converged for group in untaught for arm in group.arms)
+        why = next(arm.convergence for arm in untaught[0].arms if arm.converged is False)
+        yield (
+            f"No recipe {clearly}learned{where}, so no speed is a gain: "
+            f"{why or 'no reason given'}; train longer"
+        )
+    lost = [arm for arm in view.arms
+            if arm.converged is False and not view.group_of(arm).taught_nothing]  # fmt: skip
     if lost:
         named = fmt.listed([view.named(arm) for arm in lost], MOST_NAMED)
         why = lost[0].convergence or "no reason given"
@@ -205,10 +239,11 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
     if ruined:
         widest = max(ruined, key=lambda group: group.ruined_pct)
         names = [view.label(arm) for arm in widest.arms if arm.steps]
-        more = f" and {fmt.count(len(ruined) - 1, 'more comparison')}" if len(ruined) > 1 else ""
+        named = fmt.joined(names) if len(names) <= MOST_NAMED else f"{len(names)} recipes"
+        more = f", nor in {fmt.count(len(ruined) - 1, 'other comparison')}" * (len(ruined) > 1)
         yield (
-            f"No verdict on {fmt.listed(names, MOST_NAMED)}{more}: the intervals are too wide, up "
-            f"to ±{fmt.number(widest.ruined_pct)} % ({where_of(widest.arms, device)})"
+            f"{NO_VERDICT} on {named} ({where_of(view, widest.arms, device)}){more}: the intervals "
+            f"are too wide, up to ±{fmt.number(widest.ruined_pct)} %"
         )
     apart = [(arm, name) for arm in view.arms if not view.group_of(arm).ruined_pct
              and (name := contradicted(view, arm))]  # fmt: skip
@@ -219,7 +254,7 @@ def _no_verdicts(view: View, ruined: Sequence[Group], device: str) -> Iterator[s
         assert arm.step_s
         more = f"; {len(apart) - 1} more" if len(apart) > 1 else ""
         yield (
-            f"No verdict on {view.named(arm)} against {view.title(name)}: by their rounds it "
+            f"{NO_VERDICT} on {view.named(arm)} against {view.title(name)}: by their rounds it "
             f"is {times(arm.speedup[name])} times as fast, by their steps "
             f"{base.step_s / arm.step_s:.2f}{more}"
         )
@@ -236,7 +271,7 @@ def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
     first = last.speedup["first"]
     start = view.label(timed[0]) + SHORT_WORDS * view.is_short("first")
     gain = f"{times(first)} times as fast" if not first.no_difference else "no difference measured"
-    yield f"From {start} to {view.label(last)}: {gain} ({where_of([last], device)})"
+    yield f"From {start} to {view.label(last)}: {gain} ({where_of(view, [last], device)})"
 
 
 def _scaling(view: View) -> Iterator[str]:
@@ -247,8 +282,10 @@ def _scaling(view: View) -> Iterator[str]:
     )
     for (name, kind), rows in found.items():
         each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
-        where = ", ".join(in_words(rows[0].many.case, ("network", "batch")))
-        yield f"{name}: efficiency {fmt.listed(each, MOST_NAMED)} ({kind} scaling, {where})"
+        network, batch = rows[0].many.case.network, f"batch {rows[0].one.case.batch}"
+        batch = f"global {batch}" if kind == STRONG else f"{batch} a GPU"
+        each_of = fmt.listed(each, MOST_NAMED)
+        yield f"{name}: efficiency {each_of} ({kind} scaling, {fmt.clean(network)}, {batch})"
 
 
 def _exchanges(view: View) -> Iterator[str]:
@@ -409,8 +446,18 @@ def _layouts(view: View, best: Training) -> str:
 
 
 def _use(view: View, best: Training) -> str:
-    """The recipe that won, and what else it saves; or the baseline, where it is slower."""
-    group = view.group_of(best)
+    """The recipe that won, and what else it saves; or the baseline, where it is slower.
+
+    Of a ladder it is the last rung that is clearly faster than the one before.
+    """
+    group, up_to = view.group_of(best), ""
+    if best.rung is not None:
+        gains = ((arm, arm.speedup.get("previous")) for arm in group.arms
+                 if arm.steps and arm.converged is not False)  # fmt: skip
+        clear = [arm for arm, gain in gains if gain and gain.ratio > 1 and is_clear(gain)]
+        if not clear:
+            return ""
+        best, up_to = clear[-1], "all up to "
     names = [name for name in view.compared if name in best.speedup]
     ratios = [best.speedup[name] for name in names]
     if not ratios or all(ratio.no_difference for ratio in ratios):
@@ -421,13 +468,11 @@ def _use(view: View, best: Training) -> str:
     base = reference(best, names[0], group)
     parts: list[str] = []
     if base is not None and base is not best:
-        share = (best.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
-        if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
-            parts.append(f"{share:.2f}{' times' if share > 1 else ' of'} the memory")
+        parts += filter(None, [_memory(view, best, names[0])])
         if best.per_j and base.per_j:
             parts.append(f"{best.per_j / base.per_j:.2g} times the {noun(best.unit)} per joule")
     than = f": {fmt.joined(parts)} of {view.label(base)}" if base and parts else ""
-    return f"use {view.label(best).removeprefix('+ ')}{than}"
+    return f"use {up_to}{view.label(best).removeprefix('+ ')}{than}"
 
 
 def _waited_pct(arm: Training) -> float | None:
@@ -476,7 +521,8 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
                 f"by the wall clock {view.named(arm)} {trains(arm)} "
                 f"{fmt.throughput(arm.wall_per_s or 0.0)} {arm.unit}/s"
             )
-    unjudged = [arm for arm in view.arms if arm.converged is None and arm.convergence]
+    unjudged = [arm for arm in view.arms
+                if arm.converged is None and arm.convergence and not view.is_lost(arm)]  # fmt: skip
     for why, arms in grouped((arm.convergence or "", arm) for arm in unjudged).items():
         named = fmt.listed([view.named(arm) for arm in arms], 2)
         said.append(f"convergence of {named} not judged: {why}")

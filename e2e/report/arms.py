@@ -6,19 +6,22 @@ between groups only, in an arm's name when it differs within a group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
 from e2e.case import SHORT, VARIED, TrainCase, label_of
-from e2e.results.baselines import BASELINES
+from e2e.results.baselines import BASELINES, Scaled
 from e2e.results.loader_types import Loading
 from e2e.results.types import PREDICTED, Training
 from microbench import fmt
 from microbench.results.types import Run
 
 LADDER = ("previous", "first")
+TOOK_FP8_FOR_FLOAT32 = "GEMMs and convolutions still in float32"  # a cause in older files
 GENERATED = ("synthetic", "generated", "made")  # data that were not collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
@@ -67,6 +70,24 @@ class Group:
         """Half of its widest interval in per cent, where that is too wide for a verdict; else 0."""
         ratios = [ratio for arm in self.arms for ratio in arm.speedup.values()]
         return max([arm.ruined_pct for arm in self.arms] + [ratio.ruined_pct for ratio in ratios])
+
+    @property
+    def taught_nothing(self) -> bool:
+        """Whether no recipe converged of several that were all judged, or none that did is above
+        those at chance level: accuracies, less and more their deviations, overlap.
+        """
+        timed = [arm for arm in self.arms if arm.steps]
+        lost = [arm for arm in timed if arm.converged is False]
+        won = [arm for arm in timed if arm.converged]
+        if not won:
+            judged = all(arm.converged is False or arm.convergence for arm in timed)
+            return bool(lost) and judged and len(timed) > 1
+        at_chance = [
+            sum(arm.accuracy) for arm in lost
+            if arm.accuracy and arm.chance and arm.accuracy[0] - 2 * arm.accuracy[1] <= arm.chance
+        ]  # fmt: skip
+        least = [arm.accuracy[0] - arm.accuracy[1] if arm.accuracy else math.inf for arm in won]
+        return bool(at_chance) and max(least) <= max(at_chance)
 
     @property
     def is_ladder(self) -> bool:
@@ -145,6 +166,11 @@ class View:
         """The arm among all of the run, in few words: "amp (batch 256)"."""
         where = self.where(training)
         return self.label(training) + f" ({where})" * bool(where)
+
+    def is_lost(self, training: Training) -> bool:
+        """Whether it did not converge: as judged, or not judged because the baseline did not."""
+        unjudged = training.converged is None and bool(training.convergence)
+        return training.converged is False or (unjudged and self.group_of(training).taught_nothing)
 
     def only(self, wanted: Callable[[Training], bool]) -> View:
         """The view with only these arms; settings are shown in the same places."""
@@ -230,8 +256,15 @@ def is_short(recipe: str, trainings: Iterable[Training]) -> bool:
 
 
 def view_of(run: Run) -> View:
-    """The groups of a run in order of appearance, and the settings that differ inside a group."""
-    groups = grouped((training.case.group, training) for training in run.of(Training))
+    """The groups of a run in order of appearance, and the settings that differ inside a group.
+
+    Where nothing was trained in float32 or TF32, the first recipe is what others are held against.
+    """
+    trainings = [_without_wrong_causes(training) for training in run.of(Training)]
+    groups = grouped((training.case.group, training) for training in trainings)
+    bases = chain(*BASELINES.values())
+    if not {training.case.recipe for training in trainings} & {*bases}:
+        groups = {key: _against_first(arms) for key, arms in groups.items()}
     varying = _varying(run.of(Training))
     within = {name for arms in groups.values() for name in _varying(arms)}
     between = [name for name in varying if name not in within]
@@ -239,6 +272,27 @@ def view_of(run: Run) -> View:
         Group(", ".join(in_words(arms[0].case, between)), tuple(arms)) for arms in groups.values()
     ]
     return View(tuple(found), tuple(name for name in SETTINGS if name in within))
+
+
+def _without_wrong_causes(training: Training) -> Training:
+    """The training without the cause that older versions named of FP8, taken for float32."""
+    right = tuple(cause for cause in training.causes if cause.title != TOOK_FP8_FOR_FLOAT32)
+    if len(right) == len(training.causes) or not training.float8_layers:
+        return training
+    return replace(training, causes=right)
+
+
+def _against_first(arms: Sequence[Training]) -> list[Training]:
+    """The arms of a group with their speed-ups over its first recipe, from the steps' intervals."""
+    first, group = arms[0].case.recipe, Group("", tuple(arms))
+    found: list[Training] = []
+    for arm in arms:
+        base = reference(arm, first, group)
+        if base and base.per_s and arm.per_s and arm.case.recipe != first and arm.rung is None:
+            gain = Scaled("", base, arm).efficiency.scaled(arm.case.gpus)
+            arm = replace(arm, speedup={**arm.speedup, first: gain})
+        found.append(arm)
+    return found
 
 
 def _varying(trainings: Sequence[Training]) -> list[str]:

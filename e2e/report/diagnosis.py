@@ -88,13 +88,15 @@ def _answer(found: Diagnosis) -> Iterator[Line]:
     if found.ranks:
         yield Line("", _ranks_sentence(found.ranks))
     first = next(iter(last.findings), None)
-    if len(found.runs) == 2:
+    residual = [*_residual(found.runs)]
+    if len(found.runs) == 2 and not residual:
         yield Line("Why", _differs(*found.runs))
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
+        most = "" if _is_exceeded(first, last) else f", {_cost(first, last)}"
         tried = f"; tried: {_gain(first.gain)}" if first.gain else ""
-        yield Line("Why", f"{first.status}: {first.title}, {_cost(first, last)}{tried}")
+        yield Line("Why", f"{first.status}: {first.title}{most}{tried}")
         proof = " (not measured)"
         if first.gain:
             proof = " (tried: no certain gain)" if first.gain.low_ms <= 0 else ""
@@ -102,7 +104,7 @@ def _answer(found: Diagnosis) -> Iterator[Line]:
     missing = (
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
-    doubts = [*_residual(found.runs), *_trust(last), *missing]
+    doubts = [*residual, *_trust(last), *missing]
     yield from (Line("Doubt", said) for said in doubts[:MOST_DOUBTS])
 
 
@@ -140,18 +142,15 @@ def _low_precision(run: Traced) -> Iterator[str]:
             continue
         saved = [gain.ms, gain.low_ms, gain.high_ms]
         if gain.cause == SAID_APART:
-            without_ms, with_ms = gain.step_ms - gain.ms, gain.step_ms
             ratio, *ends = (1 - ms / gain.step_ms for ms in saved)
         else:
-            without_ms, with_ms = gain.step_ms, gain.step_ms - gain.ms
             ratio, *ends = (gain.step_ms / max(1e-9, gain.step_ms - ms) for ms in saved)
         gives = "makes" if gain.cause == SAID_APART else "would make"
         low, high = min(ends), max(ends)
         doubt = ", which may be nothing" if low < 1 < high else ""
         yield (
             f"AMP {'may make' if doubt else gives} it {ratio:.2f} times as fast ({low:.2f} to "
-            f"{high:.2f}){doubt}: {without_ms:.3g} ms a step without autocast, {with_ms:.3g} with "
-            f"it{', on one batch again and again' * gain.resident}"
+            f"{high:.2f}){doubt}{', on one batch again and again' * gain.resident}"
         )
 
 
@@ -180,13 +179,27 @@ def _recorded_longer(run: Traced) -> bool:
     return run.window_ns / run.steps / NS_PER_MS > (1 + SLOWED) * run.step_ms
 
 
+def _is_exceeded(cause: Cause, run: Traced) -> bool:
+    """Whether trying its fix saved more than the most that the trace has for it."""
+    gain = cause.gain
+    if gain is None or not cause.ms:
+        return False
+    most_share = cause.most_ms / run.step_ms
+    if run.on_cpu or (cause.saves_ms is None and _recorded_longer(run)):
+        most_share = cause.share * cause.most_ms / cause.ms
+    return gain.ms / gain.step_ms > most_share
+
+
 def _gain(gain: Gain) -> str:
-    """ "2.86 ms less of 17.3 (1.6 to 4.01)", or "0.3 ms more ..." where it was slower."""
+    """ "17 % of a step less (9 to 23)", or "2 % of a step more ..." where it was slower.
+
+    Steps of trials are not those that were recorded: their shares alone stand beside each other.
+    """
     values, how = (gain.ms, gain.low_ms, gain.high_ms), "less"
     if gain.ms < 0:
         values, how = (-gain.ms, -gain.high_ms, -gain.low_ms), "more"
-    ms, low, high = (f"{value:.3g}" for value in values)
-    return f"{ms} ms {how} of {gain.step_ms:.3g} ({low} to {high})"
+    share, low, high = (f"{100 * value / gain.step_ms:.2g}" for value in values)
+    return f"{share} % of a step {how} ({low} to {high})"
 
 
 def _residual(runs: Sequence[Traced]) -> Iterator[str]:

@@ -52,8 +52,24 @@ def ratio(value: Ratio) -> str:
 
 
 def interval(value: Ratio) -> str:
-    """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"."""
-    return fmt.interval(value, 3 if value.ci95 is not None and _is_near(value) else None)
+    """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"; the ends where the half would
+    reach 1, though the interval does not: "1.012 [1.000, 1.030]".
+    """
+    if value.ci95 is None or not _is_near(value):
+        return fmt.interval(value)
+    if not value.no_difference and not is_clear(value):
+        return f"{value.ratio:.3f} [{value.ci95[0]:.3f}, {value.ci95[1]:.3f}]"
+    return fmt.interval(value, 3)
+
+
+def is_clear(value: Ratio) -> bool:
+    """Whether it differs from 1 by more than the longer half of its interval, which is narrow
+    enough for a verdict. False without an interval.
+    """
+    if value.ci95 is None or value.ruined_pct:
+        return False
+    low, high = value.ci95
+    return abs(value.ratio - 1) > max(high - value.ratio, value.ratio - low)
 
 
 def times(value: Ratio) -> str:

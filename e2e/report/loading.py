@@ -13,7 +13,7 @@ from typing import NamedTuple
 from e2e.case import DATA_WORDS, RESIDENT, TrainCase
 from e2e.input_stalls import fewest_from
 from e2e.report.arms import SHORT_MARK, SHORT_NOTE, SHORT_WORDS, grouped, is_short
-from e2e.report.figures import bottleneck_of
+from e2e.report.figures import bottleneck_of, is_clear
 from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import OP, LoadCase, Loading, load_case
 from e2e.results.types import Training
@@ -233,8 +233,14 @@ def _gain(gain: Gain) -> str:
 
 def _notes(joint: Joint) -> list[str]:
     lost = [arm for arm in joint.trainings if arm.status == "failed"]
+    base, *others = joint.recipes
+    found = (joint.speedup(name, base, count) for name in others for count in joint.workers)
+    gains = list(filter(None, found))
     return [
-        "img/s: predicted / measured, by the wall clock; in brackets: predicted",
+        "img/s: predicted / measured, by the wall clock"
+        + "; in round brackets: predicted" * any(not gain.measured for gain in gains)
+        + f"; {fmt.UNCERTAIN}: too uncertain for a verdict"
+        * any(gain.measured and gain.ratio.ruined_pct > 0 for gain in gains),
         *[SHORT_NOTE] * is_short(joint.recipes[0], joint.trainings),
         *missing([(f"{arm.case.recipe} with {fmt.count(arm.case.workers, 'worker')}",
                    f"failed: {arm.reason or 'no reason given'}") for arm in lost]),
@@ -303,10 +309,18 @@ def _pays(joint: Joint, name: str, base: str, start: int) -> str:
     gain = joint.speedup(name, base, start)
     assert gain
     source = "measured" if gain.measured else "predicted"
-    there = f"{_times(gain)} times as fast as {joint.title(base)} there, {source}"
+    said = f"{_times(gain)} times as fast as {joint.title(base)}"
     if start == joint.workers[0]:
-        return f"{name} is faster at every number of workers tried, from {start} on: {there}"
-    return f"{name} needs {fmt.count(start, 'worker')} to be faster: {there}"
+        return (
+            f"{name} is faster at every number of workers tried, from {start} on: {said} there, "
+            f"{source}"
+        )
+    fewer = joint.workers[joint.workers.index(start) - 1]
+    before = joint.speedup(name, base, fewer)
+    known = before is not None and (not before.measured or is_clear(before.ratio))
+    without = "it is not" if known else "it cannot be told"
+    clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
+    return f"{name} is {clearly}faster with {workers}: {said}, {source}; with {fewer} {without}"
 
 
 def _times(gain: Gain) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from e2e.report.answer import where_of
@@ -12,8 +12,9 @@ from e2e.report.arms import (
     View,
     grouped,
     in_order,
+    is_base,
 )
-from e2e.report.figures import bottleneck
+from e2e.report.figures import bottleneck, is_clear
 from e2e.report.trainings import MOST_ROWS, names_of
 from e2e.results.types import Predicted, Training
 from microbench import fmt
@@ -59,6 +60,7 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
     """A row for each prediction, in ms, beside what was measured; `asked`: also on the screen."""
     arms = view.only(lambda arm: arm.predicted is not None)
     alone = any(map(of_operations, arms.arms))
+    of_gpu = "GPU time\n" * alone
     names = in_order({name: 0 for arm in arms.arms for name in _of(arm).speedup})
     columns = [
         *names_of(arms),
@@ -66,7 +68,7 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
         Column("interval", "predicted.interval_s", _interval, drop=9),
         Column("measured\nms", "measured_s", fmt.milliseconds),
         Column("error", "error_pct", fmt.signed_pct),
-        *(Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
+        *(Column(f"{of_gpu}x {view.title(name, SHORT_MARK)}", f"x {name}", _ratio)
           for name in names),
         Column("exchange\nadds ms", "predicted.exchange_s", fmt.milliseconds, drop=5),
         Column("launches", "launches", drop=6),
@@ -78,7 +80,8 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
         {
             "where": view.where(arm) or None, "label": view.label(arm),
             "predicted": _of(arm), "error_pct": error_pct(arm),
-            **{f"x {name}": ratio for name, ratio in _of(arm).speedup.items()},
+            **{f"x {name}": ratio for name, ratio in _of(arm).speedup.items()
+               if not _launches_longer(view, arm, name)},
             "measured_s": (arm.steps and arm.steps.busy_s) if of_operations(arm) else arm.step_s,
             "launches": _of(arm).launches or None, "limit": bottleneck(_of(arm).limit) or None,
         }
@@ -156,12 +159,13 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         worst, arm = max(errors, key=lambda pair: pair[0])
         off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(arm)})"
     if len(view.groups) > 1:
-        said = f"{fmt.count(len(arms), 'step')} predicted ({where_of(arms, device)})"
+        said = f"{fmt.count(len(arms), 'step')} predicted ({where_of(view, arms, device)})"
         if off:
             said += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
         lines = [Line("", said)]
     else:
         lines = [Line("", _sentence(view, asked[-1], device))]
+    lines += [Line("", said) for said in _by_measured_steps(view, asked)]
     waits = [arm for arm in asked if _may_wait(arm)]
     first = (waits or asked)[-1]
     predicted = _of(first)
@@ -184,6 +188,28 @@ def _may_wait(arm: Training) -> bool:
     return bool(predicted.host_s and predicted.host_s > MAY_LIMIT * predicted.step_s)
 
 
+def _launches_longer(view: View, arm: Training, name: str) -> bool:
+    """Whether it or its baseline is launched in more time than the GPU needs: then a ratio of GPU
+    times says nothing of steps.
+    """
+    group = view.group_of(arm)
+    ones = [arm, *(other for other in group.arms if is_base(other, name, group))]
+    known = [one.predicted for one in ones if one.predicted and one.predicted.of_operations]
+    return any(one.host_s and one.host_s > one.step_s for one in known)
+
+
+def _by_measured_steps(view: View, asked: Sequence[Training]) -> Iterator[str]:
+    """How often a measured step is clearly faster than the baseline's, for all that were asked."""
+    if len(view.groups) == 1:
+        return
+    for name in in_order({name: 0 for arm in asked for name in arm.speedup}):
+        ratios = [arm.speedup[name] for arm in asked if name in arm.speedup]
+        clear = sum(is_clear(ratio) and ratio.ratio > 1 for ratio in ratios)
+        yield (
+            f"A measured step is clearly faster than {view.title(name)} in {clear} of {len(ratios)}"
+        )
+
+
 def _sentence(view: View, arm: Training, device: str) -> str:
     """ "amp: 22.1 ms of the GPU a step (21.0..23.2); tf32 takes 1.17 times as long (...)"."""
     predicted = _of(arm)
@@ -193,9 +219,11 @@ def _sentence(view: View, arm: Training, device: str) -> str:
     if predicted.interval_s:
         said += f" ({_interval(predicted.interval_s)})"
     for name in in_order(predicted.speedup):
+        if _launches_longer(view, arm, name):
+            continue
         longer = _ratio(predicted.speedup[name])
         said += f"; {view.title(name)} takes {longer} times as long"
-    return f"{said} ({where_of([arm], device)})"
+    return f"{said} ({where_of(view, [arm], device)})"
 
 
 def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[str]:

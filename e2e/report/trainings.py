@@ -27,7 +27,7 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
 from microbench.report.parts import VERBOSE, Column, Part, Row, Topic, missing
-from microbench.results.types import RUINED_PCT, Json, Run
+from microbench.results.types import RUINED_PCT, Json, Ratio, Run
 
 MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups are left out
 STAGES = "stages_s"  # in settings
@@ -37,12 +37,14 @@ DIM, RED = "dim", "red"
 
 def row_of(view: View, arm: Training) -> Row:
     """An arm and what tables say of it beside its own values; dim where it is a baseline only."""
+    lost = " *" * view.is_lost(arm)
     item: Json = {
         "where": view.where(arm) or None,
-        "label": view.label(arm) + " *" * (arm.converged is False),
+        "place": view.where(arm) + lost,
+        "label": view.label(arm) + lost,
         "arm": arm,
-        **{f"x {name}": arm.speedup[name] for name in view.compared
-           if view.is_compared(arm, name)},
+        **{f"x {name}": (arm.speedup[name], bool(view.group_of(arm).ruined_pct))
+           for name in view.compared if view.is_compared(arm, name)},
         "efficiency": next((one.efficiency for one in scaled(view.arms) if one.many is arm), None),
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
@@ -75,7 +77,7 @@ def names_of(view: View, shown: Sequence[Training] = ()) -> list[Column]:
     if len(view.groups) == 1:
         return [Column(view.first_title, "label")]
     if len(labels) == 1:
-        return [Column(labels.pop(), "where")]
+        return [Column(labels.pop(), "place")]
     return [Column("", "where", once=True), Column(view.first_title, "label")]
 
 
@@ -153,9 +155,15 @@ def _rate(view: View) -> Column:
 def _ratios(view: View) -> list[Column]:
     """The first baseline is what matters; the others go before it where there is no room."""
     return [
-        Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", ratio, drop=place)
+        Column(f"x {view.title(name, SHORT_MARK)}", f"x {name}", _verdict, drop=place)
         for place, name in enumerate(view.compared)
     ]
+
+
+def _verdict(found: tuple[Ratio, bool]) -> str:
+    """A ratio; with "?" where there is no verdict on its group."""
+    value, ruined = found
+    return fmt.interval(value) + fmt.UNCERTAIN if ruined else ratio(value)
 
 
 def _brief_columns(view: View) -> list[Column]:
@@ -189,11 +197,13 @@ def _signs(view: View, arms: Sequence[Training]) -> list[str]:
     """What the signs in these rows mean, in a line; nothing where there are none."""
     ratios = [found for arm in arms for found in arm.speedup.values()]
     signs = [
-        ("~1: no difference measured", any(found.no_difference for found in ratios)),
+        ("~1: no difference measured",
+         any(found.no_difference for arm in arms for found in arm.speedup.values()
+             if not view.group_of(arm).ruined_pct)),
         ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
-        (f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict",
-         any(found.ruined_pct for found in ratios)),
-        ("*: did not converge", any(arm.converged is False for arm in arms)),
+        (f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, or beside a time that is: no verdict",
+         any(arm.speedup and view.group_of(arm).ruined_pct for arm in arms)),
+        ("*: did not converge", any(map(view.is_lost, arms))),
     ]  # fmt: skip
     short = [SHORT_NOTE] * any(map(view.is_short, view.compared))
     return ["; ".join(text for text, said in signs if said), *short]

@@ -5,8 +5,10 @@ They fit, they add up, no escape code gets through, and no odd run ends in a tra
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -45,6 +47,7 @@ from samples.training_runs import (
 )  # fmt: skip
 
 from e2e.case import TrainCase
+from e2e.report import diagnosis, figures
 from e2e.report.arms import view_of
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
 from e2e.report.pictures import bar_rows, fall_rows, loss_rows, training_chart, waterfall_rows
@@ -373,7 +376,7 @@ def test_nothing_follows_from_ruined_intervals() -> None:
     wide = replace(fp32.steps, ci95_s=(0.5 * fp32.steps.median_s, 90 * fp32.steps.median_s))
     ruined = run_of(replace(fp32, steps=wide), tf32, replace(amp, causes=CAUSES))
     text = " ".join(shown(ruined, details=True).split())
-    assert "No verdict on fp32, tf32, amp" in text
+    assert "No verdict on fp32, tf32 and amp" in text
     for said in ("where the time of a step goes", "What limits", "trains", "saves", "Try"):
         assert said not in text
     assert len(answer(ruined)) == 3
@@ -455,6 +458,71 @@ def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> No
     latency = value(row, by_title["ms/batch"].path)
     assert latency == pytest.approx(256 / (value(row, by_title["img/s"].path) or 1))
     assert "From fp32 to amp (batch 256): where the time of a forward pass goes" in to_markdown(run)
+
+
+# ---------------------------------------------------------------- what stands in results/
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_no_answer_claims_more_than_its_table() -> None:
+    """No ratio that its cell calls ~1, no verdict beside a "?", no rung that gained nothing."""
+    count = 0
+    for path in RESULTS.rglob("*.json"):
+        with contextlib.suppress(UserError):
+            run = read_run(path)
+            view, found = view_of(run), report(run)
+            said = " ".join(line.text for line in found.answer)
+            for one in view.arms:
+                count += 1
+                for gain in one.speedup.values():
+                    ratio = f"{figures.times(gain)} ({view.where(one)})"
+                    assert not gain.no_difference or f"{ratio} times" not in said
+                    assert not gain.no_difference or f"{ratio} to" not in said
+                assert not one.float8_layers or "still in float32" not in str(one.causes)
+                if f"use all up to {view.label(one).removeprefix('+ ')}:" in said:
+                    assert figures.is_clear(one.speedup["previous"])
+                    assert one.speedup["previous"].ratio > 1
+            for row in chain.from_iterable(part.rows for part in found.parts):
+                if isinstance(row.item, dict) and "arm" in row.item:
+                    group = next(one for one in view.groups if row.item["arm"] in one.arms)
+                    ruined = bool(group.ruined_pct)
+                    cells = [cell for name, cell in row.item.items() if name.startswith("x ")]
+                    assert all(marked == ruined for _, marked in cells)
+    assert count > 200
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "train-fp8-1024",
+            "fp8 is slower: it trains 0.92 ±0.01 times as fast as amp-bf16, in 0.80",
+        ),
+        ("timm/ours-compiled", "amp trains 7,064 img/s (resnet50, batch 256, +compile,"),
+        ("ranks-strong", "(strong scaling, resnet50, global batch 512)"),
+        ("ladder-resnet50", "use all up to compile: 0.50 of the memory"),
+        ("stalls-resnet50", "as fast as fp32, measured; with 8 it cannot be told"),
+        ("studies/vgg16-batch/runs/table", "No recipe clearly learned (batch 128)"),
+        ("studies/resnet-static256/runs/fed", "No recipe learned, so no speed is a gain: accuracy"),
+        ("predict-gpu-time", "A measured step is clearly faster than tf32 in 2 of 12"),
+    ],
+)
+def test_a_sentence_is_what_the_data_carry(name: str, said: str) -> None:
+    assert said in " ".join(answer(read_run(RESULTS / "nvidia-h200" / f"{name}.json")))
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("diagnose/**/*.json")), ids=lambda p: p.stem)
+def test_a_diagnosis_bounds_nothing_below_what_was_measured(path: Path) -> None:
+    found = diagnosis.report(json.loads(path.read_text()))
+    (said, *_), doubts = ([line.text for line in found.answer if line.label == label]
+                          for label in ("Why", "Doubt"))  # fmt: skip
+    bound, tried = re.search(r"(\d+) % of a step", said), re.search(r"tried: (\d+) % .* less", said)
+    if tried and "at most" in said:
+        assert bound
+        assert int(tried[1]) <= int(bound[1])
+    if any("trust no term" in doubt for doubt in doubts):
+        assert "changed most" not in said
 
 
 # ---------------------------------------------------------------- CSV and charts
