@@ -322,7 +322,8 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
         first = every.index(sizes[0])
         where = f"at {fmt.listed(sizes)}"
         if several:
-            where = f"in {len(some)} of {fmt.count(len(timed), 'case')}"
+            of = f" of {fmt.count(len(timed), 'case')}" if not said else ""
+            where = f"in {len(some)}{of}"
         elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
             where = f"at {sizes[0]}..{sizes[-1]}"
         said.append(f"{bound} {where}{_example(some, [] if several else sizes)}")
@@ -347,6 +348,7 @@ def _example(results: Sequence[Result], sizes: Sequence[str]) -> str:
     detail = re.sub(r"^(no single bottleneck: |launch latency is )", "", detail)
     detail = re.split(r": (?=\d)", detail)[0]
     detail = re.sub(r"of what (\S+) reaches at", r"of \1's peak at", detail)
+    detail = detail.replace("of what the SMs can do at", "of the SMs' peak at")
     if sizes == [fmt.size(shows.case)]:
         return f" ({detail})" * bool(detail)
     return f" ({fmt.size(shows.case)}: {detail})" if detail else ""

@@ -371,10 +371,10 @@ def _settings(run: Run) -> Part:
     columns = [
         *([Column("precision", "precision", once=True)] if several else []),
         Column("setting", "setting"),
-        *(column for name in reversed(arms_of(run).baselines) for column in (
-            Column(f"faster than\n{name} at", f"{name}.from"),
-            Column(f"x {name}\nleast", f"{name}.least", fmt.times),
-            Column("\nmost", f"{name}.most", fmt.times),
+        *(column for place, name in enumerate(reversed(arms_of(run).baselines)) for column in (
+            Column(f"faster than\n{name} at", f"{name}.from", drop=place),
+            Column(f"x {name}\nleast", f"{name}.least", fmt.times, place),
+            Column("\nmost", f"{name}.most", fmt.times, place),
             Column(f"slower than\n{name} at", f"{name}.slower", drop=2),
         )),
         Column("sizes", "sizes", drop=1),
