@@ -91,7 +91,8 @@ def answer(run: Run, view: View) -> list[Line]:
 
 
 def _within(lines: list[Line], most: int) -> list[Line]:
-    """The lines that fit so many rows of a screen: later reasons go first, then later findings.
+    """The lines that fit so many rows of a screen: later reasons go first, then later findings,
+    later doubts, and the first reason.
 
     All that goes is in a part of --verbose.
     """
@@ -99,6 +100,7 @@ def _within(lines: list[Line], most: int) -> list[Line]:
         *[line for line in lines if line.label == "Why"][:0:-1],
         *[line for line in lines if line.label == "" and NO_VERDICT not in line.text][:1:-1],
         *[line for line in lines if line.label == "Doubt"][:0:-1],
+        *[line for line in lines if line.label == "Why"][:1],
     ]
     while going and sum(1 + len(line.text) // ROW for line in lines) > most:
         lines = [line for line in lines if line is not going[0]]
