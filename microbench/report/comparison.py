@@ -96,7 +96,7 @@ def _why(one: Comparison) -> Iterator[str]:
     )
     if reasons:
         said = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(2))
-        yield f"not told: {said}"
+        yield f"cannot tell: {said}"
     if one.card:
         yield one.card
     if one.differences:
@@ -120,7 +120,7 @@ def _tables(found: Mapping[str, Comparison]) -> list[Part]:
     every.sort(key=lambda one: (ORDER.index(one[1].verdict), -abs(math.log(one[1].ratio or 1.0))))
     told = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
     verdicts = {row.verdict for _, row in told}
-    title = "Not the same, or not told" if verdicts & {"slower", "faster"} else "Not told"
+    title = "Not the same, or cannot tell" if verdicts & {"slower", "faster"} else "Cannot tell"
     title = "Not the same" if verdicts <= {"slower", "faster"} else title
     below: list[str] = []
     for verdict in ORDER:
