@@ -253,7 +253,6 @@ def doctor() -> None:
 @click_options(
     (
         Said("sizes", default="8192"), "dtype",
-        Said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
         Said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
         Said("json", help="File to write; - is stdout  [default: in the state folder]"),
@@ -275,7 +274,8 @@ def fleet(threshold: str, **options: Any) -> int:
     """
     from microbench.fleet import check_fleet
 
-    asked = {**options, "vs": "none", "budget": options["budget"] or FLEET_S}
+    budget_s = options["budget"] or FLEET_S
+    asked = {**options, "backend": "cublas", "vs": "none", "budget": budget_s}
     return check_fleet(request_of(GemmRequest, asked), threshold)
 
 
