@@ -134,7 +134,7 @@ def means_of(run: Run) -> dict[str, float]:
         for one in payoffs(run, name):
             known = found.setdefault(one.baseline, {}).setdefault(name, {})
             for (result, ratio), gain in zip(one.rows, one.gains, strict=True):
-                if gain != RUINED:
+                if gain != RUINED and ratio.ratio > 0:
                     known[result.case.group] = ratio.ratio
     most = max((len(by_name) for by_name in found.values()), default=0)
     best: dict[str, dict[str, float]] = {}

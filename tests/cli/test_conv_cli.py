@@ -145,10 +145,11 @@ def test_layers_count_uses_and_the_work_of_a_step_is_a_hand_count(shop: Shop) ->
     assert total == hand
     if any(raw["median_s"] is None for raw in raws.values()):
         pytest.skip("a busy machine: something did not fit the budget")
-    row = next(line for line in layered.report.splitlines() if line.startswith("total "))
-    count, milliseconds = row.removeprefix("total ").split()[:2]
+    whole = run_here(main, "microbench", "show", layered.file, "--verbose").stdout
+    row = next(line for line in whole.splitlines() if line.startswith("total "))
+    milliseconds = row.removeprefix("total ").split()[0]
     total = sum(use["count"] * raws[use["group"]]["median_s"] for use in uses)
-    assert (int(count), float(milliseconds)) == (7, pytest.approx(total * 1e3, rel=0.01))
+    assert float(milliseconds) == pytest.approx(total * 1e3, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "first"), [("layers", -3), ("conv", 0)])
@@ -207,13 +208,11 @@ def net():
 """
     )
     words = ("layers", "mixed:net", "--device", "cpu", "--dtype", "bf16", "--budget", "0.5")
-    ran = run_here(main, "microbench", *words)
+    ran = run_here(main, "microbench", *words, "--verbose")
     assert ran.returncode == 0, ran.stderr
     said = " ".join(ran.stdout.split())
-    shares = dict(re.findall(r"Not measured: ([\d.]+) % of the FLOPs \(([^)]+)\)", said))
+    shares = dict(re.findall(r"([\d.]+) % of the FLOPs not measured: (.+?)(?: Doubt|;)", said))
     reasons = list(shares.values())
-    assert reasons == [
-        "FFTs are not measured", "3-D convolutions are not measured yet",
-    ]  # fmt: skip
+    assert reasons == ["FFTs are not measured", "3-D convolutions are not measured yet"]
     assert 0 < sum(map(float, shares)) < 100
     assert "total over 0" not in said

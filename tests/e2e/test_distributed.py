@@ -317,7 +317,8 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 def test_one_command_over_one_process_and_two(launcher: Launcher) -> None:
     words = ("--batch", "8", "--gpus", "1,2", "--compress", "none,bf16", "--budget", "1")
-    out = launcher.run("-m", "e2e", *OWN, *words, "--iterations", "3", "--json", "run.json")
+    words = (*words, "--iterations", "3", "--json", "run.json", "--verbose")
+    out = launcher.run("-m", "e2e", *OWN, *words)
     found = results(launcher.folder / "run.json")
     assert [(r["case"]["gpus"], r["case"]["compress"]) for r in found] == [
         (1, "none"), (2, "none"), (2, "bf16"),

@@ -462,7 +462,7 @@ def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
     assert (ms(run)[LOADER], ms(run)[LAUNCH]) == approx((70, 8), rel=0.1)
     assert about(run.findings[0], DATA)
     assert any(about(finding, "launch") for finding in run.findings[1:])
-    screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz").stdout
+    screen = run_here(main, "e2e", "diagnose", tmp_path / "run.json.gz", "--verbose").stdout
     assert ("after that" in screen) == resident
 
 
