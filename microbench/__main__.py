@@ -40,7 +40,7 @@ from microbench.requests import (
     request_of,
 )
 
-FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
+FLEET_BACKEND, FLEET_S = "cublas", 10.0  # of sampling: power and clock have settled
 OF_ALL = {"Output": "json html verbose", "Time": "budget processes"}  # what most runs need
 # What networks and maps take as usual: `gemm` and `conv` are for trying them.
 AS_USUAL = frozenset({"data", "timer", "l2", "regime", "autotune", "no_tune", "without", "seed"})
@@ -275,7 +275,7 @@ def fleet(threshold: str, **options: Any) -> int:
     from microbench.fleet import check_fleet
 
     budget_s = options["budget"] or FLEET_S
-    asked = {**options, "backend": "cublas", "vs": "none", "budget": budget_s}
+    asked = {**options, "backend": FLEET_BACKEND, "vs": "none", "budget": budget_s}
     return check_fleet(request_of(GemmRequest, asked), threshold)
 
 

@@ -201,8 +201,8 @@ def test_a_killed_process_and_a_missing_device_are_rows_with_reasons(
     monkeypatch.setattr(command, "Worker", Killing)
     monkeypatch.setattr(command, "devices_here", lambda: ["cpu", "cuda:99"])
     path = tmp_path / "f.json"
-    small = ["--backend", "cpu", "--dtype", "fp32", "--sizes", "64", "--budget", "0.5"]
-    assert main(["fleet", *small, "--json", str(path)]) == 1
+    monkeypatch.setattr("microbench.__main__.FLEET_BACKEND", "cpu")
+    assert main(["fleet", "--dtype=fp32", "--sizes=64", "--budget=0.5", f"--json={path}"]) == 1
     copied, killed, missing = json.loads(path.read_text())["rows"]
     assert (copied["case"], copied["status"]) == (COPY, "ok"), "before it died"
     assert "SIGKILL" in killed["reason"]
