@@ -91,7 +91,7 @@ def answer(run: Run, view: View) -> list[Line]:
 
 
 def _within(lines: list[Line], most: int) -> list[Line]:
-    """The lines that fit so many rows of a screen: later reasons go first, then later findings,
+    """The lines that fit this many rows of a screen: later reasons go first, then later findings,
     later doubts, and the first reason.
 
     All that goes is in a part of --verbose.

@@ -193,7 +193,7 @@ def is_sound(view: View, arm: Training) -> bool:
 def ledger_part(view: View, arm: Training, doubt: str) -> Part:
     """A training's ledger: a row a term, with its time in both steps and the change, in ms.
 
-    Under `doubt` it is for who asks for ledgers.
+    Under `doubt` it is for those who ask for ledgers.
     """
     rows = changes(arm, fold=False)
     longest = max(abs(rows[-1].base_ms or 0), abs(rows[-1].other_ms or 0))

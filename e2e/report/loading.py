@@ -1,4 +1,4 @@
-"""The data loaders of a run: alone, and what recipes fed by them reach with so many workers.
+"""The data loaders of a run: alone, and what recipes fed by them reach by number of workers.
 
 `Joint` puts a network's trainings and its loader together; measured comes before predicted.
 """

@@ -26,7 +26,7 @@ RECIPES = {"fp8-tensor": "tensorwise", "fp8-row": "rowwise"}  # as torchao names
 FP8_MULTIPLE = 16  # elements that cuBLASLt's FP8 products come in
 TRIED = 256  # rows and columns, at most, of products that are tried before
 WARM_CALLS = 3  # before a call is captured
-PADDED_SCALES = 4  # a square block's scales are stored in multiples of so many
+PADDED_SCALES = 4  # a square block's scales are stored in multiples of this
 
 Given = Mapping[str, Tensor]
 Factors = Mapping[str, tuple[Quantised, Quantised]]

@@ -156,9 +156,9 @@ def lines(
     """A curve a series over x, which is logarithmic but for a `band`.
 
     Rows have series, x and y; low and high are an interval, drawn as a bar or as a `band`; `mark`
-    is "line" or "point" where only that is drawn, `note` is told. A curve is broken where it has no
-    point at a size that others have. `log`: of y; else it begins at 0 if `from_zero`. `rules` are
-    lines across (series, y, text). `colours` and `dashes` are by series.
+    is "line" or "point" where only that is drawn, `note` a tooltip. A curve is broken where it has
+    no point at a size that others have. `log`: of y; else it begins at 0 if `from_zero`. `rules`
+    are lines across (series, y, text). `colours` and `dashes` are by series.
     """
     rows, rules = _cleaned(rows), _cleaned(rules)
     alt, panels, names = library(), _by_panel(rows), _names(rows)
@@ -222,7 +222,7 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
     """A bar a row, from the top: label, value, text, colour. Two may have one label.
 
     It begins at 0 or at `start`. `low` and `high` are an interval, `base` is a grey bar behind,
-    `note` is told.
+    `note` is the tooltip.
     """
     alt, rows = library(), _cleaned(rows)
     drawn: list[Any] = []
@@ -289,7 +289,7 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
 
 
 def cells(rows: Sequence[Json], *, x: str, y: str, across: Sequence[str] = ()) -> Any:
-    """A square a row, coloured by `ratio`: x, y, text, small; `note` is told.
+    """A square a row, coloured by `ratio`: x, y, text, small; `note` is the tooltip.
 
     Columns are as `across`, or in the order in which they come, as lines are; x may have "/"
     between the lines of its name.

@@ -401,7 +401,7 @@ def test_nothing_follows_from_ruined_intervals() -> None:
 def test_nothing_is_explained_that_was_not_measured(
     ratio: Ratio, terms: dict[str, float], said: str
 ) -> None:
-    """A line in place of ledger, causes and fixes; the speed is told, the file has it all."""
+    """A line in place of ledger, causes and fixes; the speed is shown, the file has it all."""
     causes = (replace(CAUSES[0], measured_gain_pct=49.0), *CAUSES[1:])
     made = replace(steps_of(100.0, **terms), causes=causes, speedup={"fp32": ratio}, limit="host")
     run = run_of(arm("fp32", 256 / 0.1), made)
