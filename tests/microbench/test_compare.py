@@ -357,7 +357,7 @@ ALIKE = Learnt(VariancePrior(1e-12, 1e4), VariancePrior(1e-12, 1e4))  # processe
 
 
 def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Timed:
-    """Exactly known times, in so many processes."""
+    """Exactly known times, in a number of processes."""
     if processes > 1:
         return replace(several([seconds] * processes, mhz), ci95_s=(seconds, seconds))
     return once(seconds, 0.0, sm_clock_mhz=mhz)

@@ -406,7 +406,7 @@ def test_every_arm_takes_part_in_every_round_in_an_order_of_its_own() -> None:
     assert len(orders) == rounds
     assert all(sorted(order) == ["arm0", "arm1", "arm2", "arm3"] for order in orders)
     assert len({tuple(order) for order in orders}) > len(orders) / 4
-    for first in range(4):  # nobody always goes first, or always after the same other
+    for first in range(4):  # none always goes first, or always after the same other
         assert 0 < sum(order[0] == f"arm{first}" for order in orders) < rounds
     followers = {pair for order in orders for pair in itertools.pairwise(order)}
     assert len(followers) == 12

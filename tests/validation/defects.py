@@ -111,7 +111,7 @@ def _compiled(kernel: str, tile: int, threads: int, *options: str) -> Launcher:
 
 
 def _shifted(elements: int) -> Launcher:
-    """The library's GEMM of a B that begins so many elements past an aligned address.
+    """The library's GEMM of a B that begins a few elements past an aligned address.
 
     A is the one given: it is the smaller or the first of the inputs, which samples renew.
     """
