@@ -1,7 +1,8 @@
 """What a training process and its loaders write to standard error, passed on without floods.
 
 libjpeg has a line for every damaged image, each time that it is read, and a GPU one for every
-thread whose assertion fails.
+thread whose assertion fails. NCCL's watchdog ends a rank that waits for another in vain, with the
+stack of C++: its message belongs to the reason of that end, and the stack to nobody.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ STDERR = 2
 CHUNK_BYTES = 1 << 16
 LAST_WORDS_S = 0.5  # that a process which has ended gets for what it wrote
 _NUMBER = re.compile(rb"0x[0-9a-f]+|[0-9a-f]*[0-9][0-9a-f]*")
+_WATCHDOG = b"terminate called after throwing an instance of 'c10::DistBackendError'"
+_WORDS = re.compile(rb"  what\(\):  (?:.* terminated with exception: )?(.*)")
+_STACK = re.compile(rb"Exception raised from |frame #|$")
 
 
 def into(errors: Connection, serve: Serve, pipe: Connection, settings: Any) -> None:
@@ -32,10 +36,14 @@ def into(errors: Connection, serve: Serve, pipe: Connection, settings: Any) -> N
 
 
 class PassedOn:
-    """A thread that passes lines on to standard error until the child and its children end."""
+    """A thread that passes lines on to standard error until the child and its children end.
+
+    `watchdog` is what NCCL's has said as it ended a rank; "" where it has not.
+    """
 
     def __init__(self, reader: Connection) -> None:
-        self._reader = reader
+        self.watchdog = ""
+        self._reader, self._in_stack = reader, False
         self._seen: Counter[bytes] = Counter()
         self._thread = threading.Thread(target=self._run, name="child's errors", daemon=True)
         self._thread.start()
@@ -59,6 +67,11 @@ class PassedOn:
                 _write(b"(%d more lines as: %s)" % (more, kind))
 
     def _take(self, line: bytes) -> None:
+        words = _WORDS.match(line)
+        self._in_stack = line == _WATCHDOG or (self._in_stack and bool(words or _STACK.match(line)))
+        if self._in_stack:
+            self.watchdog = words[1].decode(errors="replace") if words else self.watchdog
+            return
         kind = _NUMBER.sub(b"N", line)
         self._seen[kind] += 1
         if self._seen[kind] <= MOST_ALIKE:

@@ -9,7 +9,7 @@ from typing import Any
 from e2e.commands.child_errors import PassedOn, into
 from e2e.commands.job import Begun, Ended, Job, Stage, serve
 from e2e.interrupts import share_sockets_folder
-from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve
+from microbench.worker import GENTLE_S, HANG_S, Child, OnStage, Serve, WorkerDied
 
 SET_UP_S = 600.0  # compiling a large network may take minutes without a word
 
@@ -35,7 +35,11 @@ class JobProcess(Child):
         UserError for a mistake of the user.
         """
         patience_s = begun.budget_s + (2 * HANG_S if begun.what == Stage.TIMING else SET_UP_S)
-        event = self._answer(on_stage, patience_s)
+        try:
+            event = self._answer(on_stage, patience_s)
+        except WorkerDied as death:
+            said = f": {self._errors.watchdog}" if self._errors.watchdog else ""
+            raise WorkerDied(death.key, death.reason + said) from None
         self.ended = isinstance(event, Ended)
         return event
 

@@ -35,7 +35,7 @@ LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may m
 
 def to_json(training: Training) -> Json:
     """The training as the schema has it. Step times are seconds, rounded to TIME_DECIMALS."""
-    data = _finite(asdict(training))
+    data = asdict(training)
     steps, state = data.pop("steps"), data.pop("state")
     steps = steps or dict.fromkeys(field.name for field in fields(StepTimes))
     steps["step_s"] = steps.pop("median_s")
@@ -51,18 +51,18 @@ def to_json(training: Training) -> Json:
         },
         **processes_json(training.steps.processes if training.steps else ()),
     }  # fmt: skip
-    return {
+    return _finite({
         "op": OP,
         **{name: value for name, value in data.items() if name not in later},
         **{name: value for name, value in steps.items() if name != PROCESSES},
         **state,
         **{name: value for name, value in later.items() if value},
         "case": {**data["case"], "image_size": _image_size(training.case)},
-        "images_per_s": _finite(training.per_s),
-        "images_per_j": _finite(training.per_j),
+        "images_per_s": training.per_s,
+        "images_per_j": training.per_j,
         "data_wait_s": training.data_wait_s,
         **{name: _mean_and_deviation(training, name) for name in ("loss", "accuracy")},
-    }
+    })  # fmt: skip
 
 
 def _traced_to_json(traced: TracedStep) -> Json:

@@ -35,9 +35,9 @@ class Death:
             return f"rank {self.rank} waited for another in vain"
         if self.code >= 0:
             return f"rank {self.rank} ended (exit code {self.code})"
-        how = signal.Signals(-self.code)
-        waited = ", as where another rank is waited for in vain" * (how == signal.SIGABRT)
-        return f"rank {self.rank} ended ({how.name}{waited})"
+        if self.code == -signal.SIGABRT:  # as NCCL's watchdog ends it
+            return f"rank {self.rank} waited for another in vain, or broke off (SIGABRT)"
+        return f"rank {self.rank} ended ({signal.Signals(-self.code).name})"
 
 
 def launch(count: int, work: Callable[..., None], *args: object) -> Death | None:

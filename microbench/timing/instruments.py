@@ -73,7 +73,7 @@ class Instruments:
             for _ in range(2)
         )
         self._sink = torch.zeros(1, dtype=torch.int32, device=self._device)
-        self._stamps = torch.zeros((2, 3), dtype=torch.int64, device=self._device)
+        self.stamps = torch.zeros((2, 3), dtype=torch.int64, device=self._device)
 
     def _launch(self, kernel: Any, grid: tuple[int], threads: int, *args: object) -> None:
         stream = torch.cuda.current_stream(self._device).cuda_stream
@@ -124,16 +124,17 @@ class Instruments:
 
     def stamp_clock(self, which: int) -> None:
         """Queue a read of the SM's cycle counter and the nanosecond timer; `which` is 0 or 1."""
-        self._launch(self._stamp, (1,), 1, np.uintp(self._stamps[which].data_ptr()))
+        self._launch(self._stamp, (1,), 1, np.uintp(self.stamps[which].data_ptr()))
 
     def clock_mhz(self) -> float | None:
         """Mean SM clock in MHz between the two stamps: cycles over time. Synchronises.
 
-        None when they ran on different SMs, whose counters differ.
+        None when they ran on different SMs, whose counters differ, or a counter began anew: where a
+        kernel of another program faults, the driver resets the SMs.
         """
-        stamps = cast("list[list[int]]", self._stamps.tolist())  # pyright: ignore[reportUnknownMemberType]
+        stamps = cast("list[list[int]]", self.stamps.tolist())  # pyright: ignore[reportUnknownMemberType]
         (cycles_0, ns_0, sm_0), (cycles_1, ns_1, sm_1) = stamps
-        if sm_0 != sm_1 or ns_1 <= ns_0:
+        if sm_0 != sm_1 or ns_1 <= ns_0 or cycles_1 <= cycles_0:
             return None
         return 1e3 * (cycles_1 - cycles_0) / (ns_1 - ns_0)
 

@@ -99,14 +99,16 @@ def test_numbers_are_rounded_to_what_a_timer_can_tell_and_null_where_they_are_no
     assert FULL.steps
     assert FULL.predicted
     broken = Repeat(3, 50, 1.0, math.inf, math.nan, math.nan, 0.1)
+    steps = replace(FULL.steps, times_s=(0.1 + 0.2, 1 / 3, 0.05), wait_s=math.nan)
     odd = replace(
-        FULL, steps=replace(FULL.steps, times_s=(0.1 + 0.2, 1 / 3, 0.05)), bound=math.inf,
+        FULL, steps=steps, bound=math.inf,
         predicted=replace(FULL.predicted, error_pct=math.nan), repeats=(FULL.repeats[0], broken),
         causes=(replace(FULL.causes[0], predicted_gain_pct=math.inf),),
     )  # fmt: skip
     written = as_file(to_json(odd))
-    assert written["times_s"] == [0.3, 0.3333333333, 0.05]
-    nulls = (written["bound"], written["predicted"]["error_pct"],
+    known = replace(steps, times_s=(0.3, 0.3333333333, 0.05), wait_s=None)
+    assert from_json(written, "x").steps == known
+    nulls = (written["bound"], written["data_wait_s"], written["predicted"]["error_pct"],
              written["causes"][0]["predicted_gain_pct"], written["repeats"][1]["loss"])  # fmt: skip
     assert set(nulls) == {None}
     assert written["loss"] == {"mean": FULL.repeats[0].loss, "std": 0.0, "population_std": 0.0}

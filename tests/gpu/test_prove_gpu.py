@@ -77,6 +77,7 @@ def diagnosed(folder: Path, text: str) -> dict[str, Any]:
     """The last run's data of a script with --prove."""
     script, written = folder / "train.py", folder / "found.json"
     script.write_text(text)
+    written.unlink(missing_ok=True)  # a file that is there is not written again
     words = ["--prove", "--json", str(written), "--after", "5", "--bare", "5"]
     assert main(["diagnose", str(script), *words]) == 0
     return json.loads(written.read_text())["runs"][-1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -75,6 +77,20 @@ def test_a_blocks_clock_is_the_mean_of_all_its_batches(
     assert len(block.times_s) == 2 * SAMPLES_BEHIND_GATE + 1
     assert block.times_s == pytest.approx([5e-6] * len(block.times_s), abs=card.tick_s)
     assert block.sm_clock_mhz == pytest.approx((1900 + 1600 + 1500) / 3)
+
+
+@pytest.mark.parametrize(
+    ("end", "mhz"), [((1900, 9000, 3), 1800.0), ((1900, 9000, 4), None), ((40, 9000, 3), None)]
+)
+def test_a_counter_of_another_sm_or_one_that_began_anew_is_no_clock(
+    end: tuple[int, int, int], mhz: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "microbench.timing.instruments"
+    for name in ("cupy", "cupyx", module):  # each is taken out again
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    del sys.modules[module]
+    stamps = SimpleNamespace(stamps=torch.tensor([(100, 8000, 3), end]))  # cycles, ns, SM
+    assert import_module(module).Instruments.clock_mhz(stamps) == mhz
 
 
 # ---------------------------------------------------------------- before a sample

@@ -9,13 +9,21 @@ from multiprocessing.connection import Connection
 
 from microbench.worker import WorkerDied
 
+WATCHDOG = b"""terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 0] Process group watchdog thread terminated with exception: timeout
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:692 (most recent call first):
+frame #0: c10::Error::Error() + 0x80 (0x7f in libc10.so)
+
+frame #1: <unknown function> + 0x12 (0x7f in libc.so.6)
+"""
+
 
 def complains(pipe: Connection, lines: int) -> None:
     """A library writes many lines that differ in numbers, and one that differs in words."""
     for number in range(lines):
         line = b"Corrupt JPEG data: %d extraneous bytes before marker 0x%x\n"
         os.write(2, line % (number, number))
-    os.write(2, b"something else, unfinished")
+    os.write(2, WATCHDOG + b"\nsomething else, unfinished")
     pipe.send(("ok", "ready"))
     pipe.recv()
 
