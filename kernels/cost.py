@@ -54,8 +54,8 @@ class Work:
     `columns`, added up over `depth` elements (those in the padding too), `step` at a time.
     `flop_per_clock` is an SM's rate. `pieces` are the widths of its products where they are several
     side by side. `resident` programs share an SM. `loaded` scales a tile's loads, where operands
-    are kept or overlap; `spread`, where their rows straddle lines or sectors. `moved` is the least
-    traffic of the problem in bytes, `extra_moved` that of `launches` further kernels.
+    are kept or overlap; `overfetch` is what L2 moves for a byte of misaligned rows. `moved` is the
+    least traffic of the problem in bytes, `extra_moved` that of `launches` further kernels.
     """
 
     tiles: int
@@ -69,22 +69,22 @@ class Work:
     pieces: tuple[int, ...] = ()
     resident: int = 1
     loaded: float = 1.0
-    spread: float = 1.0
+    overfetch: float = 1.0
     moved: float = 0.0
     launches: float = 0
     extra_moved: float = 0.0
 
 
-def spread(row_bytes: int) -> float:
-    """Bytes that L2 moves for a byte of rows `row_bytes` apart, each of which is read alone."""
+def overfetch(row_bytes: int) -> float:
+    """Bytes that L2 moves, in sectors, for a byte of rows `row_bytes` apart, read one by one."""
     if LINE_BYTES % row_bytes == 0 or row_bytes % LINE_BYTES == 0:
         return 1.0
     return STRADDLING if row_bytes % SECTOR_BYTES == 0 else SPLIT_SECTORS
 
 
-def gathered_spread(row_bytes: int) -> float:
-    """As `spread`, where threads load rows by the largest power of two that divides a row: 1 from
-    8 bytes up. Fitted to 95 convolutions on one H100.
+def gathered_overfetch(row_bytes: int) -> float:
+    """As `overfetch`, where threads load by the largest power of two that divides a row: 1 from 8
+    bytes up. Fitted to 95 convolutions on one H100.
     """
     return max(1.0, NARROW_LOAD / (row_bytes & -row_bytes))
 
@@ -117,7 +117,7 @@ def estimated_clocks(work: Work, kernel: Kernel, sm_count: int) -> float:
     """The model's SM clocks: the busiest SM's tiles or DRAM, whichever is longer, and launches."""
     busiest = ceil(work.tiles / sm_count)  # tiles of the busiest SM
     loads = (work.rows + work.columns) * work.depth * work.element_bytes * work.loaded
-    loads *= work.spread / L2_BYTES_PER_CLOCK
+    loads *= work.overfetch / L2_BYTES_PER_CLOCK
     tile = max(product_clocks(work, kernel), loads) * kernel.slowdown
     steps = STEP_CLOCKS * ceil(work.depth / work.step) * ceil(busiest / work.resident)
     store = work.rows * work.columns * work.output_bytes / L2_BYTES_PER_CLOCK

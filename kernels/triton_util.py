@@ -29,8 +29,8 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
-class Grammar:
-    """How a back end writes its configurations: "kernel/128x256x64/s4/w8/sub2/direct".
+class LabelFormat:
+    """How a back end writes its configurations as labels: "kernel/128x256x64/s4/w8/sub2/direct".
 
     A kernel, the fields of `sizes`, then numbers, by prefix the field: those of `always`, those of
     `above_one` if they are above 1, and last the names of the `flags` that hold.

@@ -17,7 +17,7 @@ from kernels.data import OperandPool
 from kernels.gemm import LAYOUTS, Gemm
 from kernels.gemm.triton import backend
 from kernels.gemm.triton import config as cfg
-from kernels.gemm.triton.config import Config, Problem
+from kernels.gemm.triton.config import GemmConfig, GemmProblem
 from kernels.gemm.triton.launch import Launcher
 from kernels.op import Session
 from kernels.triton_util import candidate
@@ -44,7 +44,7 @@ def case(shape: tuple[int, int, int], precision: str, layout: str) -> Case:
     return Case(Gemm(*shape, layout), precision, "triton")
 
 
-def tried(kernel: str, problem: Problem, every: bool) -> list[Config]:
+def tried(kernel: str, problem: GemmProblem, every: bool) -> list[GemmConfig]:
     """The catalogue's configurations of a kind that suit the problem; a few of them, or all."""
     listed = cfg.choices(problem, (9, 0), 132)
     if kernel == cfg.ODD_WIDTH:  # which is listed where it may be the fastest
@@ -55,10 +55,10 @@ def tried(kernel: str, problem: Problem, every: bool) -> list[Config]:
 
 
 def assert_right_and_repeatable(
-    pool: OperandPool, gpu: DeviceInfo, what: Case, configs: list[Config]
+    pool: OperandPool, gpu: DeviceInfo, what: Case, configs: list[GemmConfig]
 ) -> None:
     operands = pool.get(what)
-    problem = Problem.of(what)
+    problem = GemmProblem.of(what)
     launcher = Launcher(problem, operands.a, operands.b, operands.c, gpu.target().sm_count)
     for config in configs:
         launch = candidate(config.label, config.tile, launcher.bind(config))
@@ -86,7 +86,7 @@ def test_right_and_repeatable(
         thorough = precision == "fp16" and number < 2
         for layout in LAYOUTS if thorough else (LAYOUTS[number % 4],):
             what = case(shape, precision, layout)
-            configs = tried(kernel, Problem.of(what), every=False)
+            configs = tried(kernel, GemmProblem.of(what), every=False)
             count += len(configs)
             assert_right_and_repeatable(pool, gpu, what, configs)
     assert count
@@ -102,7 +102,7 @@ def test_everything_in_the_catalogue_is_right(
 ) -> None:
     for shape in KINDS[kernel]:
         what = case(shape, precision, layout)
-        configs = tried(kernel, Problem.of(what), every=True)
+        configs = tried(kernel, GemmProblem.of(what), every=True)
         assert_right_and_repeatable(pool, gpu, what, configs)
 
 
@@ -133,7 +133,7 @@ def test_integers_are_exact(pool: OperandPool, gpu: DeviceInfo) -> None:
     for shape in ((640, 720, 1032), (17, 1096, 2056)):
         what = replace(case(shape, "fp16", "nt"), data="integers")
         operands = pool.get(what)
-        problem = Problem.of(what)
+        problem = GemmProblem.of(what)
         launcher = Launcher(problem, operands.a, operands.b, operands.c, gpu.target().sm_count)
         exact = (operands.a.double() @ operands.b.double()).to(operands.c.dtype)
         for kernel in KINDS:

@@ -57,12 +57,12 @@ def gpu() -> DeviceInfo:
     return found
 
 
-def launcher(config: backend.Config, case: Case, pool: OperandPool) -> Candidate:
+def launcher(config: backend.ConvConfig, case: Case, pool: OperandPool) -> Candidate:
     steps = backend.bind(config, case, pool.get(case), pool.target)
     return candidate(config.label, config.tile, steps)
 
 
-def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
+def check(config: backend.ConvConfig, case: Case, pool: OperandPool) -> None:
     """Right against float64, as exact as the precision can be; twice the same bits."""
     made = launcher(config, case, pool)
     error = relative_error(launch_poisoned(pool.get(case), made))
@@ -79,7 +79,7 @@ def check(config: backend.Config, case: Case, pool: OperandPool) -> None:
 )
 def test_the_first_choice_of_each_kernel_is_right(name: str, which: str, gpu, pool) -> None:
     case = conv(which, "fp16", SHAPES[name])
-    found: dict[str, backend.Config] = {}
+    found: dict[str, backend.ConvConfig] = {}
     for config in backend.configurations(case, gpu.target()).ranked:
         found.setdefault(config.kernel, config)
     for config in found.values():
@@ -104,7 +104,7 @@ def tiles(name: str, which: str) -> dict[tuple[object, ...], str]:
     for config in found:
         if config.kernel == data_configs.GLUON:
             tail = data_configs.split_n(config.bk)[1]
-            tile = (config.kernel, config.pixels, tail > 0, config.split, config.per_sm,
+            tile = (config.kernel, config.pixels, tail > 0, config.epilogue_subtiles, config.per_sm,
                     config.padded)  # fmt: skip
             first.setdefault(tile, config.label)
     return first
@@ -124,8 +124,8 @@ def test_every_way_to_a_weight_gradient_is_right(name: str, precision: str, gpu,
     case = conv("wgrad", precision, SHAPES[name])
     first: dict[tuple[object, ...], str] = {}
     for config in backend.configurations(case, gpu.target()).ranked:
-        if isinstance(config, wgrad_configs.Config):
-            way = (config.kernel, config.taps > 1, config.bk, config.padded, config.splits > 1)
+        if isinstance(config, wgrad_configs.WgradConfig):
+            way = (config.kernel, config.taps > 1, config.bk, config.padded, config.split_k > 1)
             first.setdefault(way, config.label)
     for label in first.values():
         check(backend.parse(label), case, pool)

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from kernels.conv.shape import ConvShape  # noqa: E402
 from kernels.conv.triton import data_configs as cfg  # noqa: E402
-from kernels.conv.triton.data_configs import GLUON, Config, parse, ranked  # noqa: E402
+from kernels.conv.triton.data_configs import GLUON, DataConfig, parse, ranked  # noqa: E402
 from kernels.conv.triton.problem import ImplicitGemm  # noqa: E402
 from kernels.precision import PRECISIONS  # noqa: E402
 from kernels.triton_util import GLUON_HOPPER, gluon_missing  # noqa: E402
@@ -45,19 +45,21 @@ def shapes(draw: st.DrawFn) -> ConvShape:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> Config:
+def configs(draw: st.DrawFn) -> DataConfig:
     box = draw(st.sampled_from(BOXES))
     warps = 4 if box[0] * box[1] * box[2] == 64 else 8
     bk, bc = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((16, 32, 64)))
-    plain = Config(GLUON, *box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
+    plain = DataConfig(GLUON, *box, bk, bc, 3, warps, draw(st.sampled_from((1, 2))))
     return replace(plain, padded=draw(st.booleans()))
 
 
-def valid(config: Config, problem: ImplicitGemm) -> bool:
+def valid(config: DataConfig, problem: ImplicitGemm) -> bool:
     return cfg.valid(config, problem, HOPPER)
 
 
-def carried_out(config: Config, shape: ConvShape, which: str, precision: str) -> tuple[Any, Any]:
+def carried_out(
+    config: DataConfig, shape: ConvShape, which: str, precision: str
+) -> tuple[Any, Any]:
     """(what the launches leave, what torch says), both float64, of integers: exact."""
     from kernels.conv.triton import gluon_launch
 
@@ -97,7 +99,7 @@ def test_these_examples_make_the_convolution(
 @given(shapes(), configs(), st.sampled_from(PASSES), st.sampled_from(("fp16", "tf32")))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 def test_views_taps_and_tiles_make_the_convolution(
-    shape: ConvShape, config: Config, which: str, precision: str
+    shape: ConvShape, config: DataConfig, which: str, precision: str
 ) -> None:
     what = ImplicitGemm(shape, which, PRECISIONS[precision])
     assume(cfg.gluon_runs(what, HOPPER))

@@ -166,13 +166,13 @@ def gemm_error(label: str, precision: str, size: tuple[int, int, int], layout: s
     """Of two launches: one leaves its scratch as it found it."""
     from kernels.checking import poison, relative_error
     from kernels.data import OperandPool
-    from kernels.gemm.triton.config import Problem, parse
+    from kernels.gemm.triton.config import GemmProblem, parse
     from kernels.gemm.triton.launch import Launcher
 
     case = Case(Gemm(*size, layout), precision, "triton")
     drawn = OperandPool(CPU, seed=0).get(case)
     a, b, c = guarded(drawn.a), guarded(drawn.b), guarded(drawn.c)
-    steps = Launcher(Problem.of(case), a, b, c, PROGRAMS).bind(parse(label))
+    steps = Launcher(GemmProblem.of(case), a, b, c, PROGRAMS).bind(parse(label))
     error = 0.0
     for _ in range(2):
         poison(c)

@@ -62,8 +62,8 @@ def test_every_shape_has_choices_that_fit_and_read_back(
         kernels = {config.kernel.split("_")[1] for config in found}
         assert capability >= (9, 0) or kernels <= {"gather", "exchanged"}
         for config in found:
-            if isinstance(config, wgrad_configs.Config):
-                assert 1 <= config.splits <= wgrad_configs.steps(config, problem)
+            if isinstance(config, wgrad_configs.WgradConfig):
+                assert 1 <= config.split_k <= wgrad_configs.steps(config, problem)
             shared = rules.shared_memory(config, problem)
             assert shared <= architecture(capability).block_shared_bytes
 

@@ -14,7 +14,7 @@ from kernels import tune
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.gemm import Gemm
 from kernels.gemm.triton import config as cfg
-from kernels.gemm.triton.config import Config, Problem, parse
+from kernels.gemm.triton.config import GemmConfig, GemmProblem, parse
 from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
 from kernels.triton_util import bound
@@ -59,28 +59,28 @@ def test_labels_read_back_and_what_is_none_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[bool, ...]) -> None:
-    problem = Problem.of(case(size, size, size, precision, layout))
+    problem = GemmProblem.of(case(size, size, size, precision, layout))
     assert (problem.a.packed, problem.b.packed, problem.c_misaligned) == expected
 
 
 def test_a_narrow_operand_is_not_copied_and_slices_fill_the_sms() -> None:
     """100,000 rows of 2 to 32 bytes would become as many lines of 128."""
-    vector = Problem.of(case(1, 4096, 100000, layout="tn"))
+    vector = GemmProblem.of(case(1, 4096, 100000, layout="tn"))
     assert vector.a.k_major
     assert not vector.a.packed
-    assert not Problem.of(case(4096, 1, 100000)).b.packed
+    assert not GemmProblem.of(case(4096, 1, 100000)).b.packed
     for m in (2, 4, 15):
-        (operand,) = Problem.of(case(m, 4096, 100000, layout="tn")).copied
+        (operand,) = GemmProblem.of(case(m, 4096, 100000, layout="tn")).copied
         assert operand.copy.k_major
         assert operand.copied_bytes <= 1.01 * 2 * m * 100000 * 2
-    (operand,) = Problem.of(case(33, 4096, 100000, layout="tn")).copied
+    (operand,) = GemmProblem.of(case(33, 4096, 100000, layout="tn")).copied
     assert not operand.copy.k_major
-    assert not Problem.of(case(16, 4096, 100000, layout="tn")).copied  # TMA reads it as it lies
-    first = cfg.choices(Problem.of(case(640, 640, 32768)), (9, 0), 132)[0]
-    assert first.slices == 5, "where powers of two do not"
-    assert Problem.of(case(640, 640, 32768)).tiles(first) * first.slices == 125
+    assert not GemmProblem.of(case(16, 4096, 100000, layout="tn")).copied  # TMA reads it as it lies
+    first = cfg.choices(GemmProblem.of(case(640, 640, 32768)), (9, 0), 132)[0]
+    assert first.split_k == 5, "where powers of two do not"
+    assert GemmProblem.of(case(640, 640, 32768)).tiles(first) * first.split_k == 125
     listed = backend.configurations(case(8192, 8192, 8192), H200).tried(QUICK)
-    large = {(c.stages, c.group) for c in listed if c.tile == (128, 256, 64)}
+    large = {(c.stages, c.group_m) for c in listed if c.tile == (128, 256, 64)}
     assert large >= {(3, 8), (4, 8), (3, 16), (4, 16)}
 
 
@@ -100,7 +100,7 @@ def test_widths_between_powers_of_two_are_timed_where_they_save_tiles(
 
 def test_rules_find_what_fits_and_pointers_load_whole_words_of_rows_of_16_bytes() -> None:
     for size, slow in ((1024, False), (1000, False), (1004, True), (1001, True)):
-        problem = Problem.of(case(size, size, size))
+        problem = GemmProblem.of(case(size, size, size))
         ranked = cfg.choices(problem, (9, 0), 132)
         pointer = next(config for config in ranked if config.kernel == cfg.POINTER)
         times = [cfg.estimated_clocks(config, problem, 132) for config in (pointer, ranked[0])]
@@ -109,7 +109,7 @@ def test_rules_find_what_fits_and_pointers_load_whole_words_of_rows_of_16_bytes(
     for capability, size, precision in itertools.product(
         capabilities, (1, 100, 4095, 32768), ("fp16", "tf32", "int8", "fp8-e5m2")
     ):
-        problem = Problem.of(case(size, size, size, precision))
+        problem = GemmProblem.of(case(size, size, size, precision))
         found = cfg.choices(problem, capability, 132)
         assert found
         for config in found:
@@ -126,7 +126,7 @@ def test_rules_find_what_fits_and_pointers_load_whole_words_of_rows_of_16_bytes(
         ("tma/128x256x64/s7/w8/g8", 4096, 4096, (9, 0)),  # more shared memory than a block has
         ("tma/128x128x64/s3/w4/g8", 4096, 4096, (8, 0)),  # no TMA
         ("tma/128x128x64/s3/w4/g8", 4095, 4096, (9, 0)),  # rows of C that TMA cannot store
-        ("split_k/64x64x64/s3/w4/g8/k4", 4096, 192, (9, 0)),  # more slices than steps
+        ("split_k/64x64x64/s3/w4/g8/k4", 4096, 192, (9, 0)),  # more split_k than steps
         ("tma/64x64x64/s4/w4/g8/swapped", 4096, 4096, (9, 0)),  # a kernel of one order alone
     ],
 )
@@ -134,15 +134,15 @@ def test_what_cannot_run_is_not_valid(
     label: str, n: int, k: int, capability: tuple[int, int]
 ) -> None:
     config = parse(label)
-    assert not cfg.valid(config, Problem.of(case(4096, n, k)), capability)
-    able = replace(config, stages=3, slices=1, swapped=False)
-    assert cfg.valid(able, Problem.of(case(4096, 4096, 4096)), (9, 0))
+    assert not cfg.valid(config, GemmProblem.of(case(4096, n, k)), capability)
+    able = replace(config, stages=3, split_k=1, swapped=False)
+    assert cfg.valid(able, GemmProblem.of(case(4096, 4096, 4096)), (9, 0))
 
 
 def test_a_short_list_has_the_model_s_first_and_a_winner_is_what_runs() -> None:
     what = case(1048, 1048, 1048)
     options = backend.configurations(what, H200)
-    ranked = cfg.choices(Problem.of(what), (9, 0), 132)
+    ranked = cfg.choices(GemmProblem.of(what), (9, 0), 132)
     assert options.chosen[0] == ranked[0]
     assert options.chosen[1].how == MODELLED
     assert options.tried(NONE) == (ranked[0],)
@@ -153,7 +153,7 @@ def test_a_short_list_has_the_model_s_first_and_a_winner_is_what_runs() -> None:
     assert max(map(kinds.count, kinds)) <= SAME_TILE
     assert list(options.tried(WIDE)) == list(ranked[:SEARCHED])
     what = case(1048, 1048, 1048)
-    last = cfg.choices(Problem.of(what), (9, 0), 132)[-1]
+    last = cfg.choices(GemmProblem.of(what), (9, 0), 132)[-1]
     tune.save(what, H200, last.label, SEARCHED)
     options = backend.configurations(what, H200)
     assert options.known == (last, tune.Choice(tune.TUNED, SEARCHED))
@@ -182,15 +182,15 @@ def test_what_is_left_out_is_neither_chosen_nor_timed(
 
 
 def test_what_does_not_fit_the_memory_is_left_out_and_a_bug_is_not() -> None:
-    def bind(error: Exception) -> Callable[[Config], Candidate]:
-        def bound_or_not(config: Config) -> Candidate:
+    def bind(error: Exception) -> Callable[[GemmConfig], Candidate]:
+        def bound_or_not(config: GemmConfig) -> Candidate:
             if config is found[1]:
                 raise error
             return Candidate(config.label, lambda: None)
 
         return bound_or_not
 
-    found = cfg.choices(Problem.of(case(1048, 1048, 1048)), (9, 0), 132)[:3]
+    found = cfg.choices(GemmProblem.of(case(1048, 1048, 1048)), (9, 0), 132)[:3]
     left = bound(found, bind(torch.OutOfMemoryError("32 GiB")))
     assert [candidate.label for candidate in left] == [found[0].label, found[2].label]
     with pytest.raises(torch.OutOfMemoryError):

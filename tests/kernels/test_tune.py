@@ -188,7 +188,7 @@ works = st.builds(
     output_bytes=st.sampled_from([2, 4]),
     flop_per_clock=st.sampled_from([256, 2048, 4096, 8192]),
     resident=st.integers(1, 4),
-    spread=st.floats(1, 2),
+    overfetch=st.floats(1, 2),
     moved=st.floats(0, 1e10),
 )
 kernels = st.builds(
@@ -210,7 +210,7 @@ def test_more_work_of_any_kind_is_never_faster(work, kernel, sm_count, deeper, b
     before = estimated_clocks(work, kernel, sm_count)
     for changes in (
         {"depth": work.depth + deeper}, {"moved": work.moved + bytes_more}, {"launches": 1},
-        {"extra_moved": bytes_more}, {"spread": work.spread + 0.5}, {"output_bytes": 8},
+        {"extra_moved": bytes_more}, {"overfetch": work.overfetch + 0.5}, {"output_bytes": 8},
         {"flop_per_clock": work.flop_per_clock / 2},
     ):  # fmt: skip
         assert estimated_clocks(replace(work, **changes), kernel, sm_count) >= before
@@ -243,7 +243,7 @@ def test_accumulators_cost_what_they_did_on_an_h200_and_single_elements_are_not_
     # the best.
     def first(m: int, n: int, k: int, layout: str = "nt") -> str:
         case = Case(Gemm(m, n, k, layout), "fp16", "triton")
-        problem = gemm_config.Problem.of(case)
+        problem = gemm_config.GemmProblem.of(case)
         return gemm_config.choices(problem, HOPPER, SMS)[0].kernel
 
     for size in ((2024, 175, 292), (220, 5421, 249)):
@@ -262,7 +262,9 @@ def test_what_a_quick_tune_would_time_is_about_as_fast_as_the_best_of_many() -> 
     first, listed = list[float](), list[float]()
     for row in map(json.loads, TIMES.read_text().splitlines()):
         size = {d: row[d] for d in "mnk"}
-        problem = gemm_config.Problem.of(Case(Gemm(**size, layout=row["layout"]), "fp16", "triton"))
+        problem = gemm_config.GemmProblem.of(
+            Case(Gemm(**size, layout=row["layout"]), "fp16", "triton")
+        )
         us: dict[str, float] = row["us"]
         if any(problem.unit(size) > 1 for size in (problem.a.sizes[1], problem.b.sizes[1])):
             # Pointers loaded these one by one then.

@@ -120,8 +120,8 @@ def _inside(d: Any, at: Sequence[int]) -> list[tuple[int, int]]:
 
 def _store(a: Any, sums: torch.Tensor, parity: int, start: int, at: Sequence[int]) -> None:
     if a.WORD == 0:
-        head = a.N0 // a.SPLIT
-        parts = [("y", i * head, head) for i in range(a.SPLIT)]
+        head = a.N0 // a.SUBTILES
+        parts = [("y", i * head, head) for i in range(a.SUBTILES)]
         parts += [("t", a.N0, a.N1)] * (a.N1 > 0)
         for name, first, width in parts:
             d = getattr(a, f"{name}{parity}")

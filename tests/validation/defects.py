@@ -169,8 +169,8 @@ class Tile:
             raise ValueError(f"no kernel has tile {self.size}")
         return backend.bind([found], case, operands, target)
 
-    def _found(self, case: Case, target: Target) -> cfg.Config | None:
-        problem, capability = cfg.Problem.of(case), target.capability or (0, 0)
+    def _found(self, case: Case, target: Target) -> cfg.GemmConfig | None:
+        problem, capability = cfg.GemmProblem.of(case), target.capability or (0, 0)
         ranked = cfg.choices(problem, capability, target.sm_count)
         return next((config for config in ranked if (config.bm, config.bn) == self.size), None)
 

@@ -17,7 +17,7 @@ from kernels.gpus import has_tma
 from kernels.triton_util import Step, bound, candidate
 from kernels.tune import NONE, Configurations
 
-Config = data_configs.Config | wgrad_configs.Config
+ConvConfig = data_configs.DataConfig | wgrad_configs.WgradConfig
 
 PRECISIONS = ("fp16", "bf16", "tf32", "fp8-e4m3")
 KERNELS = (*data_configs.KERNELS, *wgrad_configs.KERNELS)
@@ -53,7 +53,7 @@ def candidates(
 
     problem = ImplicitGemm.of(case)
 
-    def ready(config: Config) -> Candidate:
+    def ready(config: ConvConfig) -> Candidate:
         found = candidate(config.label, config.tile, bind(config, case, operands, target))
         found = replace(found, tiles=rules(config.label).tiles(config, problem))
         return copied(found) if copied else found
@@ -61,7 +61,7 @@ def candidates(
     return bound(configurations(case, target).tried(search), ready)
 
 
-def configurations(case: Case, target: Target) -> Configurations[Config]:
+def configurations(case: Case, target: Target) -> Configurations[ConvConfig]:
     problem, capability = ImplicitGemm.of(case), target.capability or (0, 0)
     ranked: Any = (wgrad_configs if problem.weights else data_configs).ranked
     return Configurations(
@@ -89,7 +89,7 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     return [step.compile() for step in bind(parse(label), case, operands, target)]
 
 
-def parse(label: str) -> Config:
+def parse(label: str) -> ConvConfig:
     """The configuration a label names. Raises ValueError for any other text."""
     return rules(label).parse(label)
 
@@ -99,11 +99,11 @@ def rules(label: str) -> Any:
     return wgrad_configs if label.startswith(wgrad_configs.KERNELS) else data_configs
 
 
-def bind(config: Config, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
+def bind(config: ConvConfig, case: Case, operands: ConvOperands, target: Target) -> Sequence[Step]:
     """The launches of a configuration that is valid, in order, on operands that are channels_last
     without gaps. Scratch is allocated here (torch.OutOfMemoryError).
     """
-    name = "wgrad" if isinstance(config, wgrad_configs.Config) else "data"
+    name = "wgrad" if isinstance(config, wgrad_configs.WgradConfig) else "data"
     if config.kernel == data_configs.GLUON:  # loaded only where this Triton has Gluon
         name = "gluon"
     launch = import_module(f"kernels.conv.triton.{name}_launch")

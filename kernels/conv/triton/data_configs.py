@@ -8,23 +8,23 @@ from math import ceil, prod
 
 from kernels import cost
 from kernels.conv.triton.problem import ImplicitGemm
-from kernels.cost import Work, gathered_spread, spread
+from kernels.cost import Work, gathered_overfetch, overfetch
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import Capability
 from kernels.triton_util import (
     MAX_BOX,
     MAX_INDEX,
     TMA_ALIGNMENT,
-    Grammar,
+    LabelFormat,
     gluon_missing,
     power_of_two,
     split_n,
 )
 
 KERNELS = GATHER, PERSISTENT, GLUON = "conv_gather", "conv_persistent", "conv_gluon"
-LABELS = Grammar(
+LABELS = LabelFormat(
     "Triton fprop and dgrad", KERNELS, ("images", "rows", "columns", "bk", "bc"),
-    {"s": "stages", "w": "warps"}, {"sub": "split", "p": "per_sm"}, ("padded",),
+    {"s": "stages", "w": "warps"}, {"sub": "epilogue_subtiles", "p": "per_sm"}, ("padded",),
 )  # fmt: skip
 
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
@@ -34,13 +34,13 @@ BARRIERS = 1024  # bytes beside the buffers
 
 
 @dataclass(frozen=True)
-class Config:
+class DataConfig:
     """One way to run a kernel.
 
     A tile, or `box`, has these images, rows and columns, and `bk` output channels; `bc` channels
-    are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
-    number of parts that a tile is stored in, `per_sm` the programs of a persistent kernel on one
-    SM. `padded`: conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
+    are added up at a time; `stages` the tiles of the operands that are buffered. A tile is stored
+    in `epilogue_subtiles` parts; `per_sm` programs of a persistent kernel share an SM. `padded`:
+    conv_gluon reads a copy whose pixels start on lines, or powers of two within one.
     """
 
     kernel: str
@@ -51,7 +51,7 @@ class Config:
     bc: int
     stages: int
     warps: int
-    split: int = 1
+    epilogue_subtiles: int = 1
     per_sm: int = 1
     padded: bool = False
 
@@ -79,11 +79,11 @@ class Config:
         return self.pixels * self.bk // (32 * self.warps)
 
 
-def parse(label: str) -> Config:
-    return Config(**LABELS.read(label))
+def parse(label: str) -> DataConfig:
+    return DataConfig(**LABELS.read(label))
 
 
-def tiles(config: Config, problem: ImplicitGemm) -> int:
+def tiles(config: DataConfig, problem: ImplicitGemm) -> int:
     """How many tiles cover the output, all parities together."""
     blocks_k = ceil(problem.k / config.bk)
     if config.kernel == GATHER:
@@ -96,14 +96,14 @@ def tiles(config: Config, problem: ImplicitGemm) -> int:
     return prod(boxes) * blocks_k * parities
 
 
-def skips(config: Config, problem: ImplicitGemm) -> bool:
+def skips(config: DataConfig, problem: ImplicitGemm) -> bool:
     """Whether some tiles have taps that meet only padding, and the kernel leaves them out."""
     return config.kernel == PERSISTENT and any(
         pad > box - 1 for pad, box in zip(problem.pads, config.box[1:], strict=True)
     )
 
 
-def products(config: Config, problem: ImplicitGemm) -> float:
+def products(config: DataConfig, problem: ImplicitGemm) -> float:
     """Multiply-adds that a configuration does, over those that the shape needs.
 
     The surplus is pixels and channels past the edge, and taps in the padding.
@@ -140,30 +140,30 @@ def _least_depth(problem: ImplicitGemm) -> int:
     return max(MIN_DEPTH, MIN_ROW_BYTES // problem.element_bytes)
 
 
-def shared_memory(config: Config, problem: ImplicitGemm) -> int:
+def shared_memory(config: DataConfig, problem: ImplicitGemm) -> int:
     """Estimated bytes of shared memory of one program."""
     if config.kernel == GLUON:
         return _gluon_shared_memory(config, problem)
     size = problem.element_bytes
     buffers = config.stages * (config.pixels + config.bk) * config.bc * size
-    staged = config.pixels * config.bk * problem.precision.output_bytes // config.split
+    staged = config.pixels * config.bk * problem.precision.output_bytes // config.epilogue_subtiles
     if config.kernel == PERSISTENT:  # loads the next tile while this one is stored
         return buffers + staged + BARRIERS
     return max(buffers, staged) + BARRIERS
 
 
-def _room(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _room(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     taken = config.per_sm * shared_memory(config, problem)
     return taken <= architecture(capability).block_shared_bytes
 
 
-def _for_tma(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _for_tma(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     """TMA's limits: boxes, and coordinates."""
     boxes = (*config.box, config.bk, config.bc)
     return has_tma(capability) and max(boxes) <= MAX_BOX and max(problem.output) <= MAX_INDEX
 
 
-def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
+def _cost(config: DataConfig, problem: ImplicitGemm, sm_count: int) -> float:
     size, count = problem.element_bytes, tiles(config, problem)
     flops = problem.shape.flops * products(config, problem) / count
     by_gluon = config.kernel == GLUON
@@ -188,7 +188,7 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
         pieces=tuple(filter(None, split_n(config.bk))) if by_gluon else (),
         resident=resident,
         loaded=loaded,
-        spread=(gathered_spread if config.kernel == GATHER else spread)(pixel * size),
+        overfetch=(gathered_overfetch if config.kernel == GATHER else overfetch)(pixel * size),
         moved=_moved(problem),
         launches=int(copied),
         extra_moved=size * prod(problem.image) * (problem.c + pixel) if copied else 0,
@@ -211,20 +211,20 @@ _GATHER_TILES = (  # of odd channels some spill, and are the fastest even so whe
 _GATHER_WIDTHS = (16, 32, 64, 128, 256)  # output channels of a tile
 
 
-def _gather(problem: ImplicitGemm) -> Iterator[Config]:
+def _gather(problem: ImplicitGemm) -> Iterator[DataConfig]:
     s = problem.shape
     depth = power_of_two(max(_least_depth(problem), s.r * s.s * problem.c))
     widest = power_of_two(max(min(_GATHER_WIDTHS), problem.k))
     widths = dict.fromkeys(min(width, widest) for width in _GATHER_WIDTHS)
     for pixels, bd, stages, warps in _GATHER_TILES:
         for bk in widths:
-            yield Config(GATHER, 1, 1, pixels, bk, min(bd, depth), stages, warps)
+            yield DataConfig(GATHER, 1, 1, pixels, bk, min(bd, depth), stages, warps)
 
 
-def _gather_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _gather_valid(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     s = problem.shape
     powers = all(map(_power, config.tile))
-    plain = (config.split, config.per_sm, config.padded) == (1, 1, False)
+    plain = (config.epilogue_subtiles, config.per_sm, config.padded) == (1, 1, False)
     in_a_row = config.pixels == config.box[2]
     # Offsets of taps have 32 bits.
     down, right = s.dilations
@@ -262,7 +262,7 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
     ]
 
     def work(box: tuple[int, int, int]) -> float:
-        return products(Config(kernel, *box, 64, 64, 1, 4), problem)
+        return products(DataConfig(kernel, *box, 64, 64, 1, 4), problem)
 
     least = min(found, key=work)
     near = sorted(
@@ -273,11 +273,11 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
     return list(dict.fromkeys((*near[:2], *clear)))
 
 
-def _persistent(problem: ImplicitGemm) -> Iterator[Config]:
+def _persistent(problem: ImplicitGemm) -> Iterator[DataConfig]:
     line = LINE_BYTES // problem.element_bytes
     wide = max(1, problem.element_bytes // 2)
     widest = max(64, power_of_two(problem.k))
-    for pixels, bk, lines, stages, warps, split in _TILES:
+    for pixels, bk, lines, stages, warps, epilogue_subtiles in _TILES:
         bc = lines * line
         if bk > widest or (lines > 1 and bc > problem.c):
             continue
@@ -285,13 +285,13 @@ def _persistent(problem: ImplicitGemm) -> Iterator[Config]:
         if bc < _least_depth(problem):
             continue
         for box in boxes(pixels, problem, PERSISTENT):
-            config = Config(PERSISTENT, *box, bk, bc, stages, warps, split * wide)
+            config = DataConfig(PERSISTENT, *box, bk, bc, stages, warps, epilogue_subtiles * wide)
             yield config
             if warps == 4:
                 yield replace(config, per_sm=2, stages=min(stages, 4))
 
 
-def _persistent_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _persistent_valid(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     s, size = problem.shape, problem.element_bytes
     aligned = all(channels * size % TMA_ALIGNMENT == 0 for channels in (s.c, s.k))
     return (
@@ -343,7 +343,7 @@ def gluon_runs(problem: ImplicitGemm, capability: Capability) -> bool:
     return capability == (9, 0) and not strided and one_type and not gluon_missing()
 
 
-def _gluon_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _gluon_valid(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     if not gluon_runs(problem, capability) or not _for_tma(config, problem, capability):
         return False
     first, second = split_n(config.bk)
@@ -352,16 +352,16 @@ def _gluon_valid(config: Config, problem: ImplicitGemm, capability: Capability) 
     deep = _power(config.bc) and WGMMA_BYTES <= line <= LINE_BYTES
     rows = 16 * config.warps  # of a wgmma of each warpgroup
     whole = all(map(_power, config.box)) and config.pixels % rows == 0
-    shared = config.warps in (4, 8) and config.split in (1, 2)
+    shared = config.warps in (4, 8) and config.epilogue_subtiles in (1, 2)
     copied = not config.padded or problem.pixel(padded=True) != problem.pixel(padded=False)
     return widths and deep and whole and shared and copied and _room(config, problem, capability)
 
 
-def _gluon_shared_memory(config: Config, problem: ImplicitGemm) -> int:
+def _gluon_shared_memory(config: DataConfig, problem: ImplicitGemm) -> int:
     first, second = split_n(config.bk)
     stage = (config.pixels + config.bk) * config.bc
     idle = LEAST_WIDTH * config.bc if not second else 0  # the kernel has a buffer even for none
-    staged = config.pixels * (first // config.split + max(second, LEAST_WIDTH))
+    staged = config.pixels * (first // config.epilogue_subtiles + max(second, LEAST_WIDTH))
     return (config.stages * stage + idle + staged) * problem.element_bytes + BARRIERS
 
 
@@ -383,19 +383,19 @@ def _widths(problem: ImplicitGemm) -> list[int]:
     )
 
 
-def _gluon(problem: ImplicitGemm) -> Iterator[Config]:
+def _gluon(problem: ImplicitGemm) -> Iterator[DataConfig]:
     size = problem.element_bytes
     copies = problem.pixel(padded=True) != problem.pixel(padded=False)
     bc = min(LINE_BYTES // size, max(WGMMA_BYTES // size, power_of_two(problem.c)))
     for bk in _widths(problem):
-        for pixels, warps, split, per_sm in GLUON_TILES:
+        for pixels, warps, epilogue_subtiles, per_sm in GLUON_TILES:
             sums = pixels * bk // (32 * warps)
             most = MOST_ACCUMULATORS if warps == 4 or per_sm == 1 else MOST_ACCUMULATORS_OF_TWO
             if word(problem.k, size) == 1:
                 most = min(most, MOST_ACCUMULATORS_OF_SINGLES)
-            if sums > most or (split > 1 and split_n(bk)[0] < 2 * LEAST_WIDTH):
+            if sums > most or (epilogue_subtiles > 1 and split_n(bk)[0] < 2 * LEAST_WIDTH):
                 continue
-            empty = Config(GLUON, 1, 1, pixels, bk, bc, 0, warps, split, per_sm)
+            empty = DataConfig(GLUON, 1, 1, pixels, bk, bc, 0, warps, epilogue_subtiles, per_sm)
             left = HOPPER.sm_shared_bytes // per_sm - HOPPER.block_reserve_bytes
             left -= _gluon_shared_memory(empty, problem)
             stages = left // ((pixels + bk) * bc * size)
@@ -425,7 +425,7 @@ RULES = {
 }
 
 
-def valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def valid(config: DataConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     """Whether a GPU of this capability can run the pass with it."""
     _, runs = RULES[config.kernel]
     return not problem.weights and runs(config, problem, capability)
@@ -458,7 +458,7 @@ def too_slow(problem: ImplicitGemm, capability: Capability, sm_count: int) -> st
     )
 
 
-def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list[Config]:
+def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list[DataConfig]:
     """All valid configurations of the catalogue, the most promising first."""
     found = [
         config

@@ -25,23 +25,23 @@ from kernels.gemm.triton.kernels import halves
 def _store(
     y, acc, n, h, w, k,
     BN: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """Write a [BK, BN*BH*BW] accumulator to the box at (n, h, w, k), in SPLIT parts of pixels.
+    """Write a [BK, BN*BH*BW] accumulator to the box at (n, h, w, k), in SUBTILES parts of pixels.
 
     Every part passes through shared memory that is free again before the next.
     """
-    if SPLIT > 1:
+    if SUBTILES > 1:
         near, far = halves(acc, BK, BN * BH * BW)
         if BN > 1:
-            _store(y, near, n, h, w, k, BN // 2, BH, BW, BK, SPLIT // 2)
-            _store(y, far, n + BN // 2, h, w, k, BN // 2, BH, BW, BK, SPLIT // 2)
+            _store(y, near, n, h, w, k, BN // 2, BH, BW, BK, SUBTILES // 2)
+            _store(y, far, n + BN // 2, h, w, k, BN // 2, BH, BW, BK, SUBTILES // 2)
         elif BH > 1:
-            _store(y, near, n, h, w, k, BN, BH // 2, BW, BK, SPLIT // 2)
-            _store(y, far, n, h + BH // 2, w, k, BN, BH // 2, BW, BK, SPLIT // 2)
+            _store(y, near, n, h, w, k, BN, BH // 2, BW, BK, SUBTILES // 2)
+            _store(y, far, n, h + BH // 2, w, k, BN, BH // 2, BW, BK, SUBTILES // 2)
         else:
-            _store(y, near, n, h, w, k, BN, BH, BW // 2, BK, SPLIT // 2)
-            _store(y, far, n, h, w + BW // 2, k, BN, BH, BW // 2, BK, SPLIT // 2)
+            _store(y, near, n, h, w, k, BN, BH, BW // 2, BK, SUBTILES // 2)
+            _store(y, far, n, h, w + BW // 2, k, BN, BH, BW // 2, BK, SUBTILES // 2)
     else:
         y.store([n, h, w, k], tl.reshape(acc.to(y.dtype).T, (BN, BH, BW, BK)))
 
@@ -89,7 +89,7 @@ def conv_persistent(
     DIL_H: tl.constexpr, DIL_W: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     BN: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     K_MAJOR: tl.constexpr, FLIP: tl.constexpr, SKIP: tl.constexpr, INPUT_PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SUBTILES: tl.constexpr,
     tiles, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A convolution of stride 1, by at most PROGRAMS programs, each with several tiles.
@@ -124,7 +124,7 @@ def conv_persistent(
             acc = tl.dot(a, b.T, acc, input_precision=INPUT_PRECISION)
         stored += PROGRAMS
         n, h, w, k = _corner(stored, tiles_k, tiles_w, tiles_h, BN, BH, BW, BK)
-        _store(y, acc, n, h, w, k, BN, BH, BW, BK, SPLIT)
+        _store(y, acc, n, h, w, k, BN, BH, BW, BK, SUBTILES)
 
 
 @triton.jit

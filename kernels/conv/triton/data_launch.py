@@ -12,14 +12,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton.copies import swapped
-from kernels.conv.triton.data_configs import GATHER, Config, skips, tiles
+from kernels.conv.triton.data_configs import GATHER, DataConfig, skips, tiles
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.precision import Precision
 from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, input_precision, options
 
 
 def bind(
-    config: Config, operands: ConvOperands, precision: Precision, sm_count: int
+    config: DataConfig, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
     """The launches of one pass: `kernels.conv.triton.backend.bind`."""
     problem = ImplicitGemm(operands.shape, operands.which, precision)
@@ -28,7 +28,7 @@ def bind(
     return _persistent(config, operands, problem, sm_count)
 
 
-def _gather(config: Config, operands: ConvOperands, problem: ImplicitGemm) -> Step:
+def _gather(config: DataConfig, operands: ConvOperands, problem: ImplicitGemm) -> Step:
     s = operands.shape
     source = operands.y if problem.dgrad else operands.x
     x, y = (s.h, s.w), (s.p, s.q)
@@ -45,7 +45,7 @@ def _gather(config: Config, operands: ConvOperands, problem: ImplicitGemm) -> St
 
 
 def _persistent(
-    config: Config, operands: ConvOperands, problem: ImplicitGemm, sm_count: int
+    config: DataConfig, operands: ConvOperands, problem: ImplicitGemm, sm_count: int
 ) -> list[Step]:
     s, (_, rows, columns) = operands.shape, problem.output
     source = operands.y if problem.dgrad else operands.x
@@ -57,7 +57,8 @@ def _persistent(
         ceil(problem.k / config.bk), ceil(columns / config.box[2]), ceil(rows / config.box[1]),
         *problem.image[1:], problem.c, problem.k, s.r, s.s, ceil(problem.c / config.bc),
         *s.dilations, *problem.pads, *config.box, config.bk, config.bc, k_major, problem.dgrad,
-        skips(config, problem), input_precision(problem.precision), config.split, count, programs,
+        skips(config, problem), input_precision(problem.precision), config.epilogue_subtiles, count,
+        programs,
     )  # fmt: skip
     grid = (min(count, programs),)
     launch = Step(jit.conv_persistent, grid, args, options(config.stages, config.warps))
@@ -65,7 +66,7 @@ def _persistent(
 
 
 def _weights(
-    config: Config, operands: ConvOperands, problem: ImplicitGemm
+    config: DataConfig, operands: ConvOperands, problem: ImplicitGemm
 ) -> tuple[TensorDescriptor, bool, list[Step]]:
     """(the weights as a matrix, whether it is [k, taps*c], steps before): a 16-bit dgrad reads them
     as they are, [c, taps*k]. wgmma reads operands of other than 16 bits K-major only.
@@ -82,8 +83,8 @@ def _weights(
     return TensorDescriptor(w, [problem.k, width], [width, 1], box), True, before
 
 
-def _stored_box(config: Config) -> tuple[int, int, int]:
-    (n, h, w), parts = config.box, config.split
+def _stored_box(config: DataConfig) -> tuple[int, int, int]:
+    (n, h, w), parts = config.box, config.epilogue_subtiles
     while parts > 1:
         n, h, w = (n // 2, h, w) if n > 1 else (n, h // 2, w) if h > 1 else (n, h, w // 2)
         parts //= 2

@@ -16,7 +16,7 @@ from kernels.conv.triton.copies import padded, swapped
 from kernels.conv.triton.data_configs import (
     LEAST_WIDTH,
     MOST_STRIDE,
-    Config,
+    DataConfig,
     depths,
     tiles,
     word,
@@ -34,7 +34,7 @@ Tap = tuple[tuple[int, int], int, int, int]
 
 
 def bind(
-    config: Config, operands: ConvOperands, precision: Precision, sm_count: int
+    config: DataConfig, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
     """The launches of one pass: `kernels.conv.triton.backend.bind`."""
     problem = ImplicitGemm(operands.shape, operands.which, precision)
@@ -73,12 +73,13 @@ def bind(
     blocks_k, count = ceil(problem.k / config.bk), tiles(config, problem)
     args = (
         *_four(inputs),
-        weights(n0), weights(n1 or LEAST_WIDTH), *stored(n0 // config.split), *stored(n1),
+        weights(n0), weights(n1 or LEAST_WIDTH),
+        *stored(n0 // config.epilogue_subtiles), *stored(n1),
         operands.output, *_tables(parts, used, x.device),
         *problem.whole_output, problem.k // (single or 1),
         count, blocks_n * blocks_h * blocks_w * blocks_k, blocks_k, blocks_w, blocks_h,
         *config.box, config.bc, *depths(problem.c, config.bc, problem.element_bytes),
-        n0, n1, config.stages, config.split, len(used), len(parts), single, k_major,
+        n0, n1, config.stages, config.epilogue_subtiles, len(used), len(parts), single, k_major,
     )  # fmt: skip
     options = {"num_warps": config.warps}
     if config.per_sm > 1:

@@ -15,15 +15,15 @@ from kernels.conv.triton.problem import ImplicitGemm
 from kernels.cost import WARPGROUP_ROWS, Work
 from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability
-from kernels.triton_util import MAX_BOX, MAX_INDEX, Grammar, power_of_two, row_for_tma
+from kernels.triton_util import MAX_BOX, MAX_INDEX, LabelFormat, power_of_two, row_for_tma
 
 KERNELS = TMA, GATHER, EXCHANGED = "wgrad_tma", "wgrad_gather", "wgrad_exchanged"
-LABELS = Grammar(
+LABELS = LabelFormat(
     "Triton weight gradient", KERNELS, ("images", "columns", "bk", "bc"),
-    {"t": "taps", "r": "rows", "s": "stages", "w": "warps", "x": "splits"}, flags=("padded",),
+    {"t": "taps", "r": "rows", "s": "stages", "w": "warps", "x": "split_k"}, flags=("padded",),
 )  # fmt: skip
 
-MAX_SPLITS = 65535
+MAX_SPLIT_K = 65535
 BARRIERS = 512  # bytes beside the buffers
 LEAST_SIDE = 16  # of a multiplication
 MAX_ACCUMULATORS = 192  # registers of a thread
@@ -32,12 +32,12 @@ FEW_CHANNELS = 8  # fill no tile of wgrad_tma
 
 
 @dataclass(frozen=True)
-class Config:
+class WgradConfig:
     """One way to run a pass.
 
     A multiplication is bk filters x bc channels (wgrad_gather: columns of R*S*C) over
     images*columns pixels of one row. A step takes `rows` rows and `taps` kernel rows; `stages`
-    steps are buffered. `splits` programs share the pixels of a tile of dw. wgrad_exchanged is
+    steps are buffered. `split_k` programs share the pixels of a tile of dw. wgrad_exchanged is
     wgrad_gather with x and dy, and so filters and channels, exchanged. `padded`: TMA reads copies
     whose pixels start on lines, or powers of two within one.
     """
@@ -51,7 +51,7 @@ class Config:
     rows: int
     stages: int
     warps: int
-    splits: int
+    split_k: int
     padded: bool = False
 
     @property
@@ -74,8 +74,8 @@ class Config:
         return self.taps * self.bk * self.bc // (32 * self.warps)
 
 
-def parse(label: str) -> Config:
-    return Config(**LABELS.read(label))
+def parse(label: str) -> WgradConfig:
+    return WgradConfig(**LABELS.read(label))
 
 
 def exchangeable(shape: ConvShape) -> bool:
@@ -84,7 +84,7 @@ def exchangeable(shape: ConvShape) -> bool:
     return plain and shape.r == shape.s and max(shape.paddings) < shape.r
 
 
-def seen(config: Config, shape: ConvShape) -> ConvShape:
+def seen(config: WgradConfig, shape: ConvShape) -> ConvShape:
     """The convolution whose gradient the kernels compute; wgrad_exchanged exchanges x and y."""
     if config.kernel != EXCHANGED:
         return shape
@@ -93,7 +93,7 @@ def seen(config: Config, shape: ConvShape) -> ConvShape:
     return replace(shape, c=shape.k, h=shape.p, w=shape.q, k=shape.c, padding=padding)
 
 
-def _pixels_apart(config: Config, problem: ImplicitGemm) -> tuple[int, int]:
+def _pixels_apart(config: WgradConfig, problem: ImplicitGemm) -> tuple[int, int]:
     """Elements from one pixel to the next of x and dy, as the kernel reads them."""
     widths = problem.shape.c, problem.shape.k
     if config.kernel != TMA:
@@ -103,30 +103,30 @@ def _pixels_apart(config: Config, problem: ImplicitGemm) -> tuple[int, int]:
     return x, y
 
 
-def _copies_differ(config: Config, problem: ImplicitGemm) -> bool:
+def _copies_differ(config: WgradConfig, problem: ImplicitGemm) -> bool:
     """Whether `padded` makes other copies than are made anyway."""
     plain = replace(config, padded=False)
     return _pixels_apart(config, problem) != _pixels_apart(plain, problem)
 
 
-def _valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _valid(config: WgradConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     """What all kernels need: Tensor Cores, powers of two, registers, shared memory."""
     sizes = (config.pixels, config.bk, config.bc, config.warps)
     powers = not any(size & (size - 1) for size in sizes) and min(sizes[:3]) >= LEAST_SIDE
-    fits = config.splits <= MAX_SPLITS and config.accumulators <= MAX_ACCUMULATORS
+    fits = config.split_k <= MAX_SPLIT_K and config.accumulators <= MAX_ACCUMULATORS
     copied = not config.padded or _copies_differ(config, problem)
     room = shared_memory(config, problem) <= architecture(capability).block_shared_bytes
     runs = capability >= (8, 0) and not problem.precision.is_float8
     return runs and powers and fits and copied and room
 
 
-def _gather_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _gather_valid(config: WgradConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     one_row = config.images == config.taps == config.rows == 1
     possible = config.kernel == GATHER or exchangeable(problem.shape)
     return one_row and possible and _valid(config, problem, capability)
 
 
-def _tma_valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def _tma_valid(config: WgradConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     shape = problem.shape
     if not has_tma(capability) or shape.r % config.taps:
         return False
@@ -143,7 +143,7 @@ def _tma_valid(config: Config, problem: ImplicitGemm, capability: Capability) ->
     return _valid(config, problem, capability)
 
 
-def _step_bytes(config: Config, problem: ImplicitGemm) -> int:
+def _step_bytes(config: WgradConfig, problem: ImplicitGemm) -> int:
     """Of `rows` rows of dy, and of the rows of x that they meet with `taps` kernel rows."""
     stride, dilation = problem.shape.strides[0], problem.shape.dilations[0]
     image_rows = (config.rows - 1) * stride + (config.taps - 1) * dilation + 1
@@ -151,7 +151,7 @@ def _step_bytes(config: Config, problem: ImplicitGemm) -> int:
     return config.pixels * columns * problem.element_bytes
 
 
-def shared_memory(config: Config, problem: ImplicitGemm) -> int:
+def shared_memory(config: WgradConfig, problem: ImplicitGemm) -> int:
     buffers = config.stages * _step_bytes(config, problem)
     size = problem.element_bytes
     if config.kernel == TMA and size > 2:  # transposed for wgmma, by registers
@@ -159,8 +159,8 @@ def shared_memory(config: Config, problem: ImplicitGemm) -> int:
     return buffers + BARRIERS
 
 
-def weight_tiles(config: Config, problem: ImplicitGemm) -> int:
-    """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
+def weight_tiles(config: WgradConfig, problem: ImplicitGemm) -> int:
+    """Tiles of dw [K, R, S, C]."""
     shape = seen(config, problem.shape)
     filters = ceil(shape.k / config.bk)
     if config.kernel != TMA:
@@ -168,13 +168,13 @@ def weight_tiles(config: Config, problem: ImplicitGemm) -> int:
     return filters * (shape.r // config.taps) * shape.s * ceil(shape.c / config.bc)
 
 
-def tiles(config: Config, problem: ImplicitGemm) -> int:
-    """All programs: each split of the pixels has all tiles of dw."""
-    return weight_tiles(config, problem) * config.splits
+def tiles(config: WgradConfig, problem: ImplicitGemm) -> int:
+    """All programs: each part of the pixels has all tiles of dw."""
+    return weight_tiles(config, problem) * config.split_k
 
 
-def steps(config: Config, problem: ImplicitGemm) -> int:
-    """Steps over the pixels, of all splits together."""
+def steps(config: WgradConfig, problem: ImplicitGemm) -> int:
+    """Steps over the pixels, of all programs of a tile."""
     shape = seen(config, problem.shape)
     if config.kernel != TMA or shape.flat:
         return ceil(shape.n * shape.p * shape.q / config.pixels)
@@ -182,7 +182,7 @@ def steps(config: Config, problem: ImplicitGemm) -> int:
     return ceil(shape.n / config.images) * row_blocks
 
 
-def _resident(config: Config, problem: ImplicitGemm) -> int:
+def _resident(config: WgradConfig, problem: ImplicitGemm) -> int:
     """Programs that fit an SM of Hopper at once, by shared memory and registers."""
     shared = shared_memory(config, problem)
     return HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared)
@@ -195,8 +195,8 @@ REGISTERS_SLOWDOWN = 1.3  # dy through registers: a step of several images and c
 SCATTERED = 1.3  # of DRAM: single pixels of few channels, each from another page
 
 
-def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
-    shape, size, split = problem.shape, problem.element_bytes, config.splits > 1
+def _cost(config: WgradConfig, problem: ImplicitGemm, sm_count: int) -> float:
+    shape, size, split = problem.shape, problem.element_bytes, config.split_k > 1
     slowdown = TRANSPOSED_SLOWDOWN if size > 2 else 1.0
     if config.kernel == TMA and min(config.images, config.columns) > 1:
         slowdown *= REGISTERS_SLOWDOWN
@@ -204,13 +204,13 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
     loaded = _step_bytes(config, problem) / (depth * (config.bk + config.taps * config.bc))
     apart = _pixels_apart(config, problem)
     copies = sum(pixel != width for pixel, width in zip(apart, (shape.c, shape.k), strict=True))
-    spread = cost.spread if config.kernel == TMA else cost.gathered_spread
+    overfetch = cost.overfetch if config.kernel == TMA else cost.gathered_overfetch
     scattered = config.columns == 1 and min(shape.c, shape.k) <= 128
     work = Work(
         tiles=tiles(config, problem),
         rows=config.bk,
         columns=config.taps * config.bc,
-        depth=ceil(steps(config, problem) / config.splits) * depth,
+        depth=ceil(steps(config, problem) / config.split_k) * depth,
         step=depth,
         element_bytes=size,
         output_bytes=4 if split else problem.precision.output_bytes,
@@ -218,15 +218,15 @@ def _cost(config: Config, problem: ImplicitGemm, sm_count: int) -> float:
         pieces=(config.bc,) * config.taps,
         resident=_resident(config, problem),
         loaded=loaded / size,
-        spread=max(spread(pixel * size) for pixel in apart),
+        overfetch=max(overfetch(pixel * size) for pixel in apart),
         moved=_traffic(config, problem) * (SCATTERED if scattered else 1.0),
         launches=int(split) + copies,
-        extra_moved=8 * config.splits * shape.elements("w") if split else 0,
+        extra_moved=8 * config.split_k * shape.elements("w") if split else 0,
     )
     return cost.estimated_clocks(work, cost.Kernel(slowdown), sm_count)
 
 
-def _traffic(config: Config, problem: ImplicitGemm) -> float:
+def _traffic(config: WgradConfig, problem: ImplicitGemm) -> float:
     shape = problem.shape
     elements = shape.elements("x") + shape.elements("y")
     sizes = (("x", shape.c), ("y", shape.k))
@@ -248,16 +248,16 @@ GATHER_TILES = (
 )  # fmt: skip
 
 
-def _gather(kernel: str, problem: ImplicitGemm) -> Iterator[Config]:
+def _gather(kernel: str, problem: ImplicitGemm) -> Iterator[WgradConfig]:
     for pixels, bk, bc, stages, warps in GATHER_TILES:
-        config = Config(kernel, 1, pixels, bk, bc, 1, 1, stages, warps, 1)
+        config = WgradConfig(kernel, 1, pixels, bk, bc, 1, 1, stages, warps, 1)
         shape = seen(config, problem.shape)
         filters, columns = map(power_of_two, (shape.k, shape.r * shape.s * shape.c))
         if bk <= max(WARPGROUP_ROWS, filters) and bc <= max(LEAST_COLUMNS, columns):
             yield config
 
 
-def _exchanged(problem: ImplicitGemm) -> Iterator[Config]:
+def _exchanged(problem: ImplicitGemm) -> Iterator[WgradConfig]:
     if problem.shape.k < problem.shape.c and exchangeable(problem.shape):
         yield from _gather(EXCHANGED, problem)
 
@@ -280,7 +280,7 @@ REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
 TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
 
 
-def _tma(problem: ImplicitGemm) -> Iterator[Config]:
+def _tma(problem: ImplicitGemm) -> Iterator[WgradConfig]:
     shape = problem.shape
     if shape.c <= FEW_CHANNELS and shape.r * shape.s > 1:
         return
@@ -295,7 +295,7 @@ def _tma(problem: ImplicitGemm) -> Iterator[Config]:
         for bk, bc, warps in listed:
             if bk > max(64, k) or bc > max(64, c):
                 continue
-            base = Config(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)
+            base = WgradConfig(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)
             for config in _staged(base, problem):
                 yield config
                 padded = replace(config, padded=True)
@@ -303,7 +303,7 @@ def _tma(problem: ImplicitGemm) -> Iterator[Config]:
                     yield padded
 
 
-def _staged(base: Config, problem: ImplicitGemm) -> Iterator[Config]:
+def _staged(base: WgradConfig, problem: ImplicitGemm) -> Iterator[WgradConfig]:
     """The base with as many stages as one, two or three programs on an SM have room for."""
     found: set[int] = set()
     by_registers = HOPPER.blocks_per_sm(32 * base.warps, base.accumulators, 0)
@@ -355,38 +355,38 @@ RULES = {
 }
 
 
-def valid(config: Config, problem: ImplicitGemm, capability: Capability) -> bool:
+def valid(config: WgradConfig, problem: ImplicitGemm, capability: Capability) -> bool:
     """Whether a GPU of this capability can run the pass with it."""
     _, runs = RULES[config.kernel]
     return problem.weights and runs(config, problem, capability)
 
 
-SPLITS_KEPT = 3  # of one tile
-LATER_SPLIT = 1.15  # clocks of a tile's second-best split count this much more
+SPLIT_K_KEPT = 3  # of one tile
+LATER_SPLIT_K = 1.15  # clocks of a tile's second-best split count this much more
 ALIKE = 0.02  # and those of each further configuration of a kind
 MOST_WAVES = 4
 SCRATCH_BYTES = 64 << 20  # partial sums may take this much, or as much as the inputs
 
 
-def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> Sequence[Config]:
+def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> Sequence[WgradConfig]:
     """All valid configurations of the catalogue, the most promising first.
 
     Configurations similar to one further up come later than their clocks alone would put them, so
     that a search over the first ones tries every kind of tile.
     """
-    found: dict[Config, float] = {}
+    found: dict[WgradConfig, float] = {}
     for catalogue, _ in RULES.values():
         for base in catalogue(problem):
             if not valid(base, problem, capability):
                 continue
             clocks = {
                 config: _cost(config, problem, sm_count)
-                for config in _split(base, problem, sm_count)
+                for config in _with_split_k(base, problem, sm_count)
                 if valid(config, problem, capability)
             }
-            best = sorted(clocks, key=clocks.__getitem__)[:SPLITS_KEPT]
+            best = sorted(clocks, key=clocks.__getitem__)[:SPLIT_K_KEPT]
             for place, config in enumerate(best):
-                found[config] = clocks[config] * LATER_SPLIT**place
+                found[config] = clocks[config] * LATER_SPLIT_K**place
     alike: Counter[tuple[object, ...]] = Counter()
     for config in sorted(found, key=found.__getitem__):
         kind = (config.kernel, config.taps, min(config.images, 2), min(config.columns, 2))
@@ -395,13 +395,13 @@ def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> Sequ
     return sorted(found, key=found.__getitem__)
 
 
-def _split(base: Config, problem: ImplicitGemm, sm_count: int) -> Iterator[Config]:
-    """The base with one split, and with those that fill whole waves."""
+def _with_split_k(base: WgradConfig, problem: ImplicitGemm, sm_count: int) -> Iterator[WgradConfig]:
+    """The base with one program a tile, and with as many as fill whole waves."""
     shape = problem.shape
     slots, of_one = sm_count * _resident(base, problem), weight_tiles(base, problem)
     fills = {waves * slots // of_one for waves in range(1, MOST_WAVES + 1)}
     inputs = (shape.elements("x") + shape.elements("y")) * problem.element_bytes
     most = max(SCRATCH_BYTES, inputs) // (4 * shape.elements("w"))
     most = min(steps(base, problem), most)
-    for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
-        yield replace(base, splits=splits)
+    for split_k in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
+        yield replace(base, split_k=split_k)

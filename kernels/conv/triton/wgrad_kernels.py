@@ -46,17 +46,17 @@ def _store_taps(
 
 @triton.jit
 def wgrad_tma(
-    x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, splits, split_elements, pad_h, pad_w, apart,
+    x, x_odd, dy, out, N, P, Q, C, K, S, blocks_r, split_k, split_elements, pad_h, pad_w, apart,
     BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """TAPS kernel rows r at one kernel column s, over one of `splits` parts of the pixels.
+    """TAPS kernel rows r at one kernel column s, over one of `split_k` parts of the pixels.
 
     x: descriptor [N, H, W/STRIDE, STRIDE*apart], box [BN, 1, BW, BC], a pixel being `apart`
     elements long. For STRIDE 2 and odd W it has the even columns and x_odd the
     odd ones, else x_odd is None. dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out:
-    [splits][K][R][S][C] as a pointer, each part split_elements long. blocks_r is R/TAPS. A step
+    [split_k][K][R][S][C] as a pointer, each part split_elements long. blocks_r is R/TAPS. A step
     takes ROWS rows of dy and every row of x that meets them, each loaded once for all the taps that
     use it. TMA fills what lies outside with zeros: the padding of x, and all of dy that is no
     pixel.
@@ -87,8 +87,8 @@ def wgrad_tma(
     blocks_p = tl.cdiv(P, ROWS)
     blocks_q = tl.cdiv(Q, BW)
     blocks = tl.cdiv(N, BN) * blocks_p * blocks_q
-    first = (split * blocks // splits).to(tl.int32)
-    last = ((split + 1) * blocks // splits).to(tl.int32)
+    first = (split * blocks // split_k).to(tl.int32)
+    last = ((split + 1) * blocks // split_k).to(tl.int32)
     accs = ()
     for _ in tl.static_range(TAPS):
         accs = accs + (tl.zeros((BK, BC), tl.float32),)
@@ -119,7 +119,7 @@ def wgrad_tma(
 
 @triton.jit
 def wgrad_gather(
-    x, dy, out, pixels, H, W, splits, split_elements,
+    x, dy, out, pixels, H, W, split_k, split_elements,
     P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -129,11 +129,11 @@ def wgrad_gather(
 ):  # fmt: skip
     """Any shape, any GPU, without a copy: masked loads through pointers, BP pixels a step.
 
-    x: [N, H, W, C]; dy: [N, P, Q, K], `pixels` of them in all; out: [splits][K][R*S*C], BC of whose
-    columns are a tile, so that few channels fill one too. K and C are constants: the compiler then
-    sees that channels are adjacent, and moves several at once. EXCHANGED: x is the gradient and dy
-    the input, so that out is [splits][C][R*S][K], the last tap first. INDEX is an integer type that
-    holds the offsets of x and dy.
+    x: [N, H, W, C]; dy: [N, P, Q, K], `pixels` of them in all; out: [split_k][K][R*S*C], a tile
+    of which has BC columns, so that few channels fill one too. K and C are constants: the compiler
+    then sees that channels are adjacent, and moves several at once. EXCHANGED: x is the gradient
+    and dy the input, so that out is [split_k][C][R*S][K], the last tap first. INDEX is an integer
+    type that holds the offsets of x and dy.
 
     Where it runs (42 of the widths 1 to 72) 3x3 is 2.2 times as fast as cuDNN's in fp16 on an H200
     (results/nvidia-h200/conv-fine-wgrad.json, geometric mean).
@@ -152,8 +152,8 @@ def wgrad_gather(
     down, right = tap // S * DIL_H - PAD_H, tap % S * DIL_W - PAD_W
     away = (down * W + right) * C + (column - tap * C)
     blocks = (pixels - 1) // BP + 1  # where tl.cdiv could overflow
-    first = (split * blocks // splits).to(INDEX)
-    last = ((split + 1) * blocks // splits).to(INDEX)
+    first = (split * blocks // split_k).to(INDEX)
+    last = ((split + 1) * blocks // split_k).to(INDEX)
     acc = tl.zeros((BK, BC), tl.float32)
     for block in range(first, last):
         pixel = block * BP + tl.arange(0, BP)[:, None]
@@ -178,18 +178,18 @@ def wgrad_gather(
 
 @triton.jit
 def wgrad_reduce(
-    parts, dw, elements, splits, BS: tl.constexpr, BE: tl.constexpr
+    parts, dw, elements, split_k, BS: tl.constexpr, BE: tl.constexpr
 ):  # fmt: skip
-    """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
+    """dw = the sum of split_k parts, in a fixed order: float32 sums, rounded once.
 
-    parts: [splits][elements]. A program adds up BE elements, BS splits at a time.
+    parts: [split_k][elements]. A program adds up BE elements, BS parts at a time.
     """
     element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = element < elements
     acc = tl.zeros((BS, BE), tl.float32)
-    for first in range(0, splits, BS):
+    for first in range(0, split_k, BS):
         split = first + tl.arange(0, BS)
-        mask = (split < splits)[:, None] & inside[None, :]
+        mask = (split < split_k)[:, None] & inside[None, :]
         acc += tl.load(
             parts + split.to(tl.int64)[:, None] * elements + element[None, :],
             mask=mask,

@@ -14,15 +14,15 @@ from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.copies import padded
 from kernels.conv.triton.problem import ImplicitGemm
-from kernels.conv.triton.wgrad_configs import EXCHANGED, TMA, Config, seen, tiles
+from kernels.conv.triton.wgrad_configs import EXCHANGED, TMA, WgradConfig, seen, tiles
 from kernels.precision import Precision
 from kernels.triton_util import MAX_INDEX, Step, input_precision, options, power_of_two
 
-REDUCE_SPLITS, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
+REDUCE_SPLIT_K, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
 
 
 def bind(
-    config: Config, operands: ConvOperands, precision: Precision, sm_count: int
+    config: WgradConfig, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
     """The launches that one pass takes, in order; operands.w [K, C, R, S] receives the gradient.
 
@@ -35,8 +35,8 @@ def bind(
             raise ValueError(f"{name} is not channels_last")
     dw, elements = operands.w, operands.shape.elements("w")
     out = dw
-    if config.splits > 1:
-        sizes = (config.splits, elements)
+    if config.split_k > 1:
+        sizes = (config.split_k, elements)
         out = torch.empty(sizes, dtype=torch.float32, device=dw.device)
     if config.kernel == TMA:
         product, (copies, args) = jit.wgrad_tma, _tma_args(config, operands, out)
@@ -46,18 +46,18 @@ def bind(
     args = (*args, input_precision(precision))
     grid = (tiles(config, problem),)
     steps = [*copies, Step(product, grid, args, options(config.stages, config.warps))]
-    if config.splits > 1:
+    if config.split_k > 1:
         least, most = REDUCE_ELEMENTS
         block = min(most, max(least, power_of_two(ceil(elements / (4 * sm_count)))))
-        at_once = min(REDUCE_SPLITS, power_of_two(config.splits))
-        args = (out, dw, elements, config.splits, at_once, block)
+        at_once = min(REDUCE_SPLIT_K, power_of_two(config.split_k))
+        args = (out, dw, elements, config.split_k, at_once, block)
         grid = (ceil(elements / block),)
         steps.append(Step(jit.wgrad_reduce, grid, args, {"num_warps": 4}))
     return steps
 
 
 def _tma_args(
-    config: Config, operands: ConvOperands, out: torch.Tensor
+    config: WgradConfig, operands: ConvOperands, out: torch.Tensor
 ) -> tuple[Sequence[Step], tuple[object, ...]]:
     """(steps before, arguments); sizes are those of x and dy as the kernel sees them: x may be a
     matrix.
@@ -84,14 +84,18 @@ def _tma_args(
         _descriptor(config, x, (n, shape.h, columns, channels), strides, config.bc), x_odd,
         _descriptor(config, y, (n, p, q, y_apart), y_strides, config.bk), out,
         n, p, q, c, k, shape.s, shape.r // config.taps,
-        config.splits, shape.elements("w"), *shape.paddings, apart,
+        config.split_k, shape.elements("w"), *shape.paddings, apart,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         stride, dilation,
     )  # fmt: skip
 
 
 def _descriptor(
-    config: Config, base: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], width: int
+    config: WgradConfig,
+    base: torch.Tensor,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    width: int,
 ) -> TensorDescriptor:
     order = (1, 2, 0, 3) if config.columns == 1 else (0, 1, 2, 3)
     box = (config.images, 1, config.columns, width)
@@ -99,7 +103,9 @@ def _descriptor(
     return TensorDescriptor(base, sizes, strides, box)
 
 
-def _gather_args(config: Config, operands: ConvOperands, out: torch.Tensor) -> tuple[object, ...]:
+def _gather_args(
+    config: WgradConfig, operands: ConvOperands, out: torch.Tensor
+) -> tuple[object, ...]:
     s = seen(config, operands.shape)
     x, y = operands.x, operands.y
     if config.kernel == EXCHANGED:
@@ -108,7 +114,7 @@ def _gather_args(config: Config, operands: ConvOperands, out: torch.Tensor) -> t
     most = max(x.numel(), y.numel()) + config.pixels * s.k
     index = tl.int32 if most <= MAX_INDEX else tl.int64
     return (
-        x, y, out, pixels, s.h, s.w, config.splits, operands.shape.elements("w"),
+        x, y, out, pixels, s.h, s.w, config.split_k, operands.shape.elements("w"),
         s.p, s.q, s.k, s.c, s.r, s.s, *s.strides, *s.dilations, *s.paddings,
         config.pixels, config.bk, config.bc, config.kernel == EXCHANGED, index,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from kernels.case import Candidate, Case, Target
 from kernels.gemm import check_plain
 from kernels.gemm.operands import Operands
 from kernels.gemm.triton import config as cfg
-from kernels.gemm.triton.config import Config, Problem, parse
+from kernels.gemm.triton.config import GemmConfig, GemmProblem, parse
 from kernels.gemm.triton.launch import Launcher
 from kernels.triton_util import bound, candidate
 from kernels.tune import NONE, Configurations
@@ -32,24 +32,24 @@ def candidates(
 
 
 def bind(
-    configs: Sequence[Config], case: Case, operands: Operands, target: Target
+    configs: Sequence[GemmConfig], case: Case, operands: Operands, target: Target
 ) -> Sequence[Candidate]:
     """Configurations, ready to launch: those that fit the free memory. torch.OutOfMemoryError where
     none does.
     """
     a, b, c = operands.a, operands.b, operands.c
-    launcher = Launcher(Problem.of(case), a, b, c, target.sm_count)
+    launcher = Launcher(GemmProblem.of(case), a, b, c, target.sm_count)
 
-    def candidate_of(config: Config) -> Candidate:
-        # Of sliced tiles there are more programs than tiles.
-        tile = config.tile if config.slices == 1 else None
+    def candidate_of(config: GemmConfig) -> Candidate:
+        # With split-K there are more programs than tiles.
+        tile = config.tile if config.split_k == 1 else None
         return candidate(config.label, tile, launcher.bind(config))
 
     return bound(configs, candidate_of)
 
 
-def configurations(case: Case, target: Target) -> Configurations[Config]:
-    problem, capability = Problem.of(case), target.capability or (0, 0)
+def configurations(case: Case, target: Target) -> Configurations[GemmConfig]:
+    problem, capability = GemmProblem.of(case), target.capability or (0, 0)
     return Configurations(
         case=case,
         target=target,
@@ -69,5 +69,5 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
     a, b, c = (
         torch.empty(1, dtype=case.precision.torch_dtype(kind), device="meta") for kind in kinds
     )
-    steps = Launcher(Problem.of(case), a, b, c, target.sm_count).bind(parse(label))
+    steps = Launcher(GemmProblem.of(case), a, b, c, target.sm_count).bind(parse(label))
     return [step.compile() for step in steps]

@@ -16,26 +16,26 @@ from kernels.case import Case
 from kernels.cost import STRADDLING, Kernel, Work
 from kernels.gpus import HOPPER, LINE_BYTES, architecture, has_tma
 from kernels.precision import PRECISIONS, Capability, Precision
-from kernels.triton_util import TMA_ALIGNMENT, Grammar, power_of_two, split_n
+from kernels.triton_util import TMA_ALIGNMENT, LabelFormat, power_of_two, split_n
 
 KERNELS = ("pointer", "tma", "tma_persistent", "split_k", "odd_width")
 POINTER, TMA, PERSISTENT, SPLIT_K, ODD_WIDTH = KERNELS
 EITHER_WAY = (SPLIT_K, ODD_WIDTH)  # either operand may be wgmma's first; C is stored by pointers
-LABELS = Grammar(
-    "Triton GEMM", KERNELS, ("bm", "bn", "bk"), {"s": "stages", "w": "warps", "g": "group"},
-    {"sub": "split", "k": "slices"}, ("direct", "swapped"),
+LABELS = LabelFormat(
+    "Triton GEMM", KERNELS, ("bm", "bn", "bk"), {"s": "stages", "w": "warps", "g": "group_m"},
+    {"sub": "epilogue_subtiles", "k": "split_k"}, ("direct", "swapped"),
 )  # fmt: skip
-GROUP = 8  # rows of tiles that are walked together, as a rule
+GROUP_M = 8  # as a rule
 
 
 @dataclass(frozen=True)
-class Config:
+class GemmConfig:
     """One way to run a kernel. A tile is `bm` x `bn` of C, added up `bk` of K at a time, by `warps`
     warps, with `stages` tiles of the operands buffered.
 
-    `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
-    stored in; `direct` stores registers to memory without TMA. `slices` programs share the K of a
-    tile of SPLIT_K; with `swapped` the second operand is wgmma's first, which is for a narrow M.
+    Tiles are rasterised in bands of `group_m` rows, for L2; a tile is stored in `epilogue_subtiles`
+    parts; `direct` stores registers to memory without TMA. `split_k` programs share the K of a tile
+    of SPLIT_K; with `swapped` the second operand is wgmma's first, which is for a narrow M.
     """
 
     kernel: str
@@ -44,10 +44,10 @@ class Config:
     bk: int
     stages: int
     warps: int
-    group: int = GROUP
-    split: int = 1
+    group_m: int = GROUP_M
+    epilogue_subtiles: int = 1
     direct: bool = False
-    slices: int = 1
+    split_k: int = 1
     swapped: bool = False
 
     @property
@@ -70,16 +70,16 @@ class Config:
         return self.bm * self.bn // (32 * self.warps)
 
 
-def parse(label: str) -> Config:
-    return Config(**LABELS.read(label))
+def parse(label: str) -> GemmConfig:
+    return GemmConfig(**LABELS.read(label))
 
 
-def shared_memory(config: Config, kind: Precision) -> int:
+def shared_memory(config: GemmConfig, kind: Precision) -> int:
     """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
     the tile on its way to C. Only the compiler knows the exact number.
     """
     buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
-    staged = config.bm * config.bn * kind.output_bytes // config.split
+    staged = config.bm * config.bn * kind.output_bytes // config.epilogue_subtiles
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
@@ -88,7 +88,7 @@ def shared_memory(config: Config, kind: Precision) -> int:
     narrowed = kind.output_bytes == 2  # C is made after the loop
     if config.kernel == ODD_WIDTH:
         return max(buffers, staged) + barriers
-    if config.kernel == TMA and (narrowed or config.split > 1 or config.direct):
+    if config.kernel == TMA and (narrowed or config.epilogue_subtiles > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
 
@@ -116,18 +116,29 @@ _SPLIT_TILES = ((64, 128, 1, 5, 4), (128, 128, 1, 4, 8))
 # Widths between powers of two, and programs on an SM; the other side is long.
 _ODD_WIDTHS = ((80, 2), (96, 2), (144, 1), (160, 1), (192, 1), (272, 1), (288, 1), (320, 1))
 _ODD_LONG, _ODD_STAGES = 128, (3, 6)  # stages at least, at most
-_SLICES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
+_SPLIT_K_COUNTS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    12,
+    16,
+)  # 25 tiles: 5 of each fill 132 SMs, 4 or 8 do not
 
 
 @cache
-def catalogue(precision_name: str) -> tuple[Config, ...]:
+def catalogue(precision_name: str) -> tuple[GemmConfig, ...]:
     """Every configuration that the rules choose from, for one precision. KeyError for no
     precision.
     """
     kind = PRECISIONS[precision_name]
     line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
     found = [
-        Config(kernel, bm, bn, lines * line, stages, warps)
+        GemmConfig(kernel, bm, bn, lines * line, stages, warps)
         for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
         for bm, bn, lines, stages, warps in tiles
     ]
@@ -136,42 +147,44 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
     return (*found, *_split_k(line), *_odd_width(kind, line), *direct)
 
 
-def _split_k(line: int) -> Iterator[Config]:
-    for narrow, (long, lines, stages), slices in product((16, 32, 64), _LONG_SIDES, _SLICES):
+def _split_k(line: int) -> Iterator[GemmConfig]:
+    for narrow, (long, lines, stages), split_k in product(
+        (16, 32, 64), _LONG_SIDES, _SPLIT_K_COUNTS
+    ):
         if long < narrow:
             continue
-        plain = Config(SPLIT_K, long, narrow, lines * line, stages, 4, slices=slices)
+        plain = GemmConfig(SPLIT_K, long, narrow, lines * line, stages, 4, split_k=split_k)
         yield replace(plain, bm=narrow, bn=long, swapped=True)
         yield plain
-    for (bm, bn, lines, stages, warps), slices in product(_SPLIT_TILES, _SLICES[1:]):
-        yield Config(SPLIT_K, bm, bn, lines * line, stages, warps, slices=slices)
+    for (bm, bn, lines, stages, warps), split_k in product(_SPLIT_TILES, _SPLIT_K_COUNTS[1:]):
+        yield GemmConfig(SPLIT_K, bm, bn, lines * line, stages, warps, split_k=split_k)
 
 
-def _odd_width(kind: Precision, line: int) -> Iterator[Config]:
+def _odd_width(kind: Precision, line: int) -> Iterator[GemmConfig]:
     for width, programs in _ODD_WIDTHS:
         room = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
         stages = min(_ODD_STAGES[1], room // ((_ODD_LONG + width) * LINE_BYTES))
         warps = 8 if programs == 1 else 4
-        plain = Config(ODD_WIDTH, _ODD_LONG, width, line, stages, warps)
+        plain = GemmConfig(ODD_WIDTH, _ODD_LONG, width, line, stages, warps)
         yield plain
         yield replace(plain, bm=width, bn=_ODD_LONG, swapped=True)
 
 
-def _direct(config: Config) -> Config:
+def _direct(config: GemmConfig) -> GemmConfig:
     # Addresses take registers too: a large tile stored in one part spills.
     parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
-    return replace(config, direct=True, split=max(config.split, parts))
+    return replace(config, direct=True, epilogue_subtiles=max(config.epilogue_subtiles, parts))
 
 
-def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
+def _persistent(line: int, output_bytes: int) -> Iterator[GemmConfig]:
     wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
     for warps in (4, 8):
-        yield Config(PERSISTENT, 128, 128, line, 4, warps, split=wide)
+        yield GemmConfig(PERSISTENT, 128, 128, line, 4, warps, epilogue_subtiles=wide)
     # Of 34 searches at 4096 and above, 21 ended with 16 rows of tiles together. None is compiled:
-    # `group` is an argument of the kernel.
-    for (bm, bn), group in product(((128, 256), (256, 128)), (GROUP, 16)):
-        yield Config(PERSISTENT, bm, bn, line, 3, 8, group, split=wide)
-        yield Config(PERSISTENT, bm, bn, line, 4, 8, group, split=2 * wide)
+    # `group_m` is an argument of the kernel.
+    for (bm, bn), group_m in product(((128, 256), (256, 128)), (GROUP_M, 16)):
+        yield GemmConfig(PERSISTENT, bm, bn, line, 3, 8, group_m, epilogue_subtiles=wide)
+        yield GemmConfig(PERSISTENT, bm, bn, line, 4, 8, group_m, epilogue_subtiles=2 * wide)
 
 
 # ---------------------------------------------------------------- what a problem may run
@@ -221,7 +234,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Problem:
+class GemmProblem:
     """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n]."""
 
     m: int
@@ -232,7 +245,7 @@ class Problem:
     b: Stored
 
     @classmethod
-    def of(cls, case: Case) -> Problem:
+    def of(cls, case: Case) -> GemmProblem:
         """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
         (m, n, k), (a, b) = case.problem.mnk, case.problem.layout
         size = case.precision.bytes_per_element
@@ -271,26 +284,26 @@ class Problem:
         read = (operand for operand in (self.a, self.b) if not (packed and operand.packed))
         return any(operand.row_bytes % LINE_BYTES for operand in read)
 
-    def tiles(self, config: Config) -> int:
+    def tiles(self, config: GemmConfig) -> int:
         """How many tiles cover C [m, n]."""
         return ceil(self.m / config.bm) * ceil(self.n / config.bn)
 
 
-def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether a GPU of this capability can run it: TMA, alignment of C, slices, shared memory."""
+def valid(config: GemmConfig, problem: GemmProblem, capability: Capability) -> bool:
+    """Whether a GPU of this capability can run it: TMA, alignment of C, split-K, shared memory."""
     if config.kernel != POINTER and not has_tma(capability):
         return False
     if config.swapped and config.kernel not in EITHER_WAY:
         return False
     if config.kernel in (TMA, PERSISTENT) and config.direct < problem.c_misaligned:
         return False
-    if config.slices > ceil(problem.k / config.bk):
+    if config.split_k > ceil(problem.k / config.bk):
         return False
     needed = shared_memory(config, problem.precision)
     return needed <= architecture(capability).block_shared_bytes
 
 
-def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
+def choices(problem: GemmProblem, capability: Capability, sm_count: int) -> Sequence[GemmConfig]:
     """All valid configurations of the catalogue, the most promising first; of odd widths only the
     one that is the most promising of all, if one is.
     """
@@ -306,20 +319,20 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
 
 
 NARROWEST = 16  # rows of the narrow side of a tile
-LEAST_STEPS = 2  # over K, of one slice
+LEAST_STEPS = 2  # over K, of one program
 LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
 
 
-def _suits(config: Config, problem: Problem) -> bool:
+def _suits(config: GemmConfig, problem: GemmProblem) -> bool:
     """Whether split-K is made for the problem, one side so narrow, K so long; an odd width for its
-    shorter side; and whether there are more rows of tiles than a larger group walks together.
+    shorter side; and whether there are more rows of tiles than the band of a larger group_m.
     """
     if config.kernel == ODD_WIDTH:
         return config.swapped == (problem.m < problem.n)
     if config.kernel != SPLIT_K:
-        return config.group <= GROUP or problem.m > config.group * config.bm
+        return config.group_m <= GROUP_M or problem.m > config.group_m * config.bm
     narrow, rows = (config.bm, problem.m) if config.swapped else (config.bn, problem.n)
-    if config.slices * LEAST_STEPS > ceil(problem.k / config.bk):
+    if config.split_k * LEAST_STEPS > ceil(problem.k / config.bk):
         return False
     general = not config.swapped and narrow >= LEAST_GENERAL
     return general or narrow == max(NARROWEST, power_of_two(rows))
@@ -341,7 +354,7 @@ REDUCED = 0.5  # of a launch: what a tile's last program waits for, and adds up
 NARROW_SLOWDOWN = 3.0  # of POINTER, where elements are loaded one by one
 
 
-def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
+def estimated_clocks(config: GemmConfig, problem: GemmProblem, sm_count: int) -> float:
     """The cost model's clocks for one launch; see `kernels.cost`. It only ranks."""
     kernel = replace(FACTS[config.kernel], rows_first=not config.swapped)
     if config.kernel == POINTER and problem.loads_single:
@@ -349,17 +362,17 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     return cost.estimated_clocks(_work(config, problem), kernel, sm_count)
 
 
-def tile_kind(config: Config) -> tuple[int, ...]:
-    """What a short list holds few of: the tile, or the same one turned, with its group; and tiles
+def tile_kind(config: GemmConfig) -> tuple[int, ...]:
+    """What a short list holds few of: the tile, or its transpose, with its group_m; and tiles
     of ODD_WIDTH, which differ little.
     """
     if config.kernel == ODD_WIDTH:
         return (config.bk,)
-    return min(config.bm, config.bn), max(config.bm, config.bn), config.bk, config.group
+    return min(config.bm, config.bn), max(config.bm, config.bn), config.bk, config.group_m
 
 
-def _work(config: Config, problem: Problem) -> Work:
-    p, kind, slices = problem, problem.precision, config.slices
+def _work(config: GemmConfig, problem: GemmProblem) -> Work:
+    p, kind, split_k = problem, problem.precision, config.split_k
     by_tma = config.kernel != POINTER
     # One launch for each operand that is transposed, one for the others.
     copied = p.copied if by_tma else ()
@@ -367,21 +380,21 @@ def _work(config: Config, problem: Problem) -> Work:
     copies = transposed.count(True) + (False in transposed)
     threads, shared = 32 * config.warps, shared_memory(config, kind)
     return Work(
-        tiles=p.tiles(config) * slices,
+        tiles=p.tiles(config) * split_k,
         rows=config.bm,
         columns=config.bn,
-        depth=ceil(ceil(p.k / config.bk) / slices) * config.bk,
+        depth=ceil(ceil(p.k / config.bk) / split_k) * config.bk,
         step=config.bk,
         element_bytes=kind.bytes_per_element,
-        # A tile's last program reads every slice again.
-        output_bytes=kind.output_bytes + (slices > 1) * (1 + slices) * kind.accumulator_bytes,
+        # A tile's last program reads every partial sum again.
+        output_bytes=kind.output_bytes + (split_k > 1) * (1 + split_k) * kind.accumulator_bytes,
         flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
         pieces=config.pieces,
         resident=1
         if config.kernel == PERSISTENT
         else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
-        spread=STRADDLING if p.straddles(packed=by_tma) else 1.0,
+        overfetch=STRADDLING if p.straddles(packed=by_tma) else 1.0,
         moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
-        launches=copies + (REDUCED if slices > 1 else 0),
+        launches=copies + (REDUCED if split_k > 1 else 0),
         extra_moved=sum(operand.copied_bytes for operand in copied),
     )

@@ -3,7 +3,7 @@
 No autotune decorators here: the interpreter (TRITON_INTERPRET=1) and ahead-of-time compilation
 take the kernels as they are. Names in capitals are compile-time constants:
 BM, BN, BK the tile; INPUT_PRECISION and ACC the arithmetic.
-`group` is how many tile rows are walked before the next tile column, so that programs which run
+Tiles are rasterised in bands of `group_m` rows, column by column, so that programs which run
 together share operands in L2.
 """
 
@@ -18,11 +18,11 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile(index, tiles_m, tiles_n, group):
-    """Tile number -> (row, column), in bands of `group` rows walked down, then across."""
-    band_tiles = group * tiles_n
-    first_m = (index // band_tiles) * group
-    rows = min(tiles_m - first_m, group)
+def _tile(index, tiles_m, tiles_n, group_m):
+    """Tile number -> (row, column), in bands of `group_m` rows, down and then across."""
+    band_tiles = group_m * tiles_n
+    first_m = (index // band_tiles) * group_m
+    rows = min(tiles_m - first_m, group_m)
     inside = index % band_tiles
     return first_m + inside % rows, inside // rows
 
@@ -52,25 +52,25 @@ def _store_part(c_desc, c, value, m, n, M, N, BM: tl.constexpr, BN: tl.constexpr
 
 
 @triton.jit
-def _store(c_desc, c, acc, m, n, M, N, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr):
-    """Write a [BM, BN] accumulator to C at (m, n) in SPLIT (1, 2 or 4) column parts.
+def _store(c_desc, c, acc, m, n, M, N, BM: tl.constexpr, BN: tl.constexpr, SUBTILES: tl.constexpr):
+    """Write a [BM, BN] accumulator to C at (m, n) in SUBTILES (1, 2 or 4) column parts.
 
     Every part passes through shared memory that is free again before the next: more parts leave
     room for another pipeline stage.
     """
-    if SPLIT == 1:
+    if SUBTILES == 1:
         _store_part(c_desc, c, acc.to(c.dtype.element_ty), m, n, M, N, BM, BN)
     else:
         left, right = halves(acc, BM, BN)
-        _store(c_desc, c, left, m, n, M, N, BM, BN // 2, SPLIT // 2)
-        _store(c_desc, c, right, m, n + BN // 2, M, N, BM, BN // 2, SPLIT // 2)
+        _store(c_desc, c, left, m, n, M, N, BM, BN // 2, SUBTILES // 2)
+        _store(c_desc, c, right, m, n + BN // 2, M, N, BM, BN // 2, SUBTILES // 2)
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group_m"])
 def gemm_tma(
-    a, b, c_desc, c, M, N, K, group,
+    a, b, c_desc, c, M, N, K, group_m,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SUBTILES: tl.constexpr,
     A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +80,7 @@ def gemm_tma(
     matrix as a pointer. TMA fills tiles that hang over the edge with zeros and cuts the stores, so
     no size needs to be a multiple of the tile.
     """
-    tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), group)
+    tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), group_m)
     acc = tl.zeros((BM, BN), ACC)
     for k in range(0, K, BK):
         acc = tl.dot(
@@ -90,19 +90,19 @@ def gemm_tma(
             input_precision=INPUT_PRECISION,
             out_dtype=ACC,
         )
-    _store(c_desc, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, SPLIT)
+    _store(c_desc, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, SUBTILES)
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group_m"])
 def gemm_tma_persistent(
-    a, b, c_desc, c, M, N, K, group,
+    a, b, c_desc, c, M, N, K, group_m,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SUBTILES: tl.constexpr,
     A_K_MAJOR: tl.constexpr, B_K_MAJOR: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """At most PROGRAMS programs, each walking over tiles; arguments as in gemm_tma.
+    """At most PROGRAMS persistent programs; arguments as in gemm_tma.
 
     The loops over tiles and over K are flattened into one pipeline, so the loads of the next tile
     are under way while this one is stored. The store works out its tile from a counter of its own:
@@ -113,7 +113,7 @@ def gemm_tma_persistent(
     tiles_n = tl.cdiv(N, BN)
     stored = tl.program_id(0) - PROGRAMS
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
-        tile_m, tile_n = _tile(tile, tiles_m, tiles_n, group)
+        tile_m, tile_n = _tile(tile, tiles_m, tiles_n, group_m)
         acc = tl.zeros((BM, BN), ACC)
         for step in range(tl.cdiv(K, BK)):
             acc = tl.dot(
@@ -124,13 +124,13 @@ def gemm_tma_persistent(
                 out_dtype=ACC,
             )
         stored += PROGRAMS
-        out_m, out_n = _tile(stored, tiles_m, tiles_n, group)
-        _store(c_desc, c, acc, out_m * BM, out_n * BN, M, N, BM, BN, SPLIT)
+        out_m, out_n = _tile(stored, tiles_m, tiles_n, group_m)
+        _store(c_desc, c, acc, out_m * BM, out_n * BN, M, N, BM, BN, SUBTILES)
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group_m"])
 def gemm_pointer(
-    a, b, c, M, N, K, group, stride_am, stride_ak, stride_bk, stride_bn,
+    a, b, c, M, N, K, group_m, stride_am, stride_ak, stride_bk, stride_bn,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN_K: tl.constexpr, UNITS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
@@ -145,7 +145,7 @@ def gemm_pointer(
     M, N, K = M * UNITS[0], N * UNITS[1], K * UNITS[2]
     stride_am, stride_ak = stride_am * UNITS[3], stride_ak * UNITS[4]
     stride_bk, stride_bn = stride_bk * UNITS[5], stride_bn * UNITS[6]
-    tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), group)
+    tile_m, tile_n = _tile(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), group_m)
     rows = tl.arange(0, BM)
     columns = tl.arange(0, BN)
     inner = tl.arange(0, BK)
@@ -173,9 +173,9 @@ def gemm_pointer(
     _store(None, c, acc, tile_m * BM, tile_n * BN, M, N, BM, BN, 1)
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group_m"])
 def gemm_odd_width(
-    x, y, y_rest, c, X, Y, K, group, stride_x, stride_y,
+    x, y, y_rest, c, X, Y, K, group_m, stride_x, stride_y,
     BX: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, BK: tl.constexpr,
     X_K_MAJOR: tl.constexpr, Y_K_MAJOR: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
@@ -185,7 +185,7 @@ def gemm_odd_width(
     descriptors of one matrix, with blocks of B0 and B1.
     """
     WIDTH: tl.constexpr = B0 + B1
-    tile_x, tile_y = _tile(tl.program_id(0), tl.cdiv(X, BX), tl.cdiv(Y, WIDTH), group)
+    tile_x, tile_y = _tile(tl.program_id(0), tl.cdiv(X, BX), tl.cdiv(Y, WIDTH), group_m)
     acc = tl.zeros((BX, B0), ACC)
     rest = tl.zeros((BX, B1), ACC)
     for k in range(0, K, BK):
@@ -275,33 +275,33 @@ def pack_k_major(
 # - With M narrow the operands are swapped: the long matrix is wgmma's first operand, whose rows
 #   come in 64s, and the narrow one its second, whose columns come in 8s: M = 17 costs 32 columns
 #   instead of 64 rows.
-# - SLICES programs share the K of a tile. Each writes its sum to scratch and counts up; the last
-#   one adds the slices in their order, so that the result is bitwise the same every time, and sets
+# - SPLIT_K programs share the K of a tile. Each writes its sum to scratch and counts up; the last
+#   one adds the sums in their order, so that the result is bitwise the same every time, and sets
 #   the count back to 0. No second launch, no atomic additions of values.
 
 
-@triton.jit(do_not_specialize=["group"])
+@triton.jit(do_not_specialize=["group_m"])
 def gemm_sliced(
-    x, y, c, sums, counts, X, Y, K, group, stride_x, stride_y,
+    x, y, c, sums, counts, X, Y, K, group_m, stride_x, stride_y,
     BX: tl.constexpr, BY: tl.constexpr, BK: tl.constexpr,
-    SLICES: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     X_K_MAJOR: tl.constexpr, Y_K_MAJOR: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """x @ y of [X, K] and [K, Y] to c[i * stride_x + j * stride_y]; x and y are TMA descriptors.
 
-    x: [X, K] or [K, X]; y: [Y, K] (Y_K_MAJOR) or [K, Y]. `sums`: BX * BY * SLICES values a tile;
+    x: [X, K] or [K, X]; y: [Y, K] (Y_K_MAJOR) or [K, Y]. `sums`: BX * BY * SPLIT_K values a tile;
     `counts`: one a tile, 0 before and after. C is stored by masked pointers: its rows need no
     alignment.
     """
-    tile = tl.program_id(0) // SLICES
-    part = tl.program_id(0) % SLICES
-    tile_x, tile_y = _tile(tile, tl.cdiv(X, BX), tl.cdiv(Y, BY), group)
+    tile = tl.program_id(0) // SPLIT_K
+    part = tl.program_id(0) % SPLIT_K
+    tile_x, tile_y = _tile(tile, tl.cdiv(X, BX), tl.cdiv(Y, BY), group_m)
     steps = tl.cdiv(K, BK)
     acc = tl.zeros((BX, BY), ACC)
-    first = part * steps // SLICES
-    last = (part + 1) * steps // SLICES
-    tl.assume(last > first)  # the launcher has no more slices than steps
+    first = part * steps // SPLIT_K
+    last = (part + 1) * steps // SPLIT_K
+    tl.assume(last > first)  # the launcher has no more programs than steps
     for step in range(first, last):
         acc = tl.dot(
             _load(x, tile_x * BX, step * BK, X_K_MAJOR),
@@ -312,19 +312,19 @@ def gemm_sliced(
         )
     rows = tl.arange(0, BX)
     columns = tl.arange(0, BY)
-    if SLICES == 1:
+    if SPLIT_K == 1:
         _store_in(c, acc, tile_x * BX + rows, tile_y * BY + columns, X, Y, stride_x, stride_y)
     else:
         # Loads under way together: more than 4 do not fit the registers.
-        EVEN: tl.constexpr = 4 if SLICES % 4 == 0 else 2 if SLICES % 2 == 0 else 1
-        AT_ONCE: tl.constexpr = 3 if SLICES % 3 == 0 and SLICES % 4 else EVEN
+        EVEN: tl.constexpr = 4 if SPLIT_K % 4 == 0 else 2 if SPLIT_K % 2 == 0 else 1
+        AT_ONCE: tl.constexpr = 3 if SPLIT_K % 3 == 0 and SPLIT_K % 4 else EVEN
         inside = rows[:, None] * BY + columns[None, :]
-        mine = sums + tile.to(tl.int64) * (SLICES * BX * BY)
+        mine = sums + tile.to(tl.int64) * (SPLIT_K * BX * BY)
         tl.store(mine + part * (BX * BY) + inside, acc, cache_modifier=".cg")
         tl.debug_barrier()  # all of this program's values are written before it counts
-        if tl.atomic_add(counts + tile, 1, sem="acq_rel", scope="gpu") == SLICES - 1:
+        if tl.atomic_add(counts + tile, 1, sem="acq_rel", scope="gpu") == SPLIT_K - 1:
             total = tl.zeros((BX, BY), ACC)
-            for base in range(0, SLICES, AT_ONCE):
+            for base in range(0, SPLIT_K, AT_ONCE):
                 for i in tl.static_range(AT_ONCE):
                     other = mine + (base + i) * (BX * BY) + inside
                     total += tl.load(other, cache_modifier=".cg")

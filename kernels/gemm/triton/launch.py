@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
-from kernels.gemm.triton.config import Config, Problem, Stored
+from kernels.gemm.triton.config import GemmConfig, GemmProblem, Stored
 from kernels.gemm.triton.kernels import gemm_odd_width, gemm_sliced, pack_k_major, pack_rows
 from kernels.gpus import LINE_BYTES
 from kernels.triton_util import TMA_ALIGNMENT, Step, input_precision, options, split_n
@@ -57,13 +57,13 @@ class Launcher:
     """
 
     def __init__(
-        self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, sm_count: int
+        self, problem: GemmProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, sm_count: int
     ) -> None:
         p = problem
         self.problem, self.c, self.sm_count = problem, c, sm_count
         self.a, self.b = Matrix(a, p.a, p.a.sizes[1]), Matrix(b, p.b, p.b.sizes[1])
 
-    def bind(self, config: Config) -> tuple[Step, ...]:
+    def bind(self, config: GemmConfig) -> tuple[Step, ...]:
         """The launches of one GEMM, in order. torch.OutOfMemoryError if a copy for TMA does not
         fit.
         """
@@ -97,24 +97,24 @@ class Launcher:
         kind = self.problem.precision
         return input_precision(kind), _ACCUMULATE[kind.accumulate]
 
-    def _pointer_step(self, config: Config) -> Step:
+    def _pointer_step(self, config: GemmConfig) -> Step:
         p = self.problem
         sizes = (p.m, p.n, p.k, *self.a.strides, *reversed(self.b.strides))
         units = tuple(p.unit(size) for size in sizes)
         m, n, k, *strides = (size // unit for size, unit in zip(sizes, units, strict=True))
         args = (
-            self.a.base, self.b.base, self.c, m, n, k, config.group, *strides, config.bm, config.bn,
-            config.bk, p.k % config.bk == 0, units, *self._arithmetic,
+            self.a.base, self.b.base, self.c, m, n, k, config.group_m, *strides,
+            *config.tile, p.k % config.bk == 0, units, *self._arithmetic,
         )  # fmt: skip
         step_options = options(config.stages, config.warps)
         return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
 
-    def _tma_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
+    def _tma_step(self, config: GemmConfig, a: Matrix, b: Matrix) -> Step:
         p, tiles = self.problem, self.problem.tiles(config)
         boxes = (a.descriptor(config.bm, config.bk), b.descriptor(config.bn, config.bk))
-        tile = (config.bm, config.bn, config.bk, config.split)
+        tile = (config.bm, config.bn, config.bk, config.epilogue_subtiles)
         args = (
-            *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group,
+            *boxes, self._c_box(config), self.c, p.m, p.n, p.k, config.group_m,
             *tile, a.stored.k_major, b.stored.k_major, *self._arithmetic,
         )  # fmt: skip
         grid = (tiles,)
@@ -122,14 +122,16 @@ class Launcher:
             args, grid = (*args, self.sm_count), (min(self.sm_count, tiles),)
         return Step(_TMA_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
 
-    def _c_box(self, config: Config) -> TensorDescriptor | None:
+    def _c_box(self, config: GemmConfig) -> TensorDescriptor | None:
         if config.direct:
             return None
         m, n = self.problem.m, self.problem.n
-        return TensorDescriptor(self.c, [m, n], [n, 1], [config.bm, config.bn // config.split])
+        return TensorDescriptor(
+            self.c, [m, n], [n, 1], [config.bm, config.bn // config.epilogue_subtiles]
+        )
 
-    def _either_way_step(self, config: Config, a: Matrix, b: Matrix) -> Step:
-        p, tiles, slices = self.problem, self.problem.tiles(config), config.slices
+    def _either_way_step(self, config: GemmConfig, a: Matrix, b: Matrix) -> Step:
+        p, tiles, split_k = self.problem, self.problem.tiles(config), config.split_k
         kind, device, kernel = p.precision, self.c.device, gemm_odd_width
         sides = [(a, config.bm, p.n), (b, config.bn, 1)]  # matrix, block, stride of C
         if config.swapped:
@@ -137,18 +139,18 @@ class Launcher:
         (x, block_x, stride_x), (y, block_y, stride_y) = sides
         blocks, scratch, constants = split_n(block_y), (), ()
         if config.kernel == cfg.SPLIT_K:
-            kernel, blocks, constants = gemm_sliced, (block_y,), (slices,)
-            values = tiles * slices * config.bm * config.bn if slices > 1 else 1
+            kernel, blocks, constants = gemm_sliced, (block_y,), (split_k,)
+            values = tiles * split_k * config.bm * config.bn if split_k > 1 else 1
             sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
-            counts = torch.zeros(tiles if slices > 1 else 1, dtype=torch.int32, device=device)
+            counts = torch.zeros(tiles if split_k > 1 else 1, dtype=torch.int32, device=device)
             scratch = (sums, counts)
         args = (
             x.descriptor(block_x, config.bk), *(y.descriptor(b, config.bk) for b in blocks),
-            self.c, *scratch, x.stored.rows, y.stored.rows, p.k, config.group, stride_x, stride_y,
+            self.c, *scratch, x.stored.rows, y.stored.rows, p.k, config.group_m, stride_x, stride_y,
             block_x, *blocks, config.bk, *constants, x.stored.k_major, y.stored.k_major,
             *self._arithmetic,
         )  # fmt: skip
-        return Step(kernel, (tiles * slices,), args, options(config.stages, config.warps))
+        return Step(kernel, (tiles * split_k,), args, options(config.stages, config.warps))
 
 
 # ------------------------------------------------------------ copies
