@@ -127,7 +127,8 @@ class BatchOperands:
 
     def relative_error(self) -> float:
         """The larger of ||C - ref|| / ||ref||, with every element of C, and the error of the worst
-        row or column of a product, or element. From the inputs as stored, in float64.
+        row or column of a product, or element, over its own size where that is more than usual: a
+        large element is rounded by more. From the inputs as stored, in float64.
         """
         return max(self._errors(self, 1.0, 1.0))
 
@@ -148,13 +149,16 @@ class BatchOperands:
                     wanted += bias.double() * scale_of_bias
                 if self.problem.form == GELU:
                     wanted = gelu(wanted, approximate=self.approximate)
-                off = (got.double() - wanted).square()
-                errors, sizes = errors + off.sum(), sizes + wanted.square().sum()
-                for lines in (off.mean(0), off.mean(1), off):
+                off, size = (got.double() - wanted).square(), wanted.square()
+                errors, sizes = errors + off.sum(), sizes + size.sum()
+                usual = checking.typical(wanted).square()
+                for lines, own in ((off.mean(0), size.mean(0)), (off.mean(1), size.mean(1)),
+                                   (off, size)):  # fmt: skip
                     chance = checking.CHECKSUM_SLACK / (off.numel() // lines.numel()) ** 0.5
-                    worst = torch.maximum(worst, lines.max().sqrt() / (1 + chance))
+                    largest = (lines / torch.maximum(own, usual)).max().sqrt()
+                    worst = torch.maximum(worst, largest / (1 + chance))
         sizes = torch.where(sizes > 0, sizes, self.c.numel())
-        return float((errors / sizes).sqrt()), float(worst / (sizes / self.c.numel()).sqrt())
+        return float((errors / sizes).sqrt()), float(worst)
 
 
 def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:

@@ -102,12 +102,13 @@ def test_what_torch_does_not_see_is_found_by_the_clock_of_the_device() -> None:
 # ---------------------------------------------------------------- ceilings gpu
 
 
+OWN_INSTRUCTION = [name for name, kind in PRECISIONS.items() if not kind.only]  # fp8-row has fp8's
 LEAST, MOST = 0.5, 1.01  # of the instruction's rate
 FP64_LEAST = 0.2  # of mma.sync on Hopper
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OWN_INSTRUCTION)
 def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> None:
     found = variants(name, gpu.target())
     if not found:
@@ -118,7 +119,7 @@ def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> No
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", OWN_INSTRUCTION)
 def test_an_instruction_reaches_most_of_its_rate_and_never_more(name: str, gpu: DeviceInfo) -> None:
     timer = measurer_of(gpu, timer="events").timer
     rate = flop_per_clock(gpu.capability, gpu.name).get(precision(name).rate_name)
