@@ -27,7 +27,7 @@ from microbench.requests import REQUESTS, Conditions, request_of
 from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
-from microbench.timing.interleave import HEAVY, Arm, ArmFailed, Turns
+from microbench.timing.interleave import HEAVY, InterleavedSampler, Variant, VariantFailed
 from microbench.timing.stats import median, ratio_interval
 from microbench.timing.timers import make_timer
 
@@ -234,32 +234,37 @@ def compare_arms(
     check_options(asked, Conditions)
     info = _device(device, tensors)
     made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
-    arms: list[Arm] = []
+    sampled: list[Variant] = []
     for name, function in variants.items():
         launch = partial(function, *tensors)
         made.run(launch, 1)
-        arms.append(Arm(name, launch, median(made.block(launch, ESTIMATE_SAMPLES).times_s)))
+        sampled.append(Variant(name, launch, median(made.block(launch, ESTIMATE_SAMPLES).times_s)))
     with open_telemetry(info) as telemetry:
-        turns = Turns(made, regime, budget or BUDGET_S * len(arms), during=telemetry.during)
+        sampler = InterleavedSampler(
+            made, regime, budget or BUDGET_S * len(sampled), during=telemetry.during
+        )
         try:
-            turns.take(arms)
-        except ArmFailed as failure:
+            sampler.take(sampled)
+        except VariantFailed as failure:
             raise failure.__cause__ or failure from None
         on_gpu = info.kind == "cuda"
-        heavy = on_gpu and turns.pace(arms) is HEAVY
+        heavy = on_gpu and sampler.plan(sampled) is HEAVY
         regime = regime if on_gpu else UNMANAGED
         found = {
-            arm.key: measurement_of(arm, made, regime, telemetry.summary(arm.key), heavy)
-            for arm in arms
+            variant.key: measurement_of(
+                variant, made, regime, telemetry.summary(variant.key), heavy
+            )
+            for variant in sampled
         }
     made.forget()
     named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
     first, *others = (
-        [[t - made.overhead_s for t in block.times_s] for block in arm.blocks] for arm in arms
+        [[t - made.overhead_s for t in block.times_s] for block in variant.blocks]
+        for variant in sampled
     )
     speedups = {
-        arm.key: Ratio(*ratio_interval(first, blocks, made.resolution_s))
-        for arm, blocks in zip(arms[1:], others, strict=True)
+        variant.key: Ratio(*ratio_interval(first, blocks, made.resolution_s))
+        for variant, blocks in zip(sampled[1:], others, strict=True)
     }
     return Variants(named, speedups)
 

@@ -37,7 +37,14 @@ from microbench.results.types import (
 )
 from microbench.sweep import Group
 from microbench.timing import FEWEST_ROUNDS, LARGE_FLOPS
-from microbench.timing.interleave import HEAVY, INTERIM_LOOKS, Arm, ArmFailed, Turns, blaming
+from microbench.timing.interleave import (
+    HEAVY,
+    INTERIM_LOOKS,
+    InterleavedSampler,
+    Variant,
+    VariantFailed,
+    blaming,
+)
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
@@ -205,7 +212,7 @@ class Measurer:
         try:
             OPS[case.op].check(case, self.target)
             if self.target.kind == "cpu":
-                spoken_for = sum(other.arm.estimate_s for other in others)
+                spoken_for = sum(other.variant.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
             prepared = self.session.prepare(case, search=self.search)
             candidate, choice = self.tuner.choose(case, prepared, announce, known)
@@ -250,7 +257,7 @@ class Measurer:
     def _arm(
         self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
     ) -> _Ready:
-        """The arm to time, with what one launch takes."""
+        """The variant to time, with what one launch takes."""
         case = blank.case
         announce(case.key, "estimating")
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
@@ -258,14 +265,14 @@ class Measurer:
         once = Renewed(candidate.call, lambda: None, *how)
         estimate = median(self.timer.block(once, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        arm = Arm(case.key, Renewed(candidate.call, prepared.renew, *how), estimate)
+        variant = Variant(case.key, Renewed(candidate.call, prepared.renew, *how), estimate)
 
         def sample(launch: Launch) -> object:
             return self.timer.block(Renewed(launch, prepared.renew, *how), 1)
 
         found = replace(blank, variant=candidate.label)
         return _Ready(
-            found, arm, prepared.renew, lambda: prepared.rel_error_again(candidate, sample)
+            found, variant, prepared.renew, lambda: prepared.rel_error_again(candidate, sample)
         )
 
     # ------------------------------------------------------------ all variants, interleaved
@@ -273,24 +280,24 @@ class Measurer:
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce, fewest: int
     ) -> dict[str, Result]:
-        by_key = {item.arm.key: item for item in ready}
-        arms = [item.arm for item in ready]
+        by_key = {item.variant.key: item for item in ready}
+        variants = [item.variant for item in ready]
         for item in ready:  # once all are checked: they share inputs, whose errors are as drawn
             item.renew()  # the first loads modules, as a launch does
         # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
         watched = {
-            arm.key: self.chance.randint(2, INTERIM_LOOKS[0])
-            for arm in arms
-            if arm.estimate_s <= QUICK_S
+            variant.key: self.chance.randint(2, INTERIM_LOOKS[0])
+            for variant in variants
+            if variant.estimate_s <= QUICK_S
         }
 
         def begin(key: str, number: int) -> None:
             if watched.get(key) == number:
-                with blaming(by_key[key].arm):
+                with blaming(by_key[key].variant):
                     self._check_again(by_key[key], announce)
             announce(key, f"timing, round {number}")
 
-        turns = Turns(
+        sampler = InterleavedSampler(
             self.timer,
             self.regime,
             budget_s,
@@ -301,21 +308,21 @@ class Measurer:
         )
         failed: dict[str, Result] = {}
         try:
-            turns.take(arms)
-        except ArmFailed as failure:  # the others start again
-            for arm in arms:
-                arm.blocks.clear()
-            key, cause = failure.arm.key, failure.__cause__
+            sampler.take(variants)
+        except VariantFailed as failure:  # the others start again
+            for variant in variants:
+                variant.blocks.clear()
+            key, cause = failure.variant.key, failure.__cause__
             assert isinstance(cause, Exception)
             failed[key] = self._failed(by_key[key].result, cause)
-            sound = [item for item in ready if item.arm is not failure.arm]
+            sound = [item for item in ready if item.variant is not failure.variant]
             return failed | (self._take_turns(sound, budget_s, announce, fewest) if sound else {})
-        heavy = turns.pace(arms) is HEAVY
+        heavy = sampler.plan(variants) is HEAVY
         regime = self.regime if self.target.kind == "cuda" else UNMANAGED
         timed: dict[str, Result] = {}
         for key, item in by_key.items():
             state = self.telemetry.summary(key)
-            found = measurement_of(item.arm, self.timer, regime, state, heavy)
+            found = measurement_of(item.variant, self.timer, regime, state, heavy)
             try:
                 self._check_again(item, announce)
                 if reason := too_fast(item.result, found.median_s, self.target):
@@ -324,7 +331,7 @@ class Measurer:
                 failed[key] = self._failed(item.result, error)
             else:
                 timed[key] = replace(item.result, measurement=found)
-        return failed | with_ratios(timed, arms, self.timer)
+        return failed | with_ratios(timed, variants, self.timer)
 
     def _check_again(self, item: _Ready, announce: Announce) -> None:
         """Wrong where a timed sample leaves a wrong result, or work that is not done yet."""
@@ -370,7 +377,7 @@ class _Ready:
     """A case that passed its check, its variant to time, and a check for afterwards."""
 
     result: Result
-    arm: Arm
+    variant: Variant
     renew: Callable[[], None]
     rel_error_again: Callable[[], float]
 
@@ -384,15 +391,15 @@ class Wrong(Exception):
 
 
 def measurement_of(
-    arm: Arm, timer: Timer, regime: str, state: TelemetrySummary, heavy: bool
+    variant: Variant, timer: Timer, regime: str, state: TelemetrySummary, heavy: bool
 ) -> Measurement:
     """The samples of a variant, less the timer's overhead, and the device's state meanwhile.
 
     `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
-    blocks = _net(arm, timer)
+    blocks = _net(variant, timer)
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
-    clocks = [block.sm_clock_mhz for block in arm.blocks if block.sm_clock_mhz]
+    clocks = [block.sm_clock_mhz for block in variant.blocks if block.sm_clock_mhz]
     centre = median(times)
     return Measurement(
         times_s=tuple(times),
@@ -412,18 +419,20 @@ def measurement_of(
     )
 
 
-def _net(arm: Arm, timer: Timer) -> list[list[float]]:
+def _net(variant: Variant, timer: Timer) -> list[list[float]]:
     """The samples of each block, less the timer's overhead."""
-    return [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
+    return [[t - timer.overhead_s for t in block.times_s] for block in variant.blocks]
 
 
-def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:
+def with_ratios(
+    results: dict[str, Result], variants: Sequence[Variant], timer: Timer
+) -> dict[str, Result]:
     """Each result with its speed-ups over the group's other precisions and back ends.
 
     `speedup`: over other precisions as the library runs them. `vs_backend`: over the same precision
     in other back ends. Both are ratios of interleaved times, see `ratio_interval`.
     """
-    taken = {arm.key: _net(arm, timer) for arm in arms}
+    taken = {variant.key: _net(variant, timer) for variant in variants}
     out: dict[str, Result] = {}
     for key, result in results.items():
         speedup: dict[str, Ratio] = {}

@@ -114,15 +114,15 @@ class GemmRequest(Request):
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""
         asked, library = self.conditions, OPS["gemm"].library_backend(kind)
-        arms = {True: plan_arms("gemm", asked, kind)}  # of plain problems, and of others
-        arms[False] = (
-            plan_arms("gemm", replace(asked, backend=f"{library},{SEPARATE}"), kind)
+        variants = {True: plan_variants("gemm", asked, kind)}  # of plain problems, and of others
+        variants[False] = (
+            plan_variants("gemm", replace(asked, backend=f"{library},{SEPARATE}"), kind)
             if asked.backend is None
-            else arms[True]
+            else variants[True]
         )
         problems = read_shapes("gemm", self.shapes) if self.shapes else self._problems()
         return [
-            _group_of(problem, arms[isinstance(problem, Gemm) and problem.plain], asked.data)
+            _group_of(problem, variants[isinstance(problem, Gemm) and problem.plain], asked.data)
             for problem in problems
         ]
 
@@ -162,10 +162,10 @@ class ConvRequest(Request):
         misaligned width. UserError for an invalid value, or sizes that fit no convolution.
         """
         asked = self.conditions
-        arms = plan_arms("conv", asked, kind)
+        variants = plan_variants("conv", asked, kind)
         if self.shapes:
             problems = read_shapes("conv", self.shapes)
-            return [_group_of(problem, arms, asked.data) for problem in problems]
+            return [_group_of(problem, variants, asked.data) for problem in problems]
         dilation = sweep.parse_axes(self.dilation, "--dilation")
         problems = [
             self._problem(*each, dilation)
@@ -179,7 +179,7 @@ class ConvRequest(Request):
             )
         ]
         twins = _padded(problems, asked, kind)
-        return [*(_group_of(problem, arms, asked.data) for problem in problems), *twins]
+        return [*(_group_of(problem, variants, asked.data) for problem in problems), *twins]
 
     def _problem(
         self,
@@ -222,7 +222,7 @@ class AttentionRequest(Request):
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per pass, layout, heads, batch, length. UserError for an invalid value."""
-        arms, data = plan_arms(self.name, self.conditions, kind), self.conditions.data
+        variants, data = plan_variants(self.name, self.conditions, kind), self.conditions.data
         if self.shapes:
             problems = read_shapes(self.name, self.shapes)
         else:
@@ -237,7 +237,7 @@ class AttentionRequest(Request):
                     sweep.parse_numbers(self.sizes, "--sizes"),
                 )
             ]
-        return [_group_of(problem, arms, data) for problem in problems]
+        return [_group_of(problem, variants, data) for problem in problems]
 
     def _problem(
         self, batch: int, heads: Sequence[int], sequence: int, which: str, layout: str
@@ -277,16 +277,16 @@ class PayoffRequest(ConvRequest):
 
     def _linear(self, kind: str) -> list[Group]:
         """Of sizes that are given, of a file of shapes, or of a network's linear layers."""
-        arms, data = plan_arms(self.op, self.conditions, kind), self.conditions.data
+        variants, data = plan_variants(self.op, self.conditions, kind), self.conditions.data
         named = str(self.shapes or "")
         if ":" in named or (named and named.lower() in torchvision_names()):
             features = _linear_layers(named)
         elif self.shapes:
-            return [_group_of(one, arms, data) for one in read_shapes(self.op, self.shapes)]
+            return [_group_of(one, variants, data) for one in read_shapes(self.op, self.shapes)]
         else:
             features = sweep.parse_sizes(self.channels, "--channels", rank=2)
         return [
-            _group_of(Linear(tokens, k, n, which, layout), arms, data)
+            _group_of(Linear(tokens, k, n, which, layout), variants, data)
             for which in sweep.parse_names(self.passes, Linear.CHOICES["pass"], "--pass")
             for layout in sweep.parse_names(self.layout, Linear.CHOICES["layout"], "--layout")
             for tokens in sweep.parse_numbers(self.batch, "--batch")
@@ -371,10 +371,10 @@ def request_of(kind: type[R], words: Mapping[str, Any]) -> R:
 
 # ---------------------------------------------------------------- the variants
 
-Arm = tuple[str, str]  # precision, back end
+Variant = tuple[str, str]  # precision, back end
 
 
-def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
+def plan_variants(op: str, asked: Conditions, kind: str) -> list[Variant]:
     """The variants, as (precision, back end): baselines by the library, then each asked precision.
 
     `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
@@ -385,8 +385,8 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
     if asked.backend is not None:
         named = _backends(op, asked.backend, kind)
     baselines = [] if asked.vs == "none" else sweep.parse_precisions(asked.vs, "--vs")
-    arms = [(p, found.library_backend(kind)) for p in baselines]
-    return list(dict.fromkeys([*arms, *product(sweep.parse_precisions(asked.dtype), named)]))
+    variants = [(p, found.library_backend(kind)) for p in baselines]
+    return list(dict.fromkeys([*variants, *product(sweep.parse_precisions(asked.dtype), named)]))
 
 
 def _backends(op: str, text: str, kind: str) -> list[str]:
@@ -414,9 +414,9 @@ def _own_backends(text: str) -> tuple[str, list[str]]:
     return ",".join(name for name in names if OWN not in name), own
 
 
-def _group_of(problem: Problem, arms: Sequence[Arm], data: str) -> Group:
+def _group_of(problem: Problem, variants: Sequence[Variant], data: str) -> Group:
     """The problem in every variant."""
-    return Group(tuple(Case(problem, *arm, data) for arm in arms))
+    return Group(tuple(Case(problem, *variant, data) for variant in variants))
 
 
 def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> int | str:
@@ -459,7 +459,7 @@ def plan_layers(
         problem = layer.problem
         if isinstance(problem, Conv):
             problem = replace(problem, layout=layout)
-        group = _group_of(problem, _layer_arms(problem.op, asked, kind), asked.data)
+        group = _group_of(problem, _layer_variants(problem.op, asked, kind), asked.data)
         if group.name not in {known.name for known in groups}:
             groups.append(group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
@@ -467,7 +467,7 @@ def plan_layers(
     return groups, NetworkUse(*of_network, tuple(uses), network.skipped)
 
 
-def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
+def _layer_variants(op: str, asked: Conditions, kind: str) -> Sequence[Variant]:
     """The user's own back ends stand beside the library, each at the op that it is for."""
     ours, own = _own_backends("library" if asked.backend is None else asked.backend)
     choices = [*LAYER_BACKENDS, "module:function"]
@@ -478,7 +478,7 @@ def _layer_arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
     named = [library if name == "library" else name
              for name in names if name == "library" or name in OPS[op].backends]  # fmt: skip
     named += [name for name in own if OPS[op].serves(name)]
-    return plan_arms(op, replace(asked, backend=",".join(named or [library])), kind)
+    return plan_variants(op, replace(asked, backend=",".join(named or [library])), kind)
 
 
 # ---------------------------------------------------------------- how to measure

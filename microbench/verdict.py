@@ -266,18 +266,18 @@ def _libraries(result: Result) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Arms:
+class ComparedPrecisions:
     """`asked` and `baselines` are precision names; a precision can be both."""
 
     asked: tuple[str, ...]
     baselines: tuple[str, ...]
 
 
-def arms_of(run: Run) -> Arms:
+def precisions_of(run: Run) -> ComparedPrecisions:
     """The precisions of the verdict, and the baselines that something was compared with."""
     present = tuple(dict.fromkeys(r.case.precision_name for r in run.results))
     compared = tuple(b for b in baselines_of(run) if any(b in r.speedup for r in run.results))
-    return Arms(tuple(asked_for(run)) or present, compared)
+    return ComparedPrecisions(tuple(asked_for(run)) or present, compared)
 
 
 def groups_of(run: Run) -> list[list[Result]]:
@@ -312,7 +312,7 @@ def states_of(results: Sequence[Result]) -> list[str]:
 
 def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
     """The peaks, in FLOP/s, of the precisions that were asked for and that `results` have."""
-    wanted = {r.case.precision_name for r in results} & set(arms_of(run).asked)
+    wanted = {r.case.precision_name for r in results} & set(precisions_of(run).asked)
     kinds = (("dense peak", "datasheet"), ("large GEMM", "measured"))
     return [
         ceiling

@@ -23,7 +23,7 @@ from microbench.timing.interleave import (
     MAX_ROUNDS,
     WARM_RUN_S,
     WATCHED_SHARE,
-    Pace,
+    SamplingPlan,
 )
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 
@@ -77,17 +77,17 @@ def time_interleaved(
             part.blocks.clear()
         with blaming(variant, ranks):
             _start_loading(variant, timer, ranks)
-    turns = _Turns(variants, budget_s, timer, ranks, watch)
+    sampler = _Sampler(variants, budget_s, timer, ranks, watch)
     began_s = time.perf_counter()
-    turns.settle()
+    sampler.settle()
     for number in range(1, MAX_ROUNDS + 1):
-        turns.round(number)
+        sampler.round(number)
         spent_s = time.perf_counter() - began_s
         if watch.left and spent_s >= KNOWN_SHARE * budget_s:
             watch.left(max(0.0, budget_s - spent_s, (FEWEST_ROUNDS / number - 1) * spent_s))
-        if ranks.same(turns.enough(number, spent_s)):
+        if ranks.same(sampler.enough(number, spent_s)):
             break
-    turns.finish()
+    sampler.finish()
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _start_loading(variant: Variant, timer: StepTimer, ranks: Ranks) -> None:
     variant.parts[0].estimate_s = ranks.slowest(took_s / SETTLED_STEPS)
 
 
-class _Turns:
+class _Sampler:
     """The turns of one comparison's parts. All that depends on a clock is as rank 0 has it."""
 
     def __init__(
@@ -126,7 +126,7 @@ class _Turns:
         self._several = len(variants) > 1
         self._timer = _fed_timer(variants, timer)
         cuda = ranks.device.type == "cuda"
-        self._pace = _pace(variants, budget_s / len(self._order), cuda=cuda)
+        self._plan = _plan(variants, budget_s / len(self._order), cuda=cuda)
         self._last: tuple[Variant, Part] | None = None
         # Another order in each comparison: what a start or a swing of the clock does to a turn
         # would else fall to the same variant every time.
@@ -137,7 +137,7 @@ class _Turns:
         variant, part = self._order[0]
         self._begin(variant, part, 0)
         with blaming(variant, self._ranks):
-            self._warm(part, self._pace.settle_s)
+            self._warm(part, self._plan.settle_s)
 
     def round(self, number: int) -> None:
         """A turn of each: warmed up, the later part of that in the sensors' view, then timed."""
@@ -146,9 +146,9 @@ class _Turns:
         for variant, part in self._order:
             self._begin(variant, part, number)
             with blaming(variant, self._ranks):
-                self._warm(part, (1 - WATCHED_SHARE) * self._pace.warm_s)
+                self._warm(part, (1 - WATCHED_SHARE) * self._plan.warm_s)
                 with self._watch.during(part.key):
-                    self._warm(part, WATCHED_SHARE * self._pace.warm_s)
+                    self._warm(part, WATCHED_SHARE * self._plan.warm_s)
                     part.blocks.append(self._block(part))
 
     def enough(self, rounds: int, spent_s: float) -> bool:
@@ -189,8 +189,8 @@ class _Turns:
 
     def _block(self, part: Part) -> StepBlock:
         """A block of the slowest rank."""
-        pace = self._pace
-        steps = min(pace.most, max(pace.least, int(pace.block_s / part.estimate_s)))
+        plan = self._plan
+        steps = min(plan.most, max(plan.least, int(plan.block_s / part.estimate_s)))
         blocks = self._ranks.gather(self._timer.block(part.launch, steps), MEET_S)
         if len(blocks) == 1:
             return blocks[0]
@@ -223,15 +223,15 @@ def _fed_timer(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
     return Bursts(timer, max(case.workers for case in cases), tally)
 
 
-def _pace(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Pace:
+def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> SamplingPlan:
     """For parts that have `part_s` seconds each, in all."""
     if not cuda:
-        return Pace(0.0, 0.0, min(CPU_BLOCK_S, part_s / FEWEST_ROUNDS), least=1, most=100)
+        return SamplingPlan(0.0, 0.0, min(CPU_BLOCK_S, part_s / FEWEST_ROUNDS), least=1, most=100)
     cases = [(v.training.case, v.parts[0].estimate_s) for v in variants]
     if not any(case.fed for case, _ in cases):
         turn_s = min(TURN_S, part_s / ROUNDS)
         warm_s = WARM_SHARE * turn_s
-        return Pace(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
+        return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
     # At most FED_TURN_S, with some bursts in each turn; beside discarded batches as long as
     # possible. `Bursts` adds what makes a round of the workers whole.
     burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
@@ -239,7 +239,7 @@ def _pace(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Pace:
     wanted_s = FED_TURN_S if cached else max(part_s / ROUNDS, FED_BURSTS * burst_s)
     turn_s = min(FED_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
     warm_s = FED_WARM_SHARE * turn_s
-    return Pace(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)
+    return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)
 
 
 def _rate_so_far(variant: Variant) -> str:

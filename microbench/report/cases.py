@@ -36,11 +36,11 @@ from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, R
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
 from microbench.verdict import (
     Summary,
-    arms_of,
     baselines_of,
     groups_of,
     libraries_beside_own,
     limits_of,
+    precisions_of,
     rate_unit,
     representative,
     states_of,
@@ -418,10 +418,11 @@ def beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
 def _doubt(run: Run) -> list[Line]:
     """What was not measured, and what one process does not know."""
     timed = {r.case.precision_name for r in run.results if r.measurement}
+    unasked = {r.case.precision_name for r in run.results} - {*precisions_of(run).asked}
     lost = [
         r for r in run.results
         if r.measurement is None and OWN not in r.case.backend
-        and (r.case.precision_name in timed or r.case.precision_name not in arms_of(run).asked)
+        and r.case.precision_name in timed | unasked
     ]  # fmt: skip
     said = _lost(lost, len(run.results))
     said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
@@ -434,7 +435,7 @@ def channels_last(run: Run) -> str:
     """Where nhwc is faster than nchw in three of four cases that both have: how much."""
     found: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
     for group in groups_of(run):
-        best = representative(group, arms_of(run).asked[:1])
+        best = representative(group, precisions_of(run).asked[:1])
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
             found.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
@@ -527,9 +528,9 @@ def rate_rows(run: Run) -> list[Json]:
 
 def title_of(run: Run) -> str:
     """ "gemm on NVIDIA H200: fp16 against tf32 and fp32"."""
-    arms = arms_of(run)
-    others = [name for name in reversed(arms.baselines) if name not in arms.asked]
+    compared = precisions_of(run)
+    others = [name for name in reversed(compared.baselines) if name not in compared.asked]
     against = f" against {fmt.joined(others)}" if others else ""
     ops = fmt.joined(list(dict.fromkeys(result.case.op for result in run.results)))
     device = run.device.get("name") or "unknown device"
-    return f"{ops} on {device}: {fmt.listed(list(arms.asked), most=4)}{against}"
+    return f"{ops} on {device}: {fmt.listed(list(compared.asked), most=4)}{against}"

@@ -33,10 +33,10 @@ from microbench.verdict import (
     MIN_GAIN,
     RUINED,
     Payoff,
-    arms_of,
     groups_of,
     libraries_beside_own,
     payoffs,
+    precisions_of,
     rate_unit,
     representative,
     subject_of,
@@ -58,13 +58,13 @@ def report(run: Run) -> Report:
 
 def _answer(run: Run) -> list[Line]:
     own = [result for result in run.results if OWN in result.case.backend]
-    asked = arms_of(run).asked
+    asked = precisions_of(run).asked
     shown = own or [
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
     said = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
-    if not own and arms_of(run).baselines:
+    if not own and precisions_of(run).baselines:
         said = [*_gains(run, unclear), *said]
     elif run.results and not own:
         rates = _highest(run, unclear)
@@ -99,14 +99,14 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     Of many, the fastest on average.
     """
     said: dict[str, str] = {}
-    for name in arms_of(run).asked:
+    for name in precisions_of(run).asked:
         found = payoffs(run, name)
         for one in found:
             if one.uncertain:
                 title = filter(None, (one.subject, name, "against", one.baseline))
                 unclear[" ".join(title)] = max(one.uncertain.values())
         known: list[str] = []
-        for baseline in reversed(arms_of(run).baselines):
+        for baseline in reversed(precisions_of(run).baselines):
             if some := [one for one in found if one.baseline == baseline and not one.uncertain]:
                 known.append(_gain(some, "as" if known else "times as fast as"))
         results = [r for r in run.results if r.case.precision_name == name]
@@ -130,7 +130,7 @@ def means_of(run: Run) -> dict[str, float]:
     The baseline is that with the most of such sizes; empty where none has any.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
-    for name in arms_of(run).asked:
+    for name in precisions_of(run).asked:
         for one in payoffs(run, name):
             known = found.setdefault(one.baseline, {}).setdefault(name, {})
             for (result, ratio), gain in zip(one.rows, one.gains, strict=True):
@@ -151,7 +151,7 @@ def means_of(run: Run) -> dict[str, float]:
 
 def _without_baseline(run: Run) -> list[str]:
     """Without a baseline, the other precisions against the first that was asked for."""
-    base, *others = arms_of(run).asked
+    base, *others = precisions_of(run).asked
     said: list[str] = []
     for name in others:
         ratios: list[float] = []
@@ -183,13 +183,13 @@ def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
     known: list[str] = []
     for best in _best(run):
         name = best.case.precision_name
-        if name in arms_of(run).asked and best.ruined_pct:
+        if name in precisions_of(run).asked and best.ruined_pct:
             unclear[name] = best.ruined_pct
-        elif name in arms_of(run).asked:
+        elif name in precisions_of(run).asked:
             unit = rate_unit([best])
             at = f" at {best.case.problem.size} {best.case.problem.layout} by {best.case.backend}"
             rate = f"{unit.text(best.flop_per_s or 0.0)} {unit.name}"
-            known.append(f"{name} {rate}{at * (len(arms_of(run).asked) == 1)}")
+            known.append(f"{name} {rate}{at * (len(precisions_of(run).asked) == 1)}")
     return [f"highest rate: {', '.join(known)}"] if known else []
 
 
@@ -238,10 +238,10 @@ def by_eights(one: Payoff) -> bool:
 
 def _do(run: Run) -> list[Line]:
     """Which precision to use, against the fastest baseline, and what it costs in accuracy."""
-    arms = arms_of(run)
+    compared = precisions_of(run)
     advice: dict[str, list[str]] = {}
-    for name in arms.asked:
-        baseline = next((b for b in reversed(arms.baselines) if b != name), "")
+    for name in compared.asked:
+        baseline = next((b for b in reversed(compared.baselines) if b != name), "")
         found = [one for one in payoffs(run, name) if one.baseline == baseline]
         eights = [one.subject for one in found if by_eights(one) and not one.steady]
         if eights:
@@ -288,7 +288,7 @@ def _price(names: Sequence[str], run: Run) -> str:
 def _tables(run: Run) -> list[Part]:
     """The first is that of the screen: own kernels, else sizes, settings, libraries or rates."""
     own = [result for result in run.results if OWN in result.case.backend]
-    asked, settings = arms_of(run).asked, _settings(run)
+    asked, settings = precisions_of(run).asked, _settings(run)
     by_setting = summaries(run, lambda result: subject_of(result, run))
     few = len(by_setting) <= MOST_ROWS
     others = rivals(by_setting if few else summaries(run), "setting")
@@ -320,7 +320,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
     """A row a result; for the user's kernels first their ratio to each library."""
     own = [result for result in results if OWN in result.case.backend]
     libraries = libraries_beside_own(run) if own else []
-    baselines = [] if libraries else list(reversed(arms_of(run).baselines))
+    baselines = [] if libraries else list(reversed(precisions_of(run).baselines))
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
 
     def place(result: Result) -> tuple[Any, ...]:
@@ -350,7 +350,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
 def _settings(run: Run) -> Part:
     """A row for each precision and setting: at which sizes, and how much, it is faster."""
     rows: list[Row] = []
-    for name in arms_of(run).asked:
+    for name in precisions_of(run).asked:
         by_subject: dict[str, dict[str, Any]] = {}
         for one in payoffs(run, name):
             row = by_subject.setdefault(one.subject, {"precision": name, "setting": one.subject})
@@ -367,11 +367,12 @@ def _settings(run: Run) -> Part:
             said = [f"{bound} {count}" for bound, count in bounds.most_common(2)]
             row |= {"sizes": len(one.rows), "bottlenecks": ", ".join(said)}
         rows += map(Row, by_subject.values())
-    several = len(arms_of(run).asked) > 1
+    compared = precisions_of(run)
+    several = len(compared.asked) > 1
     columns = [
         *([Column("precision", "precision", once=True)] if several else []),
         Column("setting", "setting"),
-        *(column for place, name in enumerate(reversed(arms_of(run).baselines)) for column in (
+        *(column for place, name in enumerate(reversed(compared.baselines)) for column in (
             Column(f"faster than\n{name} at", f"{name}.from", drop=place),
             Column(f"x {name}\nleast", f"{name}.least", fmt.times, place),
             Column("\nmost", f"{name}.most", fmt.times, place),

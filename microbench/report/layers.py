@@ -23,7 +23,7 @@ from microbench.report.cases import beside, made, no_verdict, rivals, title_of
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import MIN_GAIN, Summary, arms_of, groups_of, summaries
+from microbench.verdict import MIN_GAIN, Summary, groups_of, precisions_of, summaries
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
@@ -167,10 +167,10 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
     said: list[str] = []
     why: list[str] = []
     unclear: dict[str, float] = {}
-    for name in arms_of(run).asked:
+    for name in precisions_of(run).asked:
         known: list[str] = []
         took = ""
-        for baseline in reversed(arms_of(run).baselines):
+        for baseline in reversed(precisions_of(run).baselines):
             every = total_of(layers, lambda layer, n=name, b=baseline: layer.ratio(n, b))
             ratio, total = every.ratio(name, baseline), every.seconds(name)
             if name == baseline or ratio is None or not total:
@@ -246,9 +246,9 @@ def _not_measured(run: Run, network: NetworkUse) -> list[str]:
 
 def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
     """The layers with most of the time for the screen; all of them with their passes."""
-    arms = arms_of(run)
-    name = arms.asked[0] if arms.asked else "fp16"
-    baselines = [baseline for baseline in reversed(arms.baselines) if baseline != name]
+    compared = precisions_of(run)
+    name = compared.asked[0] if compared.asked else "fp16"
+    baselines = [baseline for baseline in reversed(compared.baselines) if baseline != name]
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     timed = [p for p in present if any(layer.seconds(p) for layer in layers)]
     total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
@@ -289,8 +289,10 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
 
 def _chart(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Any:
     """A bar a layer over that of the baseline, the longest first. UserError: none was measured."""
-    arms = arms_of(run)
-    name, baseline = (names[0] if names else "" for names in (arms.asked, arms.baselines[::-1]))
+    compared = precisions_of(run)
+    name, baseline = (
+        names[0] if names else "" for names in (compared.asked, compared.baselines[::-1])
+    )
     rows: list[Json] = []
     for layer in layers:
         ratio, own_s = layer.ratio(name, baseline), layer.seconds(name)

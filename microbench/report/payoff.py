@@ -14,7 +14,7 @@ from microbench.report import charts
 from microbench.report.cases import channels_last, made, no_verdict, title_of, why
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Run
-from microbench.verdict import Payoff, arms_of, payoffs, subject_of
+from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
 
 # A letter a cause, beside the number.
 CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
@@ -33,7 +33,7 @@ def report(run: Run) -> Report | None:
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
     """Each image and batch size with its widths, TF32 first; by setting, precision and baseline."""
     found: dict[Map, list[Payoff]] = {}
-    for name in arms_of(run).asked:
+    for name in precisions_of(run).asked:
         for one in payoffs(run, name):
             subject = subject_of(one.rows[0][0], run, without=_op(run).across)
             found.setdefault((subject, name, one.baseline), []).append(one)

@@ -28,7 +28,7 @@ MAX_ROUNDS = INTERIM_LOOKS[-1]
 
 
 @dataclass(frozen=True)
-class Pace:
+class SamplingPlan:
     """Seconds that a variant runs before its first block, before each block, and in a block.
 
     A block has as many samples as fit `block_s` seconds, at least `least` and at most `most`.
@@ -42,24 +42,24 @@ class Pace:
     most: int
     discarded: int = 0
 
-    def least_s(self, arms: int, rounds: int) -> float:
+    def least_s(self, variants: int, rounds: int) -> float:
         """Seconds that so many rounds of so many variants take, however short the budget is."""
-        return self.settle_s + (self.discarded + rounds) * arms * (self.warm_s + self.block_s)
+        return self.settle_s + (self.discarded + rounds) * variants * (self.warm_s + self.block_s)
 
 
 # Heavy blocks are short: the flush between samples lets the card rest, so its clock rises over a
 # block. Only the first samples after 150 ms of back-to-back launches have the sustained clock.
 # Where a variant reaches the power limit, its first block falls into the limit's first swing.
-HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24, discarded=1)
-LIGHT = Pace(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
+HEAVY = SamplingPlan(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24, discarded=1)
+LIGHT = SamplingPlan(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
 
 
-class ArmFailed(Exception):
-    """A launch raised; `arm` is its variant, `__cause__` what it raised."""
+class VariantFailed(Exception):
+    """A launch raised; `variant` is its variant, `__cause__` what it raised."""
 
-    def __init__(self, arm: Arm) -> None:
-        super().__init__(arm.key)
-        self.arm = arm
+    def __init__(self, variant: Variant) -> None:
+        super().__init__(variant.key)
+        self.variant = variant
 
 
 class Clock:
@@ -75,7 +75,7 @@ class Clock:
 
 
 @dataclass
-class Arm:
+class Variant:
     """A variant of a comparison and its blocks so far; `estimate_s` is seconds per launch."""
 
     key: str
@@ -100,20 +100,20 @@ class Arm:
 
 
 @contextmanager
-def blaming(arm: Arm) -> Generator[None]:
-    """ArmFailed with this variant for whatever is raised inside."""
+def blaming(variant: Variant) -> Generator[None]:
+    """VariantFailed with this variant for whatever is raised inside."""
     try:
         yield
     except Exception as error:
-        raise ArmFailed(arm) from error
+        raise VariantFailed(variant) from error
 
 
 @dataclass(frozen=True)
-class Turns:
+class InterleavedSampler:
     """How variants are interleaved: the regime, one of REGIMES, and seconds of sampling in all.
 
     `during(key)` is entered while a variant is sampled; `begin(key, round)` is called before each
-    block, with round 0 for the warm-up. `own_pace` replaces the choice between HEAVY and LIGHT;
+    block, with round 0 for the warm-up. `own_plan` replaces the choice between HEAVY and LIGHT;
     `fewest` rounds are taken even where the budget is spent.
     """
 
@@ -125,98 +125,100 @@ class Turns:
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # HEAVY, whatever the estimates are
     fewest: int = FEWEST_ROUNDS
-    own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
+    own_plan: SamplingPlan | None = (
+        None  # of launches that are neither light nor heavy: training steps
+    )
     chance: random.Random = field(default_factory=random.Random)  # of the order in each round
 
-    def take(self, arms: Sequence[Arm]) -> int:
+    def take(self, variants: Sequence[Variant]) -> int:
         """Fill the blocks of all variants, one each per round; returns the number of rounds.
 
         Stops when every interval is narrow enough, after MAX_ROUNDS, or when `budget_s` is spent
-        and `fewest` are done. ArmFailed when a launch raises.
+        and `fewest` are done. VariantFailed when a launch raises.
         """
         start = self.clock.now()
         rounds = 0
-        pace = self.pace(arms)
-        order = list(arms)
-        self._settle(arms, pace)
+        plan = self.plan(variants)
+        order = list(variants)
+        self._settle(variants, plan)
         while rounds < MAX_ROUNDS:
             # A new order each round: else a variant would always run on the heat of the same one.
             # Another in each comparison: what a start or a swing of the clock does to a turn of the
             # comparison would else fall to the same variant every time.
             self.chance.shuffle(order)
             rounds += 1
-            for arm in order:
-                self._turn(arm, rounds, pace)
+            for variant in order:
+                self._turn(variant, rounds, plan)
             spent = self.clock.now() - start
-            if self._enough(arms, rounds, spent):
+            if self._enough(variants, rounds, spent):
                 break
         return rounds
 
-    def pace(self, arms: Sequence[Arm]) -> Pace:
+    def plan(self, variants: Sequence[Variant]) -> SamplingPlan:
         """HEAVY where a variant takes HEAVY_S or more, else LIGHT, unless set by the caller."""
-        if self.own_pace:
-            return self.own_pace
-        heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
+        if self.own_plan:
+            return self.own_plan
+        heavy = self.heavy or any(variant.estimate_s >= HEAVY_S for variant in variants)
         return HEAVY if heavy else LIGHT
 
-    def _settle(self, arms: Sequence[Arm], pace: Pace) -> None:
+    def _settle(self, variants: Sequence[Variant], plan: SamplingPlan) -> None:
         """Warm the card up, then go through the rounds that are not kept."""
-        self.begin(arms[0].key, 0)
-        with blaming(arms[0]):
-            self._warm(arms[0], pace.settle_s)
+        self.begin(variants[0].key, 0)
+        with blaming(variants[0]):
+            self._warm(variants[0], plan.settle_s)
         if not self._is_sustained:
             return
-        for arm in pace.discarded * list(arms):
-            self.begin(arm.key, 0)
-            with blaming(arm):
-                self._warm(arm, pace.warm_s)
-                self._block(arm, pace)
+        for variant in plan.discarded * list(variants):
+            self.begin(variant.key, 0)
+            with blaming(variant):
+                self._warm(variant, plan.warm_s)
+                self._block(variant, plan)
 
-    def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
+    def _turn(self, variant: Variant, number: int, plan: SamplingPlan) -> None:
         """One variant's part of a round."""
-        self.begin(arm.key, number)
-        with blaming(arm):
-            self._warm(arm, (1 - WATCHED_SHARE) * pace.warm_s)
-            with self.during(arm.key):
-                self._warm(arm, WATCHED_SHARE * pace.warm_s)
-                arm.blocks.append(self._block(arm, pace))
+        self.begin(variant.key, number)
+        with blaming(variant):
+            self._warm(variant, (1 - WATCHED_SHARE) * plan.warm_s)
+            with self.during(variant.key):
+                self._warm(variant, WATCHED_SHARE * plan.warm_s)
+                variant.blocks.append(self._block(variant, plan))
 
-    def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
+    def _enough(self, variants: Sequence[Variant], rounds: int, spent_s: float) -> bool:
         if spent_s >= self.budget_s and rounds >= self.fewest:
             return True
         if rounds not in INTERIM_LOOKS:
             return False
-        return all(arm.settled(self.timer.resolution_s) for arm in arms)
+        return all(variant.settled(self.timer.resolution_s) for variant in variants)
 
     @property
     def _is_sustained(self) -> bool:
         """Whether variants are warmed up: not on a rested card, and not on a CPU."""
         return self.regime == SUSTAINED and self.timer.name != "clock"
 
-    def _warm(self, arm: Arm, seconds: float) -> None:
+    def _warm(self, variant: Variant, seconds: float) -> None:
         if not self._is_sustained:
             return
         run_s = min(WARM_RUN_S, seconds / 2)
-        per_run = max(1, int(run_s / max(arm.estimate_s, LAUNCH_S)))
+        per_run = max(1, int(run_s / max(variant.estimate_s, LAUNCH_S)))
         end = self.clock.now() + seconds
         while self.clock.now() < end:
-            self.timer.run(arm.launch, per_run)
+            self.timer.run(variant.launch, per_run)
 
-    def _block(self, arm: Arm, pace: Pace) -> Block:
-        if self.regime == "burst" and pace is HEAVY and self.timer.name != "clock":
-            return self._burst_block(arm)
-        least = pace.least
-        if self.timer.name == "clock" and arm.estimate_s + self.timer.flush_s > HEAVY.block_s:
+    def _block(self, variant: Variant, plan: SamplingPlan) -> Block:
+        if self.regime == "burst" and plan is HEAVY and self.timer.name != "clock":
+            return self._burst_block(variant)
+        least = plan.least
+        if self.timer.name == "clock" and variant.estimate_s + self.timer.flush_s > HEAVY.block_s:
             least = 1
-        wanted = int(pace.block_s / (arm.estimate_s + self.timer.flush_s))
-        return self.timer.block(arm.launch, min(pace.most, max(least, wanted)))
+        wanted = int(plan.block_s / (variant.estimate_s + self.timer.flush_s))
+        return self.timer.block(variant.launch, min(plan.most, max(least, wanted)))
 
-    def _burst_block(self, arm: Arm) -> Block:
+    def _burst_block(self, variant: Variant) -> Block:
         # One launch at a time on a rested card, as a profiler that replays kernels sees it.
         taken: list[Block] = []
         for _ in range(BURST_SAMPLES):
-            self.clock.sleep(max(BURST_IDLE_MIN_S, BURST_IDLE_FACTOR * arm.estimate_s))
-            taken.append(self.timer.block(arm.launch, 1))
+            self.clock.sleep(max(BURST_IDLE_MIN_S, BURST_IDLE_FACTOR * variant.estimate_s))
+            taken.append(self.timer.block(variant.launch, 1))
         clocks = [block.sm_clock_mhz for block in taken if block.sm_clock_mhz]
         return Block(
             tuple(t for block in taken for t in block.times_s),

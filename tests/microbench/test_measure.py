@@ -16,7 +16,7 @@ from microbench.device.device import describe, open_telemetry
 from microbench.measure import Measurer, with_ratios
 from microbench.results.types import Result
 from microbench.sweep import Group
-from microbench.timing.interleave import Arm
+from microbench.timing.interleave import Variant
 from microbench.timing.timers import Block, CpuClock, Launch
 
 Fake = Callable[[Case, Operands], Sequence[Candidate]]
@@ -113,12 +113,12 @@ def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
 ) -> None:
     spy.overhead_s = overhead_s
     cases = group_of("fp32", "fp16").cases
-    arms = [
-        Arm(name, lambda: None, seconds, [Block((seconds + overhead_s,))] * 2)
+    variants = [
+        Variant(name, lambda: None, seconds, [Block((seconds + overhead_s,))] * 2)
         for name, seconds in (("a", 4.0), ("b", 2.0))
     ]
     results = {name: Result(case, "ok") for name, case in zip("ab", cases, strict=True)}
-    found = with_ratios(results, arms, spy)
+    found = with_ratios(results, variants, spy)
     assert found["b"].speedup["fp32"].ratio == pytest.approx(2.0)
     assert found["a"].speedup["fp16"].ratio == pytest.approx(0.5)
 

@@ -32,11 +32,11 @@ from microbench.timing.interleave import (
     BURST_SAMPLES,
     INTERIM_LOOKS,
     MAX_ROUNDS,
-    Arm,
-    ArmFailed,
-    Turns,
+    InterleavedSampler,
+    Variant,
+    VariantFailed,
 )
-from microbench.timing.interleave import HEAVY as HEAVY_PACE
+from microbench.timing.interleave import HEAVY as HEAVY_PLAN
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 from microbench.timing.timers import Block, Launch
 
@@ -203,8 +203,8 @@ def plan_convs(**changes: object) -> list[Group]:
 
 def test_every_combination_is_planned_once_with_its_baselines_and_what_was_asked() -> None:
     (group,) = plan_convs(dtype="fp16,bf16", backend="cudnn,triton")
-    arms = [(case.precision_name, case.backend) for case in group.cases]
-    assert arms == [("fp32", "cudnn"), ("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton"),
+    variants = [(case.precision_name, case.backend) for case in group.cases]
+    assert variants == [("fp32", "cudnn"), ("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton"),
                     ("bf16", "cudnn"), ("bf16", "triton")]  # fmt: skip
     assert len({case.group for case in group.cases}) == 1
     groups = plan_convs(
@@ -382,8 +382,8 @@ def jumping(seconds: float, share: float) -> Callable[[int], float]:
     return lambda turn: seconds * (1 + share * (-1) ** turn)
 
 
-def arms_of(*estimates: float) -> list[Arm]:
-    return [Arm(f"arm{i}", lambda i=i: f"arm{i}", s) for i, s in enumerate(estimates)]
+def variants_of(*estimates: float) -> list[Variant]:
+    return [Variant(f"variant{i}", lambda i=i: f"variant{i}", s) for i, s in enumerate(estimates)]
 
 
 def set_up(
@@ -398,38 +398,42 @@ def rounds_of(timer: FakeTimer, count: int) -> list[list[str]]:
     return [names[i : i + count] for i in range(0, len(names), count)]
 
 
-def test_every_arm_takes_part_in_every_round_in_an_order_of_its_own() -> None:
-    clock, timer = set_up({f"arm{i}": jumping(LIGHT, 0.3) for i in range(4)})
-    arms = arms_of(*[LIGHT] * 4)
-    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
+def test_every_variant_takes_part_in_every_round_in_an_order_of_its_own() -> None:
+    clock, timer = set_up({f"variant{i}": jumping(LIGHT, 0.3) for i in range(4)})
+    variants = variants_of(*[LIGHT] * 4)
+    rounds = InterleavedSampler(timer, "sustained", 1e9, clock).take(variants)
     orders = rounds_of(timer, 4)
     assert len(orders) == rounds
-    assert all(sorted(order) == ["arm0", "arm1", "arm2", "arm3"] for order in orders)
+    assert all(
+        sorted(order) == ["variant0", "variant1", "variant2", "variant3"] for order in orders
+    )
     assert len({tuple(order) for order in orders}) > len(orders) / 4
     for first in range(4):  # none always goes first, or always after the same other
-        assert 0 < sum(order[0] == f"arm{first}" for order in orders) < rounds
+        assert 0 < sum(order[0] == f"variant{first}" for order in orders) < rounds
     followers = {pair for order in orders for pair in itertools.pairwise(order)}
     assert len(followers) == 12
-    assert all(len(arm.blocks) == rounds for arm in arms)
+    assert all(len(variant.blocks) == rounds for variant in variants)
 
     # Else what happens in one turn of a comparison would fall to the same variant every time.
     def orders(**changes: random.Random) -> list[list[str]]:
-        clock, timer = set_up({f"arm{i}": jumping(LIGHT, 0.3) for i in range(2)})
-        Turns(timer, "sustained", 1e9, clock, **changes).take(arms_of(LIGHT, LIGHT))
+        clock, timer = set_up({f"variant{i}": jumping(LIGHT, 0.3) for i in range(2)})
+        InterleavedSampler(timer, "sustained", 1e9, clock, **changes).take(
+            variants_of(LIGHT, LIGHT)
+        )
         return rounds_of(timer, 2)
 
     assert len({str(orders()) for _ in range(5)}) == 5
     assert orders(chance=random.Random(1)) == orders(chance=random.Random(1))
     firsts = [orders()[0][0] for _ in range(40)]
-    assert 5 < firsts.count("arm0") < 35
+    assert 5 < firsts.count("variant0") < 35
 
 
 def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
-    clock, timer = set_up({"arm0": jumping(HEAVY, 0.008), "arm1": constant(HEAVY)})
-    arms = arms_of(HEAVY, HEAVY)
-    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
+    clock, timer = set_up({"variant0": jumping(HEAVY, 0.008), "variant1": constant(HEAVY)})
+    variants = variants_of(HEAVY, HEAVY)
+    rounds = InterleavedSampler(timer, "sustained", 1e9, clock).take(variants)
     assert INTERIM_LOOKS[0] < rounds < MAX_ROUNDS
-    blocks = [block.times_s for block in arms[0].blocks]
+    blocks = [block.times_s for block in variants[0].blocks]
 
     def width(upto: int) -> float:
         interval = median_interval(blocks[:upto])
@@ -442,13 +446,13 @@ def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.2, MAX_ROUNDS), (0.0, INTERIM_LOOKS[0])])
-def test_one_noisy_arm_keeps_all_at_it_and_steady_ones_stop_at_once(
+def test_one_noisy_variant_keeps_all_at_it_and_steady_ones_stop_at_once(
     noise: float, rounds: int
 ) -> None:
-    clock, timer = set_up({"arm0": jumping(HEAVY, noise), "arm1": constant(LIGHT)})
-    arms = arms_of(HEAVY, LIGHT)
-    assert Turns(timer, "sustained", 1e9, clock).take(arms) == rounds
-    assert [len(arm.blocks) for arm in arms] == [rounds, rounds], "rounds pair up"
+    clock, timer = set_up({"variant0": jumping(HEAVY, noise), "variant1": constant(LIGHT)})
+    variants = variants_of(HEAVY, LIGHT)
+    assert InterleavedSampler(timer, "sustained", 1e9, clock).take(variants) == rounds
+    assert [len(variant.blocks) for variant in variants] == [rounds, rounds], "rounds pair up"
 
 
 @pytest.mark.parametrize("fewest", [1, FEWEST_OF_SEVERAL, FEWEST_ROUNDS, 5])
@@ -456,10 +460,10 @@ def test_one_noisy_arm_keeps_all_at_it_and_steady_ones_stop_at_once(
 def test_stops_at_the_budget_but_never_before_the_fewest_rounds(
     budget_s: float, fewest: int
 ) -> None:
-    clock, timer = set_up({"arm0": jumping(1.0, 0.5), "arm1": constant(1.0)}, name="clock")
-    arms = arms_of(1.0, 1.0)
-    rounds = Turns(timer, "sustained", budget_s, clock, fewest=fewest).take(arms)
-    assert [len(arm.blocks) for arm in arms] == [rounds, rounds]
+    clock, timer = set_up({"variant0": jumping(1.0, 0.5), "variant1": constant(1.0)}, name="clock")
+    variants = variants_of(1.0, 1.0)
+    rounds = InterleavedSampler(timer, "sustained", budget_s, clock, fewest=fewest).take(variants)
+    assert [len(variant.blocks) for variant in variants] == [rounds, rounds]
     if budget_s < 1:
         assert rounds == fewest
     else:
@@ -471,57 +475,57 @@ def warm_s(timer: FakeTimer, name: str) -> float:
     return sum(n * timer.times[name](0) for who, n in timer.warmed if who == name)
 
 
-def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
-    """Arms that are warmed differently would be compared at different clocks."""
-    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
-    rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT))
-    for name in ("arm0", "arm1"):
-        assert warm_s(timer, name) >= 0.99 * rounds * HEAVY_PACE.warm_s
-        assert dict(timer.taken)[name] <= HEAVY_PACE.most
-    clock, timer = set_up({"arm0": constant(LIGHT)})
-    light = Turns(timer, "sustained", 1e9, clock).take(arms_of(LIGHT))
-    assert warm_s(timer, "arm0") < 0.3 * light * HEAVY_PACE.warm_s
-    clock, timer = set_up({"arm0": constant(LIGHT)})
-    Turns(timer, "sustained", 1e9, clock, heavy=True).take(arms_of(LIGHT))
-    assert warm_s(timer, "arm0") >= HEAVY_PACE.warm_s
+def test_one_heavy_variant_makes_the_whole_comparison_heavy() -> None:
+    """Variants that are warmed differently would be compared at different clocks."""
+    clock, timer = set_up({"variant0": constant(HEAVY), "variant1": constant(LIGHT)})
+    rounds = InterleavedSampler(timer, "sustained", 1e9, clock).take(variants_of(HEAVY, LIGHT))
+    for name in ("variant0", "variant1"):
+        assert warm_s(timer, name) >= 0.99 * rounds * HEAVY_PLAN.warm_s
+        assert dict(timer.taken)[name] <= HEAVY_PLAN.most
+    clock, timer = set_up({"variant0": constant(LIGHT)})
+    light = InterleavedSampler(timer, "sustained", 1e9, clock).take(variants_of(LIGHT))
+    assert warm_s(timer, "variant0") < 0.3 * light * HEAVY_PLAN.warm_s
+    clock, timer = set_up({"variant0": constant(LIGHT)})
+    InterleavedSampler(timer, "sustained", 1e9, clock, heavy=True).take(variants_of(LIGHT))
+    assert warm_s(timer, "variant0") >= HEAVY_PLAN.warm_s
 
 
 @pytest.mark.parametrize(("launch_s", "flush_s"), [(2.0, 0.0), (1e-4, 1.0)])
 def test_a_very_slow_launch_or_flush_is_taken_once_a_round(launch_s: float, flush_s: float) -> None:
-    clock, timer = set_up({"arm0": constant(launch_s)}, flush_s=flush_s, name="clock")
-    Turns(timer, "sustained", 1.0, clock).take(arms_of(launch_s))
+    clock, timer = set_up({"variant0": constant(launch_s)}, flush_s=flush_s, name="clock")
+    InterleavedSampler(timer, "sustained", 1.0, clock).take(variants_of(launch_s))
     assert [n for _, n in timer.taken] == [1, 1, 1]
 
 
 def test_the_first_heavy_round_is_not_kept_and_burst_alone_rests_the_card() -> None:
     """The first block of each falls into a swing of the power limit."""
-    names = ("arm0", "arm1")
+    names = ("variant0", "variant1")
     clock, timer = set_up(dict.fromkeys(names, lambda turn: HEAVY * (1.0 if turn else 1.4)))
-    arms = arms_of(HEAVY, HEAVY)
-    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
-    for arm in arms:
-        assert len(arm.blocks) == rounds
-        assert {t for block in arm.blocks for t in block.times_s} == {HEAVY}
-    assert len(timer.taken) == 2 * (rounds + HEAVY_PACE.discarded)
+    variants = variants_of(HEAVY, HEAVY)
+    rounds = InterleavedSampler(timer, "sustained", 1e9, clock).take(variants)
+    for variant in variants:
+        assert len(variant.blocks) == rounds
+        assert {t for block in variant.blocks for t in block.times_s} == {HEAVY}
+    assert len(timer.taken) == 2 * (rounds + HEAVY_PLAN.discarded)
     # And a CPU's clock needs no warming.
-    clock, timer = set_up({"arm0": constant(HEAVY)})
-    arms = arms_of(HEAVY)
-    rounds = Turns(timer, "burst", 1e9, clock).take(arms)
+    clock, timer = set_up({"variant0": constant(HEAVY)})
+    variants = variants_of(HEAVY)
+    rounds = InterleavedSampler(timer, "burst", 1e9, clock).take(variants)
     assert timer.warmed == []
     assert all(n == 1 for _, n in timer.taken)
     assert len(clock.slept) == len(timer.taken) == rounds * BURST_SAMPLES
     assert min(clock.slept) >= BURST_IDLE_FACTOR * HEAVY
-    assert all(len(block.times_s) == BURST_SAMPLES for block in arms[0].blocks)
-    assert arms[0].blocks[0].sm_clock_mhz == pytest.approx(1501.0)
+    assert all(len(block.times_s) == BURST_SAMPLES for block in variants[0].blocks)
+    assert variants[0].blocks[0].sm_clock_mhz == pytest.approx(1501.0)
     for name in ("events", "clock"):
-        clock, timer = set_up({"arm0": constant(HEAVY)}, name=name)
-        Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
+        clock, timer = set_up({"variant0": constant(HEAVY)}, name=name)
+        InterleavedSampler(timer, "sustained", 1.0, clock).take(variants_of(HEAVY))
         assert clock.slept == []
         assert bool(timer.warmed) == (name == "events")
 
 
 def test_telemetry_and_progress_follow_the_turns() -> None:
-    clock, timer = set_up({"arm0": constant(LIGHT), "arm1": constant(LIGHT)})
+    clock, timer = set_up({"variant0": constant(LIGHT), "variant1": constant(LIGHT)})
     watched: list[str] = []
     told: list[tuple[str, int]] = []
 
@@ -535,32 +539,32 @@ def test_telemetry_and_progress_follow_the_turns() -> None:
     def begin(key: str, number: int) -> None:
         told.append((key, number))
 
-    turns = Turns(timer, "sustained", 1.0, clock, during=during, begin=begin)
-    rounds = turns.take(arms_of(LIGHT, LIGHT))
+    sampler = InterleavedSampler(timer, "sustained", 1.0, clock, during=during, begin=begin)
+    rounds = sampler.take(variants_of(LIGHT, LIGHT))
     assert watched == [name for name, _ in timer.taken]
     # Round 0 settles the card; after it, whoever was announced last is the one that is timed.
-    assert told[0] == ("arm0", 0)
+    assert told[0] == ("variant0", 0)
     assert [key for key, _ in told[1:]] == watched
     assert [number for _, number in told[1:]] == [i for i in range(1, rounds + 1) for _ in "ab"]
 
 
 def test_a_launch_that_fails_is_not_hidden() -> None:
-    clock, timer = set_up({"arm0": constant(LIGHT)})
+    clock, timer = set_up({"variant0": constant(LIGHT)})
 
     def broken() -> object:
         raise RuntimeError("illegal instruction")
 
-    with pytest.raises(ArmFailed, match="bad") as caught:
-        Turns(timer, "sustained", 1.0, clock).take([Arm("bad", broken, LIGHT)])
+    with pytest.raises(VariantFailed, match="bad") as caught:
+        InterleavedSampler(timer, "sustained", 1.0, clock).take([Variant("bad", broken, LIGHT)])
     assert str(caught.value.__cause__) == "illegal instruction"
     calls = itertools.count()
 
     def breaks_soon() -> object:
         if next(calls) > 5:
             broken()
-        return "arm1"
+        return "variant1"
 
-    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(HEAVY)})
-    arms = [*arms_of(HEAVY), Arm("arm1", breaks_soon, HEAVY)]
-    with pytest.raises(ArmFailed, match="arm1"):  # also in the round that is not kept
-        Turns(timer, "sustained", 1.0, clock).take(arms)
+    clock, timer = set_up({"variant0": constant(HEAVY), "variant1": constant(HEAVY)})
+    variants = [*variants_of(HEAVY), Variant("variant1", breaks_soon, HEAVY)]
+    with pytest.raises(VariantFailed, match="variant1"):  # also in the round that is not kept
+        InterleavedSampler(timer, "sustained", 1.0, clock).take(variants)

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from microbench.timing.interleave import INTERIM_LOOKS, Arm, Clock, Pace, Turns
+from microbench.timing.interleave import (
+    INTERIM_LOOKS,
+    Clock,
+    InterleavedSampler,
+    SamplingPlan,
+    Variant,
+)
 from microbench.timing.stats import (
     MAX_INTERVAL_PCT,
     excludes_one,
@@ -101,17 +107,19 @@ class _Card:
 
 
 def same_twice(turns: Floats, rounds: int, chance: random.Random) -> bool:
-    """Whether two equal variants, interleaved as `Turns` does it, show no difference.
+    """Whether two equal variants, interleaved as `InterleavedSampler` does it, show no difference.
 
     `turns` are the logarithms of what the card does to each turn, whichever variant has it.
     """
     clock = _Still()
     card = _Card(clock, iter(turns))
-    arms = [Arm(key, lambda: None, TRUE_S) for key in "ab"]
-    pace = Pace(settle_s=0, warm_s=0, block_s=0, least=1, most=1)
+    variants = [Variant(key, lambda: None, TRUE_S) for key in "ab"]
+    plan = SamplingPlan(settle_s=0, warm_s=0, block_s=0, least=1, most=1)
     budget_s = 2.0 * rounds
-    Turns(card, "sustained", budget_s, clock, own_pace=pace, chance=chance).take(arms)
-    upper, lower = ([block.times_s for block in arm.blocks] for arm in arms)
+    InterleavedSampler(card, "sustained", budget_s, clock, own_plan=plan, chance=chance).take(
+        variants
+    )
+    upper, lower = ([block.times_s for block in variant.blocks] for variant in variants)
     _, interval = ratio_interval(upper, lower)
     assert interval is not None
     return not excludes_one(interval)

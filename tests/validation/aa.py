@@ -1,7 +1,7 @@
 """python -m tests.validation.aa FILE: how often does the interval of a ratio of 1 contain 1?
 
 One kernel is timed as two variants. Light and heavy comparisons are counted apart: they are timed
-differently (`Turns.pace`).
+differently (`InterleavedSampler.plan`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.results.types import TIME_DECIMALS, Interval
 from microbench.timing import LARGE_FLOPS, SUSTAINED
-from microbench.timing.interleave import HEAVY, Arm, Turns
+from microbench.timing.interleave import HEAVY, InterleavedSampler, Variant
 from microbench.timing.stats import CONFIDENCE, excludes_one, median, ratio_interval, share_interval
 from microbench.timing.timers import Timer, make_timer
 from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
@@ -89,16 +89,16 @@ def compare_with_itself(
     """Two variants that are the same launch; `name` is its case's."""
     timer.run(launch, 1)  # the first launch loads modules, which would wait for the closed gate
     estimate = median(timer.block(launch, 3).times_s)
-    arms = [Arm(key, launch, estimate) for key in "ab"]
+    variants = [Variant(key, launch, estimate) for key in "ab"]
     taken: list[str] = []
 
     def begin(key: str, number: int) -> None:
         if number > 0:
             taken.append(key)
 
-    turns = Turns(timer, SUSTAINED, budget_s, heavy=heavy, begin=begin)
-    rounds = turns.take(arms)
-    blocks = [[block.times_s for block in arm.blocks] for arm in arms]
+    sampler = InterleavedSampler(timer, SUSTAINED, budget_s, heavy=heavy, begin=begin)
+    rounds = sampler.take(variants)
+    blocks = [[block.times_s for block in variant.blocks] for variant in variants]
     ratio, interval = ratio_interval(blocks[0], blocks[1], timer.resolution_s)
     left = {key: iter(of_arm) for key, of_arm in zip("ab", blocks, strict=True)}
     return Pair(
@@ -107,7 +107,7 @@ def compare_with_itself(
         ci95=interval,
         rounds=rounds,
         holds_1=interval is not None and not excludes_one(interval),
-        heavy=turns.pace(arms) is HEAVY,
+        heavy=sampler.plan(variants) is HEAVY,
         order="".join(taken),
         turns_s=tuple(round(median(next(left[key])), TIME_DECIMALS) for key in taken),
     )

@@ -21,7 +21,7 @@ from kernels.gemm import Gemm
 from kernels.op import Session
 from microbench.device.device import DeviceInfo, describe
 from microbench.errors import UserError
-from microbench.timing.interleave import Arm, Turns
+from microbench.timing.interleave import InterleavedSampler, Variant
 from microbench.timing.stats import median
 from microbench.timing.timers import make_timer
 from tests.validation.evidence import measured_on, parser_of, says_mistakes, write
@@ -84,9 +84,9 @@ def our_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
     for word in words:
         call = session.prepare(parse(word)).candidates[0].call
         timer.run(call, 1)
-        arm = Arm(word, call, median(timer.block(call, 3).times_s))
-        Turns(timer, "burst", BUDGET_S).take([arm])
-        raw = median([t for block in arm.blocks for t in block.times_s])
+        variant = Variant(word, call, median(timer.block(call, 3).times_s))
+        InterleavedSampler(timer, "burst", BUDGET_S).take([variant])
+        raw = median([t for block in variant.blocks for t in block.times_s])
         medians[word] = raw - timer.overhead_s
     return medians
 
