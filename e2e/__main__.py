@@ -28,8 +28,8 @@ from microbench.command_line import (
     Command,
     Named,
     Outputs,
+    Override,
     Program,
-    Said,
     click_options,
     options_of,
     run_app,
@@ -76,15 +76,15 @@ OUTPUT = (
     "html",
     "overwrite",
     "resume",
-    Said("verbose", help="Show all rows and every detail"),
+    Override("verbose", help="Show all rows and every detail"),
     "quiet",
 )
 LOADING = (
-    Said(
+    Override(
         "data", default="made",
         help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated or module:function",
     ),
-    Said(
+    Override(
         "workers", type=str, default=None,
         help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
     ),
@@ -96,23 +96,24 @@ OPTIONS = {
     "stalls": (
         *LOADING,
         "cpus",
-        Said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
-        Said("batch", help="Samples per step  [default: by network]"),
-        Said("loader", help="Data loader (see `list`)  [default: torchvision]"),
+        Override("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
+        Override("batch", help="Samples per step  [default: by network]"),
+        Override("loader", help="Data loader (see `list`)  [default: torchvision]"),
         click.option(
             "--measure", default="some", show_default=True,
             help="Which predicted points to measure: some, all or none",
         ),
-        "device", Said("budget", help="Seconds of timing per comparison  [default: 5]"), *OUTPUT,
+        "device", Override("budget", help="Seconds of timing per comparison  [default: 5]"),
+        *OUTPUT,
     ),
     "loader": (
         *LOADING, *OUTPUT,
         click.option(
             "--backend", default="all", show_default=True, help="Loaders, comma-separated"
         ),
-        Said("batch", default="128", help="Samples per batch"),
-        Said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
-        Said("budget", help="Seconds per loader  [default: 6]"),
+        Override("batch", default="128", help="Samples per batch"),
+        Override("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
+        Override("budget", help="Seconds per loader  [default: 6]"),
         "device",
     ),
 }  # fmt: skip

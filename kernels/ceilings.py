@@ -43,7 +43,7 @@ ACCUMULATORS = {
 
 
 @dataclass(frozen=True)
-class Variant:
+class PeakKernel:
     """A kernel and how it is launched. In a pass a block does `flops_per_pass` operations.
 
     It multiplies A [rows[0], k] by B [rows[1], k] transposed, `repeats` times in a pass. Which
@@ -84,7 +84,7 @@ class Loaded:
     rel_error: Callable[[], float]
 
 
-def variants(name: str, target: Target) -> list[Variant]:
+def peak_kernels(name: str, target: Target) -> list[PeakKernel]:
     """The kernels of a precision's fastest instruction; [] where that is not known."""
     kind, hopper = precision(name).factors, target.capability == (9, 0)
     if target.capability not in KNOWN or (kind.is_float8 and target.capability < (8, 9)):
@@ -96,7 +96,7 @@ def variants(name: str, target: Target) -> list[Variant]:
     return [_mma_sync(kind, blocks, hopper) for blocks in (2, 1)]
 
 
-def _wgmma(kind: Precision, steps: int, in_flight: int) -> Variant:
+def _wgmma(kind: Precision, steps: int, in_flight: int) -> PeakKernel:
     """`steps` instructions are committed together; `in_flight` earlier groups may still run."""
     accumulator, c_type, letter, per = ACCUMULATORS[kind.accumulate]
     a, b = PTX_TYPES[kind.storage], PTX_TYPES[kind.storage_b or kind.storage]
@@ -111,14 +111,14 @@ def _wgmma(kind: Precision, steps: int, in_flight: int) -> Variant:
         "INSTRUCTION": f'"wgmma.mma_async.sync.aligned.m64n256k{k}.{accumulator}.{a}.{b} '
         f'{{{listed}}}, %{registers}, %{registers + 1}, p{scales};"',
     }  # fmt: skip
-    return Variant(
+    return PeakKernel(
         "wgmma", f"m64n256k{k}, 2 warpgroups, {steps} a commit, {in_flight} in flight", defines,
         threads=256, blocks_per_sm=1, flops_per_pass=2 * 128 * 256 * k * steps, rows=(128, 256),
         k=4 * k, repeats=steps // 4, shared_bytes=(128 + 256) * 128 + 1024,
     )  # fmt: skip
 
 
-def _mma_sync(kind: Precision, blocks: int, hopper: bool) -> Variant:
+def _mma_sync(kind: Precision, blocks: int, hopper: bool) -> PeakKernel:
     """`blocks` an SM; before Hopper fp64 has m8n8k4 alone. Its registers are doubles."""
     accumulator, c_type, letter, per = ACCUMULATORS[kind.accumulate]
     a, b = PTX_TYPES[kind.storage], PTX_TYPES[kind.storage_b or kind.storage]
@@ -143,20 +143,20 @@ def _mma_sync(kind: Precision, blocks: int, hopper: bool) -> Variant:
         "READ": ", ".join(inputs),
         "INSTRUCTION": f'"mma.sync.aligned.m{rows}n8k{k}.row.col.{types} {d}, {x}, {y}, {d};"',
     }  # fmt: skip
-    return Variant(
+    return PeakKernel(
         "mma.sync", f"m{rows}n8k{k}, 8 a warp, {blocks} x 8 warps", defines, threads=256,
         blocks_per_sm=blocks, flops_per_pass=2 * 2 * rows * 32 * k * 8, rows=(2 * rows, 32), k=k,
     )  # fmt: skip
 
 
-def _ffma(threads: int, blocks: int) -> Variant:
+def _ffma(threads: int, blocks: int) -> PeakKernel:
     label = f"{CHAINS} a thread, {blocks} x {threads // 32} warps"
     defines = {"FFMA": 1, "CHAINS": CHAINS, "UNROLL": UNROLL}
     flops = 2 * threads * CHAINS * UNROLL
-    return Variant("FFMA", label, defines, threads, blocks, flops, repeats=UNROLL)
+    return PeakKernel("FFMA", label, defines, threads, blocks, flops, repeats=UNROLL)
 
 
-def load(variant: Variant, name: str, target: Target) -> Loaded:
+def load(variant: PeakKernel, name: str, target: Target) -> Loaded:
     """A variant, compiled for a precision. CuPy's CompileException where it does not compile."""
     import numpy as np
     import torch
@@ -190,7 +190,7 @@ def load(variant: Variant, name: str, target: Target) -> Loaded:
     return Loaded(lambda: launch(None, passes), flops, rel_error)
 
 
-def _operands(variant: Variant, kind: Precision, device: torch.device) -> list[torch.Tensor]:
+def _operands(variant: PeakKernel, kind: Precision, device: torch.device) -> list[torch.Tensor]:
     import torch
 
     from kernels.data import draw, store
@@ -210,7 +210,7 @@ def _operands(variant: Variant, kind: Precision, device: torch.device) -> list[t
     return found
 
 
-def _results(variant: Variant, operands: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+def _results(variant: PeakKernel, operands: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
     """What a block's accumulators are in float64, and after how many passes."""
     import torch
 

@@ -23,8 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from kernels.case import CannotRun, Case, Target
-from kernels.error_words import first_line
 from kernels.files import cache_folder, read_json_file, warn, write_atomically
+from kernels.messages import first_line
 
 NONE, QUICK, WIDE = "none", "quick", "wide"  # searches: none, a few configurations, many
 # How a configuration was chosen: by a wide search, a quick one, or the model. Earlier versions had
@@ -170,9 +170,9 @@ def _with(config: Config, listed: Sequence[Config]) -> Iterator[list[Config]]:
 
 # ---------------------------------------------------------------- the user's cache
 
-Found = tuple[str, int]
+Winner = tuple[str, int]
 
-_found_here: dict[tuple[str, Target, str], Found] = {}  # in this process, kept on disk or not
+_winners_here: dict[tuple[str, Target, str], Winner] = {}  # in this process, kept on disk or not
 
 
 def slug(device_name: str) -> str:
@@ -199,17 +199,17 @@ def path(case: Case, target: Target) -> Path | None:
     return folder / f"{case.op}-{device}-triton{triton_version()}-{source_hash()}.json"
 
 
-def find(case: Case, target: Target) -> Found | None:
+def find(case: Case, target: Target) -> Winner | None:
     """(label, how many candidates were timed) of a case; None where it was not tuned, or its entry
     cannot be read. A warning names a file that is damaged.
     """
-    own, file = _found_here.get(_here(case, target)), path(case, target)
+    own, file = _winners_here.get(_here(case, target)), path(case, target)
     return own or (None if file is None else _read(file).get(key(case, target)))
 
 
 def save(case: Case, target: Target, label: str, candidates: int) -> None:
     """Keep a winner. OSError where the file cannot be written; this process knows it even so."""
-    _found_here[_here(case, target)] = (label, candidates)
+    _winners_here[_here(case, target)] = (label, candidates)
     file = path(case, target)
     if file is None:
         raise FileNotFoundError(2, "no home folder is known")
@@ -231,7 +231,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 def forget() -> None:
     """Know only what is on disk: as a process that starts now."""
-    _found_here.clear()
+    _winners_here.clear()
     _read.cache_clear()
 
 
@@ -262,7 +262,7 @@ def triton_version() -> str:
 
 
 @cache
-def _read(file: Path) -> dict[str, Found]:
+def _read(file: Path) -> dict[str, Winner]:
     """The entries of a file, but for those that no version of this module wrote."""
     try:
         entries = msgspec.convert(read_json_file(file), dict[str, Any])
@@ -272,7 +272,7 @@ def _read(file: Path) -> dict[str, Found]:
         reason = getattr(error, "strerror", None) or first_line(error)
         warn(f"{file} cannot be read ({reason}): shapes are tuned again")
         return {}
-    found: dict[str, Found] = {}
+    found: dict[str, Winner] = {}
     for name, entry in entries.items():
         match entry:
             case [str(label), int(candidates)] if 1 <= candidates <= MOST_CANDIDATES:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.error_words import first_line, one_line, suggest
+from kernels.messages import first_line, one_line, suggest
 
 OUR_NAMES = ("kernels", "microbench", "e2e")
 # What Triton says where it has no GPU, or is given a tensor of the CPU.

@@ -23,8 +23,8 @@ from microbench.command_line import (
     SETTINGS,
     Named,
     Outputs,
+    Override,
     Program,
-    Said,
     Schema,
     click_options,
     options_of,
@@ -53,10 +53,10 @@ def app() -> None:
 
 
 def measuring(
-    kind: type[Schema], backends: str, *changed: Said, but: Set[str] = frozenset()
+    kind: type[Schema], backends: str, *changed: Override, but: Set[str] = frozenset()
 ) -> Callable[..., Any]:
     """The options of a measuring command, but some: those of its request, then the conditions."""
-    said = {row.name: row for row in (Said("backend", help=backends), *changed)}
+    said = {row.name: row for row in (Override("backend", help=backends), *changed)}
     schemas = (kind, Conditions, Outputs)
     names = [name for name in options_of(*schemas) if name not in but]
     return click_options([said.get(name, name) for name in names], *schemas)
@@ -119,15 +119,15 @@ def attention(**options: Any) -> None:
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu; linear: torch,torchao,cpu  [default: cudnn, torch; on CPU cpu]",
-    Said("channels", default=None, help="Channels, or features KxN: 8..512, 4096x14336"),
-    Said("passes", default=None, help="fprop, dgrad, wgrad; linear: step is all three"),
-    Said("image", default=None, help="Input height and width  [default: 7..56]"),
-    Said("batch", default=None, help="Batch size, or tokens: 8..256 doubles"),
-    Said("kernel", help="Filter height and width"),
-    Said("layout", default=None, help="nhwc,nchw; linear: launched,graph,eager,quantised,..."),
-    Said("shapes", help="linear: CSV file, or the layers of a network: hf:config.json"),
-    Said("dtype", default=None, help="fp16, bf16; linear: fp8-tensor,fp8-row,fp8-block"),
-    Said("vs", default=None, help="Baselines: fp32,tf32; linear: bf16"),
+    Override("channels", default=None, help="Channels, or features KxN: 8..512, 4096x14336"),
+    Override("passes", default=None, help="fprop, dgrad, wgrad; linear: step is all three"),
+    Override("image", default=None, help="Input height and width  [default: 7..56]"),
+    Override("batch", default=None, help="Batch size, or tokens: 8..256 doubles"),
+    Override("kernel", help="Filter height and width"),
+    Override("layout", default=None, help="nhwc,nchw; linear: launched,graph,eager,quantised,..."),
+    Override("shapes", help="linear: CSV file, or the layers of a network: hf:config.json"),
+    Override("dtype", default=None, help="fp16, bf16; linear: fp8-tensor,fp8-row,fp8-block"),
+    Override("vs", default=None, help="Baselines: fp32,tf32; linear: bf16"),
     but=AS_USUAL | PROBLEM - {"shapes"},
 )
 def payoff(**options: Any) -> None:
@@ -252,10 +252,10 @@ def doctor() -> None:
 @app.command()
 @click_options(
     (
-        Said("sizes", default="8192"), "dtype",
-        Said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
+        Override("sizes", default="8192"), "dtype",
+        Override("budget", help="Seconds of sampling on each GPU  [default: 10]"),
         click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
-        Said("json", help="File to write; - is stdout  [default: in the state folder]"),
+        Override("json", help="File to write; - is stdout  [default: in the state folder]"),
         "overwrite", "verbose", "quiet",
     ),
     GemmRequest, Conditions, Outputs,

@@ -36,8 +36,8 @@ from typing import (
 import click
 from click.core import ParameterSource
 
-from kernels.error_words import first_line, suggest
 from kernels.files import read_json_file
+from kernels.messages import first_line, suggest
 from kernels.precision import ALIASES, PRECISIONS
 from microbench import streams
 from microbench.errors import NothingMeasured, UserError
@@ -210,23 +210,25 @@ class Outputs:
     quiet: bool = choice(False, "Print errors only")
 
 
-class Said:
+class Override:
     """An option whose help, default or type differs in one command."""
 
     def __init__(self, name: str, **changes: Any) -> None:
         self.name, self.changes = name, changes
 
 
-Row = str | Said | Callable[..., Any]  # an option of a schema, or a click option of one command
+OptionRow = (
+    str | Override | Callable[..., Any]
+)  # an option of a schema, or a click option of one command
 
 
-def click_options(rows: Sequence[Row], *schemas: type[Schema]) -> Callable[..., Any]:
+def click_options(rows: Sequence[OptionRow], *schemas: type[Schema]) -> Callable[..., Any]:
     """A decorator that gives a command these options, in this order."""
     known = options_of(*schemas)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for row in reversed(rows):
-            if isinstance(row, Said):
+            if isinstance(row, Override):
                 add = known[row.name].click(**row.changes)
             else:
                 add = known[row].click() if isinstance(row, str) else row
@@ -248,7 +250,9 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
         sys.stdout.flush()  # while what fails can still be said
         return code
     except BrokenPipeError:
-        streams.give_up(sys.stdout)  # the reader of a pipe has gone; nothing is left to say
+        streams.redirect_to_null(
+            sys.stdout
+        )  # the reader of a pipe has gone; nothing is left to say
         return 1
     except OSError as error:
         return _complain(_refused(error), 2)
@@ -282,7 +286,7 @@ def _refused(error: OSError) -> str:
     """What the machine did not do, in one line."""
     fault = streams.fault_of(sys.stdout)
     if fault is not None or streams.is_of_stream(error):
-        streams.give_up(sys.stdout)
+        streams.redirect_to_null(sys.stdout)
         return f"cannot write the output: {(fault or error).strerror}"
     said = error.strerror or first_line(error)
     if error.errno == EMFILE:
@@ -297,7 +301,7 @@ def _complain(text: str, code: int) -> int:
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        streams.give_up(sys.stderr)
+        streams.redirect_to_null(sys.stderr)
     return code
 
 

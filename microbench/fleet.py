@@ -16,7 +16,7 @@ from microbench.command_line import MAX_SEED
 from microbench.device.device import why_no_cuda
 from microbench.device.host import software
 from microbench.errors import UserError
-from microbench.report.fleet import CHECK, COPY, FAULTS, Reading, judged, to_json
+from microbench.report.fleet import CHECK, COPY, FAULTS, GpuResult, judged, to_json
 from microbench.report.report import report_of_file
 from microbench.report.screen import print_report
 from microbench.requests import Request
@@ -28,7 +28,9 @@ from microbench.run_output import STDOUT, check_outputs, command_line, now, run_
 from microbench.worker import Worker
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
-Found = tuple[int, Json, list[Reading]]  # index of the GPU, its facts, what was measured of it
+MeasuredGpu = tuple[
+    int, Json, list[GpuResult]
+]  # index of the GPU, its facts, what was measured of it
 
 
 def check_fleet(request: Request, threshold: str) -> int:
@@ -45,8 +47,8 @@ def check_fleet(request: Request, threshold: str) -> int:
                    "software": software(), "threshold_pct": threshold_pct}  # fmt: skip
     # The same configurations on every GPU: what differs is then the GPU.
     conditions = replace(asked, seed=seed, no_tune=True)
-    devices, console, done = devices_here(), run_console(outputs), SimpleQueue[Found]()
-    found, rows = list[Found](), list[Reading]()
+    devices, console, done = devices_here(), run_console(outputs), SimpleQueue[MeasuredGpu]()
+    found, rows = list[MeasuredGpu](), list[GpuResult]()
     with run_file(outputs, CHECK) as (path, _):
         # In the main thread: a child ends with the thread that started it.
         workers = [Worker(replace(conditions, device=name), HANG_S) for name in devices]
@@ -81,14 +83,14 @@ def devices_here() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[Found]) -> None:
+def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[MeasuredGpu]) -> None:
     """Put what a GPU measures, as far as it gets. Nothing is raised."""
-    rows: list[Reading] = []
-    row, device = Reading(gpu), {}
+    rows: list[GpuResult] = []
+    row, device = GpuResult(gpu), {}
     try:
         greeting = worker.greet()
         device = greeting.device | {"card": None}  # without the hash that tells cards apart
-        row = Reading(gpu, greeting.target.name)
+        row = GpuResult(gpu, greeting.target.name)
         groups = request.plan(greeting.target.kind)
         names = {case.precision_name: None for group in groups for case in group.cases}
         for one in worker.calibrate([*names], (), _unseen):

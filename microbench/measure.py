@@ -18,8 +18,8 @@ from functools import cached_property
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import Conv
-from kernels.error_words import first_line
 from kernels.gpus import find_card
+from kernels.messages import first_line
 from kernels.op import OWN, Session
 from kernels.tune import NONE, TUNED
 from kernels.user import described

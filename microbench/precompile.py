@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from kernels import OPS
 from kernels.case import Case, Target
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from kernels.op import TUNED
 from microbench.stopping import die_with_parent
 

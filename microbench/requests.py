@@ -20,9 +20,9 @@ from kernels.attention import CAUSAL, Attention
 from kernels.case import DATA, Case, Target
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
-from kernels.error_words import suggest
 from kernels.gemm import Gemm
 from kernels.linear import Linear
+from kernels.messages import suggest
 from kernels.op import OWN, SEPARATE
 from kernels.precision import PRECISIONS
 from kernels.problem import Problem

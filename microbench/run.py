@@ -29,7 +29,7 @@ from microbench.results.merging import merged, newest
 from microbench.results.types import NetworkUse, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
-from microbench.stopping import last_words
+from microbench.stopping import on_interrupt
 from microbench.sweep import Group
 from microbench.timing import FEWEST_OF_SEVERAL, FEWEST_ROUNDS, LARGE_FLOPS
 from microbench.timing.interleave import HEAVY
@@ -110,7 +110,7 @@ def _carried_out(request: Request, path: Path, before: Run | None) -> run_output
                 ahead = workers.load_ahead if kind == "cuda" else lambda: None
                 runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
                 try:
-                    with last_words(lambda: run_output.say_stopped("microbench", path)):
+                    with on_interrupt(lambda: run_output.say_stopped("microbench", path)):
                         run = runner.measure(schedule, groups)
                 except WorkerDied as death:
                     raise UserError(f"{death.reason}; results so far: {path}") from None

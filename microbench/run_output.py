@@ -22,7 +22,7 @@ from microbench.errors import NothingMeasured, UserError
 from microbench.results import runfile
 from microbench.results.kinds import kinds
 from microbench.results.types import METHOD_VERSION, Json, Run
-from microbench.streams import clean, give_up, is_of_stream, printable
+from microbench.streams import clean, is_of_stream, printable, redirect_to_null
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Done:
         except OSError as error:
             if not is_of_stream(error):
                 raise
-            give_up(sys.stdout)
+            redirect_to_null(sys.stdout)
             raise UserError(
                 f"cannot write the report ({error.strerror}); the results are in {self.path}"
             ) from None

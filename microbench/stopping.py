@@ -86,7 +86,7 @@ def end(code: int) -> NoReturn:
 
 
 @contextmanager
-def last_words(say: Callable[[], None]) -> Generator[None]:
+def on_interrupt(say: Callable[[], None]) -> Generator[None]:
     """Call `say` if the command is stopped in this block; its errors are not raised."""
     try:
         yield

@@ -88,7 +88,7 @@ def fault_of(stream: TextIO) -> OSError | None:
     return None
 
 
-def give_up(stream: TextIO) -> None:
+def redirect_to_null(stream: TextIO) -> None:
     """Let what was and is written to a stream vanish: Python would complain of it at its end."""
     with suppress(OSError, ValueError):  # one of a test has no number
         null = os.open(os.devnull, os.O_WRONLY)

@@ -16,8 +16,8 @@ from pathlib import Path
 from kernels import OPS
 from kernels.case import Case
 from kernels.conv.shape import MOST_DIGITS, by_axis
-from kernels.error_words import suggest
 from kernels.files import read_regular
+from kernels.messages import suggest
 from kernels.precision import precision
 from kernels.problem import Problem
 from microbench.errors import UserError

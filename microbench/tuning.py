@@ -37,7 +37,7 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a contest: who takes part, of the stage before, and how often each is timed.
+    """A stage of successive halving: who is kept of the stage before, and how often each is timed.
 
     At most `most`, and none that took more than `within` times as long as the fastest.
     """
@@ -52,27 +52,27 @@ QUICK_STAGES = (Stage(), Stage(within=1.15), Stage(rounds=2, most=2))
 
 
 def ranking(
-    entrants: Sequence[int],
+    candidates: Sequence[int],
     stages: Sequence[Stage],
     sample: Callable[[int], Sequence[float]],
-    failed: Callable[[int, Exception], None] = lambda _entrant, _error: None,
+    failed: Callable[[int, Exception], None] = lambda _candidate, _error: None,
 ) -> list[int]:
-    """The entrants that work, the fastest first: by medians of the last stage that each was in.
+    """The candidates that work, the fastest first: by medians of the last stage that each was in.
 
     In a stage they take turns, a `sample` (seconds) each a round. One whose sample raises is
     `failed` and left out; what `failed` raises is passed on.
     """
-    left, behind = list(entrants), list[int]()
+    left, behind = list(candidates), list[int]()
     for stage, following in zip(stages, (*stages[1:], None), strict=True):
-        taken: dict[int, list[float]] = {entrant: [] for entrant in left}
+        taken: dict[int, list[float]] = {candidate: [] for candidate in left}
         for _ in range(stage.rounds):
-            for entrant in [e for e in left if e in taken]:
+            for candidate in [e for e in left if e in taken]:
                 try:
-                    taken[entrant] += sample(entrant)
+                    taken[candidate] += sample(candidate)
                 except Exception as error:
-                    failed(entrant, error)
-                    del taken[entrant]
-        times = {entrant: median(found) for entrant, found in taken.items()}
+                    failed(candidate, error)
+                    del taken[candidate]
+        times = {candidate: median(found) for candidate, found in taken.items()}
         left = sorted(times, key=times.__getitem__)
         kept = _kept(left, times, following)
         behind = left[len(kept) :] + behind
@@ -85,7 +85,7 @@ def _kept(ranked: list[int], times: dict[int, float], following: Stage | None) -
     if following is None or not ranked:
         return ranked
     limit = following.within * times[ranked[0]]
-    return [entrant for entrant in ranked if times[entrant] <= limit][: following.most]
+    return [candidate for candidate in ranked if times[candidate] <= limit][: following.most]
 
 
 @dataclass

@@ -38,7 +38,7 @@ MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their i
 
 RUINED = "ruined"  # of a gain: the interval is beyond RUINED_PCT
 
-Row = tuple[Result, Ratio]
+ResultRatio = tuple[Result, Ratio]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Payoff:
     subject: str
     precision: str
     baseline: str
-    rows: Sequence[Row]
+    rows: Sequence[ResultRatio]
 
     @cached_property
     def gains(self) -> list[str]:
@@ -77,7 +77,7 @@ class Payoff:
         return start
 
     @property
-    def from_start(self) -> Sequence[Row]:
+    def from_start(self) -> Sequence[ResultRatio]:
         """The rows from `start` on; empty where the precision is not faster at the largest size."""
         return self.rows[self.start :]
 
@@ -87,7 +87,7 @@ class Payoff:
         return bool(self.from_start) and "faster" not in self.gains[: self.start]
 
     @property
-    def best(self) -> Row:
+    def best(self) -> ResultRatio:
         """The row of the largest ratio; of those not ruined, where there are any."""
         return max(self.rows, key=lambda row: (gain(*row) != RUINED, row[1].ratio))
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernels.case import Case, Target
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench import precompile
 from microbench.errors import UserError
 from microbench.requests import Conditions, patterns

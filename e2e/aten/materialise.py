@@ -21,7 +21,7 @@ from e2e.aten.call import (
     TensorSpec,
     schema_of,
 )
-from kernels.error_words import first_line
+from kernels.messages import first_line
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
 SMALL = 0.1  # standard deviation of means

@@ -43,7 +43,7 @@ from e2e.training.once import train_once
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups
 from e2e.training.variants import Task, Variants
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench import fmt
 from microbench.device import device as devices
 from microbench.device.host import others_now

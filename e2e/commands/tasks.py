@@ -18,7 +18,7 @@ from e2e.training.place import place_of
 from e2e.training.ranks import Ranks
 from e2e.training.variants import Task
 from kernels.case import Target
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.network.networks import tensors_in

@@ -52,7 +52,7 @@ from microbench.run_output import (
     save,
     say_stopped,
 )
-from microbench.stopping import last_words
+from microbench.stopping import on_interrupt
 from microbench.worker import Greeting, WorkerDied
 
 
@@ -84,7 +84,7 @@ def run_training(
         check_name(str(options.of_case["loader"]))
         plan(options, facts_of(options.network, options.shape), "cuda", None)
         procedure = procedure or (compare_recipes if options.train else predict_steps)
-        with last_words(lambda: say_stopped("e2e", path)):
+        with on_interrupt(lambda: say_stopped("e2e", path)):
             run = Keeper(options, procedure, path, run).carry_out(here=here)
     return Done(run, path, outputs)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from e2e.networks.losses import classification_loss
 from e2e.networks.network import Network, check_input
 from e2e.networks.table import NetworkFacts, facts_of
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench.errors import UserError
 from microbench.network.networks import SIZE_ARGUMENTS, build_torchvision, torchvision_models
 

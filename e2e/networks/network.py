@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivate
 
 from e2e.networks.losses import DefaultLoss, classification_loss, count_right, scored
 from e2e.networks.table import DROPOUT, NetworkFacts, written
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench.errors import UserError
 from microbench.network.networks import BuildMode, silent
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernels.error_words import suggest
+from kernels.messages import suggest
 from microbench.errors import UserError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.networks.network import Network
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench.errors import UserError
 
 WRAPPED = ("state_dict", "model")  # where checkpoints have the weights

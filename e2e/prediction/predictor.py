@@ -33,7 +33,7 @@ from e2e.training.switches import switch_process
 from e2e.training.trainer import Trainer, storage
 from kernels.case import Target
 from kernels.data import memory_format
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench.network.networks import BuildMode, silent
 
 SEED = 1

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from e2e.prediction.timer import CallTime
-from kernels.error_words import first_line
 from kernels.files import cache_folder, read_json_file, warn, write_atomically
+from kernels.messages import first_line
 from kernels.tune import slug
 from microbench.device.host import cpu_name
 from microbench.results.codec import decode

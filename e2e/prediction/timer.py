@@ -22,7 +22,7 @@ from msgspec import Meta
 from e2e.aten import WARM, Call, CannotReplay, Cold, Pool, Replay, materialise, reserve
 from e2e.training.step_timer import union_s
 from kernels.case import Target
-from kernels.error_words import first_line, one_line
+from kernels.messages import first_line, one_line
 from microbench.device.profiler import KernelTime, record
 from microbench.results.types import NOT_EMPTY, Amount, Count
 

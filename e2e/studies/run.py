@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from e2e.studies.schema import Options, Run, Study, read_study, shipped
-from kernels.error_words import suggest
+from kernels.messages import suggest
 from microbench import fmt
 from microbench.command_line import called, given, typed, without_folder
 from microbench.errors import NothingMeasured, UserError

@@ -12,7 +12,7 @@ import msgspec
 
 from e2e.case import TrainCase
 from e2e.studies.cells import COLUMNS, HERE
-from kernels.error_words import first_line, suggest
+from kernels.messages import first_line, suggest
 from microbench.errors import UserError
 
 SCHEMA = 2

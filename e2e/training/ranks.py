@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from e2e.training.place import Place
-from kernels.error_words import one_line
+from kernels.messages import one_line
 from microbench import fmt
 from microbench.errors import UserError
 

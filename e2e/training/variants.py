@@ -58,7 +58,7 @@ from e2e.training.timing import (
 from e2e.training.trainer import Trainer, capture_stream
 from e2e.training.variant import ALONE, LOCAL, Part, Variant
 from kernels.case import Target
-from kernels.error_words import first_line, one_line
+from kernels.messages import first_line, one_line
 from microbench.device.device import held_by_others, memory_of_process
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.operands import AttentionOperands
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.error_words import first_line
+from kernels.messages import first_line
 
 BACKENDS = {
     "math": SDPBackend.MATH,

@@ -18,7 +18,7 @@ SAMPLED_CHANNELS = {"cuda": 32, "cpu": 8}  # of a dimension of the output, or gr
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledPart:
     """Part of a convolution to check the whole by: `images`, filters `ks`, channels `cs`, all
     indices.
 
@@ -57,7 +57,7 @@ class ConvOperands:
     y: torch.Tensor
     shape: ConvShape
     which: str
-    sample: Sample | None = None
+    sample: SampledPart | None = None
     scale: float = 1.0
 
     @property
@@ -96,7 +96,7 @@ class ConvOperands:
         return replace(self, **{OUTPUT[self.which]: result})
 
 
-def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
+def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> SampledPart:
     """What the output is checked by; `drawn` gives an input as drawn."""
     which, shape = problem.which, problem.shape
     inputs = {name: drawn(name) for name in problem.inputs}
@@ -118,13 +118,13 @@ def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> Sample:
         ks = part(shape.k, few, which == "dgrad")
         cs = w_cs = part(shape.c, few, which == "fprop")
     sizes = replace(shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
-    found = Sample(images, ks, cs, w_cs, sizes, {})
+    found = SampledPart(images, ks, cs, w_cs, sizes, {})
     found.drawn.update((name, found.part(name, tensor)) for name, tensor in inputs.items())
     return found
 
 
 def operands(
-    case: Case, tensors: dict[str, torch.Tensor], sample: Sample | None = None
+    case: Case, tensors: dict[str, torch.Tensor], sample: SampledPart | None = None
 ) -> ConvOperands:
     problem = case.problem
     assert isinstance(problem, Conv)

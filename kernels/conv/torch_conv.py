@@ -16,7 +16,7 @@ from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
 from kernels.data import memory_format
-from kernels.error_words import first_line
+from kernels.messages import first_line
 
 conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
 CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.error_words import first_line
 from kernels.gemm import check_plain
 from kernels.gemm import cublaslt_api as api
 from kernels.gemm.cublaslt import check_8bit, require_current_device
 from kernels.gemm.operands import Operands
+from kernels.messages import first_line
 from kernels.precision import Precision
 
 MATH_MODE = api.CUBLAS_DEFAULT_MATH | api.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION

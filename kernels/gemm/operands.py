@@ -11,7 +11,7 @@ from torch.nn.functional import gelu
 
 from kernels import checking
 from kernels.case import Case
-from kernels.conv.operands import ConvOperands, Sample
+from kernels.conv.operands import ConvOperands, SampledPart
 from kernels.conv.shape import ConvShape
 from kernels.data import choose, scale, storage_factor
 from kernels.gemm import BROADCAST, GELU, RAGGED, Gemm
@@ -32,7 +32,7 @@ class Operands:
     b: torch.Tensor
     c: torch.Tensor
     one: torch.Tensor
-    samples: tuple[Sample, Sample]
+    samples: tuple[SampledPart, SampledPart]
     scale: float = 1.0
 
     @property
@@ -161,27 +161,27 @@ class BatchOperands:
         return float((errors / sizes).sqrt()), float(worst)
 
 
-def sample(problem: Gemm, drawn: Drawn) -> tuple[Sample, Sample] | Drawn:
+def sample(problem: Gemm, drawn: Drawn) -> tuple[SampledPart, SampledPart] | Drawn:
     """What C, and its transpose, are checked by; `drawn` gives A and B as drawn. Of a batch, or
     with an epilogue, all of C is checked.
     """
     return product_samples(drawn("a"), drawn("b").t()) if problem.plain else drawn
 
 
-def product_samples(a: torch.Tensor, b: torch.Tensor) -> tuple[Sample, Sample]:
+def product_samples(a: torch.Tensor, b: torch.Tensor) -> tuple[SampledPart, SampledPart]:
     """Those of C[M, N] = A[M, K] @ B[N, K] transposed, and of its transpose."""
     count = SAMPLED_ROWS[a.device.type]
     rows, columns = (choose(len(matrix), count, a.device) for matrix in (a, b))
     return _part(rows, columns, a[rows], b[columns]), _part(columns, rows, b[columns], a[rows])
 
 
-def _part(images: torch.Tensor, ks: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Sample:
+def _part(images: torch.Tensor, ks: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> SampledPart:
     every, shape = torch.arange(x.shape[1], device=x.device), _shape(x, w)
-    return Sample(images, ks, every, every, shape, {"x": _pixels(x), "w": _pixels(w)})
+    return SampledPart(images, ks, every, every, shape, {"x": _pixels(x), "w": _pixels(w)})
 
 
 def _convolution(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sample: Sample, scale: float
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, sample: SampledPart, scale: float
 ) -> ConvOperands:
     """y[N, K] = x[N, C] @ w[K, C] transposed."""
     shape = _shape(x, w)
@@ -197,7 +197,7 @@ def _pixels(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def operands(
-    case: Case, tensors: dict[str, torch.Tensor], sample: tuple[Sample, Sample] | Drawn
+    case: Case, tensors: dict[str, torch.Tensor], sample: tuple[SampledPart, SampledPart] | Drawn
 ) -> Operands | BatchOperands:
     problem, device = case.problem, tensors["c"].device
     assert isinstance(problem, Gemm)

@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.error_words import first_line
 from kernels.gemm import BIAS, BROADCAST, GELU, RAGGED, gemm_of
 from kernels.gemm.cublaslt import check_8bit
 from kernels.gemm.operands import BatchOperands, Operands, Product
+from kernels.messages import first_line
 from kernels.op import SEPARATE
 from kernels.precision import Precision
 

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from kernels.case import Case
-from kernels.conv.operands import ConvOperands, Sample
+from kernels.conv.operands import ConvOperands, SampledPart
 from kernels.gemm import operands as gemm
 from kernels.linear import PRODUCTS, Linear
 
@@ -73,7 +73,7 @@ class LinearOperands:
     problem: Linear
     given: Mapping[str, torch.Tensor]
     results: Mapping[str, torch.Tensor]
-    samples: Mapping[str, tuple[Sample, Sample]]
+    samples: Mapping[str, tuple[SampledPart, SampledPart]]
     factors: Mapping[str, tuple[Quantised, Quantised]]
 
     @property
@@ -116,7 +116,7 @@ def matrix(given: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 def sample(
     problem: Linear, drawn: Callable[[str], torch.Tensor]
-) -> Mapping[str, tuple[Sample, Sample]]:
+) -> Mapping[str, tuple[SampledPart, SampledPart]]:
     """What each output, and its transpose, are checked by; `drawn` gives an input as drawn."""
     given = {name: drawn(name) for name in problem.inputs}
     pairs = {name: [matrix(given, one) for one in PRODUCTS[name]] for name in problem.outputs}
@@ -124,7 +124,9 @@ def sample(
 
 
 def operands(
-    case: Case, tensors: dict[str, torch.Tensor], samples: Mapping[str, tuple[Sample, Sample]]
+    case: Case,
+    tensors: dict[str, torch.Tensor],
+    samples: Mapping[str, tuple[SampledPart, SampledPart]],
 ) -> LinearOperands:
     """With FP8 operands of each product, where they are given so."""
     problem = case.problem

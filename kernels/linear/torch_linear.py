@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.error_words import first_line
 from kernels.linear import PRODUCTS, Linear
 from kernels.linear.operands import BLOCK, LinearOperands, Quantised, matrix, quantised
+from kernels.messages import first_line
 
 TORCHAO = "torchao"  # the back end of its layer
 RECIPES = {"fp8-tensor": "tensorwise", "fp8-row": "rowwise"}  # as torchao names them

@@ -235,7 +235,7 @@ SHARE, AT_START, PROCESSES, HELD, COMPUTING, LATER = (
 )  # fmt: skip
 _BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's cpu line: user nice system irq softirq steal
 
-Reading = tuple[float, float]  # CPU seconds of the machine, of this process and its children
+CpuSeconds = tuple[float, float]  # CPU seconds of the machine, of this process and its children
 
 
 def at_start(gpu: GpuState | None) -> Json:
@@ -264,11 +264,11 @@ def others_now(gpu: GpuState | None) -> int:
 class LoadMeter:
     """Measures the CPU time of other programs since its construction (Linux only)."""
 
-    def __init__(self, read: Callable[[], Reading | None] | None = None) -> None:
-        self._read = read or reading
+    def __init__(self, read: Callable[[], CpuSeconds | None] | None = None) -> None:
+        self._read = read or cpu_seconds
         self._began = self._clock()
 
-    def _clock(self) -> tuple[float, Reading | None]:
+    def _clock(self) -> tuple[float, CpuSeconds | None]:
         return time.monotonic(), self._read()
 
     def share(self) -> float | None:
@@ -295,7 +295,7 @@ class LoadMeter:
         return {**settings, LOAD: load} if load else dict(settings)
 
 
-def reading(root: Path = ROOT) -> Reading | None:
+def cpu_seconds(root: Path = ROOT) -> CpuSeconds | None:
     """CPU seconds since boot: of the machine, and of this process with all its descendants.
 
     None where /proc/stat cannot be read.

@@ -34,7 +34,7 @@ THROTTLE_REASONS: dict[int, str] = {
 
 
 @dataclass(frozen=True)
-class Sample:
+class SensorSample:
     """One reading of the sensors; None where the device does not report a value."""
 
     power_w: float | None
@@ -76,8 +76,8 @@ class Telemetry:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._open: list[Sample] | None = None  # of the variant that runs
-        self._samples: dict[Hashable, list[Sample]] = {}
+        self._open: list[SensorSample] | None = None  # of the variant that runs
+        self._samples: dict[Hashable, list[SensorSample]] = {}
 
     def __enter__(self) -> Telemetry:
         """Start the thread. Does nothing where there are no sensors."""
@@ -116,7 +116,7 @@ class Telemetry:
         found, sensors = self._open, self._sensors
         if found is None or sensors is None:
             return
-        sample = Sample(
+        sample = SensorSample(
             power_w=sensors.power_w(),
             sm_clock_mhz=sensors.sm_clock_mhz(),
             temperature_c=sensors.temperature_c(),

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.error_words import one_line, suggest
+from kernels.messages import one_line, suggest
 from kernels.user import find
 from microbench.errors import UserError
 

@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels.attention import BPROP, CAUSAL, FPROP, FULL, Attention
 from kernels.conv import Conv
 from kernels.conv.shape import PASSES, ConvShape, of_axes
-from kernels.error_words import one_line
 from kernels.flops import attention, convolution
 from kernels.gemm import Gemm
+from kernels.messages import one_line
 from kernels.problem import Problem
 from microbench.errors import UserError
 from microbench.network.networks import (

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from kernels.error_words import first_line
 from kernels.files import write_atomically
+from kernels.messages import first_line
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable

@@ -29,7 +29,7 @@ COUNT = 3  # GPUs: of fewer there is no telling which one is as it should be
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuResult:
     """One case on one GPU: median seconds, their 95 % interval, and the sensors meanwhile.
 
     `gpu` is torch's index, `work` FLOP of a launch, bytes for COPY. Without seconds, `reason` says
@@ -51,7 +51,7 @@ class Reading:
     vs_others_pct: float | None = None
     finding: str = ""
 
-    def of(self, result: Result) -> Reading:
+    def of(self, result: Result) -> GpuResult:
         """A kernel's result on this GPU."""
         case, found = result.case, result.measurement
         layout = (
@@ -71,12 +71,12 @@ class Reading:
         return fmt.bandwidth(per_s) if self.case == COPY else f"{fmt.number(per_s / 1e12)} TFLOP/s"
 
 
-def judged(rows: Sequence[Reading], threshold_pct: float) -> list[Reading]:
+def judged(rows: Sequence[GpuResult], threshold_pct: float) -> list[GpuResult]:
     """The rows with their distance from the others', and what is wrong with each.
 
     Slow is one whose whole interval, where it has one, is beyond the threshold.
     """
-    found: list[Reading] = []
+    found: list[GpuResult] = []
     for row in rows:
         ratio, finding = _relative(row, rows), FAILED if row.status == FAILED else ""
         if ratio and ratio.ruined_pct:
@@ -88,7 +88,7 @@ def judged(rows: Sequence[Reading], threshold_pct: float) -> list[Reading]:
     return found
 
 
-def _relative(row: Reading, rows: Sequence[Reading]) -> Ratio | None:
+def _relative(row: GpuResult, rows: Sequence[GpuResult]) -> Ratio | None:
     """Its time over the median time of the others, with the noise of both; None for no time."""
     others = [r for r in rows if (r.name, r.case) == (row.name, row.case) and r.gpu != row.gpu]
     times_s = [r.median_s for r in others if r.median_s]
@@ -102,7 +102,7 @@ def _relative(row: Reading, rows: Sequence[Reading]) -> Ratio | None:
     return Ratio(ratio, (ratio * math.exp(-half), ratio * math.exp(half)))
 
 
-def to_json(facts: Json, rows: Sequence[Reading]) -> Json:
+def to_json(facts: Json, rows: Sequence[GpuResult]) -> Json:
     """The file: facts of the command, then the rows."""
     return {**facts, "rows": [asdict(row) for row in rows]}
 
@@ -110,13 +110,13 @@ def to_json(facts: Json, rows: Sequence[Reading]) -> Json:
 def report(data: Json) -> Report:
     """The file of a check. ValueError names the invalid field."""
     pct: float = decode(float, data.get("threshold_pct"), "threshold_pct")
-    rows: list[Reading] = []
+    rows: list[GpuResult] = []
     for i, one in enumerate(decode(tuple[Json, ...], data.get("rows"), "rows")):
         # In older files a row is a GPU.
         readings = decode(tuple[Json, ...], one.get("readings", [{}]), f"rows[{i}].readings")
         parts = [one | part for part in readings]
         died = [one | {"status": FAILED}] if "readings" in one and one.get("reason") else []
-        rows += (decode(Reading, part, f"rows[{i}]") for part in parts + died)
+        rows += (decode(GpuResult, part, f"rows[{i}]") for part in parts + died)
     for row in rows:
         low, high = row.ci95_s or (1.0, 1.0)
         if (row.median_s is not None and row.median_s <= 0) or not 0 < low <= high:
@@ -139,7 +139,7 @@ def report(data: Json) -> Report:
     return Report("", _answer(rows, models, pct), [part], raw=[(RAW, raw)])
 
 
-def _answer(rows: Sequence[Reading], models: Sequence[str], pct: float) -> list[Line]:
+def _answer(rows: Sequence[GpuResult], models: Sequence[str], pct: float) -> list[Line]:
     gpus = fmt.count(len({row.gpu for row in rows}), "GPU")
     bad = [row for row in rows if row.finding]
     lines: list[Line] = []

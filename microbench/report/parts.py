@@ -180,12 +180,12 @@ def cells(part: Part) -> Cells:
 # ---------------------------------------------------------------- doubts
 
 
-Found = tuple[Warning, str]  # and the case it is about, in words; "" for all of them
+CaseWarning = tuple[Warning, str]  # and the case it is about, in words; "" for all of them
 
 
-def _alike(found: Sequence[Found]) -> list[tuple[str, list[str], Warning]]:
+def _alike(found: Sequence[CaseWarning]) -> list[tuple[str, list[str], Warning]]:
     """(worst symptom, cases, one of the warnings) of those with one cause and remedy."""
-    alike: dict[tuple[str, str], list[Found]] = {}
+    alike: dict[tuple[str, str], list[CaseWarning]] = {}
     for warning, case in found:
         alike.setdefault((warning.cause, warning.remedy), []).append((warning, case))
     return [
@@ -206,7 +206,7 @@ def _worst(symptoms: Collection[str]) -> str:
     return re.sub(r"(up to )?±\d{4,}[.\d]* %", "beyond ±999 %", worst)
 
 
-def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
+def doubts(found: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Line]:
     """What makes figures unreliable, a line each: the warnings of most cases first.
 
     "22 of 30 cases: the interval is up to ±7.4 %; measure longer".
@@ -221,7 +221,7 @@ def doubts(found: Sequence[Found], cases: int, most: int = 2) -> list[Line]:
     return [Line("Doubt", line) for line in lines]
 
 
-def warnings_part(found: Sequence[Found]) -> Part:
+def warnings_part(found: Sequence[CaseWarning]) -> Part:
     """Every warning once, with its cause, what to try, and its cases."""
     lines = [
         f"{worst}{f' [{fmt.listed(named, most=2)}]' if named else ''}; cause: {warning.cause}; "

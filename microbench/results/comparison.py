@@ -140,7 +140,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
     _refuse_other_settings(a, b)
     in_a, in_b = _by_key(a), _by_key(b)
     common = [(found, in_b[key]) for key, found in in_a.items() if key in in_b]
-    learnt = learn([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
+    priors = fit_priors([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
     if not common:
         raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
     changed = [method_changed(x, a.method_version, b.method_version) for x, _ in common]
@@ -150,7 +150,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
             f"{b.method_version}); measure one of them again"
         )
     rows = [
-        _other_method(x, y) if other else _row(x, y, threshold_pct, learnt)
+        _other_method(x, y) if other else _row(x, y, threshold_pct, priors)
         for (x, y), other in zip(common, changed, strict=True)
     ]
     return Comparison(
@@ -260,7 +260,7 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> CompareRow:
+def _row(a: Entry, b: Entry, threshold_pct: float | None, priors: ProcessPriors) -> CompareRow:
     case, timed_a, timed_b = a.case, a.timed, b.timed
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
     if timed_a is None or timed_b is None:
@@ -268,8 +268,8 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
         statuses = f"{a.status} | {b.status}"
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
     noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
-    times = ratio_between(timed_a, timed_b, learnt, noise.op)
-    found = judge(timed_a, timed_b, noise, learnt)
+    times = ratio_between(timed_a, timed_b, priors, noise.op)
+    found = judge(timed_a, timed_b, noise, priors)
     notes = [text for text in (found.note, a.caveat(b)) if text]
     return CompareRow(
         case.key, case, found.verdict, times.ratio, times.ci95, a_s, b_s, "; ".join(notes),
@@ -379,7 +379,7 @@ def noise_of(op: str, a: Timed, b: Timed, threshold_pct: float | None = None) ->
 
 # ---------------------------------------------------------------- what varies between processes
 
-Reading = Callable[[ProcessTime], float]
+Quantity = Callable[[ProcessTime], float]
 
 
 def _seconds(process: ProcessTime) -> float:
@@ -403,7 +403,7 @@ def _know_clocks(*runs: Timed) -> bool:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class ProcessPriors:
     """What is usual between processes, in seconds and in cycles, and at one CPU speed."""
 
     seconds: VariancePrior = DEFAULT_PRIOR
@@ -411,27 +411,27 @@ class Learnt:
     at_one_speed: VariancePrior = DEFAULT_PRIOR  # of steps that the CPU limits
 
 
-def learn(pairs: Sequence[tuple[Timed, Timed]]) -> Learnt:
+def fit_priors(pairs: Sequence[tuple[Timed, Timed]]) -> ProcessPriors:
     """What is usual, from the cases that several processes measured in both runs."""
     every = [(a, b) for a, b in pairs if in_processes(a, b)]
     several = [(a, b) for a, b in every if not (a.cpu_bound or b.cpu_bound)]
     paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
     clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
-    return Learnt(
+    return ProcessPriors(
         VariancePrior.fit([_own(a, b, _seconds) for a, b in several]),
         VariancePrior.fit([_own(a, b, _cycles) for a, b in clocked]),
         VariancePrior.fit([_own(a, b, _at_one_speed) for a, b in paced]),
     )
 
 
-def _own(a: Timed, b: Timed, reading: Reading) -> Variance:
+def _own(a: Timed, b: Timed, quantity: Quantity) -> Variance:
     """How much one case varies between the processes of each run."""
-    return pooled([variance_between([reading(p) for p in timed.processes]) for timed in (a, b)])
+    return pooled([variance_between([quantity(p) for p in timed.processes]) for timed in (a, b)])
 
 
-def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) -> Ratio:
-    ours, theirs = ([reading(p) for p in timed.processes] for timed in (a, b))
-    return Ratio(*ratio_over(ours, theirs, usual.posterior(_own(a, b, reading))))
+def _over_processes(a: Timed, b: Timed, quantity: Quantity, usual: VariancePrior) -> Ratio:
+    ours, theirs = ([quantity(p) for p in timed.processes] for timed in (a, b))
+    return Ratio(*ratio_over(ours, theirs, usual.posterior(_own(a, b, quantity))))
 
 
 # ---------------------------------------------------------------- ratios and verdicts
@@ -440,14 +440,14 @@ def _over_processes(a: Timed, b: Timed, reading: Reading, usual: VariancePrior) 
 RUINED = f"interval is beyond ±{RUINED_PCT:.0f} %"
 
 
-def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = "") -> Ratio:
+def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: str = "") -> Ratio:
     """Time in A over time in B.
 
     Of the means over processes, where both have several; else from the medians' intervals, taken
     as independent. That of one process has in it what processes differ by, of kernels of this `op`.
     """
     if in_processes(a, b):
-        return _over_processes(a, b, _seconds, (learnt or Learnt()).seconds)
+        return _over_processes(a, b, _seconds, (priors or ProcessPriors()).seconds)
     ratio = a.median_s / b.median_s
     a_s, b_s = (
         over_processes(one.median_s, own, prior_of(op, one.median_s))
@@ -461,17 +461,17 @@ def ratio_between(a: Timed, b: Timed, learnt: Learnt | None = None, op: str = ""
     return Ratio(ratio, (ratio * math.exp(-below), ratio * math.exp(above)))
 
 
-def judge(a: Timed, b: Timed, noise: Noise, learnt: Learnt | None = None) -> Judgement:
+def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None) -> Judgement:
     """The verdict on B. The whole interval must lie beyond the noise of two runs."""
-    own, times = (ratio_between(a, b, learnt, op) for op in ("", noise.op))
+    own, times = (ratio_between(a, b, priors, op) for op in ("", noise.op))
     if own.ci95 is None or times.ci95 is None:
         return Judgement("cannot tell", "one round only", "one round only")
     if a.cpu_bound or b.cpu_bound:
-        return _judge_at_one_speed(own, a, b, noise, learnt or Learnt())
+        return _judge_at_one_speed(own, a, b, noise, priors or ProcessPriors())
     if own.ruined_pct:
         return Judgement("cannot tell", "", RUINED)
     differs = noise.differs(times.ci95)
-    cycles = _in_cycles(times, a, b, learnt) if differs else None
+    cycles = _in_cycles(times, a, b, priors) if differs else None
     if cycles and cycles.ci95 and noise.differs(cycles.ci95) != differs:
         clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
         note = f"the clocks differ ({clocks}): {cycles.ratio:.2f}x in cycles"
@@ -479,17 +479,17 @@ def judge(a: Timed, b: Timed, noise: Noise, learnt: Learnt | None = None) -> Jud
     return _judged(differs, own.ci95, noise)
 
 
-def _in_cycles(times: Ratio, a: Timed, b: Timed, learnt: Learnt | None) -> Ratio | None:
+def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors | None) -> Ratio | None:
     """The ratio in cycles of the SM; None where a run does not know its clock."""
     if in_processes(a, b) and _know_clocks(a, b):
-        return _over_processes(a, b, _cycles, (learnt or Learnt()).cycles)
+        return _over_processes(a, b, _cycles, (priors or ProcessPriors()).cycles)
     if not a.sm_clock_mhz or not b.sm_clock_mhz:
         return None
     return times.scaled(a.sm_clock_mhz / b.sm_clock_mhz)
 
 
 def _judge_at_one_speed(
-    times: Ratio, a: Timed, b: Timed, noise: Noise, learnt: Learnt
+    times: Ratio, a: Timed, b: Timed, noise: Noise, priors: ProcessPriors
 ) -> Judgement:
     """The verdict on a step that the CPU limits: of the times at one CPU speed.
 
@@ -500,7 +500,7 @@ def _judge_at_one_speed(
         return Judgement("cannot tell", note, "CPU-bound")
     at_one = times.scaled(b.host_pace / a.host_pace)
     if in_processes(a, b) and _know_paces(a, b):
-        at_one = _over_processes(a, b, _at_one_speed, learnt.at_one_speed)
+        at_one = _over_processes(a, b, _at_one_speed, priors.at_one_speed)
     assert at_one.ci95 is not None
     note = f"{at_one.ratio:.2f}x at one CPU speed"
     if at_one.ruined_pct:

@@ -67,8 +67,8 @@ def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> lis
     """The results of a comparison, with what process `number` measured of the same cases.
 
     Where the other process has no time for a case, that stays as it was, unless its result turned
-    wrong there: then it failed, and no time of it counts. Ratios are of variants that took turns in one
-    process: their mean over the processes.
+    wrong there: then it failed, and no time of it counts. Ratios are of variants timed
+    together in one process: their mean over the processes.
     """
     again = {result.case.key: result for result in more}
     for wrong in more:

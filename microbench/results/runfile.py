@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import msgspec
 
-from kernels.error_words import first_line
 from kernels.files import check_regular, read_json_file, write_atomically
+from kernels.messages import first_line
 from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.kinds import document_of

@@ -14,10 +14,10 @@ from statistics import fmean
 
 from kernels import OPS
 from kernels.case import Case, Target
-from kernels.ceilings import Variant, copy, load, variants
-from kernels.error_words import first_line
+from kernels.ceilings import PeakKernel, copy, load, peak_kernels
 from kernels.gemm import Gemm
 from kernels.gpus import find_card
+from kernels.messages import first_line
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
@@ -112,7 +112,7 @@ def instruction_ceilings(
     found: list[Ceiling] = []
     for name in precisions if find_spec("cupy") else ():
         tried: list[Ceiling] = []
-        for variant in variants(name, target):
+        for variant in peak_kernels(name, target):
             announce(name, f"trying {variant.instruction} {variant.label}")
             tried += _tried(variant, name, target, timer)
         rate = "flop_per_clock" if all(one.flop_per_clock for one in tried) else "flop_per_s"
@@ -120,7 +120,7 @@ def instruction_ceilings(
     return found
 
 
-def _tried(variant: Variant, name: str, target: Target, timer: Timer) -> list[Ceiling]:
+def _tried(variant: PeakKernel, name: str, target: Target, timer: Timer) -> list[Ceiling]:
     """What a variant reaches; nothing where it fails or computes what it should not."""
     try:
         loaded = load(variant, name, target)

@@ -190,12 +190,12 @@ LOSING = """
 import time
 from pathlib import Path
 from microbench.results.runfile import claimed
-from microbench.stopping import last_words, listen, scratch_folder
+from microbench.stopping import on_interrupt, listen, scratch_folder
 listen()
 with claimed(Path("run.json"), "--json"), scratch_folder() as folder:
     (folder / "part").touch()
     try:
-        with last_words(lambda: print("last words", flush=True)):
+        with on_interrupt(lambda: print("last words", flush=True)):
             print("ready", flush=True)
             time.sleep(600)
     except BaseException:

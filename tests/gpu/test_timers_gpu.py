@@ -11,7 +11,7 @@ import torch
 from samples.measuring import measurer_of
 from samples.waiting import no_waits, while_busy
 
-from kernels.ceilings import load, variants
+from kernels.ceilings import load, peak_kernels
 from kernels.gpus import flop_per_clock
 from kernels.precision import PRECISIONS, precision
 from microbench.device.device import DeviceInfo
@@ -110,7 +110,7 @@ FP64_LEAST = 0.2  # of mma.sync on Hopper
 @pytest.mark.quick
 @pytest.mark.parametrize("name", OWN_INSTRUCTION)
 def test_every_variant_computes_what_it_should(name: str, gpu: DeviceInfo) -> None:
-    found = variants(name, gpu.target())
+    found = peak_kernels(name, gpu.target())
     if not found:
         pytest.skip("the architecture's fastest instruction is not known")
     for variant in found:

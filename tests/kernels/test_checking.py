@@ -30,9 +30,9 @@ from kernels.checking import (
     unwritten,
 )
 from kernels.data import OperandPool
-from kernels.error_words import first_line, one_line
 from kernels.gemm import Gemm
 from kernels.gemm.operands import Operands
+from kernels.messages import first_line, one_line
 from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from kernels.attention import LAYOUTS as MASKS
 from kernels.attention import PASSES as WAYS
 from kernels.attention import Attention, operands, torch_attention
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
-from kernels.ceilings import variants
+from kernels.ceilings import peak_kernels
 from kernels.linear import LAYOUTS, PASSES, PRODUCTS, Linear
 from kernels.linear.operands import BLOCK, matrix, quantised
 from kernels.op import Session
@@ -141,7 +141,11 @@ def test_what_cannot_run_says_why(what: Case, reason: str) -> None:
 def test_precisions_of_linear_layers_are_of_no_other_op_and_fp8_is_the_ceiling() -> None:
     hopper = Target("cuda", "NVIDIA H200", (9, 0), 132)
     for name in SCALED:
-        assert variants(name, hopper) == variants("fp8-e4m3", hopper) != variants("bf16", hopper)
+        assert (
+            peak_kernels(name, hopper)
+            == peak_kernels("fp8-e4m3", hopper)
+            != peak_kernels("bf16", hopper)
+        )
     from kernels.gemm import Gemm
 
     for name, backend in itertools.product(SCALED, ("cpu", "cublas")):

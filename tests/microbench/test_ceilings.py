@@ -12,7 +12,7 @@ import pytest
 from samples.measuring import PlantedTimer, timed
 
 from kernels.case import Case, Target
-from kernels.ceilings import Loaded, Variant, variants
+from kernels.ceilings import Loaded, PeakKernel, peak_kernels
 from kernels.gemm import Gemm
 from kernels.gpus import architecture, find_card
 from kernels.precision import PRECISIONS, Capability
@@ -35,7 +35,7 @@ def measured(
     """With variants that take (seconds, MHz) in turn; a text in place of these is an error."""
     left, wrong = list(takes), list(errors)
 
-    def load(variant: Variant, name: str, target: Target) -> Loaded:
+    def load(variant: PeakKernel, name: str, target: Target) -> Loaded:
         took = left.pop(0) if left else (1e-3, 1700.0)
         if isinstance(took, str):
             raise ValueError(took)
@@ -133,11 +133,11 @@ LOOPS = {"wgmma": r"wgmma\.mma_async\.sync\.aligned\.m64n256", "mma.sync": r"mma
          "FFMA": r"fma\.rn\."}  # fmt: skip
 
 
-def of(name: str, capability: Capability) -> list[Variant]:
-    return variants(name, Target("cuda", "a GPU", capability, 100))
+def of(name: str, capability: Capability) -> list[PeakKernel]:
+    return peak_kernels(name, Target("cuda", "a GPU", capability, 100))
 
 
-def ptx(variant: Variant, capability: Capability) -> str:
+def ptx(variant: PeakKernel, capability: Capability) -> str:
     name = "{}{}".format(*capability) + ("a" if variant.instruction == "wgmma" else "")
     program = nvrtc.createProgram(variant.source, "ceilings.cu", (), ())
     try:
@@ -177,4 +177,4 @@ def test_each_precision_has_the_fastest_instruction_of_its_architecture() -> Non
     assert instructions("fp8-e4m3-precise") == ["", "mma.sync", "wgmma", ""]
     assert instructions("fp64") == ["mma.sync", "mma.sync", "mma.sync", ""]
     assert instructions("fp32") == ["FFMA", "FFMA", "FFMA", ""]
-    assert variants("fp16", Target("cpu", "a CPU", None, 8)) == []
+    assert peak_kernels("fp16", Target("cpu", "a CPU", None, 8)) == []

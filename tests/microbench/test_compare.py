@@ -24,13 +24,13 @@ from microbench.results.comparison import (
     LEAST_PCT,
     NOISE_PCT,
     SAME_CARD,
-    Learnt,
     Noise,
+    ProcessPriors,
     compare,
     failing,
+    fit_priors,
     in_processes,
     judge,
-    learn,
     method_changed,
     noise_of,
     parse_threshold,
@@ -291,7 +291,7 @@ def test_what_differs_is_said_and_what_is_no_longer_measured_is_slower() -> None
 
 RUNS, CASES, PROCESSES = 20, 20, 3
 GEMM = Noise(NOISE_PCT, op="gemm")  # of one process
-KNOWN = Learnt(VariancePrior(0.004**2, 30.0), VariancePrior(0.004**2, 30.0))
+KNOWN = ProcessPriors(VariancePrior(0.004**2, 30.0), VariancePrior(0.004**2, 30.0))
 
 
 def several(medians_s: Sequence[float], mhz: float | None = None) -> Timed:
@@ -311,8 +311,8 @@ def simulated(rng: np.random.Generator, sd: float, seconds: float = 1e-5) -> Tim
 
 
 def judged(pairs: Sequence[tuple[Timed, Timed]]) -> list[str]:
-    learnt = learn(pairs)
-    return [judge(a, b, noise_of("gemm", a, b), learnt).verdict for a, b in pairs]
+    priors = fit_priors(pairs)
+    return [judge(a, b, noise_of("gemm", a, b), priors).verdict for a, b in pairs]
 
 
 # ---------------------------------------------------------------- several processes
@@ -347,13 +347,15 @@ def test_what_varies_more_is_not_judged_by_the_others_and_one_process_as_one() -
     assert noise_of("train", single, single) == Noise(kinds()["train"].noise_pct)
     asked = noise_of("gemm", many, many, threshold_pct=7.0)
     assert (asked.pct, asked.near_pct) == (7.0, None)
-    assert learn([(many, single)]) == Learnt(DEFAULT_PRIOR, DEFAULT_PRIOR)
+    assert fit_priors([(many, single)]) == ProcessPriors(DEFAULT_PRIOR, DEFAULT_PRIOR)
 
 
 # ---------------------------------------------------------------- each threshold from both sides
 
 OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell": "cannot tell"}
-ALIKE = Learnt(VariancePrior(1e-12, 1e4), VariancePrior(1e-12, 1e4))  # processes that hardly differ
+ALIKE = ProcessPriors(
+    VariancePrior(1e-12, 1e4), VariancePrior(1e-12, 1e4)
+)  # processes that hardly differ
 
 
 def exactly(seconds: float, processes: int = 1, mhz: float | None = None) -> Timed:

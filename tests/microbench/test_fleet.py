@@ -21,7 +21,7 @@ from samples.measuring import result_of
 from kernels.case import Target
 from microbench import fleet as command
 from microbench.__main__ import main
-from microbench.report.fleet import COPY, FAILED, SLOW, Reading, judged, report, to_json
+from microbench.report.fleet import COPY, FAILED, SLOW, GpuResult, judged, report, to_json
 from microbench.requests import Conditions
 from microbench.results.types import Ceiling, Result
 from microbench.sweep import Group
@@ -31,13 +31,13 @@ CASE = "fp16 8192 cublas"
 NOISE = st.floats(0.99, 1.01)
 
 
-def gpu_row(gpu: int, seconds: float = 1e-3, half: float = 0.002) -> Reading:
+def gpu_row(gpu: int, seconds: float = 1e-3, half: float = 0.002) -> GpuResult:
     """A GPU on which the case takes so long, with an interval of ± `half` of it."""
     ends = (seconds * (1 - half), seconds * (1 + half))
-    return Reading(gpu, "NVIDIA H200", CASE, 1e12, seconds, ends, sm_clock_mhz=1500.0)
+    return GpuResult(gpu, "NVIDIA H200", CASE, 1e12, seconds, ends, sm_clock_mhz=1500.0)
 
 
-def found_in(*rows: Reading) -> dict[int, str]:
+def found_in(*rows: GpuResult) -> dict[int, str]:
     return {row.gpu: row.finding for row in judged(rows, 5.0) if row.finding}
 
 
@@ -58,10 +58,10 @@ def test_what_the_figures_do_not_bear_out_is_no_finding_and_what_is_lost_is_a_fa
     assert found_in(gpu_row(0, 1e-3, 0.1), gpu_row(1, 1.1e-3, 0.1)) == {}, "wide intervals"
     assert found_in(gpu_row(0), replace(gpu_row(1, 3e-3), name="NVIDIA A100")) == {}
     assert found_in(*map(gpu_row, range(5)), gpu_row(5, 1e-2, 0.5)) == {5: "unclear"}
-    copies = [Reading(i, "NVIDIA H200", COPY, 1e9, 2.5e-4 * (1 + (i == 2))) for i in range(3)]
+    copies = [GpuResult(i, "NVIDIA H200", COPY, 1e9, 2.5e-4 * (1 + (i == 2))) for i in range(3)]
     assert found_in(*map(gpu_row, range(3)), *copies) == {2: SLOW}, "its memory"
-    wrong = Reading(0, "NVIDIA H200", CASE, 1.0, status="failed", reason="wrong")
-    assert found_in(wrong, Reading(1, status="failed", reason="lost")) == {0: FAILED, 1: FAILED}
+    wrong = GpuResult(0, "NVIDIA H200", CASE, 1.0, status="failed", reason="wrong")
+    assert found_in(wrong, GpuResult(1, status="failed", reason="lost")) == {0: FAILED, 1: FAILED}
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4))

@@ -12,7 +12,7 @@ import pytest
 from samples.kernel_runs import h200_run, shown
 
 from microbench.device import host
-from microbench.device.host import LOAD, LoadMeter, at_start, others_now, reading
+from microbench.device.host import LOAD, LoadMeter, at_start, cpu_seconds, others_now
 from microbench.device.telemetry import GpuState
 from microbench.verdict import load_warnings
 
@@ -112,7 +112,7 @@ def test_this_computer_and_a_shared_cache_that_counts_once(plant, monkeypatch) -
     assert all(value is None or re.match(r"unknown$|\d+\.", value) for value in versions.values())
     numbers = (92600, 91002, 8907, 8500)
     assert [host.cudnn_version(n) for n in numbers] == ["9.26.0", "9.10.2", "8.9.7", "8.5.0"]
-    if found := reading():  # None without /proc
+    if found := cpu_seconds():  # None without /proc
         busy_s, own_s = found
         assert 0 < own_s <= busy_s
 

@@ -24,8 +24,8 @@ from samples.kernel_runs import case, measured, run_of
 
 from kernels import OPS
 from kernels.case import DATA, Case
-from kernels.error_words import first_line
 from kernels.gemm import LAYOUTS, Gemm
+from kernels.messages import first_line
 from kernels.precision import PRECISIONS
 from microbench.__main__ import main
 from microbench.errors import UserError

@@ -19,7 +19,7 @@ from typing import Any
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results.comparison import judge, learn, noise_of
+from microbench.results.comparison import fit_priors, judge, noise_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Entry, ProcessTime, Result, Run, Timed
 from microbench.timing.stats import mean_interval, variance_between
@@ -149,10 +149,10 @@ def _verdicts(
             for key, other in against.items()
             if (a := _part(cases[key], ours)) and (b := _part(cases[other], theirs, scale))
         }
-        learnt = learn(list(pairs.values()))
+        priors = fit_priors(list(pairs.values()))
         for key, (a, b) in pairs.items():
             noise = noise_of(cases[key].case.op, a, b)
-            found[key].append(judge(a, b, noise, learnt).verdict)
+            found[key].append(judge(a, b, noise, priors).verdict)
     return found
 
 

@@ -19,7 +19,7 @@ from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
 from e2e.networks.table import written
-from kernels.error_words import suggest
+from kernels.messages import suggest
 from microbench.errors import UserError
 
 

@@ -22,7 +22,7 @@ from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.workers import Shuffled, Workers
 from e2e.data.types import ALL, IMAGENET, Loader, LoadSpec, laid_out, shared, some_of
 from e2e.networks.table import written
-from kernels.error_words import one_line, suggest
+from kernels.messages import one_line, suggest
 from microbench.errors import UserError
 from microbench.network.networks import find_attribute, kind_of
 

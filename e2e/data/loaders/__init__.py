@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import OWN
-from kernels.error_words import suggest
+from kernels.messages import suggest
 from microbench.errors import UserError
 
 if TYPE_CHECKING:
