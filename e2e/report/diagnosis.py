@@ -20,7 +20,7 @@ from microbench.results.codec import decode
 from microbench.results.types import Json
 
 MOST_TERMS = 6  # on the screen without --verbose
-MOST_DOUBTS = 2
+MOST_DOUBTS, MOST_TRIED = 2, 3
 SMALL_SHARE = 0.005  # of a step: shorter terms are shown by --verbose only
 NS_PER_MS = 10**6
 SLOWED = 0.1  # of a step: from here on the profiler's own time is worth a sentence
@@ -109,12 +109,17 @@ def _answer(found: Diagnosis) -> Iterator[Line]:
 
 
 def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
-    """Why nothing is concluded, and what to do."""
+    """Why nothing is concluded, what gained when it was tried beside the step, and what to do."""
     first, why, do = (*ruined, "", "")[:3]
     said = first.removeprefix("Nothing is concluded: ")
     step = f"{fmt.number(run.step_ms)} ms a step"
+    gains = [one for one in run.gains if one.cause not in (SAID_APART, *ASIDE)]
+    certain = sorted((one for one in gains if one.low_ms > 0), key=lambda one: -one.ms)
+    none = f"{fmt.count(len(gains), 'change')}, and none gained for certain" if gains else ""
+    tried = [f"{one.change}: {_gain(one)}" for one in certain[:MOST_TRIED]] or [none]
     lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {said}"),
-             Line("Why", why), Line("Do", do)]  # fmt: skip
+             *(Line("", amp) for amp in _low_precision(run)), Line("Why", why),
+             *(Line("Tried", one) for one in tried), Line("Do", do)]  # fmt: skip
     return [line for line in lines if line.text]
 
 
@@ -229,10 +234,8 @@ def _trust(run: Traced) -> Iterator[str]:
                 so = "CPU launch is an upper bound"
             yield f"recording made a step {100 * (slowed / run.bare_step_s - 1):.0f} % longer: {so}"
     if run.on_cpu:
-        yield (
-            "on a CPU: nothing is said of AMP on a GPU; data loading, synchronisation and the "
-            "number of launches carry over"
-        )
+        amp = "nothing follows for AMP on a GPU" if [*_low_precision(run)] else "AMP is not tried"
+        yield f"on a CPU: {amp}; data loading, waits and the number of launches carry over"
 
 
 def _words(term: str) -> str:

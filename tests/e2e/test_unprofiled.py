@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from samples.traces import MS, US, Made
 from samples.training_runs import arm
 from torch import Tensor, nn
 
-from e2e.profile.diagnosis import Traced, diagnose
+from e2e.profile.causes import Gain
+from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
 from e2e.profile.trace import read_trace
 from e2e.profile.training_steps import traced_step
 from e2e.profile.unprofiled import Unprofiled, mean_interval, steps_in
+from e2e.report.diagnosis import report
 from e2e.results.ledger import ledger
 from e2e.results.terms import (
     LAUNCH,
@@ -162,6 +165,11 @@ def test_nothing_is_concluded_of_steps_that_differ_or_were_not_recorded(
     assert len(run.ruined) == 3 * len(words)
     assert (run.bottleneck == "unknown", run.findings == ()) == (bool(words),) * 2
     assert sum(term.ns for term in run.terms) == run.window_ns
+    gain = Gain("tf32", "TF32 allowed", 2.0, 1.0, 3.0, 10.0, 3)
+    for one, told in ((gain, "20 % of a step less"), (replace(gain, low_ms=-1.0), "none gained")):
+        found = report(asdict(Diagnosis((replace(run, gains=(one,)),))))
+        tried = [line.text for line in found.answer if line.label == "Tried"]
+        assert [told in text for text in tried] == [True] * bool(words), "also without a verdict"
 
 
 @pytest.mark.parametrize("checkpoint_ms", [0, 30])
