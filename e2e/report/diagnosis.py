@@ -116,10 +116,11 @@ def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
     gains = [one for one in run.gains if one.cause not in (SAID_APART, *ASIDE)]
     certain = sorted((one for one in gains if one.low_ms > 0), key=lambda one: -one.ms)
     none = f"{fmt.count(len(gains), 'change')}, and none gained for certain" if gains else ""
-    tried = [f"{one.change}: {_gain(one)}" for one in certain[:MOST_TRIED]] or [none]
+    tried = [f"{one.change}, {_gain(one)}" for one in certain[:MOST_TRIED]] or [none]
     lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {said}"),
-             *(Line("", amp) for amp in _low_precision(run)), Line("Why", why),
-             *(Line("Tried", one) for one in tried), Line("Do", do)]  # fmt: skip
+             *(Line("", amp) for amp in _low_precision(run)),
+             *(Line("", f"Tried: {one}") for one in tried if one),
+             Line("Why", why), Line("Do", do)]  # fmt: skip
     return [line for line in lines if line.text]
 
 
