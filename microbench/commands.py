@@ -25,6 +25,7 @@ from microbench.results.comparison import (
     failing,
     parse_threshold,
 )
+from microbench.results.kinds import DOCUMENT_VERSION
 from microbench.roofline.explain import annotate
 from microbench.sweep import parse_names
 
@@ -176,8 +177,9 @@ def compare_with(
     if json:
         every = [{"run": name, **one.as_dict()} for name, one in found.items()]
         # That of one comparison is as it always was; that of several has a list of them.
-        one = next(iter(found.values())).as_dict()
-        data = one if len(found) == 1 else {"baseline": files[0].name, "comparisons": every}
+        one = {"kind": "compare", **next(iter(found.values())).as_dict()}
+        several = {"kind": "comparisons", "baseline": files[0].name, "comparisons": every}
+        data = {"schema_version": DOCUMENT_VERSION, **(one if len(found) == 1 else several)}
         runfile.write_text(dumps(data, allow_nan=False), json)
     report = comparison.report(found, files[0].name)
     if html:

@@ -21,6 +21,7 @@ from microbench.report.report import report_of_file
 from microbench.report.screen import print_report
 from microbench.requests import Request
 from microbench.results.comparison import parse_threshold
+from microbench.results.kinds import DOCUMENT_VERSION
 from microbench.results.runfile import write_text
 from microbench.results.types import Json
 from microbench.run import default_budget_s, group_weight
@@ -43,7 +44,8 @@ def check_fleet(request: Request, threshold: str) -> int:
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(outputs)
     seed = secrets.randbelow(MAX_SEED)
-    facts: Json = {"check": CHECK, "command": list(command_line("microbench")), "seed": seed,
+    facts: Json = {"kind": CHECK, "schema_version": DOCUMENT_VERSION, "check": CHECK,
+                   "command": list(command_line("microbench")), "seed": seed,
                    "software": software(), "threshold_pct": threshold_pct}  # fmt: skip
     # The same configurations on every GPU: what differs is then the GPU.
     conditions = replace(asked, seed=seed, no_tune=True)

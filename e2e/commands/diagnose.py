@@ -38,7 +38,7 @@ from microbench.errors import UserError
 from microbench.report.report import report_of_document
 from microbench.report.screen import make_console, print_report
 from microbench.report.writers import page, write_page
-from microbench.results.kinds import document_of
+from microbench.results.kinds import DOCUMENT_VERSION, document_of
 from microbench.results.runfile import check_apart, claimed_new, write_text
 from microbench.results.types import Json
 from microbench.roofline.rates import read_rates
@@ -236,6 +236,8 @@ def _replay() -> Replay:
 def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
     """What `--json` writes of a diagnosis; `words` are what the command was given."""
     return {
+        "kind": "diagnose",
+        "schema_version": DOCUMENT_VERSION,
         "check": "diagnose",
         "command": ["python", "-m", "e2e", "diagnose", *words],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),

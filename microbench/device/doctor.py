@@ -100,7 +100,8 @@ def _libraries(info: DeviceInfo, gpu: GpuState | None) -> Iterator[Finding]:
     import torch
 
     software = host.software()
-    versions = ", ".join(f"{name} {version}" for name, version in software.items() if version)
+    named = {"halfway" if name == "project" else name: one for name, one in software.items()}
+    versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     yield Finding("libraries", "ok", versions)
     for name in OPTIONAL_LIBRARIES:
         try:

@@ -14,7 +14,7 @@ from microbench import fmt
 from microbench.report import kernels, parts
 from microbench.results import runfile
 from microbench.results.codec import decode
-from microbench.results.kinds import Document, document_of, reports
+from microbench.results.kinds import DOCUMENT_VERSION, Document, document_of, reports
 from microbench.results.types import Json, Run
 from microbench.verdict import load_warnings
 
@@ -67,6 +67,8 @@ def report_of_file(path: Path) -> parts.Report:
     document = document_of(data)
     if document is None:
         return report_of(runfile.as_run(data, path))
+    if "schema_version" in data:
+        runfile.check_version(data, DOCUMENT_VERSION, path)
     try:
         return report_of_document(document, data)
     except (ValueError, OverflowError) as error:

@@ -43,18 +43,25 @@ def as_run(data: Json, path: Path) -> Run:
         raise UserError(
             f"{path} is not a run file, but the output of {document.written_by}: only show reads it"
         )
-    version = data.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise UserError(f"{path} is not a halfway run file (no schema_version)")
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{path} has schema_version {version}; this version reads up to {SCHEMA_VERSION}; "
-            "update halfway"
-        )
+    check_version(data, SCHEMA_VERSION, path)
+    if "results" not in data:
+        raise UserError(f"{path} is not a halfway run file (no results)")
     try:
         return run_from_json(data)
     except (ValueError, OverflowError) as error:
         raise damaged(path, error) from None
+
+
+def check_version(data: Json, newest: int, path: Path) -> None:
+    """UserError where the file's `schema_version` is none, or above the newest that is read."""
+    version = data.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UserError(f"{path} is not a halfway run file (no schema_version)")
+    if version > newest:
+        raise UserError(
+            f"{path} has schema_version {version}; this version reads up to {newest}; "
+            "update halfway"
+        )
 
 
 def damaged(path: Path, error: Exception) -> UserError:
