@@ -21,7 +21,7 @@ import click
 from e2e.commands.record import LAUNCHERS, PYTHON_FILES, Script, arguments_in, script_of
 from e2e.options import TrainOptions
 from e2e.recipes import RECIPES
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from microbench.command_line import (
     FILE,
     SETTINGS,
@@ -36,7 +36,7 @@ from microbench.command_line import (
 )
 
 OF_ALL = {"Output": "json html verbose", "Time": "budget"}  # what most runs need
-FIRST = "train"  # what the first word means when it is no command: a network to train
+DEFAULT_COMMAND = "train"  # what the first word means when it is no command: a network to train
 
 
 class TrainCommand(Command):
@@ -54,7 +54,7 @@ class Commands(Program):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the usual command first where none is named."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = [FIRST, *args]
+            args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,8 +138,8 @@ def train(network: str, **options: Any) -> None:
       halfway train resnet50 --amp
       halfway train mynet:build --input 3x64x64 --recipe fp32,bf16 --compile
     """
-    place = place_of(os.environ)
-    if place and place.rank:  # of torchrun's processes rank 0 has the screen and the files
+    env = dist_env_of(os.environ)
+    if env and env.rank:  # of torchrun's processes rank 0 has the screen and the files
         from e2e.commands.job import follow
 
         follow(options["device"])

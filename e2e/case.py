@@ -24,7 +24,7 @@ COMPRESSIONS = (NO_COMPRESSION, "fp16", "bf16")  # of gradients, on their way to
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
 # usually loaded by.
 RESIDENT = "resident"
-AT_HAND = ("synthetic", "pinned", RESIDENT)
+IN_MEMORY = ("synthetic", "pinned", RESIDENT)
 USUAL_LOADER = {
     "synthetic": "synthetic", "generated": RESIDENT, "cifar10": RESIDENT,
     "folder": "torchvision", "made": "torchvision",
@@ -65,7 +65,7 @@ def _loader(case: TrainCase) -> str:
     """What a loader is called: "one pinned batch", "torchvision-io loader"; "" for the usual."""
     if case.loader == kind_and_loader(case.data)[1]:
         return ""
-    at_hand = case.loader in AT_HAND and case.loader != RESIDENT
+    at_hand = case.loader in IN_MEMORY and case.loader != RESIDENT
     return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
 
 
@@ -200,7 +200,7 @@ class TrainCase:
     @property
     def fed(self) -> bool:
         """Whether batches are loaded during training; they arrive in bursts, one per worker."""
-        return self.loader not in AT_HAND
+        return self.loader not in IN_MEMORY
 
     @cached_property
     def group(self) -> str:

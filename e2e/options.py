@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from e2e.case import (
-    AT_HAND,
     COMPRESSIONS,
     DATA_ALIASES,
+    IN_MEMORY,
     SEARCHES,
     SHORT,
     TrainCase,
     kind_and_loader,
 )
 from e2e.schedule import CONSTANT, parse_schedule
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from microbench.command_line import (
     Outputs,
     at_least,
@@ -230,9 +230,9 @@ class TrainOptions:
     @property
     def all_gpus(self) -> list[int]:
         """The numbers of GPUs: torchrun's where it started this. UserError for what is none."""
-        place = place_of(os.environ)
+        env = dist_env_of(os.environ)
         if self.gpus is None:
-            return [place.world if place else 1]
+            return [env.world if env else 1]
         return list(dict.fromkeys(parse_numbers(self.gpus, "--gpus")))
 
     @property
@@ -240,7 +240,7 @@ class TrainOptions:
         """The fields of a case that say what every case takes as given; plans set the others."""
         kind, usual = kind_and_loader(self.data)
         loader = self.loader or usual
-        workers = 0 if loader in AT_HAND else self.workers  # what is at hand has no processes
+        workers = 0 if loader in IN_MEMORY else self.workers  # what is at hand has no processes
         known = {one.name: getattr(self, one.name, None) for one in fields(TrainCase)}
         known |= {
             "data": kind, "loader": loader, "workers": workers,
@@ -277,12 +277,12 @@ def _weights_file(path: Path, network: str) -> Path:
 
 def _check_ranks(options: TrainOptions) -> None:
     """UserError for what cannot run over several GPUs, or under torchrun."""
-    place = place_of(os.environ)
-    if place and place.rank:
+    env = dist_env_of(os.environ)
+    if env and env.rank:
         raise UserError("under torchrun there is train only: torchrun -m e2e NETWORK")
-    if place and (options.gpus is not None or options.processes > 1):
+    if env and (options.gpus is not None or options.processes > 1):
         option = "--processes" if options.gpus is None else "--gpus"
-        raise UserError(f"torchrun started {place.world} processes; leave out {option}")
+        raise UserError(f"torchrun started {env.world} processes; leave out {option}")
     if options.strong and options.gpus is None:
         raise UserError("--strong needs --gpus, such as --gpus 1,2,4")
     several = max(options.all_gpus) > 1

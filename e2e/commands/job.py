@@ -22,7 +22,7 @@ from e2e.options import TrainOptions
 from e2e.plan import check_device, notes, plan
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from microbench.command_line import Program
 from microbench.results.types import Run, Warning
 from microbench.streams import clean
@@ -185,7 +185,7 @@ def serve(pipe: Any, job: Job) -> None:
 
     WorkerDied where one of those dies.
     """
-    if job.gpus > 1 and place_of(os.environ) is None:
+    if job.gpus > 1 and dist_env_of(os.environ) is None:
         from e2e.training.launch import launch
 
         death = launch(job.gpus, _as_rank, pipe, job)
@@ -207,9 +207,9 @@ def _as_rank(pipe: Any, job: Job) -> None:
         except RanksLost:
             leave_lost()
 
-    place = place_of(os.environ)
-    told: Any = Silent(place.rank) if place and place.rank else pipe
-    if not serve_requests(told, serve_rank, job):
+    env = dist_env_of(os.environ)
+    channel: Any = Silent(env.rank) if env and env.rank else pipe
+    if not serve_requests(channel, serve_rank, job):
         os._exit(1)  # what would be freed now may wait for ranks that have gone
 
 
@@ -234,14 +234,14 @@ def carry_out(pipe: Pipe, job: Job) -> None:
     from e2e.training.ranks import Ranks, device_of
     from microbench.device import device as devices
 
-    place, device = place_of(os.environ), job.options.device
-    if place:
-        device = str(device_of(place, device))
-    leads = not place or not place.rank
+    env, device = dist_env_of(os.environ), job.options.device
+    if env:
+        device = str(device_of(env, device))
+    leads = not env or not env.rank
     info = greet_parent(pipe, device) if leads else devices.describe(device)  # type: ignore[arg-type]
-    ranks = Ranks.join(place, torch.device(info.target().torch_device)) if place else None
+    ranks = Ranks.join(env, torch.device(info.target().torch_device)) if env else None
     if ranks:
-        job = ranks.same(job)
+        job = ranks.from_rank0(job)
     options, limit = job.options, job.options.of_case.get("memory_limit")
     check_device(options, info.kind, info.memory_bytes)
     if options.cpus:

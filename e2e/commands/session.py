@@ -79,7 +79,7 @@ class Session:
         self._predictor: Any = None
         self._tried = set(job.tried)
         # Read beside timed steps: what the CPU limits compares at one speed.
-        reads = self._variants.cuda and self._ranks.leads
+        reads = self._variants.cuda and self._ranks.is_rank0
         self._own_speed = SmallStepSpeed(self._variants.device) if reads else None
 
     # ------------------------------------------------------------ what is reported
@@ -201,7 +201,7 @@ class Session:
         todo = [case for case in cases if case.key not in known]
         if not verifies:
             self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
-        found = self._ranks.same(self._variants.set_up(todo, self.announce))
+        found = self._ranks.from_rank0(self._variants.set_up(todo, self.announce))
         arms = [t.case for t in found if t.status == "ok"]
         if arms:
             budget_s = self._budget_s(arms)
@@ -212,7 +212,7 @@ class Session:
             )
             at = datetime.now(UTC).isoformat(timespec="seconds")
             # Timed results replace those of set-up.
-            found = [*found, *(replace(t, measured_at=at) for t in self._ranks.same(timed))]
+            found = [*found, *(replace(t, measured_at=at) for t in self._ranks.from_rank0(timed))]
         by_key = known | {t.case.key: t for t in found}
         return [by_key[case.key] for case in cases]
 
@@ -265,7 +265,7 @@ class Session:
         """The held trainings with steps of them as the profiler recorded them."""
         held = self._variants.held
         self.begin(Stage.RECORDING, [t.case for t in trainings if t.steps])
-        found = self._ranks.same({key: self._traced(key) for key in held})
+        found = self._ranks.from_rank0({key: self._traced(key) for key in held})
         return [_with_trace(t, found.get(t.case.key)) for t in trainings]
 
     def _traced(self, key: str) -> TracedStep | str:
@@ -293,7 +293,7 @@ class Session:
             except Exception as error:
                 self._variants.raise_if_dead(error)
                 why, again = one_line(error), isinstance(error, NothingSeen)
-            if not self._ranks.same(again):  # every rank takes the same steps
+            if not self._ranks.from_rank0(again):  # every rank takes the same steps
                 break
         return found or why
 
@@ -327,7 +327,7 @@ class Session:
             return run
         held = list(dict.fromkeys(case for case, _ in todo))
         self.begin(Stage.HOLDING, held)
-        for training in self._ranks.same(self._variants.set_up(held, self.announce)):
+        for training in self._ranks.from_rank0(self._variants.set_up(held, self.announce)):
             known = run.find(Training, training.case.key)
             if training.status != "ok" and known:
                 reason = f"setting up its training: {training.reason}"
@@ -368,7 +368,7 @@ class Session:
             self._variants.held[key], self.task.data, seed, steps, on_step, epoch,
             self.options.count_gradients,
         )  # fmt: skip
-        return self._ranks.same(found)
+        return self._ranks.from_rank0(found)
 
     # ------------------------------------------------------------ loaders, predictions
 

@@ -14,7 +14,7 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.networks.weights import with_weights
 from e2e.options import TrainOptions
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from e2e.training.ranks import Ranks
 from e2e.training.variants import Task
 from kernels.case import Target
@@ -34,7 +34,7 @@ def open_task(
     options: TrainOptions, target: Target, announce: OnStage, ranks: Ranks | None
 ) -> tuple[Task, tuple[str, ...]]:
     """The task, and remarks on it. UserError for what is wrong with network or data."""
-    with ranks.together() if ranks else nullcontext():
+    with ranks.fail_together() if ranks else nullcontext():
         return _opened(options, target, announce, ranks)
 
 
@@ -106,7 +106,7 @@ def check_data(options: TrainOptions, data: Data, kind: str) -> None:
     if asked and held_out is not None and asked > held_out:
         raise UserError(f"--held-out {asked}: --data {data.name} has {held_out} held-out samples")
     count, here = max(options.all_gpus), torch.cuda.device_count()
-    if options.train and kind == "cuda" and count > here and place_of(os.environ) is None:
+    if options.train and kind == "cuda" and count > here and dist_env_of(os.environ) is None:
         raise UserError(
             f"--gpus {count}: this machine has {here}; start torchrun on each host for more"
         )

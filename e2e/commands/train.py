@@ -36,7 +36,7 @@ from e2e.plan import plan
 from e2e.report.trainings import STAGES
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from e2e.training.processes import timed_by
 from microbench.command_line import PLACES, check_there, kept
 from microbench.device.host import LoadMeter
@@ -189,7 +189,7 @@ class Keeper:
                     return  # all is saved
                 if self._begun.what == Stage.OPENING:
                     raise UserError(death.reason) from None
-                if place_of(os.environ):
+                if dist_env_of(os.environ):
                     raise UserError(f"{death.reason}: torchrun's ranks end together") from None
                 self._blame(job, death)
 

@@ -18,11 +18,13 @@ Share = tuple[int, int]  # which of how many ranks: (0, 2) has every other sampl
 ALL: Share = (0, 1)
 
 Broken = tuple[str, str]  # a file and what is wrong with it
-Tell = Callable[[Sequence[Broken]], None]  # counts and lists broken files; UserError when strict
-Note = Callable[[str], None]
+OnBroken = Callable[
+    [Sequence[Broken]], None
+]  # counts and lists broken files; UserError when strict
+OnNote = Callable[[str], None]
 
 
-class Picture(NamedTuple):
+class ImageFile(NamedTuple):
     """An image file and the number of its class."""
 
     path: str
@@ -33,7 +35,7 @@ class Picture(NamedTuple):
 class Files:
     """Image files below the folder `root`; its tar shards are `root`/*.tar."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[ImageFile]
     root: Path
 
 
@@ -109,8 +111,8 @@ class LoadSpec:
     size: tuple[int, int] = (0, 0)
     normal: Normal = IMAGENET
     share: Share = ALL
-    note: Note = lambda _: None
-    tell: Tell = lambda _: None
+    note: OnNote = lambda _: None
+    tell: OnBroken = lambda _: None
 
     @property
     def ahead(self) -> int:

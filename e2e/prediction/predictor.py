@@ -28,8 +28,8 @@ from e2e.prediction.timer import CallTime, PlacedCall, time_calls
 from e2e.prediction.trace.recorder import BACKWARD, Recorder, TracedOp, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, algorithms_timed, cannot_run, recipe_of
 from e2e.results.types import Predicted
+from e2e.training.backend_flags import set_backend_flags
 from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
-from e2e.training.switches import switch_process
 from e2e.training.trainer import Trainer, storage
 from kernels.case import Target
 from kernels.data import memory_format
@@ -253,7 +253,7 @@ class Predictor:
     ) -> tuple[dict[str, CallTime], dict[str, str]]:
         """Times of distinct calls by key, known or measured now, and why others have none."""
         case, kind = traced.case, self._target.kind
-        switch_process(recipe_of(case), self._device.type, case.search)
+        set_backend_flags(recipe_of(case), self._device.type, case.search)
         times: dict[str, CallTime] = {}
         problems: dict[str, str] = {}
         missing: dict[str, PlacedCall] = {}

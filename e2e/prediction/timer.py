@@ -77,7 +77,7 @@ def time_calls(
         try:
             one = _Ready(place, calls[place], materialise(calls[place].call, device, pool,
                                                           calls[place].cold))  # fmt: skip
-            _in_thread(one.placed.backward, device, partial(_meet, one, device))
+            _in_thread(one.placed.backward, device, partial(_warm_up, one, device))
             ready.append(one)
         except torch.OutOfMemoryError:
             pass
@@ -117,7 +117,7 @@ def _pool(device: torch.device, calls: Sequence[PlacedCall]) -> tuple[Pool, list
             fit.remove(max(fit, key=lambda place: sum(t.bytes for t in calls[place].call.tensors)))
 
 
-def _meet(one: _Ready, device: torch.device) -> None:
+def _warm_up(one: _Ready, device: torch.device) -> None:
     """The first launches: they search algorithms, then show memory and, roughly, time."""
     one.replay.plain()
     if device.type != "cuda":

@@ -29,7 +29,7 @@ from e2e.profile.trace import Span
 from e2e.profile.trials import Tried, gain_of
 from e2e.profile.unprofiled import Unprofiled
 from e2e.results.terms import IDLE, LAYOUT, TERMS
-from e2e.training.switches import switch_tf32
+from e2e.training.backend_flags import set_tf32
 from kernels.case import Target
 
 CHOOSING = 1  # of the rounds: those that choose which calls to change
@@ -203,7 +203,7 @@ def _settings(tf32: bool, search: bool) -> Generator[None]:
     """Those of the recording, in this process."""
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-    switch_tf32(tf32)
+    set_tf32(tf32)
     cudnn.benchmark = search
     try:
         yield

@@ -89,7 +89,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SensorStats:
     """Mean, minimum and maximum of a sensor while the arm ran, in its own unit."""
 
     mean: Amount
@@ -104,7 +104,7 @@ class State:
     None where it is not known.
     """
 
-    gpu_util_pct: Spread | None = None
+    gpu_util_pct: SensorStats | None = None
     sm_clock_mhz: Amount | None = None
     power_w: Amount | None = None
     temperature_c: float | None = None

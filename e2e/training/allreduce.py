@@ -114,7 +114,7 @@ def copies_of(
     times_s: list[float] = []
     for some in (weights, least):
         try:
-            with ranks.together():
+            with ranks.fail_together():
                 launch = _copying(some, wire, ranks)
         except torch.OutOfMemoryError:
             return None

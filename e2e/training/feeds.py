@@ -18,7 +18,7 @@ from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.types import Data, Loader, LoadSpec
 from e2e.results.loader_types import LoadCase, load_case
-from e2e.training.step_timer import Tally
+from e2e.training.step_timer import WaitStats
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
 # Workers that took less than this share of a core for so long rest; they are waited for no longer
@@ -46,13 +46,13 @@ class TimedFeed(Loader):
         self._closed = False
 
     @property
-    def tally(self) -> Tally:
+    def wait_stats(self) -> WaitStats:
         """Seconds waited so far, and when discarded batches came."""
-        return Tally(self._waited_s, self._busy.came_s if self._busy else ())
+        return WaitStats(self._waited_s, self._busy.arrivals_s if self._busy else ())
 
     def start(self) -> None:
         """Start the loader whose batches are discarded, if the case has one."""
-        if self._busy and not self._busy.came_s:  # another variant may have
+        if self._busy and not self._busy.arrivals_s:  # another variant may have
             self._busy.start()
 
     def __next__(self) -> Any:
@@ -66,7 +66,7 @@ class TimedFeed(Loader):
         """The batch on the device, as of `Loader`."""
         return self._loader.to_device(batch, channels_last)
 
-    def skip_ready(self) -> None:
+    def drop_prefetched(self) -> None:
         """Discard the batches that were loaded while others were timed."""
         for _ in range(self._loader.ahead):
             start_s = time.perf_counter()
@@ -74,7 +74,7 @@ class TimedFeed(Loader):
             if time.perf_counter() - start_s > READY_S:
                 break
 
-    def refill(self) -> None:
+    def wait_until_full(self) -> None:
         """Wait until the workers idle, at most MAX_REFILL_S seconds: their batches are ready.
 
         Judged by CPU time: workers that wait for a disk look idle. Workers whose batches are

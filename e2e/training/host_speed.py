@@ -18,7 +18,7 @@ from e2e.data.loaders.device_copy import FixedBatch
 from e2e.networks.network import Network
 from e2e.networks.table import written
 from e2e.recipes import recipe_of
-from e2e.training.switches import switch_tf32
+from e2e.training.backend_flags import set_tf32
 from e2e.training.trainer import Trainer
 from microbench.timing.stats import median
 
@@ -63,7 +63,7 @@ class SmallStepSpeed:
         tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:
             self._step = _small_step(self._device)
-            switch_tf32(tf32)
+            set_tf32(tf32)
         if tf32 not in self._searched:
             torch.backends.cudnn.benchmark = True
             try:

@@ -16,7 +16,7 @@ from e2e.training.variant import Variant
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
 CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
-BEAT_S = 5.0  # seconds between signs of life
+HEARTBEAT_S = 5.0  # seconds between signs of life
 
 OnStep = Callable[[int], None]
 
@@ -38,9 +38,9 @@ def train_once(
     faults) as they are.
     """
     trainer, case = variant.trainer, variant.training.case
-    trainer.switch()
+    trainer.set_backend_flags()
     trainer.restart(seed, steps)
-    with trainer.ranks.together():
+    with trainer.ranks.fail_together():
         feed = loader_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
@@ -50,13 +50,13 @@ def train_once(
     try:
         for begin, end in pairwise((0, *ends)):
             _wait(trainer.device)
-            start_s = beat_s = time.perf_counter()
+            start_s = heartbeat_s = time.perf_counter()
             for i in range(begin, end):
                 losses[i] = trainer.step(feed)
                 if count_every and (i + 1) % count_every == 0:
                     counts += trainer.optimizer.gradient_counts()
-                if time.perf_counter() - beat_s > BEAT_S:
-                    beat_s = time.perf_counter()
+                if time.perf_counter() - heartbeat_s > HEARTBEAT_S:
+                    heartbeat_s = time.perf_counter()
                     on_step(i + 1)
             _wait(trainer.device)
             train_s += time.perf_counter() - start_s

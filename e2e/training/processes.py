@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from e2e.results.types import Phase, Spread, State, StepTimes, Training
+from e2e.results.types import Phase, SensorStats, State, StepTimes, Training
 from microbench.results.merging import joined, running_mean
 from microbench.results.types import ProcessTime
 from microbench.timing.timers import EVENT_TICK_S
@@ -77,7 +77,7 @@ def _state(before: State, more: State, count: int) -> State:
     busy = a or b
     if a and b:
         mean = running_mean(a.mean, b.mean, count) or 0.0
-        busy = Spread(mean, min(a.min, b.min), max(a.max, b.max))
+        busy = SensorStats(mean, min(a.min, b.min), max(a.max, b.max))
     return State(
         busy,
         running_mean(before.sm_clock_mhz, more.sm_clock_mhz, count),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from e2e.training.place import Place
+from e2e.training.dist_env import DistEnv
 from kernels.messages import one_line
 from microbench import fmt
 from microbench.errors import UserError
@@ -54,9 +54,9 @@ class Ranks:
         return Ranks(0, 1, device)
 
     @staticmethod
-    def join(place: Place, device: torch.device) -> Ranks:
+    def join(env: DistEnv, device: torch.device) -> Ranks:
         """Meet the other ranks, which may start PATIENCE_S apart. RuntimeError where that fails."""
-        if place.world == 1:
+        if env.world == 1:
             return Ranks.alone(device)
         ranks, cuda = _torch_ranks(), device.type == "cuda"
         if cuda:
@@ -65,21 +65,21 @@ class Ranks:
         met, _, _ = next(ranks.rendezvous("env://", timeout=patience))
         met.set_timeout(patience)
         store = ranks.PrefixStore("halfway", met)
-        store.set(f"rank {place.rank}", "here")
-        store.wait([f"rank {rank}" for rank in range(place.world)], patience)
+        store.set(f"rank {env.rank}", "here")
+        store.wait([f"rank {rank}" for rank in range(env.world)], patience)
         ranks.init_process_group(
-            "nccl" if cuda else "gloo", store=store, rank=place.rank, world_size=place.world,
+            "nccl" if cuda else "gloo", store=store, rank=env.rank, world_size=env.world,
             timeout=timedelta(seconds=EXCHANGE_S), device_id=device if cuda else None,
         )  # fmt: skip
         control = ranks.new_group(backend="gloo", timeout=patience)
-        return Ranks(place.rank, place.world, device, control)
+        return Ranks(env.rank, env.world, device, control)
 
     @property
-    def leads(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this is rank 0, which decides."""
         return self.rank == 0
 
-    def same(self, value: T) -> T:
+    def from_rank0(self, value: T) -> T:
         """The value that rank 0 has, on every rank. RanksLost."""
         if self.world == 1:
             return value
@@ -121,7 +121,7 @@ class Ranks:
         return cast("type[Exception]", KINDS[worst])(f"rank {rank}: {text}")
 
     @contextmanager
-    def together(self) -> Generator[None]:
+    def fail_together(self) -> Generator[None]:
         """Work that each rank does for itself; it has failed for all where it fails for one."""
         error: Exception | None = None
         try:
@@ -168,17 +168,19 @@ class Ranks:
                 _torch_ranks().destroy_process_group()
 
 
-def device_of(place: Place, asked: str) -> torch.device:
+def device_of(env: DistEnv, option: str) -> torch.device:
     """The device of this rank: its own GPU, or the CPU. UserError where there is none for it."""
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    if option == "cpu" or (option == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if asked not in ("auto", "cuda"):
-        raise UserError(f"--device {asked} is one device; over several GPUs write cuda, or nothing")
+    if option not in ("auto", "cuda"):
+        raise UserError(
+            f"--device {option} is one device; over several GPUs write cuda, or nothing"
+        )
     count = torch.cuda.device_count()
-    if place.local_world > count:
+    if env.local_world > count:
         has = fmt.count(count, "GPU")
-        raise UserError(f"this machine has {has}, too few for {place.local_world} ranks")
-    return torch.device("cuda", place.local_rank)
+        raise UserError(f"this machine has {has}, too few for {env.local_world} ranks")
+    return torch.device("cuda", env.local_rank)
 
 
 def _kind_of(error: Exception | None) -> int:

@@ -32,30 +32,30 @@ RUN_AHEAD = 2
 ROUNDS = 3  # of the workers, in a block that is long enough to tell how long each takes
 
 
-class Tally(NamedTuple):
+class WaitStats(NamedTuple):
     """What feeds noted so far: seconds waited for data, and when each discarded batch came.
 
-    `came_s` are seconds by the monotonic clock.
+    `arrivals_s` are seconds by the monotonic clock.
     """
 
     waited_s: float
-    came_s: Sequence[float] = ()
+    arrivals_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class StepBlock(Block):
     """A block of steps, in seconds; see `e2e.results.types.StepTimes` for the three kinds of time.
 
-    `waited_s` is how long the host waited for data in those steps, `came_s` when discarded batches
-    came meanwhile; only `Bursts` notes both. `ranks_s` are the medians of all ranks, if there are
-    several: the block is that of the slowest.
+    `waited_s` is how long the host waited for data in those steps, `arrivals_s` when discarded
+    batches came meanwhile; only `BurstTimer` notes both. `ranks_s` are the medians of all ranks, if
+    there are several: the block is that of the slowest.
     """
 
     wall_times_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     wall_steps: int = 0
     waited_s: float = 0.0
-    came_s: tuple[float, ...] = ()
+    arrivals_s: tuple[float, ...] = ()
     ranks_s: tuple[float, ...] = ()
 
 
@@ -130,18 +130,18 @@ class CpuSteps:
             launch()
 
 
-class Bursts:
+class BurstTimer:
     """Times steps whose batches come in bursts, one per worker.
 
     A block has a multiple of `workers` steps and one sample, their mean. Whole rounds of the
     workers run before it too: where batches have been discarded, the first round waits for all of
     them. The host stays at most RUN_AHEAD steps ahead, as in a training that reads its loss now and
-    then; else it would fetch all batches of a block at once and hold them in memory. `tally`
+    then; else it would fetch all batches of a block at once and hold them in memory. `wait_stats`
     returns the waiting so far.
     """
 
-    def __init__(self, timer: StepTimer, workers: int, tally: Callable[[], Tally]) -> None:
-        self._timer, self._workers, self._tally = timer, max(1, workers), tally
+    def __init__(self, timer: StepTimer, workers: int, wait_stats: Callable[[], WaitStats]) -> None:
+        self._timer, self._workers, self._wait_stats = timer, max(1, workers), wait_stats
         self._paced = isinstance(timer, CudaSteps)
         self.resolution_s, self.lead_steps = timer.resolution_s, timer.lead_steps
 
@@ -153,18 +153,18 @@ class Bursts:
         def noted() -> object:
             nonlocal launched, waited_s, came
             if launched == self._timer.lead_steps:
-                before = self._tally()
-                waited_s, came = before.waited_s, len(before.came_s)
+                before = self._wait_stats()
+                waited_s, came = before.waited_s, len(before.arrivals_s)
             launched += 1
             return held_back()
 
         block = self._timer.block(noted, steps)
-        after = self._tally()  # it goes on with the same list
+        after = self._wait_stats()  # it goes on with the same list
         return replace(
             block,
             times_s=(fmean(block.times_s),),
             waited_s=after.waited_s - waited_s,
-            came_s=tuple(after.came_s[came:]),
+            arrivals_s=tuple(after.arrivals_s[came:]),
         )
 
     def run(self, launch: Launch, times: int) -> None:
@@ -192,7 +192,7 @@ class Bursts:
         return paced
 
 
-StepTimer = CudaSteps | CpuSteps | Bursts
+StepTimer = CudaSteps | CpuSteps | BurstTimer
 
 
 def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
@@ -252,14 +252,14 @@ def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int)
     that, which would show fast workers only, are counted instead.
     """
     each = max(1, workers)
-    if any(len(came_s) <= ROUNDS * each for _, came_s in blocks):
-        came = sum(len(came_s) for _, came_s in blocks)
+    if any(len(arrivals_s) <= ROUNDS * each for _, arrivals_s in blocks):
+        came = sum(len(arrivals_s) for _, arrivals_s in blocks)
         return came / math.fsum(wall_s for wall_s, _ in blocks) if came else None
     batches, seconds = 0, 0.0
-    for _, came_s in blocks:
-        apart = each * ((len(came_s) - 1) // each)  # whole rounds of the workers
+    for _, arrivals_s in blocks:
+        apart = each * ((len(arrivals_s) - 1) // each)  # whole rounds of the workers
         batches += apart
-        seconds += fmean(b - a for a, b in zip(came_s, came_s[apart:], strict=False))
+        seconds += fmean(b - a for a, b in zip(arrivals_s, arrivals_s[apart:], strict=False))
     return batches / seconds if seconds > 0 else None
 
 

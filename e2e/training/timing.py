@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Protocol
 
 from e2e.training.ranks import MEET_S, Ranks, RanksLost
-from e2e.training.step_timer import Bursts, StepBlock, StepTimer, Tally
+from e2e.training.step_timer import BurstTimer, StepBlock, StepTimer, WaitStats
 from e2e.training.variant import LOCAL, Part, Variant
 from microbench import fmt
 from microbench.errors import UserError
@@ -85,7 +85,7 @@ def time_interleaved(
         spent_s = time.perf_counter() - began_s
         if watch.left and spent_s >= KNOWN_SHARE * budget_s:
             watch.left(max(0.0, budget_s - spent_s, (FEWEST_ROUNDS / number - 1) * spent_s))
-        if ranks.same(sampler.enough(number, spent_s)):
+        if ranks.from_rank0(sampler.enough(number, spent_s)):
             break
     sampler.finish()
 
@@ -106,7 +106,7 @@ def _start_loading(variant: Variant, timer: StepTimer, ranks: Ranks) -> None:
     """Start a loader whose batches are discarded; steps beside it take longer."""
     if not variant.training.case.cached:
         return
-    variant.trainer.switch()
+    variant.trainer.set_backend_flags()
     variant.feed.start()
     began_s = time.perf_counter()
     timer.run(variant.step, SETTLED_STEPS)
@@ -130,7 +130,7 @@ class _Sampler:
         self._last: tuple[Variant, Part] | None = None
         # Another order in each comparison: what a start or a swing of the clock does to a turn
         # would else fall to the same variant every time.
-        self._chance = random.Random(ranks.same(random.random()))
+        self._chance = random.Random(ranks.from_rank0(random.random()))
 
     def settle(self) -> None:
         """Warm the device up."""
@@ -169,12 +169,12 @@ class _Sampler:
             self._watch.speeds.begin(part.key if number else "")
         self._same_weights()
         self._last = variant, part
-        variant.trainer.switch()
+        variant.trainer.set_backend_flags()
         self._watch.announce(variant.key, f"timing, round {number}{_rate_so_far(variant)}")
         # Whoever waits for its loader must not live on what came in another's turn; others have
         # batches ready at all times, and workers that fill up would only slow them.
         if self._several:
-            variant.feed.skip_ready() if variant.waits else variant.feed.refill()
+            variant.feed.drop_prefetched() if variant.waits else variant.feed.wait_until_full()
 
     def _same_weights(self) -> None:
         """After steps without an exchange: give every rank the weights of rank 0 again."""
@@ -184,7 +184,7 @@ class _Sampler:
     def _warm(self, part: Part, seconds: float) -> None:
         per_run = max(1, int(min(WARM_RUN_S, seconds / 2) / max(part.estimate_s, LAUNCH_S)))
         end_s = time.perf_counter() + seconds
-        while self._ranks.same(time.perf_counter() < end_s):
+        while self._ranks.from_rank0(time.perf_counter() < end_s):
             self._timer.run(part.launch, per_run)
 
     def _block(self, part: Part) -> StepBlock:
@@ -215,12 +215,12 @@ def _fed_timer(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
     if not any(case.fed or case.loader == "pinned" for case in cases):
         return timer
 
-    def tally() -> Tally:
-        parts = [variant.feed.tally for variant in variants]
-        came_s = max((part.came_s for part in parts), key=len)  # variants share a loader
-        return Tally(sum(part.waited_s for part in parts), came_s)
+    def wait_stats() -> WaitStats:
+        parts = [variant.feed.wait_stats for variant in variants]
+        arrivals_s = max((part.arrivals_s for part in parts), key=len)  # variants share a loader
+        return WaitStats(sum(part.waited_s for part in parts), arrivals_s)
 
-    return Bursts(timer, max(case.workers for case in cases), tally)
+    return BurstTimer(timer, max(case.workers for case in cases), wait_stats)
 
 
 def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> SamplingPlan:
@@ -233,7 +233,7 @@ def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Sampling
         warm_s = WARM_SHARE * turn_s
         return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
     # At most FED_TURN_S, with some bursts in each turn; beside discarded batches as long as
-    # possible. `Bursts` adds what makes a round of the workers whole.
+    # possible. `BurstTimer` adds what makes a round of the workers whole.
     burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
     cached = any(case.cached for case, _ in cases)
     wanted_s = FED_TURN_S if cached else max(part_s / ROUNDS, FED_BURSTS * burst_s)

@@ -25,10 +25,10 @@ from e2e.data.types import Loader
 from e2e.networks.network import Network
 from e2e.recipes import Recipe
 from e2e.training.allreduce import wrap_ddp
+from e2e.training.backend_flags import DTYPES, set_backend_flags
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 from e2e.training.ranks import Ranks
-from e2e.training.switches import DTYPES, switch_process
 from kernels.data import memory_format
 from microbench.network.networks import tensors_in
 
@@ -75,7 +75,7 @@ class Trainer:
         self._channels_last = case.layout == "nhwc"
         self.float8_layers: tuple[int, int] | None = None  # in FP8, and linear ones
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-        self.switch()
+        self.set_backend_flags()
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
@@ -280,9 +280,9 @@ class Trainer:
         """All that a training needs to go on: weights, masters, optimizer, loss scale."""
         return {"model": self.module.state_dict(), **self.optimizer.checkpoint()}
 
-    def switch(self) -> None:
+    def set_backend_flags(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: variants share the process."""
-        switch_process(self.recipe, self.device.type, self.case.search)
+        set_backend_flags(self.recipe, self.device.type, self.case.search)
 
     @torch.no_grad()
     def restart(self, seed: int, steps: int | None = None) -> None:
@@ -292,7 +292,7 @@ class Trainer:
         """
         self._seed = seed
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-        with self.ranks.together():
+        with self.ranks.fail_together():
             fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])

@@ -22,7 +22,7 @@ from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
-from e2e.results.types import Spread, State, StepTimes, Training
+from e2e.results.types import SensorStats, State, StepTimes, Training
 from e2e.training.allreduce import (
     all_reduce_of,
     buckets_of,
@@ -166,7 +166,7 @@ class Variants:
 
     def _built(self, case: TrainCase, blank: Training, announce: Announce) -> Variant:
         began_s = time.perf_counter()
-        with self.ranks.together():
+        with self.ranks.fail_together():
             feed = self._feeds.open(case)
         try:
             if case.fed:  # the loader's device memory does not count for the variant
@@ -174,20 +174,20 @@ class Variants:
                 for _ in range(BATCHES_HELD if on_gpu else 1):
                     feed.to_device(next(feed))
                 if on_gpu:
-                    feed.refill()
+                    feed.wait_until_full()
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
             held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             reserved_bytes = self._reserved()
-            with self.ranks.together():
+            with self.ranks.fail_together():
                 trainer = Trainer(
                     self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
                 )
             variant = Variant(blank, trainer, feed)
             if self.ranks.world > 1:
                 trainer.join(self.ranks)
-                with self.ranks.together():  # its step is seen to fit on each before any waits
+                with self.ranks.fail_together():  # its step is seen to fit on each before any waits
                     self._timer.run(lambda: trainer.try_alone(feed), 1)
             built_s = time.perf_counter() - began_s
             with self.ranks.exchanging():
@@ -215,7 +215,7 @@ class Variants:
         )
         variant.parts = (Part(case.key, variant.step, estimate_s),)
         if self.ranks.world > 1:
-            with self.ranks.together():
+            with self.ranks.fail_together():
                 self._add_exchange(variant)
         return variant
 
@@ -235,7 +235,7 @@ class Variants:
             variant.trainer.capture(variant.feed)
         count = SETTLED_STEPS if self.cuda else 1
         if case.fed:
-            variant.feed.skip_ready()
+            variant.feed.drop_prefetched()
             count = max(count, case.workers)  # one batch of each
         return first_s, self.ranks.slowest(self._seconds(variant, count) / count)
 
@@ -316,10 +316,10 @@ class Variants:
             announce(key, "timing phases")
             untimed = variant.training
             variant.training = self._timed(variant, speeds.of(key) if speeds else None)
-            variant.trainer.switch()
+            variant.trainer.set_backend_flags()
             try:
                 with self.ranks.exchanging():
-                    if self.ranks.same(variant.trainer.is_finite(variant.feed)):
+                    if self.ranks.from_rank0(variant.trainer.is_finite(variant.feed)):
                         variant.training = self._looked_closer(variant)
                         continue
             except UserError:
@@ -367,7 +367,7 @@ class Variants:
         )
         if case.fed:
             # Of the time from the first timed launch on, as what came is counted.
-            came = [(sum(block.wall_times_s), block.came_s) for block in blocks]
+            came = [(sum(block.wall_times_s), block.arrivals_s) for block in blocks]
             came_per_s = batches_per_s(came, case.workers)
             steps = replace(
                 steps,
@@ -378,7 +378,7 @@ class Variants:
         seen = self._telemetry.summary(variant.key)
         busy = seen.utilization_pct
         state = State(
-            gpu_util_pct=Spread(sum(busy) / len(busy), min(busy), max(busy)) if busy else None,
+            gpu_util_pct=SensorStats(sum(busy) / len(busy), min(busy), max(busy)) if busy else None,
             sm_clock_mhz=sum(clocks) / len(clocks) if clocks else seen.sm_clock_mhz,
             # The sensors are those of one GPU.
             power_w=seen.power_w if self.ranks.world == 1 else None,
@@ -404,7 +404,7 @@ class Variants:
     def step_alone(self, key: str) -> Callable[[], object]:
         """A step, call by call and without its loader; the process is switched to its variant."""
         variant = self.held[key]
-        variant.trainer.switch()
+        variant.trainer.set_backend_flags()
         return variant.step_alone(uncaptured=True)
 
     def _looked_closer(self, variant: Variant) -> Training:
@@ -418,7 +418,7 @@ class Variants:
         phases = time_phases(lambda clock: trainer.step(variant.feed, clock), self.cuda, count)
         step = variant.step_alone()
         if training.case.fed and not training.case.cached:
-            variant.feed.refill()  # busy workers slow the measurement
+            variant.feed.wait_until_full()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self._timer.block(step, count).times_s))
         if self.cuda:
             looked_at = max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit))

@@ -27,9 +27,9 @@ from e2e.networks.weights import model_bytes, saved_bytes, with_weights
 from e2e.recipes import RECIPES, cannot_run, recipe_of
 from e2e.results.types import Repeat, Training
 from e2e.training import once as training_once
+from e2e.training.backend_flags import set_backend_flags
 from e2e.training.float8 import convert
 from e2e.training.once import CURVE_POINTS, train_once
-from e2e.training.switches import switch_process
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
 from kernels.case import Target
@@ -251,7 +251,7 @@ def test_each_training_has_a_feed_of_its_own_which_is_closed_when_a_step_fails_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It tells each step, where a beat is over."""
-    monkeypatch.setattr(training_once, "BEAT_S", 0.0)
+    monkeypatch.setattr(training_once, "HEARTBEAT_S", 0.0)
     held, data, told = held_by("fp32", accumulate=3), Plain(), list[int]()
     assert train_once(held, data, 1, 4, told.append).steps == len(told) == told[-1] == 4
     once(held, data, steps=5)
@@ -570,19 +570,19 @@ def test_what_a_device_cannot_run(name: str) -> None:
 def test_arms_that_take_turns_set_tf32_and_the_search_of_cudnn_each_time() -> None:
     fp32, tf32 = trainer_of(SMALL, "fp32"), trainer_of(SMALL, "tf32")
     for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
-        arm.switch()
+        arm.set_backend_flags()
         assert torch.backends.cudnn.allow_tf32 is on
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
     tried = {}
     for search in (FULL, SHORT):
-        switch_process(RECIPES["fp32"], "cuda", search)
+        set_backend_flags(RECIPES["fp32"], "cuda", search)
         assert torch.backends.cudnn.benchmark
         tried[search] = torch.backends.cudnn.benchmark_limit
     assert 1 < tried[SHORT] < tried[FULL] == 10  # torch's own
     none = [("fp32", None), ("fp32", OFF), ("tf32", SHORT), ("amp", SHORT), ("bf16", SHORT)]
     for recipe, search in none:
-        switch_process(RECIPES[recipe], "cuda", search)
+        set_backend_flags(RECIPES[recipe], "cuda", search)
         assert not torch.backends.cudnn.benchmark
 
 

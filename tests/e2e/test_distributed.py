@@ -30,8 +30,8 @@ from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from e2e.training import ranks as limits
 from e2e.training.allreduce import exchange_of
+from e2e.training.dist_env import dist_env_of
 from e2e.training.launch import LOST, Death, launch
-from e2e.training.place import place_of
 from e2e.training.ranks import Ranks
 from microbench.report.parts import cells
 from microbench.results.runfile import read_run
@@ -151,14 +151,14 @@ def test_ranks_agree_on_what_fails_and_what_is_the_same_and_not_on_dropout(
 
 def planted(how: str, folder: str) -> None:
     """A rank's work; rank 1 does what is planted, where rank 0 waits for it."""
-    place = place_of(os.environ)
+    place = dist_env_of(os.environ)
     assert place
     limits.EXCHANGE_S = 2.0
     late_s = 3.0 * (how == "works")  # than who is waited for where nothing is exchanged
     time.sleep(late_s * place.rank)
     ranks = Ranks.join(place, CPU)
     time.sleep(late_s * (1 - place.rank))
-    number = ranks.same(place.rank + 7)
+    number = ranks.from_rank0(place.rank + 7)
     if place.rank and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if place.rank and how == "raises":

@@ -27,11 +27,11 @@ from e2e.data.loaders import reading as cold
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
-from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_cut
+from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_crop
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.workers import Shuffled
-from e2e.data.types import IMAGENET, Arrays, Data, Files, LoadSpec, Picture
+from e2e.data.types import IMAGENET, Arrays, Data, Files, ImageFile, LoadSpec
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
@@ -238,11 +238,11 @@ def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Pat
     feed = Contended(data.load(LoadSpec(4, CPU, 1, "pinned")), busy)
     want = drawn(data.load(LoadSpec(4, CPU, 1, "pinned")), 1)
     assert same([feed.to_device(next(feed))], want)
-    assert (feed.came_s, busy.pids) == ([], ())
+    assert (feed.arrivals_s, busy.pids) == ([], ())
     feed.start()
     assert len(feed.pids) == 1
     assert same([feed.to_device(next(feed))], want)
-    wait_for(lambda: len(feed.came_s) > 2)
+    wait_for(lambda: len(feed.arrivals_s) > 2)
     feed.start()
     assert feed.ahead == 0
     feed.close()
@@ -264,7 +264,9 @@ def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device_copy, "LAST_BATCH_S", 0.1)
     pipe = root / "train" / "a" / "pipe.jpg"
     os.mkfifo(pipe)
-    files = Files([Picture(str(root / "train" / "a" / "0.jpg"), 0), Picture(str(pipe), 0)], root)
+    files = Files(
+        [ImageFile(str(root / "train" / "a" / "0.jpg"), 0), ImageFile(str(pipe), 0)], root
+    )
     seed = next(seed for seed in range(9) if next(iter(Shuffled(2, 1, seed)))[0][0] == 0)
     busy = open_loader(files, LoadSpec(1, CPU, seed, "read", workers=1))
     feed = Contended(opened(root).load(LoadSpec(1, CPU, 1, "pinned")), busy)
@@ -321,12 +323,12 @@ def picture(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Imag
     return noise(height * width, (width, height)).convert(mode)
 
 
-def written(folder: Path, **contents: bytes) -> list[Picture]:
+def written(folder: Path, **contents: bytes) -> list[ImageFile]:
     """Files in the order of their names here, each of a class of its own."""
     pictures = []
     for label, (name, content) in enumerate(contents.items()):
         (folder / name).write_bytes(content)
-        pictures.append(Picture(str(folder / name), label))
+        pictures.append(ImageFile(str(folder / name), label))
     return pictures
 
 
@@ -353,7 +355,7 @@ def test_cuts_are_torchvisions_own(size: tuple[int, int]) -> None:
     with torch.random.fork_rng():
         for seed in range(30):
             before = torch.get_rng_state()
-            box, flip = random_cut(*size, seed)
+            box, flip = random_crop(*size, seed)
             assert torch.equal(torch.get_rng_state(), before), "the process keeps its own"
             place, mirrored = torchvisions(*size, seed)
             assert list(box) == place
@@ -377,7 +379,7 @@ def test_a_batch_comes_back_as_it_was_packed(tmp_path: Path) -> None:
     first, second, third = packed.contents()
     assert first.numpy().tobytes() == Path(pictures[0].path).read_bytes()
     assert third.numpy().tobytes() == Path(pictures[2].path).read_bytes()
-    (top, left, height, width), _ = random_cut(20, 30, 6)
+    (top, left, height, width), _ = random_crop(20, 30, 6)
     whole = np.asarray(picture(20, 30)).transpose(2, 0, 1)
     assert rows["shape"].tolist() == [[3, HEIGHT, WIDTH], [3, height, width], [3, 8, 9]]
     cut = second.view(3, height, width)
@@ -392,7 +394,7 @@ def test_boxes_are_in_the_upright_image_and_by_pillow_too(tmp_path: Path) -> Non
     item, sample = images[0, 3].item, images.by_pillow((0, 3))
     assert item is not None
     assert sample.item is not None
-    assert (item.box, item.flip) == random_cut(WIDTH, HEIGHT, 3)
+    assert (item.box, item.flip) == random_crop(WIDTH, HEIGHT, 3)
     assert (sample.item.orientation, sample.item.flip) == (1, item.flip)
     packed = pack([sample])
     (pixels,) = packed.contents()
@@ -407,7 +409,7 @@ def test_broken_files_are_told_and_give_their_place(tmp_path: Path) -> None:
         tmp_path,
         cut=encoded(picture())[:-300], empty=b"", text=b"no image", good=encoded(picture()),
     )  # fmt: skip
-    missing = Picture(str(tmp_path / "gone"), 9)
+    missing = ImageFile(str(tmp_path / "gone"), 9)
     sample = Encoded([*pictures[:3], missing, pictures[3]])[0, 1]
     assert sample.item is not None
     assert (sample.item.label, sample.item.draw) == (3, (4, 1))

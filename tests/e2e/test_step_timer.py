@@ -22,11 +22,11 @@ from e2e.results.types import Training
 from e2e.training.ranks import Ranks
 from e2e.training.speedups import with_speedups
 from e2e.training.step_timer import (
-    Bursts,
+    BurstTimer,
     CpuSteps,
     PhaseClock,
     StepBlock,
-    Tally,
+    WaitStats,
     batches_per_s,
     busy_in,
     time_phases,
@@ -129,15 +129,15 @@ class Loader:
     """Waits a second more for each batch than for the one before; batches are noted as come."""
 
     def __init__(self) -> None:
-        self.steps, self.waited_s, self.came_s = 0, 0.0, list[float]()
+        self.steps, self.waited_s, self.arrivals_s = 0, 0.0, list[float]()
 
     def step(self) -> None:
         self.steps += 1
         self.waited_s += self.steps
-        self.came_s.append(float(self.steps))
+        self.arrivals_s.append(float(self.steps))
 
-    def tally(self) -> Tally:
-        return Tally(self.waited_s, self.came_s)
+    def wait_stats(self) -> WaitStats:
+        return WaitStats(self.waited_s, self.arrivals_s)
 
 
 @given(st.sampled_from([CpuSteps(), Led()]), st.integers(1, 8), st.integers(1, 20))
@@ -145,13 +145,13 @@ def test_a_block_has_as_many_steps_of_each_worker_and_no_first_one(
     timer: CpuSteps, workers: int, samples: int
 ) -> None:
     loader = Loader()
-    bursts = Bursts(timer, workers, loader.tally)
+    bursts = BurstTimer(timer, workers, loader.wait_stats)
     block = bursts.block(loader.step, samples)
     steps = loader.steps - timer.lead_steps
     assert steps % workers == 0
     assert samples <= steps < samples + workers
     timed = range(1 + timer.lead_steps, loader.steps + 1)
-    assert (block.waited_s, block.came_s) == (sum(timed), tuple(map(float, timed)))
+    assert (block.waited_s, block.arrivals_s) == (sum(timed), tuple(map(float, timed)))
     assert (block.wall_steps, len(block.times_s)) == (steps, 1)
     assert steps * block.times_s[0] == pytest.approx(block.wall_s)
     before = loader.steps
@@ -218,8 +218,8 @@ def test_phases_are_all_time_between_two_marks_and_those_of_a_name_are_added() -
 
 def stub(name: str) -> Variant:
     """A variant whose steps take a millisecond."""
-    trainer: Any = SimpleNamespace(skipped_steps=0, switch=lambda: None)
-    feed: Any = SimpleNamespace(refill=lambda: None, skip_ready=lambda: None)
+    trainer: Any = SimpleNamespace(skipped_steps=0, set_backend_flags=lambda: None)
+    feed: Any = SimpleNamespace(wait_until_full=lambda: None, drop_prefetched=lambda: None)
     training = Training(TrainCase("own", name, 1, "1"), "ok", step_units=1)
     return Variant(training, trainer, feed, (Part(name, lambda: time.sleep(1e-3), 1e-3),))
 

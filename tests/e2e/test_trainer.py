@@ -580,7 +580,7 @@ def test_every_compiled_arm_has_a_graph_of_its_own() -> None:
     trainers = [trainer_of(MLP, recipe=name, compile=True) for name, _ in arms]
     for steps in (2, 1):  # nothing is compiled twice
         for trainer, (_, size) in zip(trainers, arms, strict=True):
-            trainer.switch()
+            trainer.set_backend_flags()
             trained(trainer, samples(batch=size), steps)
         assert counters["stats"]["unique_graphs"] == len(arms)
 

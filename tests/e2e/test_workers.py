@@ -257,18 +257,18 @@ def test_what_lies_ready_is_thrown_away(data: InMemory, fed: Any) -> None:
     feed, order = fed(), in_order(data, 8)
     assert classes(feed) == order[0]
     time.sleep(0.5)  # for the worker to get ahead
-    feed.skip_ready()
+    feed.drop_prefetched()
     assert 2 <= order.index(classes(feed)) <= 3, "at most as many as the worker may be ahead"
-    assert feed.tally.waited_s > 0
+    assert feed.wait_stats.waited_s > 0
 
 
 def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(fed: Any) -> None:
     feed = fed(cached=True)
     first = feed.to_device(next(feed))
-    assert not feed.tally.came_s
-    feed.refill()  # it never rests, and is not waited for
+    assert not feed.wait_stats.arrivals_s
+    feed.wait_until_full()  # it never rests, and is not waited for
     feed.start()
-    wait_for(lambda: len(feed.tally.came_s) >= 3)
+    wait_for(lambda: len(feed.wait_stats.arrivals_s) >= 3)
     again = feed.to_device(next(feed))
     assert torch.equal(first[0], again[0]), "it trains on one batch"
 
@@ -290,7 +290,7 @@ def test_a_refill_lasts_until_the_workers_rest_and_who_waits_is_known_by_its_blo
         with Popen([sys.executable, "-c", WORKS_THEN_RESTS], stdout=PIPE) as worker:
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"works\n"
-            TimedFeed(SimpleNamespace(pids=(worker.pid,)), lambda: None).refill()  # type: ignore[arg-type]
+            TimedFeed(SimpleNamespace(pids=(worker.pid,)), lambda: None).wait_until_full()  # type: ignore[arg-type]
             rested += len(select([worker.stdout], [], [], 0)[0])
             worker.kill()
     assert rested

@@ -34,10 +34,10 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES, Recipe
 from e2e.results.types import Training
+from e2e.training.backend_flags import set_tf32
 from e2e.training.feeds import TimedFeed
 from e2e.training.once import train_once
-from e2e.training.step_timer import Bursts, CudaSteps, Tally, busy_time, host_time
-from e2e.training.switches import switch_tf32
+from e2e.training.step_timer import BurstTimer, CudaSteps, WaitStats, busy_time, host_time
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
@@ -117,12 +117,12 @@ def trainer_of(
     case = {"layout": "nhwc" if images else "", "optimizer": found.optimizer, "lr": lr, **case}
     plan = TrainCase(found.name, made.name, BATCH, "any", **case)
     trainer = Trainer(found, plan, made, DEVICE, seed=seed)
-    trainer.switch()
+    trainer.set_backend_flags()
     return trainer
 
 
 def losses_of(trainer: Trainer, feed: Batches, steps: int) -> list[float]:
-    trainer.switch()
+    trainer.set_backend_flags()
     return [trainer.step(feed).item() for _ in range(steps)]
 
 
@@ -189,7 +189,7 @@ def test_the_wall_clock_of_a_block_is_without_its_first_step() -> None:
 
     timer.run(step, 3)
     naps_s = [0.2] + [0.0] * 8
-    block = Bursts(timer, 4, lambda: Tally(0.0)).block(step, 8)
+    block = BurstTimer(timer, 4, lambda: WaitStats(0.0)).block(step, 8)
     assert block.wall_steps == 8
     assert block.wall_s == pytest.approx(8 * block.times_s[0], rel=0.05)
 
@@ -271,9 +271,9 @@ def _convolution() -> float:
 @pytest.mark.parametrize("operation", [_product, _convolution])
 def test_the_tf32_switch_changes_what_is_computed(operation: Callable[[], float]) -> None:
     for _ in range(2):  # there and back: arms take turns
-        switch_tf32(False)
+        set_tf32(False)
         assert operation() < 3e-5
-        switch_tf32(True)
+        set_tf32(True)
         assert 1e-4 < operation() < 5e-3
 
 
@@ -628,7 +628,7 @@ def test_numbers_of_a_timed_arm_agree(timed: list[Training], arm: int) -> None:
 def test_host_and_busy_time_of_a_step_that_is_known() -> None:
     """A kernel of milliseconds takes the host microseconds to launch."""
     a = torch.randn(8192, 8192, device=DEVICE)
-    switch_tf32(False)
+    set_tf32(False)
 
     def launch() -> None:
         torch.mm(a, a)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from e2e.data.loaders import open_loader
 from e2e.data.loaders.crop_table import ORIENTATIONS, upright_size
-from e2e.data.loaders.jpeg_bytes import random_cut
-from e2e.data.types import IMAGENET, Broken, Files, Loader, LoadSpec, Picture
+from e2e.data.loaders.jpeg_bytes import random_crop
+from e2e.data.types import IMAGENET, Broken, Files, ImageFile, Loader, LoadSpec
 from microbench.device.profiler import record
 from microbench.errors import UserError
 
@@ -66,7 +66,7 @@ def written(folder: Path, contents: Sequence[bytes]) -> Files:
     for label, content in enumerate(contents):
         path = folder / f"{label:02}.jpg"
         path.write_bytes(content)
-        pictures.append(Picture(str(path), label))
+        pictures.append(ImageFile(str(path), label))
     return Files(pictures, folder)
 
 
@@ -237,7 +237,7 @@ def drawn(sizes: list[tuple[int, int]], count: int) -> tuple[list[Tensor], Cuts]
     for n in range(count):
         height, width = sizes[n % len(sizes)]
         orientation = ORIENTATIONS[n % len(ORIENTATIONS)]
-        box, flip = random_cut(*upright_size(height, width, orientation), seed=n)
+        box, flip = random_crop(*upright_size(height, width, orientation), seed=n)
         images.append(
             torch.randint(256, (3, height, width), generator=generator, device=DEVICE).byte()
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from e2e.training.backend_flags import set_backend_flags
 from samples.launching import Recorder, finite, given
 from samples.train_cases import case_of, differences, quietly
 from samples.waiting import no_waits
@@ -29,6 +28,7 @@ from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
 from e2e.prediction.trace.recorder import BACKWARD
 from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
+from e2e.training.backend_flags import set_backend_flags
 from e2e.training.step_timer import busy_time
 from e2e.training.variants import Task, Variants
 from kernels.case import Target

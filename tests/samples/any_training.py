@@ -20,7 +20,7 @@ from e2e.results.types import (
     Phase,
     Predicted,
     Repeat,
-    Spread,
+    SensorStats,
     State,
     StepTimes,
     Training,
@@ -131,7 +131,7 @@ ran = any_of(
     Training, status=st.sampled_from(["ok", "skipped", "failed"]),
     unit=st.sampled_from(["img", "tok", "sample"]), steps=st.none() | step_times(),
     phases=some(any_of(Phase)),
-    state=any_of(State, gpu_util_pct=st.none() | any_of(Spread)),
+    state=any_of(State, gpu_util_pct=st.none() | any_of(SensorStats)),
     speedup=st.dictionaries(
         st.sampled_from(["fp32", "tf32", "previous", "first"]) | words, ratios, max_size=3
     ),

@@ -21,7 +21,7 @@ from e2e.data.types import LoadSpec
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.recipes import RECIPES
-from e2e.training.place import place_of
+from e2e.training.dist_env import dist_env_of
 from e2e.training.ranks import Ranks, device_of
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
@@ -104,7 +104,7 @@ def masks(device: torch.device, ranks: Ranks) -> list[torch.Tensor]:
 def agreement(ranks: Ranks) -> dict[str, str]:
     """What each rank sees where the last one alone fails, and where none does."""
     last = ranks.rank == ranks.world - 1
-    with ranks.together():
+    with ranks.fail_together():
         found = {"none": "fine"}
     planted = {
         "memory": torch.OutOfMemoryError("planted"),
@@ -113,7 +113,7 @@ def agreement(ranks: Ranks) -> dict[str, str]:
     }
     for name, error in planted.items():
         try:
-            with ranks.together():
+            with ranks.fail_together():
                 if last:
                     raise error
         except Exception as raised:
@@ -123,18 +123,18 @@ def agreement(ranks: Ranks) -> dict[str, str]:
 
 def main(folder: Path) -> None:
     """Join, train, and write."""
-    place = place_of(os.environ)
-    assert place
+    env = dist_env_of(os.environ)
+    assert env
     asked = "auto" if torch.cuda.is_available() else "cpu"
-    device = device_of(place, os.environ.get("RANK_DEVICE", asked))
-    ranks = Ranks.join(place, device)
+    device = device_of(env, os.environ.get("RANK_DEVICE", asked))
+    ranks = Ranks.join(env, device)
     found: dict[str, Any] = {
         name: trained(changes, device, ranks) for name, changes in CASES.items()
     }
     found |= {"one batch": of_one_batch(device, ranks), "masks": masks(device, ranks)}
-    found |= {"agreement": agreement(ranks), "same": ranks.same(place.rank)}
-    found |= {"slowest": ranks.slowest(float(place.rank))}
-    torch.save(found, folder / f"{place.rank}.pt")
+    found |= {"agreement": agreement(ranks), "same": ranks.from_rank0(env.rank)}
+    found |= {"slowest": ranks.slowest(float(env.rank))}
+    torch.save(found, folder / f"{env.rank}.pt")
     ranks.leave()
     os._exit(0)  # now and then torch's threads of gloo abort a process that ends by itself
 

@@ -14,7 +14,7 @@ from e2e.results.types import (
     Phase,
     Predicted,
     Repeat,
-    Spread,
+    SensorStats,
     State,
     StepTimes,
     Training,
@@ -121,7 +121,7 @@ def amp_run() -> Run:
             recipe,
             per_s,
             memory_peak_bytes=int(peak_gb * GB),
-            state=State(Spread(98.6, 93, 100), 1_755.0, power_w, 58.0, ("power cap",)),
+            state=State(SensorStats(98.6, 93, 100), 1_755.0, power_w, 58.0, ("power cap",)),
             phases=tuple(
                 Phase(name, gpu * 4_690 / per_s, host) for name, (gpu, host) in phases.items()
             ),

@@ -23,9 +23,9 @@ from e2e.data.types import (
     Loader,
     LoadSpec,
     Normal,
+    OnBroken,
     Share,
     Source,
-    Tell,
     shared,
     some_of,
 )
@@ -62,7 +62,7 @@ class Images:
     """
 
     def __init__(
-        self, source: Source, classes: int, normal: Normal, options: Options, tell: Tell
+        self, source: Source, classes: int, normal: Normal, options: Options, tell: OnBroken
     ) -> None:
         self.source, self.sample, self.classes = source, options.sample, classes
         self._normal, self._tell, self._options = normal, tell, options

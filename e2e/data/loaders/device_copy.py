@@ -87,7 +87,7 @@ class Contended(Loader):
     """A pinned batch, beside a loader whose batches are discarded.
 
     From `start` on, a thread takes the batches of `busy` as fast as they come and discards them;
-    `came_s` are their times, in seconds by the monotonic clock.
+    `arrivals_s` are their times, in seconds by the monotonic clock.
     """
 
     def __init__(self, pinned: Loader, busy: Loader) -> None:
@@ -95,7 +95,7 @@ class Contended(Loader):
         self._ending = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
-        self.came_s: list[float] = []
+        self.arrivals_s: list[float] = []
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -141,4 +141,4 @@ class Contended(Loader):
 
     def _discard_one(self) -> None:
         next(self._busy)
-        self.came_s.append(time.perf_counter())
+        self.arrivals_s.append(time.perf_counter())

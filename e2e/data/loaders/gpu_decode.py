@@ -22,7 +22,7 @@ from e2e.data.loaders.decode import none_left
 from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
 from e2e.data.loaders.workers import Shuffled, Workers
-from e2e.data.types import Files, Loader, LoadSpec, Picture, Source, laid_out
+from e2e.data.types import Files, ImageFile, Loader, LoadSpec, Source, laid_out
 
 READY = 2  # batches on the device ahead of the one that is trained on
 SIZED = 64  # files whose mean size is taken for that of all
@@ -144,7 +144,7 @@ def _numbered(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
-def _usual_bytes(pictures: Sequence[Picture]) -> int:
+def _usual_bytes(pictures: Sequence[ImageFile]) -> int:
     """The mean size in bytes of SIZED files, or of all if fewer."""
     sizes = [0]
     for picture in pictures[:: max(1, len(pictures) // SIZED)]:

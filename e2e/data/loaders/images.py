@@ -22,10 +22,10 @@ from e2e.data.loaders.decode import decode, none_left, short
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.reading import read
 from e2e.data.loaders.resident import CENTRE, PADDING
-from e2e.data.loaders.workers import Draw, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, LoadSpec, Picture, Source, shared
+from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
+from e2e.data.types import Arrays, Broken, ImageFile, LoadSpec, Source, shared
 
-Cut = Callable[[Any], Tensor]
+Crop = Callable[[Any], Tensor]
 
 
 class Sample(NamedTuple):
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     broken: list[Broken]
 
 
-class Pictures(Dataset[Sample]):
+class ImageDataset(Dataset[Sample]):
     """Image files, decoded and cropped at random. The next good one replaces a broken one, so that
     batches are as large as asked.
 
@@ -52,12 +52,12 @@ class Pictures(Dataset[Sample]):
     """
 
     def __init__(
-        self, pictures: Sequence[Picture], cut: Cut, *, cold: bool = False, whole: bool = False
+        self, pictures: Sequence[ImageFile], cut: Crop, *, cold: bool = False, whole: bool = False
     ) -> None:
         self._pictures, self._cut = pictures, cut
         self._cold, self._whole = cold, whole
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: SeededIndex) -> Sample:
         first, seed = draw
         broken: list[Broken] = []
         tries = 1 if self._whole else len(self._pictures)
@@ -75,18 +75,18 @@ class Pictures(Dataset[Sample]):
 class Decoded(Dataset[Sample]):
     """Arrays as CIFAR's scripts have them: one Pillow image at a time."""
 
-    def __init__(self, arrays: Arrays, cut: Cut) -> None:
+    def __init__(self, arrays: Arrays, cut: Crop) -> None:
         self._pixels = arrays.images.permute(0, 2, 3, 1).numpy()  # as Pillow wants them
         self._labels: list[int] = arrays.classes.numpy().tolist()
         self._cut = cut
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: SeededIndex) -> Sample:
         index, seed = draw
         image = Image.fromarray(self._pixels[index].copy(order="C"))
         return Sample(seeded(self._cut, image, seed), self._labels[index], [])
 
 
-def seeded(cut: Cut, image: object, seed: int) -> Tensor:
+def seeded(cut: Crop, image: object, seed: int) -> Tensor:
     """The crop that the seed alone decides, in any process; a training's random state is kept."""
     state = None if get_worker_info() else torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
@@ -116,7 +116,7 @@ class ImageLoader(Workers):
 
     def __init__(
         self, dataset: Dataset[Any], source: Source, spec: LoadSpec,
-        batches: Iterable[list[Draw]] | None,
+        batches: Iterable[list[SeededIndex]] | None,
     ) -> None:  # fmt: skip
         options: dict[str, Any] = dict(batch_size=None)
         if batches is not None:
@@ -144,19 +144,19 @@ def open_loader(source: Source, spec: LoadSpec) -> ImageLoader:
         samples: Dataset[Sample] = Decoded(source, random_shift(spec.size))
         count = len(source.classes)
     else:
-        samples = Pictures(source.pictures, random_cut(spec.size), cold=spec.cold)
+        samples = ImageDataset(source.pictures, random_crop(spec.size), cold=spec.cold)
         count = len(source.pictures)
     return ImageLoader(samples, source, spec, Shuffled(count, spec.batch, spec.seed, spec.share))
 
 
-def once(pictures: Sequence[Picture], spec: LoadSpec, cut: Cut | None = None) -> Iterator[Batch]:
+def once(pictures: Sequence[ImageFile], spec: LoadSpec, cut: Crop | None = None) -> Iterator[Batch]:
     """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out.
 
     Of several ranks each has its share of the batches.
     """
-    draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
+    draws: list[SeededIndex] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + spec.batch] for at in range(0, len(draws), spec.batch)]
-    samples = Pictures(pictures, cut or centre(spec.size), whole=True)
+    samples = ImageDataset(pictures, cut or centre(spec.size), whole=True)
     workers = Workers(
         samples, spec, batch_bytes=spec.batch_bytes, pinned=spec.pinned,
         batch_sampler=shared(batches, spec.share), collate_fn=together,
@@ -167,7 +167,7 @@ def once(pictures: Sequence[Picture], spec: LoadSpec, cut: Cut | None = None) ->
         workers.close()
 
 
-def random_cut(size: tuple[int, int]) -> v2.Compose:
+def random_crop(size: tuple[int, int]) -> v2.Compose:
     """A random resized crop and a flip, as in ImageNet training; `size` is (height, width)."""
     return v2.Compose(
         [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]

@@ -25,8 +25,8 @@ from torch.utils.data import Dataset
 from e2e.data.loaders.crop_table import crop_table, upright_size
 from e2e.data.loaders.decode import decode, orientation_of, short
 from e2e.data.loaders.reading import read
-from e2e.data.loaders.workers import Draw
-from e2e.data.types import Broken, Picture
+from e2e.data.loaders.workers import SeededIndex
+from e2e.data.types import Broken, ImageFile
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)
@@ -66,7 +66,7 @@ class Item:
     box: Box
     flip: bool
     label: int
-    draw: Draw
+    draw: SeededIndex
 
 
 class EncodedSample(NamedTuple):
@@ -125,17 +125,17 @@ def pack(samples: Sequence[EncodedSample]) -> Packed:
 class Encoded(Dataset[EncodedSample]):
     """Image files, read but not decoded. The next good one replaces a broken one."""
 
-    def __init__(self, pictures: Sequence[Picture], cold: bool = False) -> None:
+    def __init__(self, pictures: Sequence[ImageFile], cold: bool = False) -> None:
         self._pictures, self._cold = pictures, cold
 
-    def __getitem__(self, draw: Draw) -> EncodedSample:
+    def __getitem__(self, draw: SeededIndex) -> EncodedSample:
         return self._first_good(draw, by_pillow=False)
 
-    def by_pillow(self, draw: Draw) -> EncodedSample:
+    def by_pillow(self, draw: SeededIndex) -> EncodedSample:
         """The same image and crop as pixels, or those of the next one that Pillow can decode."""
         return self._first_good(draw, by_pillow=True)
 
-    def _first_good(self, draw: Draw, by_pillow: bool) -> EncodedSample:
+    def _first_good(self, draw: SeededIndex, by_pillow: bool) -> EncodedSample:
         first, seed = draw
         broken: list[Broken] = []
         for index in range(first, first + len(self._pictures)):
@@ -190,21 +190,21 @@ def _as_usual(image: JpegImageFile) -> bool:
 
 
 def _cut(
-    content: bytes, stored: Stored | None, label: int, draw: Draw
+    content: bytes, stored: Stored | None, label: int, draw: SeededIndex
 ) -> tuple[Item, NDArray[np.uint8]]:
     """An image that travels as it is, or when it is not `stored` so, the pixels of its cut."""
     if stored is not None:
-        box, flip = random_cut(*upright_size(*stored.size, stored.orientation), draw[1])
+        box, flip = random_crop(*upright_size(*stored.size, stored.orientation), draw[1])
         item = Item(True, stored.size, stored.orientation, box, flip, label, draw)
         return item, np.frombuffer(content, np.uint8)
     image = decode(content)
-    (top, left, height, width), flip = random_cut(image.height, image.width, draw[1])
+    (top, left, height, width), flip = random_crop(image.height, image.width, draw[1])
     cut = np.asarray(image.crop((left, top, left + width, top + height)))
     item = Item(False, (height, width), 1, (0, 0, height, width), flip, label, draw)
     return item, cut.transpose(2, 0, 1).reshape(-1)
 
 
-def random_cut(height: int, width: int, seed: int) -> tuple[Box, bool]:
+def random_crop(height: int, width: int, seed: int) -> tuple[Box, bool]:
     """The box and the flip that torchvision's transforms draw after `torch.manual_seed(seed)`.
 
     `height` and `width` are in pixels. Torchvision draws from the process's random numbers, which a

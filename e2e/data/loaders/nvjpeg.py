@@ -21,7 +21,7 @@ from e2e.data.loaders.decode import short
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
 from e2e.data.loaders.resample import Resampling
-from e2e.data.loaders.workers import Draw
+from e2e.data.loaders.workers import SeededIndex
 from e2e.data.types import Broken, LoadSpec
 from microbench.errors import UserError
 
@@ -51,7 +51,10 @@ class Decoder:
     """
 
     def __init__(
-        self, by_pillow: Callable[[Draw], EncodedSample], spec: LoadSpec, device: torch.device
+        self,
+        by_pillow: Callable[[SeededIndex], EncodedSample],
+        spec: LoadSpec,
+        device: torch.device,
     ) -> None:
         self._by_pillow, self._device, self._size = by_pillow, device, spec.size
         self._scale, self._shift = spec.normal.scale_and_shift(device)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import short
-from e2e.data.loaders.workers import Draw, Shuffled, Workers
-from e2e.data.types import Arrays, Broken, Files, LoadSpec, Picture, Source
+from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
+from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
@@ -115,10 +115,10 @@ class ReadLoader(Workers):
 
 
 class _Files(Dataset[Read]):
-    def __init__(self, pictures: Sequence[Picture], cold: bool) -> None:
+    def __init__(self, pictures: Sequence[ImageFile], cold: bool) -> None:
         self._pictures, self._cold = pictures, cold
 
-    def __getitem__(self, draw: Draw) -> Read:
+    def __getitem__(self, draw: SeededIndex) -> Read:
         path = self._pictures[draw[0]].path
         try:
             return Read(1, len(read(path, self._cold)), [])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from e2e.data.loaders.decode import decode, none_left, short
-from e2e.data.loaders.images import ImageLoader, Sample, random_cut, seeded, together
+from e2e.data.loaders.images import ImageLoader, Sample, random_crop, seeded, together
 from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, LoadSpec, Source
 from microbench.errors import UserError
@@ -64,7 +64,7 @@ class _Samples:
     """Stages of the pipeline. What is broken goes with the next good image, in its place."""
 
     def __init__(self, files: Files, spec: LoadSpec) -> None:
-        self._files, self._cold, self._cut = files, spec.cold, random_cut(spec.size)
+        self._files, self._cold, self._cut = files, spec.cold, random_crop(spec.size)
         self._classes = 1 + max(picture.label for picture in files.pictures)
         self._random = random.Random(spec.seed)
         self._broken: list[Broken] = []

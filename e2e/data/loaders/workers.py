@@ -188,7 +188,7 @@ def _end_of(code: int) -> str:
     return f"was killed by signal {-code} ({number.name})" + (f": {meaning}" if meaning else "")
 
 
-Draw = tuple[int, int]  # which image, and the seed of how it is cut
+SeededIndex = tuple[int, int]  # which image, and the seed of how it is cut
 LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold up a training
 
 
@@ -205,12 +205,12 @@ class Shuffled:
     seed: int
     share: Share = ALL
 
-    def __iter__(self) -> Iterator[list[Draw]]:
+    def __iter__(self) -> Iterator[list[SeededIndex]]:
         draws, (rank, ranks) = self._draws(), self.share
         while True:
             yield list(itertools.islice(draws, self.batch * ranks))[rank::ranks]
 
-    def _draws(self) -> Iterator[Draw]:
+    def _draws(self) -> Iterator[SeededIndex]:
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             order = torch.randperm(self.count, generator=generator)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.data.types import Picture
+from e2e.data.types import ImageFile
 from microbench.errors import UserError
 
 SUFFIXES = frozenset(
@@ -36,8 +36,8 @@ class Listing:
 
     root: Path
     classes: tuple[str, ...]
-    train: tuple[Picture, ...]
-    held_out: tuple[Picture, ...]
+    train: tuple[ImageFile, ...]
+    held_out: tuple[ImageFile, ...]
     broken: dict[str, str]
     notes: tuple[str, ...]
 
@@ -72,8 +72,8 @@ def list_images(root: Path) -> Listing:
     opened = sum(map(len, (*found.values(), *kept.values()))) <= MAX_OPENED
     broken: dict[str, str] = {}
 
-    def labelled(paths: dict[str, list[str]]) -> list[Picture]:
-        every = [Picture(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
+    def labelled(paths: dict[str, list[str]]) -> list[ImageFile]:
+        every = [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
         broken.update((one.path, why) for one in every if (why := _trouble(one.path, opened)))
         return [one for one in every if one.path not in broken]
 
@@ -154,18 +154,18 @@ def _names(folder: Path) -> list[str]:
         raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
 
 
-def _split(pictures: Sequence[Picture], root: Path) -> tuple[list[Picture], list[Picture]]:
+def _split(pictures: Sequence[ImageFile], root: Path) -> tuple[list[ImageFile], list[ImageFile]]:
     """Of each class HELD_OUT_SHARE is held out, at least one image where there are two.
 
     Chosen by a hash of the name, so that the same images are held out on every machine.
     """
 
-    def rank(picture: Picture) -> bytes:
+    def rank(picture: ImageFile) -> bytes:
         name = os.path.relpath(picture.path, root).encode(errors="surrogateescape")
         return hashlib.sha256(name).digest()
 
-    held_out: set[Picture] = set()
-    by_label: dict[int, list[Picture]] = {}
+    held_out: set[ImageFile] = set()
+    by_label: dict[int, list[ImageFile]] = {}
     for picture in pictures:
         by_label.setdefault(picture.label, []).append(picture)
     for some in by_label.values():

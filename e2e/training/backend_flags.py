@@ -9,12 +9,12 @@ from e2e.recipes import Recipe, algorithms_timed
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
+def set_backend_flags(recipe: Recipe, kind: str, search: str | None) -> None:
     """Set this process's switches as the recipe wants them, for a kind of device.
 
     `search` is as for `algorithms_timed`.
     """
-    switch_tf32(recipe.tf32)
+    set_tf32(recipe.tf32)
     if kind == "cuda":
         timed = algorithms_timed(recipe, search)
         torch.backends.cudnn.benchmark = timed is not None
@@ -22,7 +22,7 @@ def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
             torch.backends.cudnn.benchmark_limit = timed
 
 
-def switch_tf32(on: bool) -> None:
+def set_tf32(on: bool) -> None:
     """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
 
     PyTorch's defaults mix the two (cuDNN's on, cuBLAS's off); here both are always set. The older

@@ -11,7 +11,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # that torchru
 
 
 @dataclass(frozen=True)
-class Place:
+class DistEnv:
     """Rank and number of ranks, over all hosts and on this one."""
 
     rank: int
@@ -20,11 +20,11 @@ class Place:
     local_world: int
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
+def dist_env_of(environment: Mapping[str, str]) -> DistEnv | None:
     """This process as torchrun placed it; None without torchrun. UserError: not numbers."""
     if any(name not in environment for name in NAMES):
         return None
     try:
-        return Place(*(int(environment[name]) for name in NAMES))
+        return DistEnv(*(int(environment[name]) for name in NAMES))
     except ValueError as error:
         raise UserError(f"{', '.join(NAMES)} in the environment: {error}") from None
