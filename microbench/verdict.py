@@ -12,7 +12,7 @@ from statistics import geometric_mean
 from typing import Any, cast
 
 from kernels import OPS, is_library
-from kernels.op import OWN, SEPARATE, TUNED
+from kernels.op import OWN, TUNED
 from microbench import fmt
 from microbench.device import host
 from microbench.results.types import Ceiling, Ratio, Result, Run, Warning
@@ -220,8 +220,8 @@ class Summary:
 
 
 def is_rival(result: Result) -> bool:
-    """Whether the result is of a kernel of ours or of the user's, or of several of a library."""
-    return result.case.backend in (TUNED, SEPARATE) or OWN in result.case.backend
+    """Whether the result is of a kernel of ours or of the user's."""
+    return result.case.backend == TUNED or OWN in result.case.backend
 
 
 def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[Summary]:

@@ -72,6 +72,13 @@ class Gemm(Problem):
         return self.batch == 1 and not self.form
 
     @property
+    def apart(self) -> str:
+        """What it is without a call for all of it, in words."""
+        if self.form in RAGGED or self.batch > 1:
+            return f"a kernel for each {'group' if self.form in RAGGED else 'product'}"
+        return f"kernels for product, bias{' and GELU' * (self.form == GELU)}"
+
+    @property
     def ends(self) -> Sequence[int]:
         """Of grouped and skewed: where each group's rows end, of the batch times m in all. Groups
         of a skewed batch have rows in proportion to 1, 1/2, 1/3 and so on.

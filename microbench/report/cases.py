@@ -164,7 +164,7 @@ def _every_result(run: Run) -> Part:
         Column("size", "case", fmt.problem),
         Column("precision", "case.precision_name"),
         Column("back end", "case.backend"),
-        *([Column("picks", "", _picked)] if any(map(_picked, run.results)) else []),
+        *([Column("picks", "", picked)] if any(map(picked, run.results)) else []),
         Column("time", "median_s", fmt.duration),
         Column("±", "timed", fmt.half_of, 8),
         Column(unit.name, "flop_per_s", unit.text, 3),
@@ -181,7 +181,7 @@ def _every_result(run: Run) -> Part:
     return Part("Every result", columns, rows_of(run.results), missing(lacking), VERBOSE)
 
 
-def _picked(result: Result) -> str:
+def picked(result: Result) -> str:
     """The back end that ran, where the one asked for leaves it to the library."""
     case, ran = result.case, result.variant or ""
     return ran if ran != case.backend and ran in OPS[case.op].backends else ""

@@ -9,7 +9,8 @@ from statistics import geometric_mean
 from typing import Any
 
 from kernels import is_library
-from kernels.op import OWN
+from kernels.gemm import Gemm
+from kernels.op import OWN, SEPARATE
 from microbench import fmt
 from microbench.report import charts, layers, payoff
 from microbench.report.cases import (
@@ -21,14 +22,15 @@ from microbench.report.cases import (
     no_verdict,
     of_peak,
     peaks,
+    picked,
     rate_chart,
     reasons,
     rivals,
     rows_of,
     why,
 )
-from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
-from microbench.results.types import Json, Result, Run
+from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.results.types import Json, Ratio, Result, Run
 from microbench.verdict import (
     MIN_GAIN,
     RUINED,
@@ -65,10 +67,11 @@ def _answer(run: Run) -> list[Line]:
     unclear: dict[str, float] = {}
     said = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
     if not own and precisions_of(run).baselines:
-        said = [*_gains(run, unclear), *said]
+        said = [*_one_call(run, unclear), *_gains(run, unclear), *said]
     elif run.results and not own:
         rates = _highest(run, unclear)
-        said = [*rates, *said] if run.kind == "peak" else [*_without_baseline(run), *said, *rates]
+        calls = [*_one_call(run, unclear), *_without_baseline(run)]
+        said = [*rates, *said] if run.kind == "peak" else [*calls, *said, *rates]
     if run.kind == "ceilings" and not run.results:
         said = peaks(run, "measured")
     if said:
@@ -86,11 +89,88 @@ def _context(run: Run, shown: Sequence[Result]) -> str:
     measured = sorted((r for r in shown if r.measurement), key=lambda r: r.flops)
     sizes = [fmt.size(result.case) for result in (*measured[:1], *measured[-1:])]
     of = "..".join(dict.fromkeys(sizes))
-    convolutions = any(result.case.op == "conv" for result in measured)
-    what = f"convolutions of {of} channels" if convolutions else f"GEMM {of}"
+    ops = {result.case.op for result in measured}
+    what = f"{'attention' if 'attention' in ops else 'GEMM'} {of}"
+    what = f"convolutions of {of} channels" if "conv" in ops else what
     libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
     device = str(run.device.get("name") or "unknown device")
     return ", ".join([device, *([what] if libraries else []), *libraries])
+
+
+def _others(run: Run) -> list[str]:
+    """The back ends that a library's one call is held against: those that it picks from, or
+    separate kernels.
+    """
+    picks = any(map(picked, run.results))
+    return list(dict.fromkeys(
+        name for result in run.results
+        if (name := result.case.backend) == SEPARATE
+        or (picks and OWN not in name and not is_library(result.case))
+    ))  # fmt: skip
+
+
+def _calls(run: Run) -> list[Result]:
+    """The library's results that one of these was measured beside."""
+    asked, others = precisions_of(run).asked, _others(run)
+    return [r for r in run.results if is_library(r.case) and r.case.precision_name in asked
+            and any(name in r.vs_backend for name in others)]  # fmt: skip
+
+
+def _one_call(run: Run, unclear: dict[str, float]) -> list[str]:
+    """ "torch picks cudnn, 1.42 to 1.64 times as fast as flash; no other is faster in 8 cases";
+    "bmm is 2.41 times as fast as a kernel for each product in bf16".
+    """
+    found: dict[tuple[str, str, str], list[Ratio]] = {}
+    faster: dict[str, str] = {}
+    calls = _calls(run)
+    for result in calls:
+        problem, ran, precision = (
+            result.case.problem,
+            result.variant or "",
+            result.case.precision_name,
+        )
+        for name in _others(run):
+            ratio = result.vs_backend.get(name)
+            if ratio is None or name == ran:
+                continue
+            if ratio.ruined_pct or result.ruined_pct:
+                unclear[f"{ran} against {name}"] = max(ratio.ruined_pct, result.ruined_pct)
+                continue
+            if isinstance(problem, Gemm):
+                key = problem.apart, ran, precision
+            else:
+                key = name, "", ""
+                if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN:
+                    what = f"{name} at {fmt.problem(result.case)} in {precision}"
+                    faster.setdefault(result.case.key, what)
+            found.setdefault(key, []).append(ratio)
+    if not any(map(picked, calls)):
+        said: dict[str, list[str]] = {}
+        for (apart, call, precision), ratios in found.items():
+            times = (
+                f"is {_known(ratios)} times as fast as {apart}"
+                if apart not in said
+                else _known(ratios)
+            )
+            said.setdefault(apart, []).append(f"{call} {times} in {precision}")
+        return [", ".join(texts) for texts in said.values()]
+    picks = Counter(picked(result) for result in calls if picked(result))
+    named = [name if count == len(calls) else f"{name} in {count} of {len(calls)}"
+             for name, count in picks.most_common()]  # fmt: skip
+    times = [f"{_known(ratios)} {'as' if i else 'times as fast as'} {name}"
+             for i, ((name, *_), ratios) in enumerate(found.items())]  # fmt: skip
+    best = f"no other is faster in any of {fmt.count(len(calls), 'case')}"
+    if faster:
+        first = next(iter(faster.values()))
+        best = f"another is faster in {len(faster)} of {len(calls)} cases ({first})"
+    return [f"torch picks {', '.join([*named, *times])}; {best}"]
+
+
+def _known(ratios: Sequence[Ratio]) -> str:
+    """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference."""
+    if len(ratios) > 1 and all(one.no_difference for one in ratios):
+        return fmt.NO_DIFFERENCE
+    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([one.ratio for one in ratios])
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -297,6 +377,10 @@ def _tables(run: Run) -> list[Part]:
         if (result := representative(group, [name]))
     ]  # fmt: skip
     one_setting = len({subject_of(result, run) for result in shown}) == 1
+    if (calls := _calls(run)) and not own:
+        several = _shortened(_by_setting(run, calls)) if len(calls) > MOST_ROWS else []
+        every = replace(_sizes(run, calls), level=VERBOSE if several else DEFAULT)
+        return [*several, every, replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
         return [_sizes(run, shown), replace(others, level=VERBOSE)]
     if settings.rows and not own:
@@ -321,6 +405,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
     own = [result for result in results if OWN in result.case.backend]
     libraries = libraries_beside_own(run) if own else []
     baselines = [] if libraries else list(reversed(precisions_of(run).baselines))
+    others = [] if own else _others(run)
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
 
     def place(result: Result) -> tuple[Any, ...]:
@@ -333,18 +418,43 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("precision", "case.precision_name", once=True),
         Column("setting", "", lambda result: subject_of(result, run), once=True),
     ]
-    unit = rate_unit(results)
+    sized = [Column("size", "case", fmt.size)]
+    unit, short = rate_unit(results), fmt.ratio if len(others) == 1 else fmt.short_ratio
     columns = [
         *(column for i, column in enumerate(named) if len({place(r)[i] for r in rows}) > 1),
-        Column("size", "case", fmt.size),
+        *([] if others and len({fmt.size(r.case) for r in rows}) == 1 else sized),
+        *([Column("call", "variant")] if others else []),
         Column("time", "median_s", fmt.duration),
         *(Column(f"x {name}", f"vs_backend.{name}", fmt.ratio) for name in libraries),
+        *(Column(f"x {name}", f"vs_backend.{name}", short) for name in others),
         *(Column(f"x {name}", f"speedup.{name}", fmt.ratio) for name in baselines),
         *([] if own else [Column(unit.name, "flop_per_s", unit.text, 3)]),
         Column("% of peak", "ceiling_pct", of_peak, 2),
         Column("bottleneck", "bound", drop=1),
     ]  # fmt: skip
     return Part("", columns, rows_of(rows))
+
+
+def _by_setting(run: Run, calls: Sequence[Result]) -> Part:
+    """A row a setting, over all sizes and precisions."""
+    by_subject: dict[str, list[Result]] = {}
+    for result in calls:
+        by_subject.setdefault(subject_of(result, run), []).append(result)
+    rows: list[Row] = []
+    for subject, some in by_subject.items():
+        cells: dict[str, Any] = {"setting": subject, "cases": len(some)}
+        cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in some))
+        for name in _others(run):
+            known = [one for r in some if (one := r.vs_backend.get(name)) and not one.ruined_pct]
+            cells[name] = known or None
+        rows.append(Row(cells))
+    columns = [
+        Column("setting", "setting"),
+        Column("call", "call"),
+        Column("cases", "cases"),
+        *(Column(f"x {name}", name, _known) for name in _others(run)),
+    ]
+    return Part("Times as fast as other back ends", columns, rows)
 
 
 def _settings(run: Run) -> Part:

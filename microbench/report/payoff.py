@@ -1,24 +1,33 @@
-"""What `payoff` says: from which width a precision is faster, for each image and batch size."""
+"""What `payoff` says: from which width a precision is faster, for each image and batch size; of a
+linear layer, for each way to launch it too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from kernels import OPS
+from kernels.linear import Linear
 from kernels.op import Op
 from microbench import fmt
 from microbench.report import charts
 from microbench.report.cases import channels_last, made, no_verdict, title_of, why
-from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
-from microbench.results.types import Json, Run
+from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
+from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
 
+BETWEEN = "nothing between these widths was measured"
 # A letter a cause, beside the number.
 CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
           "compute": "c", "power": "p", "mixed": "-", "no hardware": "n"}  # fmt: skip
+# How a linear layer is launched, in words; what is given in FP8 has no casts.
+LAUNCHED = {"launched": "as launched", "graph": "as a CUDA graph", "eager": "uncompiled"}
+MOST_ROWS = 12  # of the table of linear layers
 Map = tuple[str, str, str]  # setting, precision, baseline
 
 
@@ -26,8 +35,11 @@ def report(run: Run) -> Report | None:
     """The report of a run over widths, images and batches; None where it has no speed-up."""
     if not (maps := maps_of(run)):
         return None
-    tables = [_table(maps), *(_map(*one) for one in maps.items())]
-    return made(run, _answer(run, maps), tables, partial(_chart, run, maps))
+    if _op(run).problem is Linear:
+        answer, tables = _of_layers(run, maps), _layers(maps)
+    else:
+        answer, tables = _answer(run, maps), [_table(maps), *(_map(*one) for one in maps.items())]
+    return made(run, answer, tables, partial(_chart, run, maps))
 
 
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
@@ -96,7 +108,7 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not said)
     if any(len(one.rows) > 1 for some in maps.values() for one in some):
-        lines.append(Line("Doubt", "nothing between these widths was measured"))
+        lines.append(Line("Doubt", BETWEEN))
     return lines
 
 
@@ -115,6 +127,105 @@ def _from(starts: Counter[int | str], op: Op, alone: int) -> str:
     parts += [f"at no width for {never}"] if never else []
     parts += [f"no other width measured at {alone} of {whole}"] if alone else []
     return ", ".join(parts)
+
+
+# ---------------------------------------------------------------- linear layers
+
+
+def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
+    """A line a precision, for the most tokens: from which features it pays, by how it is launched,
+    and what its products gain without casts.
+    """
+    pays, gains = dict[str, list[str]](), dict[str, list[str]]()
+    unclear: dict[str, float] = {}
+    every = [one for some in maps.values() for one in some]
+    most = max(every, key=lambda one: (len(one.rows) > 1, _place(one)))
+    for key, one in ((key, one) for key, some in maps.items() for one in some):
+        if _place(one) != _place(most):
+            continue
+        if one.uncertain:
+            unclear[_title(key)] = max(one.uncertain.values())
+            continue
+        name, problem = key[1], one.rows[0][0].case.problem
+        step = "" if problem.setting["pass"] == "step" else f" in {problem.setting['pass']}"
+        how = LAUNCHED.get(problem.layout, "without casts") + step
+        if problem.layout in LAUNCHED and len(one.rows) > 1:
+            pays.setdefault(name, []).append(f"{_pays(one)} {how}")
+        else:
+            gains.setdefault(name, []).append(f"{_range(one)} ({how})")
+    lines: list[Line] = []
+    for name in dict.fromkeys((*pays, *gains)):
+        said = [f"pays {', '.join(pays[name])}"] if name in pays else []
+        if name in gains:
+            said.append(f"is {', '.join(gains[name])} times as fast as {most.baseline}")
+        lines.append(Line("", f"{name} {'; it '.join(said)}"))
+    if lines:
+        device, fewer = run.device.get("name") or "unknown device", len({*map(_place, every)}) > 1
+        tokens = f"{_place(most)[0]} tokens{', others below' * fewer}"
+        at = "" if len(most.rows) > 1 else f"{fmt.size(most.rows[0][0].case)} features, "
+        lines[0] = Line("", f"{lines[0].text} ({device}, {at}{tokens})")
+        by_casts = {one.rows[0][0].case.problem.layout in LAUNCHED: set[str]() for one in every}
+        for one in every:
+            by_casts[one.rows[0][0].case.problem.layout in LAUNCHED] |= {*one.gains}
+        if "slower" in by_casts.get(True, ()) and by_casts.get(False) == {"faster"}:
+            why = "where FP8 is slower, its casts and scales cost more than its products gain"
+            lines.append(Line("Why", why))
+    lines += no_verdict(unclear, alone=not lines)
+    return [*lines, *([Line("Doubt", BETWEEN)] if len(most.rows) > 1 else [])]
+
+
+def _range(one: Payoff) -> str:
+    ratios = [ratio for _, ratio in one.rows]
+    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([r.ratio for r in ratios])
+
+
+def _pays(one: Payoff) -> str:
+    """ "from 2048x8192 features on and at 2048", "at every width"."""
+    if one.start == 0:
+        return "at every width"
+    below = [fmt.size(result.case) for (result, _), gain in
+             zip(one.rows[: one.start], one.gains, strict=False) if gain == "faster"]  # fmt: skip
+    parts = [f"from {fmt.size(one.from_start[0][0].case)} features on"] if one.from_start else []
+    parts += [f"at {fmt.listed(below)}"] if below else []
+    return fmt.joined(parts) or "at no width"
+
+
+def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
+    """A table a precision, the one that gains most first: a row for each number of tokens and
+    features, a column for each way to launch.
+    """
+    found: dict[str, dict[tuple[int, str], dict[str, Any]]] = {}
+    ends: dict[str, dict[int, list[str]]] = {}
+    for (subject, name, _), some in maps.items():
+        for one in some:
+            (tokens,) = _place(one)
+            ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {_break_even(one)}")
+            for result, ratio in one.rows:
+                size = fmt.size(result.case)
+                row = found.setdefault(name, {}).setdefault((tokens, size), {})
+                row |= {"tokens": tokens, "size": size, subject or "gain": ratio}
+    ways = dict.fromkeys(subject or "gain" for subject, *_ in maps)
+    columns = [
+        Column("tokens", "tokens", once=True),
+        Column("features", "size"),
+        *(Column(way.replace("gain", "times as fast"), way, fmt.ratio) for way in ways),
+    ]
+    parts: list[Part] = []
+    for name, rows in sorted(found.items(), key=lambda one: -_mean(one[1].values())):
+        every = [Row(rows[key]) for key in sorted(rows, key=lambda key: (-key[0], _area(key[1])))]
+        tokens = sorted(ends[name], reverse=True)
+        below = [f"break-even at {n} tokens: {', '.join(ends[name][n])}" for n in tokens]
+        whole = Part(f"{name}: times as fast as bf16", columns, every, below, VERBOSE)
+        parts.append(whole)
+        if len(parts) == 1:
+            more = [f"and {len(every) - MOST_ROWS} more: --verbose"] * (len(every) > MOST_ROWS)
+            some = replace(whole, rows=every[:MOST_ROWS], below=[*below, *more], level=DEFAULT)
+            parts = [some, *([whole] if more else [])]
+    return parts
+
+
+def _mean(rows: Iterable[Mapping[str, Any]]) -> float:
+    return fmean(one.ratio for row in rows for one in row.values() if isinstance(one, Ratio))
 
 
 # ---------------------------------------------------------------- tables

@@ -11,10 +11,12 @@ import pytest
 from samples.measuring import result_of
 
 from kernels.case import Case
+from microbench import fmt
 from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
 from microbench.report import layers as report
 from microbench.report.layers import Pass, by_pass, layers_of, total_ratio
+from microbench.report.parts import cells as texts_of
 from microbench.report.parts import value
 from microbench.report.payoff import maps_of, starts_of
 from microbench.report.payoff import report as map_report
@@ -226,15 +228,33 @@ def test_the_map_of_linear_layers_gives_an_answer_for_each_way_to_launch(tmp_pat
     }
     report = map_report(run)
     assert report
-    of, never = "features for 2 of 3 sizes", "at no width for 1"
-    assert [line.text for line in report.answer][:3] == [
-        f"fp8-row is faster than bf16 in launched from 4096 {of}, {never} (x, batch sizes)",
-        f"in graph from 2048 {of}, {never}",
-        f"in quantised from 1024 {of}, {never}",
+    assert report.finding == (
+        "fp8-row pays from 4096 features on as launched, from 2048 features on as a CUDA graph; it "
+        "is 1.20 (without casts) times as fast as bf16 (x, 16384 tokens, others below)"
+    )
+    assert not any(line.label == "Why" for line in report.answer), "products of 512 tokens lose too"
+    shown, *_ = report.shown()
+    assert shown.title == "fp8-row: times as fast as bf16"
+    first = texts_of(shown)
+    assert [column.title for column in first.columns][2:] == ["launched", "graph", "quantised"]
+    assert list(first.texts[2]) == [
+        "16384", "2048x4096", "0.80 ±0.01", "1.20 ±0.02", "1.20 ±0.02",
+    ]  # fmt: skip
+    assert list(shown.below)[:2] == [
+        "break-even at 16384 tokens: launched 2048x4096..4096, graph 1024..2048, quantised <= 1024",
+        "break-even at 4096 tokens: launched 2048x4096..4096, graph 1024..2048, quantised <= 1024",
     ]
-    (launched, *_) = (part for part in report.parts if part.title.startswith("launched fp8-row"))
-    even = [row.item["even"] for row in launched.rows]
-    assert even == ["> 8192", "2048x4096..4096", "2048x4096..4096"]
+    many = [r for r in results if r.case.problem.setting["batch"] != "512"]
+    report = map_report(replace(run, results=tuple(many)))
+    assert report
+    assert [line.label for line in report.answer][:2] == ["", "Why"]
+    single = [r for r in many if fmt.size(r.case) == "1024" and r.case.problem.layout == "launched"]
+    report = map_report(replace(run, results=tuple(single)))
+    assert report
+    assert report.finding == (
+        "fp8-row is 0.80 ±0.01 (as launched) times as fast as bf16 "
+        "(x, 1024 features, 16384 tokens, others below)"
+    )
 
 
 def test_gain_needs_the_whole_interval_and_one_beyond_30_per_cent_shows_nothing() -> None:

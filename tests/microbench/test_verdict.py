@@ -11,8 +11,10 @@ from statistics import geometric_mean
 import pytest
 from samples.measuring import timed
 
+from kernels.attention import Attention
 from kernels.case import Case
 from kernels.gemm import Gemm
+from kernels.problem import Problem
 from kernels.tune import HOW, Choice
 from microbench.report.kernels import by_eights, means_of, report
 from microbench.report.writers import to_markdown
@@ -192,6 +194,50 @@ def test_gains_at_multiples_of_8_are_no_range_and_the_first_asked_for_is_the_bas
     times = {"bf16": 4e-3, "fp16": 1e-3}
     run = run_of(*(result(8, name, seconds=time) for name, time in times.items()))
     assert lines(run)[0].startswith("fp16 is 4.00 times as fast as bf16")
+
+
+def test_one_call_is_held_against_what_it_picks_from_or_a_kernel_for_each_part() -> None:
+    """Three lengths; at the shortest torch's pick is not the fastest."""
+
+    def beside_it(problem: Problem, backend: str, variant: str, **others: float) -> Result:
+        ratios = {name: Ratio(one, (0.99 * one, 1.01 * one)) for name, one in others.items()}
+        case = Case(problem, "bf16", backend)
+        return Result(case, "ok", measurement=timed(1e-3), variant=variant, vs_backend=ratios)
+
+    found: list[Result] = []
+    for length, picks, gain in ((512, "flash", 0.8), (1024, "cudnn", 1.0), (2048, "cudnn", 1.0)):
+        problem = Attention(8, 16, 16, length, 64)
+        found += [
+            beside_it(problem, "torch", picks, cudnn=gain, flash=1.5, math=length / 100),
+            *(beside_it(problem, name, name) for name in ("cudnn", "flash", "math")),
+        ]
+    assert lines(run_of(*found))[0] == (
+        "torch picks cudnn in 2 of 3, flash in 1 of 3, 0.80 ±0.01 times as fast as cudnn, 5.12 to "
+        "20.5 as math, 1.50 as flash; another is faster in 1 of 3 cases (cudnn at fprop causal "
+        "16x64 @512 b8 in bf16; x, attention 512..2048, torch)"
+    )
+    assert lines(run_of(*found[4:]))[0].startswith(
+        "torch picks cudnn, 1.50 times as fast as flash, 10.2 to 20.5 as math; no other is faster "
+        "in any of 2 cases (x, attention 1024..2048, torch)"
+    )
+    shown, *_ = report(run_of(*found)).shown()
+    assert [column.title for column in shown.columns if column.title.startswith("x ")] == [
+        "x cudnn", "x flash", "x math",
+    ]  # fmt: skip
+    groups, strided, one = (
+        beside_it(Gemm(64, 64, 64, layout, batch), "cublas", call, separate=gain)
+        for layout, batch, call, gain in (
+            ("nt-skewed", 8, "grouped_mm", 1.1), ("nt-strided", 8, "bmm", 2.4),
+            ("nt-gelu", 1, "addmm_activation", 1.0),
+        )
+    )  # fmt: skip
+    apart = [beside_it(row.case.problem, "separate", "separate") for row in (groups, strided, one)]
+    assert lines(run_of(groups, strided, one, *apart))[:3] == [
+        "grouped_mm is 1.10 ±0.02 times as fast as a kernel for each group in bf16 "
+        "(x, GEMM 8x64x64x64..64, cublas)",
+        "bmm is 2.40 ±0.03 times as fast as a kernel for each product in bf16",
+        "addmm_activation is ~1 ±0.01 times as fast as kernels for product, bias and GELU in bf16",
+    ]
 
 
 def test_every_precision_and_baseline_has_its_sentence_or_a_reason() -> None:
