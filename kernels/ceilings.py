@@ -86,21 +86,21 @@ class Loaded:
 
 def peak_kernels(name: str, target: Target) -> list[PeakKernel]:
     """The kernels of a precision's fastest instruction; [] where that is not known."""
-    kind, hopper = precision(name).factors, target.capability == (9, 0)
-    if target.capability not in KNOWN or (kind.is_float8 and target.capability < (8, 9)):
+    factors, hopper = precision(name).factors, target.capability == (9, 0)
+    if target.capability not in KNOWN or (factors.is_float8 and target.capability < (8, 9)):
         return []
     if name == "fp32":
         return [_ffma(threads, blocks) for threads, blocks in ((512, 2), (1024, 1))]
     if hopper and name != "fp64":
-        return [_wgmma(kind, steps, in_flight) for steps, in_flight in ((16, 0), (4, 1))]
-    return [_mma_sync(kind, blocks, hopper) for blocks in (2, 1)]
+        return [_wgmma(factors, steps, in_flight) for steps, in_flight in ((16, 0), (4, 1))]
+    return [_mma_sync(factors, blocks, hopper) for blocks in (2, 1)]
 
 
-def _wgmma(kind: Precision, steps: int, in_flight: int) -> PeakKernel:
+def _wgmma(factors: Precision, steps: int, in_flight: int) -> PeakKernel:
     """`steps` instructions are committed together; `in_flight` earlier groups may still run."""
-    accumulator, c_type, letter, per = ACCUMULATORS[kind.accumulate]
-    a, b = PTX_TYPES[kind.storage], PTX_TYPES[kind.storage_b or kind.storage]
-    k, registers = ROW_BYTES // kind.bytes_per_element, 128 // per
+    accumulator, c_type, letter, per = ACCUMULATORS[factors.accumulate]
+    a, b = PTX_TYPES[factors.storage], PTX_TYPES[factors.storage_b or factors.storage]
+    k, registers = ROW_BYTES // factors.bytes_per_element, 128 // per
     listed = ", ".join(f"%{i}" for i in range(registers))
     # scale-a, scale-b; 16-bit types may also be transposed, here they are not.
     scales = {"s8": "", "f16": ", 1, 1, 0, 0", "bf16": ", 1, 1, 0, 0"}.get(a, ", 1, 1")
@@ -118,13 +118,13 @@ def _wgmma(kind: Precision, steps: int, in_flight: int) -> PeakKernel:
     )  # fmt: skip
 
 
-def _mma_sync(kind: Precision, blocks: int, hopper: bool) -> PeakKernel:
+def _mma_sync(factors: Precision, blocks: int, hopper: bool) -> PeakKernel:
     """`blocks` an SM; before Hopper fp64 has m8n8k4 alone. Its registers are doubles."""
-    accumulator, c_type, letter, per = ACCUMULATORS[kind.accumulate]
-    a, b = PTX_TYPES[kind.storage], PTX_TYPES[kind.storage_b or kind.storage]
-    word, read, rows, k = "unsigned", "r", 16, ROW_BYTES // kind.bytes_per_element
+    accumulator, c_type, letter, per = ACCUMULATORS[factors.accumulate]
+    a, b = PTX_TYPES[factors.storage], PTX_TYPES[factors.storage_b or factors.storage]
+    word, read, rows, k = "unsigned", "r", 16, ROW_BYTES // factors.bytes_per_element
     words = ROW_BYTES // 4
-    if kind.name == "fp64":
+    if factors.name == "fp64":
         word, read, (rows, k) = "double", "d", (16, 16) if hopper else (8, 4)
         words = k
     counts = rows // 4 // per, rows // 8 * words // 4, words // 4  # registers of D, A, B
@@ -167,11 +167,11 @@ def load(variant: PeakKernel, name: str, target: Target) -> Loaded:
     kernel = module.get_function("product")
     if variant.shared_bytes:
         kernel.max_dynamic_shared_size_bytes = variant.shared_bytes
-    kind, blocks = precision(name).factors, target.sm_count * variant.blocks_per_sm
+    factors, blocks = precision(name).factors, target.sm_count * variant.blocks_per_sm
     rates = flop_per_clock(target.capability, target.name)
-    of_device = LAUNCH_S * CLOCK_HZ * rates.get(kind.rate_name, UNKNOWN_RATE) * target.sm_count
+    of_device = LAUNCH_S * CLOCK_HZ * rates.get(factors.rate_name, UNKNOWN_RATE) * target.sm_count
     passes = max(1, round(of_device / (blocks * variant.flops_per_pass)))
-    operands = _operands(variant, kind, torch.device(target.torch_device))
+    operands = _operands(variant, factors, torch.device(target.torch_device))
 
     def launch(out: torch.Tensor | None, times: int) -> None:
         tensors = [np.uintp(x.data_ptr() if x is not None else 0) for x in (*operands, out)]
@@ -182,7 +182,7 @@ def load(variant: PeakKernel, name: str, target: Target) -> Loaded:
 
     def rel_error() -> float:
         wanted, times = _results(variant, operands)
-        out = torch.full_like(wanted, -1, dtype=kind.torch_dtype("accumulate"))
+        out = torch.full_like(wanted, -1, dtype=factors.torch_dtype("accumulate"))
         launch(out, times)
         return float((out.double() - wanted).norm() / wanted.norm())
 
@@ -190,7 +190,7 @@ def load(variant: PeakKernel, name: str, target: Target) -> Loaded:
     return Loaded(lambda: launch(None, passes), flops, rel_error)
 
 
-def _operands(variant: PeakKernel, kind: Precision, device: torch.device) -> list[torch.Tensor]:
+def _operands(variant: PeakKernel, factors: Precision, device: torch.device) -> list[torch.Tensor]:
     import torch
 
     from kernels.data import draw, store
@@ -198,16 +198,16 @@ def _operands(variant: PeakKernel, kind: Precision, device: torch.device) -> lis
     if not variant.k:
         return [torch.tensor([FACTOR, TERM], device=device)]
     random = torch.Generator(device).manual_seed(0)
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for rows, which in zip(variant.rows, ("storage", "storage_b"), strict=True):
         values = draw((rows, variant.k), "normal", random)
-        if kind.accumulate == "float16":
+        if factors.accumulate == "float16":
             values *= ACC16_SCALE
-        stored = store(values, kind.torch_dtype(which), "normal")
-        if kind.multiply == "tf32":
+        stored = store(values, factors.torch_dtype(which), "normal")
+        if factors.multiply == "tf32":
             stored = (stored.view(torch.int32) & TF32_MASK).view(torch.float32)
-        found.append(stored.contiguous())
-    return found
+        tensors.append(stored.contiguous())
+    return tensors
 
 
 def _results(variant: PeakKernel, operands: list[torch.Tensor]) -> tuple[torch.Tensor, int]:

@@ -79,12 +79,12 @@ def results(returned: object, outputs: Sequence[torch.Tensor]) -> Sequence[torch
     if len(given) != len(outputs):
         raise ValueError(f"returned {len(given)} tensors, not {len(outputs)}")
     pairs = zip(given, outputs, strict=True)
-    found = [one if isinstance(one, torch.Tensor) else output for one, output in pairs]
-    for tensors in zip(found, outputs, strict=True):
+    chosen = [result if isinstance(result, torch.Tensor) else output for result, output in pairs]
+    for tensors in zip(chosen, outputs, strict=True):
         got, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in tensors)
         if got != wanted:
             raise ValueError(f"returned {got}, not {wanted}")
-    return found
+    return chosen
 
 
 def unwritten(output: torch.Tensor) -> int:

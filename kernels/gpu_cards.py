@@ -50,9 +50,9 @@ class Card:
     byte_per_s: float
     reference: str
 
-    def peak(self, kind: Precision) -> float | None:
+    def peak(self, precision: Precision) -> float | None:
         """The dense peak of a precision in FLOP/s; None where the card lacks it."""
-        return self.flop_per_s.get(kind.rate_name)
+        return self.flop_per_s.get(precision.rate_name)
 
 
 def _tera(**rates: float) -> dict[str, float]:

@@ -54,10 +54,10 @@ class LabelFormat:
 
     def read(self, label: str) -> dict[str, Any]:
         """The fields of a label; numbers left out are 1. Raises ValueError."""
-        found = self._pattern.fullmatch(label)
-        if found is None:
+        match = self._pattern.fullmatch(label)
+        if match is None:
             raise ValueError(f"not a configuration of the {self.name}: {label!r}")
-        fields: dict[str, Any] = found.groupdict()
+        fields: dict[str, Any] = match.groupdict()
         kernel, flags = fields.pop("kernel"), {name: bool(fields.pop(name)) for name in self.flags}
         numbers = {name: int(number or 1) for name, number in fields.items()}
         return {"kernel": kernel, **numbers, **flags}
@@ -120,11 +120,11 @@ def options(stages: int, warps: int) -> dict[str, int]:
     return {"num_stages": stages, "num_warps": warps}
 
 
-def input_precision(kind: Precision) -> str:
+def input_precision(precision: Precision) -> str:
     """`input_precision` of `tl.dot` for float32 operands: "tf32" rounds them to 10 mantissa bits,
     "ieee" keeps all 23. Narrower operands are not affected.
     """
-    return "tf32" if kind.multiply == "tf32" else "ieee"
+    return "tf32" if precision.multiply == "tf32" else "ieee"
 
 
 def candidate(label: str, tile: tuple[int, int, int] | None, steps: Sequence[Step]) -> Candidate:
@@ -140,18 +140,18 @@ def candidate(label: str, tile: tuple[int, int, int] | None, steps: Sequence[Ste
     return Candidate(label, call, tile, names)
 
 
-def bound(found: Sequence[Config], bind: Callable[[Config], Candidate]) -> Sequence[Candidate]:
+def bound(configs: Sequence[Config], bind: Callable[[Config], Candidate]) -> Sequence[Candidate]:
     """The configurations, ready to launch, but for those that do not fit the free memory; the last
     one's error where none fits. Any other error is a bug, and passed on.
     """
     from torch import OutOfMemoryError
 
     candidates: list[Candidate] = []
-    for config in found:
+    for config in configs:
         try:
             candidates.append(bind(config))
         except (CannotRun, OutOfMemoryError):
-            if config is found[-1] and not candidates:
+            if config is configs[-1] and not candidates:
                 raise
     return tuple(candidates)
 
@@ -184,10 +184,10 @@ def gluon_missing() -> str | None:
         return "Triton's interpreter does not run Gluon"
     for module, names in GLUON_USED.items():
         try:
-            found = import_module(module)
+            loaded = import_module(module)
         except ImportError:
             return f"this Triton has no {module}"
         for name in names:
-            if not any(hasattr(found, each) for each in name.split("|")):
+            if not any(hasattr(loaded, each) for each in name.split("|")):
                 return f"this Triton has no {module}.{name.split('|')[0]}"
     return None

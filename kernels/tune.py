@@ -85,9 +85,9 @@ class Configurations(Generic[Config]):
         """Those that can run and are not left out, the cheapest first. CannotRun if there are
         none.
         """
-        found = self.rank()
-        left = [config for config in found if self.target.has(config.label)]
-        if found and not left:
+        every = self.rank()
+        left = [config for config in every if self.target.has(config.label)]
+        if every and not left:
             without = ",".join(self.target.without)
             raise CannotRun(f"--without {without} leaves no Triton configuration")
         if not left:
@@ -98,10 +98,10 @@ class Configurations(Generic[Config]):
     @cached_property
     def known(self) -> tuple[Config, Choice] | None:
         """The winner of an earlier run, and how it was chosen."""
-        found = find(self.case, self.target)
-        if found is None:
+        winner = find(self.case, self.target)
+        if winner is None:
             return None
-        label, candidates = found
+        label, candidates = winner
         try:
             config = self.parse(label)
         except ValueError:
@@ -164,8 +164,8 @@ def _differ(family: Callable[[Config], Hashable], configs: Sequence[Config]) -> 
 
 def _with(config: Config, listed: Sequence[Config]) -> Iterator[list[Config]]:
     """The list with a configuration in place of the last, of the last but one and so on."""
-    for place in reversed(range(1, len(listed))):
-        yield [*listed[:place], config, *listed[place + 1 :]]
+    for index in reversed(range(1, len(listed))):
+        yield [*listed[:index], config, *listed[index + 1 :]]
 
 
 # ---------------------------------------------------------------- the user's cache
@@ -216,8 +216,8 @@ def save(case: Case, target: Target, label: str, candidates: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file):
         _read.cache_clear()  # another process may have written meanwhile
-        found = {**_read(file), key(case, target): (label, candidates)}
-        write_atomically(file, json.dumps(found, indent=0, sort_keys=True) + "\n")
+        winners = {**_read(file), key(case, target): (label, candidates)}
+        write_atomically(file, json.dumps(winners, indent=0, sort_keys=True) + "\n")
         _read.cache_clear()
 
 
@@ -272,11 +272,11 @@ def _read(file: Path) -> dict[str, Winner]:
         reason = getattr(error, "strerror", None) or first_line(error)
         warn(f"{file} cannot be read ({reason}): shapes are tuned again")
         return {}
-    found: dict[str, Winner] = {}
+    winners: dict[str, Winner] = {}
     for name, entry in entries.items():
         match entry:
             case [str(label), int(candidates)] if 1 <= candidates <= MOST_CANDIDATES:
-                found[name] = label, candidates
+                winners[name] = label, candidates
             case _:
                 pass
-    return found
+    return winners

@@ -40,11 +40,11 @@ def find(name: str) -> Any:
         module = module_name.removesuffix(".py").replace("/", ".")
         raise ValueError(f"{name!r} names a file, not a module: write {module}:{attribute}")
     module = _import(module_name)
-    found = getattr(module, attribute, None)
-    if found is None:
+    member = getattr(module, attribute, None)
+    if member is None:
         functions = [key for key, value in vars(module).items() if callable(value)]
         raise ValueError(f"{module_name} has no {attribute!r}{suggest(attribute, functions)}")
-    return found
+    return member
 
 
 def _import(module_name: str) -> ModuleType:

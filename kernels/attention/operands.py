@@ -49,18 +49,18 @@ class AttentionOperands:
         return tuple(self.tensors[name] for name in self.problem.outputs)
 
     def holding(self, *results: torch.Tensor) -> Self:
-        found = zip(self.problem.outputs, results, strict=True)
-        return replace(self, tensors={**self.tensors, **dict(found)})
+        tensors = zip(self.problem.outputs, results, strict=True)
+        return replace(self, tensors={**self.tensors, **dict(tensors)})
 
     def relative_error(self) -> float:
         """The largest of any head of any output, or of any of its rows: see `_errors`."""
-        found = [
+        errors = [
             error
             for group in self._groups()
             for name, expected in reference(self.problem, group).items()
             for error in _errors(group[name].double(), expected)
         ]
-        return float(torch.stack(found).max())
+        return float(torch.stack(errors).max())
 
     def total_error(self) -> float:
         """The largest over the first key/value head, of inputs as drawn: rounding to storage is
@@ -100,7 +100,7 @@ def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
     """
     q, k, v, *of_output = (tensors[name].double() for name in problem.inputs)
     k, v, scale, size = k[0], v[0], problem.head_size**-0.5, problem.sequence
-    found = {name: torch.zeros_like(tensors["k" if name[-1] in "kv" else "q"], dtype=q.dtype)
+    outputs = {name: torch.zeros_like(tensors["k" if name[-1] in "kv" else "q"], dtype=q.dtype)
              for name in problem.outputs}  # fmt: skip
     for heads in range(len(q)):
         for start in range(0, size, step := max(1, BAND_ELEMENTS // size)):
@@ -111,16 +111,16 @@ def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
                 scores.masked_fill_(ahead, float("-inf"))
             shares = scores.softmax(-1)
             if problem.which != BPROP:
-                found["o"][heads, rows] = shares @ v
+                outputs["o"][heads, rows] = shares @ v
                 continue
             do = of_output[0][heads, rows]
             of_shares = do @ v.t()
             mean = (shares * of_shares).sum(-1, keepdim=True)
             of_scores = shares * (of_shares - mean) * scale
-            found["dq"][heads, rows] = of_scores @ k
-            found["dk"][0] += of_scores.t() @ q[heads, rows]
-            found["dv"][0] += shares.t() @ do
-    return found
+            outputs["dq"][heads, rows] = of_scores @ k
+            outputs["dk"][0] += of_scores.t() @ q[heads, rows]
+            outputs["dv"][0] += shares.t() @ do
+    return outputs
 
 
 def sample(problem: Attention, drawn: Callable[[str], torch.Tensor]) -> Tensors:

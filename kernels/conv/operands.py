@@ -118,9 +118,9 @@ def sample(problem: Conv, drawn: Callable[[str], torch.Tensor]) -> SampledPart:
         ks = part(shape.k, few, which == "dgrad")
         cs = w_cs = part(shape.c, few, which == "fprop")
     sizes = replace(shape, n=len(images), c=len(cs), k=len(ks), groups=groups)
-    found = SampledPart(images, ks, cs, w_cs, sizes, {})
-    found.drawn.update((name, found.part(name, tensor)) for name, tensor in inputs.items())
-    return found
+    sampled = SampledPart(images, ks, cs, w_cs, sizes, {})
+    sampled.drawn.update((name, sampled.part(name, tensor)) for name, tensor in inputs.items())
+    return sampled
 
 
 def operands(

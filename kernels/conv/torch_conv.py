@@ -24,13 +24,13 @@ CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
 
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch cannot run this."""
-    kind = case.precision
-    if kind.is_float8:
+    precision = case.precision
+    if precision.is_float8:
         name = case.precision_name
         raise CannotRun(f"torch has no {name} convolution; --backend triton has fp8-e4m3")
-    if kind.storage == "int8":
+    if precision.storage == "int8":
         raise CannotRun("torch has no int8 convolution")
-    if kind.accumulate == "float16":
+    if precision.accumulate == "float16":
         raise CannotRun("torch does not offer cuDNN's float16 accumulation")
 
 
@@ -60,10 +60,10 @@ def _launch(operands: ConvOperands) -> Callable[[], torch.Tensor]:
         return lambda: forward(x, w, None, stride, padding, dilation, False, [0, 0], shape.groups)
     backward = torch.ops.aten.convolution_backward.default
     wanted = [operands.which == "dgrad", operands.which == "wgrad", False]
-    place = 0 if operands.which == "dgrad" else 1
+    number = 0 if operands.which == "dgrad" else 1
     return lambda: backward(
         y, x, w, None, stride, padding, dilation, False, [0, 0], shape.groups, wanted
-    )[place]
+    )[number]
 
 
 def _try_on_cpu(case: Case, operands: ConvOperands) -> None:

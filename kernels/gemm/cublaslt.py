@@ -43,13 +43,13 @@ def check(case: Case, target: Target) -> None:
 
 def check_8bit(case: Case, library: str, int8_multiple: int = INT8_MULTIPLE) -> None:
     """CannotRun where `library` has no kernel for an 8-bit case of this layout or size."""
-    name, kind = case.precision_name, case.precision
-    if kind.bytes_per_element != 1:
+    name, precision = case.precision_name, case.precision
+    if precision.bytes_per_element != 1:
         return
     if not case.problem.layout.startswith("nt"):
         raise CannotRun(f"{name} in {library} needs both operands K-major; use --layout nt")
     _, n, k = case.problem.mnk
-    multiple = FLOAT8_MULTIPLE if kind.is_float8 else int8_multiple
+    multiple = FLOAT8_MULTIPLE if precision.is_float8 else int8_multiple
     if n % multiple or k % multiple:
         raise CannotRun(
             f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"
@@ -103,9 +103,9 @@ def workspace_bytes(capability: Capability) -> int:
     return WORKSPACE_BYTES_HOPPER if capability >= (9, 0) else WORKSPACE_BYTES_BEFORE
 
 
-def reduction_schemes(kind: Precision) -> int:
+def reduction_schemes(precision: Precision) -> int:
     """A mask of the split-K reductions (cublasLtReductionScheme_t) that keep the accumulator."""
-    if DTYPE_BYTES[kind.output] < DTYPE_BYTES[kind.accumulate]:
+    if DTYPE_BYTES[precision.output] < DTYPE_BYTES[precision.accumulate]:
         return api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
     return api.CUBLASLT_REDUCTION_SCHEME_MASK
 
@@ -120,29 +120,29 @@ class _Problem:
     launch keeps that alive.
     """
 
-    def __init__(self, kind: Precision, operands: Operands, target: Target) -> None:
+    def __init__(self, precision: Precision, operands: Operands, target: Target) -> None:
         self.library, self.operands, self.index = api.load(), operands, target.index
         self.handle = _handle(target.index)
         self.bound: list[api.Algo] = []
         a, b, c = operands.a, operands.b, operands.c
         blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
-        how = api.arithmetic(kind)
+        how = api.arithmetic(precision)
         self.alpha, self.beta = how.scalars()
-        self.reductions = reduction_schemes(kind)
+        self.reductions = reduction_schemes(precision)
         size = workspace_bytes(target.capability or (0, 0))
         self.workspace = torch.empty(size, dtype=torch.uint8, device=c.device)
         self.description = api.Descriptor(self.library, "MatmulDesc", how.compute, how.scale)
         self.description.set(api.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(blas.first.op))
         self.description.set(api.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(blas.second.op))
-        if kind.is_float8:
+        if precision.is_float8:
             one = ctypes.c_void_p(operands.one.data_ptr())
             self.description.set(api.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, one)
             self.description.set(api.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, one)
-            fast = ctypes.c_int8(kind.fast_accumulate)
+            fast = ctypes.c_int8(precision.fast_accumulate)
             self.description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)
-        self.first = self._layout(kind.storage_b or kind.storage, blas.first)
-        self.second = self._layout(kind.storage, blas.second)
-        self.out = self._layout(kind.output, blas.out)
+        self.first = self._layout(precision.storage_b or precision.storage, blas.first)
+        self.second = self._layout(precision.storage, blas.second)
+        self.out = self._layout(precision.output, blas.out)
 
     def _layout(self, dtype: str, stored: api.Stored) -> api.Descriptor:
         sizes = (stored.rows, stored.columns, stored.ld)

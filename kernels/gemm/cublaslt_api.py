@@ -113,9 +113,9 @@ _ARITHMETIC = {
 _TF32 = Arithmetic(CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F)
 
 
-def arithmetic(kind: Precision) -> Arithmetic:
+def arithmetic(precision: Precision) -> Arithmetic:
     """How cuBLAS is told to compute in this precision."""
-    return _TF32 if kind.multiply == "tf32" else _ARITHMETIC[kind.accumulate]
+    return _TF32 if precision.multiply == "tf32" else _ARITHMETIC[precision.accumulate]
 
 
 @dataclass(frozen=True)
@@ -288,13 +288,13 @@ class Descriptor:
     Destroyed when garbage is collected. Creating it raises CublasLtError where cuBLASLt refuses.
     """
 
-    def __init__(self, library: Library, kind: str, *arguments: int) -> None:
+    def __init__(self, library: Library, name: str, *arguments: int) -> None:
         created = ctypes.c_void_p()
-        library.call(f"{kind}Create", ctypes.byref(created), *arguments)
+        library.call(f"{name}Create", ctypes.byref(created), *arguments)
         assert created.value is not None
         self.address: int = created.value
-        self._library, self._kind = library, kind
-        destroy = weakref.finalize(self, library.functions[f"{kind}Destroy"], self.address)
+        self._library, self._kind = library, name
+        destroy = weakref.finalize(self, library.functions[f"{name}Destroy"], self.address)
         destroy.atexit = False  # the process gives the memory back; the library may be gone
 
     def set(self, attribute: int, value: ctypes._SimpleCData) -> None:

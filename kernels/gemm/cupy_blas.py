@@ -90,12 +90,12 @@ def _cupy_stream(address: int) -> Any:
     return cupy.cuda.Stream.from_external(_Stream(address))
 
 
-def _launcher(kind: Precision, operands: Operands, index: int) -> Callable[[], None]:
+def _launcher(precision: Precision, operands: Operands, index: int) -> Callable[[], None]:
     """One cublasGemmEx on torch's current stream, its arguments bound beforehand."""
-    alpha, beta = api.arithmetic(kind).scalars()
+    alpha, beta = api.arithmetic(precision).scalars()
     a, b, c = operands.a, operands.b, operands.c
     blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
-    stored, output = api.DATA_TYPES[kind.storage], api.DATA_TYPES[kind.output]
+    stored, output = api.DATA_TYPES[precision.storage], api.DATA_TYPES[precision.output]
     keep = (operands, alpha, beta)  # what the addresses in `arguments` point at
     gemm_ex: Callable[..., object] = _binding().gemmEx
     arguments = (
@@ -103,7 +103,7 @@ def _launcher(kind: Precision, operands: Operands, index: int) -> Callable[[], N
         *(ctypes.addressof(alpha), b.data_ptr(), stored, blas.first.ld),
         *(a.data_ptr(), stored, blas.second.ld, ctypes.addressof(beta)),
         *(c.data_ptr(), output, blas.out.ld),
-        *(api.arithmetic(kind).compute, api.CUBLAS_GEMM_DEFAULT),
+        *(api.arithmetic(precision).compute, api.CUBLAS_GEMM_DEFAULT),
     )
 
     def launch(keep: object = keep) -> None:

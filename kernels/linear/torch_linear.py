@@ -35,9 +35,9 @@ Results = tuple[Tensor, ...]
 
 def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch or torchao cannot run this."""
-    problem, kind, name = case.problem, case.precision, case.precision_name
+    problem, precision, name = case.problem, case.precision, case.precision_name
     assert isinstance(problem, Linear)
-    if kind.multiply != "fp8" and name != "bf16":
+    if precision.multiply != "fp8" and name != "bf16":
         raise CannotRun("a linear layer is measured in bf16, fp8-tensor, fp8-row and fp8-block")
     if target.kind == "cpu" and problem.layout in ("graph", "quantised"):
         raise CannotRun("a CPU has no CUDA graphs: --layout launched, eager or quantised-launched")
@@ -49,7 +49,7 @@ def check(case: Case, target: Target) -> None:
     multiple = BLOCK if name == "fp8-block" else FP8_MULTIPLE
     free = problem.which in ("fprop", "dgrad") and name != "fp8-block"  # nothing is summed over M
     for dim in "kn" if free else "mkn":
-        if kind.multiply == "fp8" and getattr(problem, dim) % multiple:
+        if precision.multiply == "fp8" and getattr(problem, dim) % multiple:
             size = f"{dim.upper()}={getattr(problem, dim)}"
             raise CannotRun(f"{name} needs multiples of {multiple}, not {size}")
 

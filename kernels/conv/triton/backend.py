@@ -54,9 +54,9 @@ def candidates(
     problem = ImplicitGemm.of(case)
 
     def ready(config: ConvConfig) -> Candidate:
-        found = candidate(config.label, config.tile, bind(config, case, operands, target))
-        found = replace(found, tiles=rules(config.label).tiles(config, problem))
-        return copied(found) if copied else found
+        launch = candidate(config.label, config.tile, bind(config, case, operands, target))
+        launch = replace(launch, tiles=rules(config.label).tiles(config, problem))
+        return copied(launch) if copied else launch
 
     return bound(configurations(case, target).tried(search), ready)
 

@@ -254,7 +254,7 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
     if problem.shape.flat:
         return [(1, 1, pixels)]
     powers = [1 << i for i in range(pixels.bit_length())]
-    found = [
+    shapes = [
         (pixels // (h * w), h, w)
         for h in powers
         for w in (h, 2 * h)
@@ -264,9 +264,9 @@ def boxes(pixels: int, problem: ImplicitGemm, kernel: str) -> list[tuple[int, in
     def work(box: tuple[int, int, int]) -> float:
         return products(DataConfig(kernel, *box, 64, 64, 1, 4), problem)
 
-    least = min(found, key=work)
+    least = min(shapes, key=work)
     near = sorted(
-        (box for box in found if work(box) <= NEAR_LEAST * work(least)),
+        (box for box in shapes if work(box) <= NEAR_LEAST * work(least)),
         key=lambda box: -box[1] * box[2],
     )
     clear = [least] * (work(least) < CLEARLY_LESS * work(near[0]))
@@ -377,10 +377,8 @@ def _product_clocks(bk: int) -> float:
 def _widths(problem: ImplicitGemm) -> list[int]:
     """The widths of tiles that take the output channels in the fewest clocks, the widest first."""
     clocks = {bk: ceil(problem.k / bk) * _product_clocks(bk) for bk in WIDTHS}
-    found = sorted(clocks, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
-    return sorted(
-        (bk for bk in found if clocks[bk] <= WORST_WIDTH * clocks[found[0]]), reverse=True
-    )
+    best = sorted(clocks, key=lambda bk: (clocks[bk], -bk))[:WIDTHS_KEPT]
+    return sorted((bk for bk in best if clocks[bk] <= WORST_WIDTH * clocks[best[0]]), reverse=True)
 
 
 def _gluon(problem: ImplicitGemm) -> Iterator[DataConfig]:
@@ -442,13 +440,13 @@ def too_slow(problem: ImplicitGemm, capability: Capability, sm_count: int) -> st
     """Why our kernels would stay far below the library, or None: conv_gather multiplies each pixel
     of a strided gradient of the input with all taps, also those that it does not meet.
     """
-    found = ranked(problem, capability, sm_count) if problem.split_output else []
-    if not found or found[0].kernel != GATHER:
+    configs = ranked(problem, capability, sm_count) if problem.split_output else []
+    if not configs or configs[0].kernel != GATHER:
         return None
     s = problem.shape
     rate = sm_count * HOPPER.flop_per_clock[problem.precision.rate_name]
     least = max(s.flops / rate, _moved(problem) / cost.DRAM_BYTES_PER_CLOCK) + cost.START_CLOCKS
-    times = _cost(found[0], problem, sm_count) / least
+    times = _cost(configs[0], problem, sm_count) / least
     if times < MOST_SURPLUS:
         return None
     return (
@@ -460,11 +458,11 @@ def too_slow(problem: ImplicitGemm, capability: Capability, sm_count: int) -> st
 
 def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> list[DataConfig]:
     """All valid configurations of the catalogue, the most promising first."""
-    found = [
+    configs = [
         config
         for catalogue, _ in RULES.values()
         for config in dict.fromkeys(catalogue(problem))
         if valid(config, problem, capability)
         and (config.kernel == GLUON or config.accumulators <= MAX_ACCUMULATORS)
     ]
-    return sorted(found, key=lambda config: _cost(config, problem, sm_count))
+    return sorted(configs, key=lambda config: _cost(config, problem, sm_count))

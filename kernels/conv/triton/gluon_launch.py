@@ -146,13 +146,13 @@ def parities(problem: ImplicitGemm) -> list[Parity]:
     Their order spreads the work: programs take tiles one after another, the long ones first.
     """
     step = problem.shape.strides[0] if problem.split_output else 1
-    found = [
+    parts = [
         Parity(row, column, tuple(_taps(problem, row, column)))
         for row in range(step)
         for column in range(step)
         if row < problem.whole_output[1] and column < problem.whole_output[2]
     ]
-    return sorted(found, key=lambda parity: -len(parity.taps))
+    return sorted(parts, key=lambda parity: -len(parity.taps))
 
 
 def _taps(problem: ImplicitGemm, row: int, column: int) -> Iterator[Tap]:

@@ -305,7 +305,7 @@ def _tma(problem: ImplicitGemm) -> Iterator[WgradConfig]:
 
 def _staged(base: WgradConfig, problem: ImplicitGemm) -> Iterator[WgradConfig]:
     """The base with as many stages as one, two or three programs on an SM have room for."""
-    found: set[int] = set()
+    depths: set[int] = set()
     by_registers = HOPPER.blocks_per_sm(32 * base.warps, base.accumulators, 0)
     for programs in range(1, min(3, by_registers) + 1):
         limit = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
@@ -313,8 +313,8 @@ def _staged(base: WgradConfig, problem: ImplicitGemm) -> Iterator[WgradConfig]:
         while shared_memory(replace(base, stages=stages), problem) > limit:
             stages -= 1
         if stages > 1:
-            found.add(stages)
-    for stages in sorted(found, reverse=True):
+            depths.add(stages)
+    for stages in sorted(depths, reverse=True):
         yield replace(base, stages=stages)
 
 
@@ -328,13 +328,13 @@ def _steps_of_pixels(problem: ImplicitGemm) -> Iterator[tuple[int, int, int]]:
     if shape.flat:
         yield from ((1, line, 1), (1, 2 * line, 1))
         return
-    found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
+    boxes = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
     if shape.n <= line // 4:
-        found.append((line // 4, 1))
+        boxes.append((line // 4, 1))
     fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
-    found += [(line // columns, columns) for columns in fitting[-2:]]
+    boxes += [(line // columns, columns) for columns in fitting[-2:]]
     computed: dict[tuple[int, int, int], float] = {}
-    whole = [(images, columns) for images, columns in found if images * columns >= LEAST_SIDE]
+    whole = [(images, columns) for images, columns in boxes if images * columns >= LEAST_SIDE]
     for (images, columns), rows in product(whole, (1, 2, 4, 7)):
         if line // 2 <= images * columns * rows <= LONGEST_STEP:
             parts = ((shape.n, images), (shape.p, rows), (shape.q, columns))
@@ -374,25 +374,25 @@ def ranked(problem: ImplicitGemm, capability: Capability, sm_count: int) -> Sequ
     Configurations similar to one further up come later than their clocks alone would put them, so
     that a search over the first ones tries every kind of tile.
     """
-    found: dict[WgradConfig, float] = {}
+    clocks: dict[WgradConfig, float] = {}
     for catalogue, _ in RULES.values():
         for base in catalogue(problem):
             if not valid(base, problem, capability):
                 continue
-            clocks = {
+            of_base = {
                 config: _cost(config, problem, sm_count)
                 for config in _with_split_k(base, problem, sm_count)
                 if valid(config, problem, capability)
             }
-            best = sorted(clocks, key=clocks.__getitem__)[:SPLIT_K_KEPT]
-            for place, config in enumerate(best):
-                found[config] = clocks[config] * LATER_SPLIT_K**place
+            best = sorted(of_base, key=of_base.__getitem__)[:SPLIT_K_KEPT]
+            for rank, config in enumerate(best):
+                clocks[config] = of_base[config] * LATER_SPLIT_K**rank
     alike: Counter[tuple[object, ...]] = Counter()
-    for config in sorted(found, key=found.__getitem__):
-        kind = (config.kernel, config.taps, min(config.images, 2), min(config.columns, 2))
-        found[config] *= 1 + ALIKE * alike[kind]
-        alike[kind] += 1
-    return sorted(found, key=found.__getitem__)
+    for config in sorted(clocks, key=clocks.__getitem__):
+        family = (config.kernel, config.taps, min(config.images, 2), min(config.columns, 2))
+        clocks[config] *= 1 + ALIKE * alike[family]
+        alike[family] += 1
+    return sorted(clocks, key=clocks.__getitem__)
 
 
 def _with_split_k(base: WgradConfig, problem: ImplicitGemm, sm_count: int) -> Iterator[WgradConfig]:

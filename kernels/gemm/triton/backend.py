@@ -65,9 +65,7 @@ def compiled(case: Case, target: Target, label: str) -> Sequence[object]:
 
     ValueError for a label that is no configuration; what Triton raises is passed on.
     """
-    kinds = ("storage", "storage_b", "output")
-    a, b, c = (
-        torch.empty(1, dtype=case.precision.torch_dtype(kind), device="meta") for kind in kinds
-    )
+    uses = ("storage", "storage_b", "output")
+    a, b, c = (torch.empty(1, dtype=case.precision.torch_dtype(use), device="meta") for use in uses)
     steps = Launcher(GemmProblem.of(case), a, b, c, target.sm_count).bind(parse(label))
     return [step.compile() for step in steps]

@@ -74,18 +74,18 @@ def parse(label: str) -> GemmConfig:
     return GemmConfig(**LABELS.read(label))
 
 
-def shared_memory(config: GemmConfig, kind: Precision) -> int:
+def shared_memory(config: GemmConfig, precision: Precision) -> int:
     """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
     the tile on its way to C. Only the compiler knows the exact number.
     """
-    buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
-    staged = config.bm * config.bn * kind.output_bytes // config.epilogue_subtiles
+    buffers = config.stages * (config.bm + config.bn) * config.bk * precision.bytes_per_element
+    staged = config.bm * config.bn * precision.output_bytes // config.epilogue_subtiles
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
     if config.kernel == SPLIT_K:
-        return max(buffers, config.bm * config.bn * kind.accumulator_bytes) + barriers
-    narrowed = kind.output_bytes == 2  # C is made after the loop
+        return max(buffers, config.bm * config.bn * precision.accumulator_bytes) + barriers
+    narrowed = precision.output_bytes == 2  # C is made after the loop
     if config.kernel == ODD_WIDTH:
         return max(buffers, staged) + barriers
     if config.kernel == TMA and (narrowed or config.epilogue_subtiles > 1 or config.direct):
@@ -135,16 +135,16 @@ def catalogue(precision_name: str) -> tuple[GemmConfig, ...]:
     """Every configuration that the rules choose from, for one precision. KeyError for no
     precision.
     """
-    kind = PRECISIONS[precision_name]
-    line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
-    found = [
+    precision = PRECISIONS[precision_name]
+    line = 128 // precision.bytes_per_element  # elements of K in a 128-byte swizzled row
+    configs = [
         GemmConfig(kernel, bm, bn, lines * line, stages, warps)
         for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
         for bm, bn, lines, stages, warps in tiles
     ]
-    found += _persistent(line, kind.output_bytes)
-    direct = [_direct(config) for config in found if config.kernel != POINTER]
-    return (*found, *_split_k(line), *_odd_width(kind, line), *direct)
+    configs += _persistent(line, precision.output_bytes)
+    direct = [_direct(config) for config in configs if config.kernel != POINTER]
+    return (*configs, *_split_k(line), *_odd_width(precision, line), *direct)
 
 
 def _split_k(line: int) -> Iterator[GemmConfig]:
@@ -160,7 +160,7 @@ def _split_k(line: int) -> Iterator[GemmConfig]:
         yield GemmConfig(SPLIT_K, bm, bn, lines * line, stages, warps, split_k=split_k)
 
 
-def _odd_width(kind: Precision, line: int) -> Iterator[GemmConfig]:
+def _odd_width(precision: Precision, line: int) -> Iterator[GemmConfig]:
     for width, programs in _ODD_WIDTHS:
         room = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
         stages = min(_ODD_STAGES[1], room // ((_ODD_LONG + width) * LINE_BYTES))
@@ -372,29 +372,30 @@ def tile_kind(config: GemmConfig) -> tuple[int, ...]:
 
 
 def _work(config: GemmConfig, problem: GemmProblem) -> Work:
-    p, kind, split_k = problem, problem.precision, config.split_k
+    p, precision, split_k = problem, problem.precision, config.split_k
     by_tma = config.kernel != POINTER
     # One launch for each operand that is transposed, one for the others.
     copied = p.copied if by_tma else ()
     transposed = [operand.copy.k_major != operand.k_major for operand in copied]
     copies = transposed.count(True) + (False in transposed)
-    threads, shared = 32 * config.warps, shared_memory(config, kind)
+    threads, shared = 32 * config.warps, shared_memory(config, precision)
     return Work(
         tiles=p.tiles(config) * split_k,
         rows=config.bm,
         columns=config.bn,
         depth=ceil(ceil(p.k / config.bk) / split_k) * config.bk,
         step=config.bk,
-        element_bytes=kind.bytes_per_element,
+        element_bytes=precision.bytes_per_element,
         # A tile's last program reads every partial sum again.
-        output_bytes=kind.output_bytes + (split_k > 1) * (1 + split_k) * kind.accumulator_bytes,
-        flop_per_clock=HOPPER.flop_per_clock.get(kind.rate_name, MOST_FLOP_PER_CLOCK),
+        output_bytes=precision.output_bytes
+        + (split_k > 1) * (1 + split_k) * precision.accumulator_bytes,
+        flop_per_clock=HOPPER.flop_per_clock.get(precision.rate_name, MOST_FLOP_PER_CLOCK),
         pieces=config.pieces,
         resident=1
         if config.kernel == PERSISTENT
         else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
         overfetch=STRADDLING if p.straddles(packed=by_tma) else 1.0,
-        moved=p.k * (p.m + p.n) * kind.bytes_per_element + p.m * p.n * kind.output_bytes,
+        moved=p.k * (p.m + p.n) * precision.bytes_per_element + p.m * p.n * precision.output_bytes,
         launches=copies + (REDUCED if split_k > 1 else 0),
         extra_moved=sum(operand.copied_bytes for operand in copied),
     )

@@ -79,23 +79,23 @@ class Launcher:
         """A and B as TMA reads them, or copies whose rows start on 16 bytes, and the launches that
         copy: one for all that stay as they lie, one for each that is transposed.
         """
-        found, rows, steps = [self.a, self.b], [], []
+        matrices, rows, steps = [self.a, self.b], [], []
         for i, source in enumerate((self.a, self.b)):
             if not source.stored.packed:
                 continue
-            found[i] = _place(source)
+            matrices[i] = _place(source)
             if source.stored.copy.k_major == source.stored.k_major:
-                rows.append((source, found[i]))
+                rows.append((source, matrices[i]))
             else:
-                steps.append(_transpose_step(source, found[i]))
+                steps.append(_transpose_step(source, matrices[i]))
         if rows:
             steps.append(_rows_step(rows))
-        return found[0], found[1], steps
+        return matrices[0], matrices[1], steps
 
     @property
     def _arithmetic(self) -> tuple[object, object]:
-        kind = self.problem.precision
-        return input_precision(kind), _ACCUMULATE[kind.accumulate]
+        precision = self.problem.precision
+        return input_precision(precision), _ACCUMULATE[precision.accumulate]
 
     def _pointer_step(self, config: GemmConfig) -> Step:
         p = self.problem
@@ -132,7 +132,7 @@ class Launcher:
 
     def _either_way_step(self, config: GemmConfig, a: Matrix, b: Matrix) -> Step:
         p, tiles, split_k = self.problem, self.problem.tiles(config), config.split_k
-        kind, device, kernel = p.precision, self.c.device, gemm_odd_width
+        precision, device, kernel = p.precision, self.c.device, gemm_odd_width
         sides = [(a, config.bm, p.n), (b, config.bn, 1)]  # matrix, block, stride of C
         if config.swapped:
             sides.reverse()
@@ -141,7 +141,7 @@ class Launcher:
         if config.kernel == cfg.SPLIT_K:
             kernel, blocks, constants = gemm_sliced, (block_y,), (split_k,)
             values = tiles * split_k * config.bm * config.bn if split_k > 1 else 1
-            sums = torch.empty(values, dtype=kind.torch_dtype("accumulate"), device=device)
+            sums = torch.empty(values, dtype=precision.torch_dtype("accumulate"), device=device)
             counts = torch.zeros(tiles if split_k > 1 else 1, dtype=torch.int32, device=device)
             scratch = (sums, counts)
         args = (
@@ -167,10 +167,10 @@ def _place(matrix: Matrix) -> Matrix:
     return Matrix(base, stored, ld)
 
 
-def _transpose_step(source: Matrix, place: Matrix) -> Step:
+def _transpose_step(source: Matrix, copy: Matrix) -> Step:
     rows, k = source.stored.rows, source.stored.k
     args = (
-        source.base, place.base, rows, k, *source.strides, place.ld, TRANSPOSED_ROWS, TRANSPOSED_K,
+        source.base, copy.base, rows, k, *source.strides, copy.ld, TRANSPOSED_ROWS, TRANSPOSED_K,
     )  # fmt: skip
     grid = (ceil(k / TRANSPOSED_K), ceil(rows / TRANSPOSED_ROWS))
     return Step(pack_k_major, grid, args, {"num_warps": PACK_WARPS})
@@ -178,13 +178,13 @@ def _transpose_step(source: Matrix, place: Matrix) -> Step:
 
 def _rows_step(copies: Sequence[tuple[Matrix, Matrix]]) -> Step:
     bound, words, blocks = [], [], []
-    for source, place in copies:
+    for source, copy in copies:
         size = source.base.element_size()
         outer, inner = source.stored.sizes
         row = inner * size
         word = min(row & -row, max(WORDS))  # the largest power of two that divides a row
-        length, ld = row // word, place.ld * size
-        bound.append((source.base, place.base, outer, length, ld // TMA_ALIGNMENT))
+        length, ld = row // word, copy.ld * size
+        bound.append((source.base, copy.base, outer, length, ld // TMA_ALIGNMENT))
         words += [word, WORDS[word]]
         blocks.append(ceil(outer / PACK_ROWS) * ceil(ld / PACK_BYTES))
     if len(copies) == 1:  # the second is not reached
