@@ -1,7 +1,7 @@
 """Measures the kernels of `kernels/`: how fast they are, and what the bottleneck is.
 
-`microbench.gemm`, `conv`, `payoff`, `layers`, `bench`, `compare_arms` and `load` are the functions
-of `microbench.api`, which loads when one is first used.
+`microbench.gemm`, `conv`, `attention`, `payoff`, `layers`, `bench`, `compare_arms` and `load` are
+the functions of `microbench.api`, which loads when one is first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from microbench.api import Run as Run
     from microbench.api import UserError as UserError
     from microbench.api import Variants as Variants
+    from microbench.api import attention as attention
     from microbench.api import bench as bench
     from microbench.api import compare_arms as compare_arms
     from microbench.api import conv as conv
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from microbench.api import payoff as payoff
 
 __version__ = "0.1.0"
-API = ("Measurement", "Run", "UserError", "Variants", "bench", "compare_arms", "conv", "gemm",
-       "layers", "load", "payoff")  # fmt: skip
+API = ("Measurement", "Run", "UserError", "Variants", "attention", "bench", "compare_arms", "conv",
+       "gemm", "layers", "load", "payoff")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -182,6 +182,14 @@ def conv(channels: Words | None = None, dtypes: Words | None = None, **options: 
     return _measured("conv", channels=channels, dtypes=dtypes, **options)
 
 
+def attention(sizes: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
+    """Measure attention by sequence length, in each of torch's back ends: "512..8192" or numbers.
+
+    UserError for an invalid value.
+    """
+    return _measured("attention", sizes=sizes, dtypes=dtypes, **options)
+
+
 def payoff(channels: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Find the break-even of low precision in convolutions, by channels, image and batch; with
     `op="linear"` in linear layers, by features and tokens.

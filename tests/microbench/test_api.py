@@ -124,6 +124,11 @@ def test_a_run_goes_on_with_the_settings_of_its_file(tmp_path: Path) -> None:
         assert again.results[0].measurement == run.results[0].measurement
         with pytest.raises(microbench.UserError, match="run of gemm, not of conv"):
             microbench.conv(resume=path)
+        found = microbench.attention([16], "fp32", heads=[(2, 1, 16)], batch=1, vs="none",
+                                     passes="fprop", layout="causal", budget=0.2)  # fmt: skip
+    (result,) = found.results
+    assert (result.case.op, result.case.problem.size, result.status) == ("attention", "16", "ok")
+    assert result.case.problem.setting["heads"] == "2x1x16"
 
 
 def test_a_loaded_run_is_the_files_and_shows_itself(tmp_path: Path) -> None:
