@@ -400,6 +400,7 @@ def measurement_of(
     blocks = _net(variant, timer)
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
     clocks = [block.sm_clock_mhz for block in variant.blocks if block.sm_clock_mhz]
+    every = len(clocks) == len(blocks)
     centre = median(times)
     return Measurement(
         times_s=tuple(times),
@@ -416,6 +417,7 @@ def measurement_of(
         energy_j=state.power_w * centre if state.power_w and heavy else None,
         temperature_c=state.temperature_c,
         throttle=state.throttle,
+        clocks_mhz=tuple(round(clock, 1) for clock in clocks) if every else (),
     )
 
 

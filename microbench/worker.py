@@ -6,6 +6,7 @@ the case announced last, starts another child and continues.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
+from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -319,6 +321,11 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
 EARLY = ("torch", "cupy", "microbench.measure", "microbench.roofline.ceilings")
 
 
+def _begin_driver() -> None:
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+
+
 def _measure_on_request(
     pipe: Connection, settings: Conditions, *, early: bool, compiles: bool
 ) -> None:
@@ -332,6 +339,8 @@ def _measure_on_request(
         if compiles:
             precompile.load_compiler()
         pipe.recv()
+    else:
+        Thread(target=_begin_driver, daemon=True).start()  # while torch loads
     from microbench.device import device as devices
     from microbench.device.host import others_now
     from microbench.measure import Measurer

@@ -39,7 +39,8 @@ PLAIN = (  # fields of a result that are written as they are, in this order
 COMMANDS_OF_E2E = ("train", "predict", "stalls", "loader", "study", "validate")  # of schema 1
 RETIRED = ("ceiling",)  # the kinds of results that older files have, and that are passed over
 TUNED, CHOICE = "tuned", "choice"  # which older files lack, and results of which nothing is known
-MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
+CLOCKS = "clocks_mhz"
+MEASURED = tuple(f.name for f in fields(Measurement) if f.name not in (PROCESSES, CLOCKS))
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def result_to_json(result: Result) -> Json:
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
         **processes_json(measured.processes if measured else ()),
+        **({CLOCKS: measured.clocks_mhz} if measured and measured.clocks_mhz else {}),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
         **({TUNED: result.tuned} if result.tuned is not None else {}),
@@ -192,6 +194,8 @@ def check_measurement(measurement: Measurement | None, where: str) -> None:
     if measurement is None:
         return
     check_processes(measurement.processes, len(measurement.blocks), where)
+    if len(measurement.clocks_mhz) not in (0, len(measurement.blocks)):
+        raise ValueError(f"{where}.clocks_mhz are not one a round")
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")

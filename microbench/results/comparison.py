@@ -6,9 +6,10 @@ several processes, the interval is of the ratio of the means over processes, wit
 processes that is learnt from all cases of both runs (`microbench.timing.stats`), and a verdict
 needs it beyond LEAST_PCT. That of a kernel in one process has in it what kernels like it were seen
 to differ by, and must be beyond NOISE_PCT. For trainings and loaders of one process a `Noise`
-stands for what is not known. Where both runs know their clock, a verdict must be the same in
-cycles. Steps that the CPU limits are compared as they would be at one CPU speed. Where the figures
-come from: docs/method.md, "Comparing runs".
+stands for what is not known. Where both runs know their clock, a difference must be one in cycles
+too; and where a power limit varies the clock, so that no difference is seen in time, kernels are
+the same that are so in cycles. Steps that the CPU limits are compared as they would be at one CPU
+speed. Where the figures come from: docs/method.md, "Comparing runs".
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from microbench.results.types import (
     Timed,
 )
 from microbench.timing.stats import (
+    CORRELATED,
     DEFAULT_PRIOR,
     PRIORS,
     Variance,
     VariancePrior,
+    excludes_one,
     over_processes,
     pooled,
     prior_of,
@@ -476,7 +479,23 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
         clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
         note = f"the clocks differ ({clocks}): {cycles.ratio:.2f}x in cycles"
         return Judgement("cannot tell", note, "clocks differ")
-    return _judged(differs, own.ci95, noise)
+    found = _judged(differs, own.ci95, noise)
+    steady = _steady(a, b, priors) if found.verdict == "cannot tell" and not differs else None
+    if steady is None or excludes_one(own.ci95) or _judged("", steady, noise).verdict != "same":
+        return found
+    note = f"the clocks vary: {math.exp(sum(map(math.log, steady)) / 2):.2f}x in cycles"
+    return Judgement("same", note, "the same in cycles")
+
+
+def _steady(a: Timed, b: Timed, priors: ProcessPriors | None) -> Interval | None:
+    """The interval of the ratio in cycles, of processes or rounds; None where it is not known."""
+    if in_processes(a, b) and _know_clocks(a, b):
+        return _over_processes(a, b, _cycles, (priors or ProcessPriors()).cycles).ci95
+    if min(len(a.cycles), len(b.cycles)) < 2:
+        return None
+    own = pooled([variance_between(a.cycles), variance_between(b.cycles)])
+    own = own._replace(value=CORRELATED**2 * own.value)
+    return ratio_over(a.cycles, b.cycles, own)[1]
 
 
 def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors | None) -> Ratio | None:

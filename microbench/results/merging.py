@@ -105,6 +105,7 @@ def _joined(before: Result, more: Result | None, number: int) -> Result:
         energy_j=running_mean(a.energy_j, b.energy_j, count),
         temperature_c=running_mean(a.temperature_c, b.temperature_c, count),
         throttle=tuple(dict.fromkeys(a.throttle + b.throttle)),
+        clocks_mhz=(),
     )
     return replace(before, measurement=found)
 

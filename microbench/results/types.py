@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from statistics import median
 from typing import Annotated, Any, Protocol, TypeVar
 
 from msgspec import Meta
@@ -160,7 +161,8 @@ class Timed:
 
     `sm_clock_mhz` is the mean SM clock meanwhile, `cpu_bound` whether the CPU's launching limits
     it, so that its time is that of the CPU, and `host_pace` how many times longer than at pace 1
-    the CPU took to launch meanwhile. `processes` are what each process measured, () for one.
+    the CPU took to launch meanwhile. `processes` are what each process measured, () for one, and
+    `cycles` the clock cycles of each round of one, () where they are not known.
     """
 
     median_s: float
@@ -169,6 +171,7 @@ class Timed:
     cpu_bound: bool = False
     host_pace: float | None = None
     processes: tuple[ProcessTime, ...] = ()
+    cycles: tuple[float, ...] = ()
 
 
 class Entry(Protocol):
@@ -226,7 +229,8 @@ class Measurement(Sampled):
     `processes` the blocks stand one after another, `median_s` is the geometric mean of their
     medians, and `ci95_s` the interval of that mean. Clock, power and temperature are means over the
     samples, None where the device does not report them; `energy_j` is joules per launch. `timer`,
-    `l2` and `regime` are values of the options of these names.
+    `l2` and `regime` are values of the options of these names. `clocks_mhz` are the SM clocks of
+    the rounds of one process, () where one is not known.
     """
 
     times_s: Annotated[tuple[float, ...], NOT_EMPTY]
@@ -244,6 +248,15 @@ class Measurement(Sampled):
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
     processes: tuple[ProcessTime, ...] = ()
+    clocks_mhz: tuple[Positive, ...] = ()
+
+    @property
+    def cycles(self) -> tuple[float, ...]:
+        """The clock cycles of a launch in each round; () where they are not known."""
+        if not self.clocks_mhz:
+            return ()
+        pairs = zip(self.blocks_s, self.clocks_mhz, strict=True)
+        return tuple(1e6 * clock * median(times) for times, clock in pairs)
 
 
 @dataclass(frozen=True)
@@ -322,7 +335,10 @@ class Result:
         found = self.measurement
         if found is None:
             return None
-        return Timed(found.median_s, found.ci95_s, found.sm_clock_mhz, processes=found.processes)
+        return Timed(
+            found.median_s, found.ci95_s, found.sm_clock_mhz,
+            processes=found.processes, cycles=found.cycles,
+        )  # fmt: skip
 
     @property
     def heavy(self) -> bool:

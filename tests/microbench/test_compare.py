@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -332,6 +333,32 @@ def test_the_same_is_rarely_called_different_and_a_planted_shift_is() -> None:
     assert wrong <= 0.01 * len(same)
     assert same.count("same") >= 0.9 * len(same)
     assert planted.count("slower") >= 0.9 * RUNS
+
+
+def under_a_cap(rng: np.random.Generator, cycles: float = 1e6, mhz: float = 1300.0) -> Timed:
+    """A case of one process at the power limit, which moves the clock from round to round."""
+    rounds = cycles * np.exp(0.006 * rng.standard_normal(3))
+    clocks = mhz * np.exp(0.04 * rng.standard_normal(3))
+    times = rounds / clocks / 1e6
+    interval = median_interval([[time_s] for time_s in times])
+    return Timed(float(np.median(times)), interval, float(clocks.mean()), cycles=tuple(rounds))
+
+
+def test_at_the_power_limit_kernels_of_the_same_cycles_are_the_same() -> None:
+    rng = np.random.default_rng(48)
+
+    def verdicts(**of_b: float) -> Counter[str]:
+        pairs = [(under_a_cap(rng), under_a_cap(rng, **of_b)) for _ in range(400)]
+        return Counter(judge(a, b, noise_of("gemm", a, b)).verdict for a, b in pairs)
+
+    same = verdicts()
+    assert same["same"] >= 300
+    assert same["faster"] + same["slower"] <= 4
+    assert verdicts(cycles=1.06e6)["same"] <= 4, "slower in cycles"
+    # One that draws more power has a lower clock: where its time shows it, it is not the same.
+    a, b = under_a_cap(rng), under_a_cap(rng, mhz=900.0)
+    assert judge(a, b, noise_of("gemm", a, b)).verdict == "cannot tell"
+    assert judge(a, replace(a, cycles=()), GEMM).verdict == "cannot tell"
 
 
 def test_what_varies_more_is_not_judged_by_the_others_and_one_process_as_one() -> None:
