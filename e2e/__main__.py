@@ -226,10 +226,10 @@ def _script_apart(args: list[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     for place, word in enumerate(args[:end]):
         if re.fullmatch(r"python[\d.]*", Path(word).name) and args[place - 1] != "--python":
-            script, *its = [one for one in args[place + 1 :] if one != "--"] or ["SCRIPT.py"]
+            script, *its = [part for part in args[place + 1 :] if part != "--"] or ["SCRIPT.py"]
             its = ["--", *its] if its and script.endswith(PYTHON_FILES) else its
-            words = shlex.join([*args[:place], script, *its])
-            raise click.UsageError(f"leave out {word}: halfway diagnose {words}")
+            command = shlex.join([*args[:place], script, *its])
+            raise click.UsageError(f"leave out {word}: halfway diagnose {command}")
         if word in LAUNCHERS:
             return [*args[:place], "--", *args[place:end], *args[end + 1 :]]
         if word == "-m":

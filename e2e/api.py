@@ -45,8 +45,8 @@ def train(network: Network | None = None, **options: Any) -> Run:
 
     `train("resnet50", recipe=["fp32", "amp"], batch=256)`. UserError for what the user can mend.
     """
-    with _asked("train", network, options) as words:
-        return _run(words)
+    with _asked("train", network, options) as values:
+        return _run(values)
 
 
 def predict(
@@ -61,13 +61,13 @@ def predict(
     from torch import nn
 
     if not isinstance(network, nn.Module):
-        with _asked("predict", network, options) as words:
-            return _run(words, train=False)
+        with _asked("predict", network, options) as values:
+            return _run(values, train=False)
     if sample is None:
         raise UserError("predict(module, sample) needs sample, a batch of the module's input")
     given = {"batch": len(sample)} | options
-    with _held(network, sample) as name, _asked("predict", name, given) as words:
-        return _run(words, train=False, here=True)
+    with _held(network, sample) as name, _asked("predict", name, given) as values:
+        return _run(values, train=False, here=True)
 
 
 def stalls(network: Network | None = None, **options: Any) -> Run:
@@ -76,16 +76,16 @@ def stalls(network: Network | None = None, **options: Any) -> Run:
     `workers` are numbers or "1..16"; `measure` says which points are measured: "some", "all" or
     "none". UserError for what the user can mend.
     """
-    with _asked("stalls", network, options) as words:
-        name, workers, measure = (words.pop(one) for one in ("network", "workers", "measure"))
-        return Run.of_done(run_stalls(name, workers, measure, words))
+    with _asked("stalls", network, options) as values:
+        name, workers, measure = (values.pop(key) for key in ("network", "workers", "measure"))
+        return Run.of_done(run_stalls(name, workers, measure, values))
 
 
 def loader(backend: str | Iterable[str] | None = None, **options: Any) -> Run:
     """Measure data loaders alone, in images per second. UserError for what the user can mend."""
-    with _asked("loader", None, {"backend": backend, **options}) as words:
-        names, workers = (words.pop(one) for one in ("backend", "workers"))
-        return Run.of_done(run_loaders(names, workers, words))
+    with _asked("loader", None, {"backend": backend, **options}) as values:
+        names, workers = (values.pop(key) for key in ("backend", "workers"))
+        return Run.of_done(run_loaders(names, workers, values))
 
 
 class Diagnosis:
@@ -93,8 +93,8 @@ class Diagnosis:
 
     def __init__(self, trace: Path) -> None:
         """Read a trace. UserError where nothing can be told of it."""
-        found = document_of_diagnosis(diagnose([trace]), [trace.name])
-        self.data: dict[str, Any] = json.loads(json.dumps(found))
+        document = document_of_diagnosis(diagnose([trace]), [trace.name])
+        self.data: dict[str, Any] = json.loads(json.dumps(document))
 
     def __str__(self) -> str:
         """The screen that `halfway diagnose` prints, 100 columns wide."""
@@ -126,8 +126,8 @@ def watch(**options: Any) -> Generator[Watch]:
     `options` are those of halfway_watch.Watch: `out` is the file of the trace, `after`, `bare` and
     `traced` are numbers of steps. ValueError for one that cannot be.
     """
-    said: dict[str, Any] = {"quiet": True, **options}
-    watching = Watch(**said)
+    settings: dict[str, Any] = {"quiet": True, **options}
+    watching = Watch(**settings)
     try:
         yield watching
     finally:
@@ -142,8 +142,8 @@ def _asked(
     return called(app.commands[command], [name], options)
 
 
-def _run(words: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
-    options = TrainOptions.of(words["network"], words, **instead)
+def _run(values: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
+    options = TrainOptions.of(values["network"], values, **instead)
     return Run.of_done(run_training(options, here=here))
 
 

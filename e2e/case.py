@@ -214,32 +214,30 @@ class TrainCase:
 
     def _parts(self, *, varied: bool) -> list[str]:
         return [
-            f"{one.name}={value}"
-            for one in fields(self)
-            if (one.name in VARIED) == varied
-            and ((value := getattr(self, one.name)) != one.default or not one.metadata.get("later"))
+            f"{f.name}={value}"
+            for f in fields(self)
+            if (f.name in VARIED) == varied
+            and ((value := getattr(self, f.name)) != f.default or not f.metadata.get("later"))
         ]
 
 
 # Settings in which arms of one comparison may differ: they do not change the training data.
-VARIED = tuple(one.name for one in fields(TrainCase) if one.metadata["varied"])
+VARIED = tuple(f.name for f in fields(TrainCase) if f.metadata["varied"])
 # The smallest values of a case.
 LEAST: Mapping[str, int] = {
-    one.name: one.metadata["least"]
-    for one in fields(TrainCase)
-    if one.metadata["least"] is not None
+    f.name: f.metadata["least"] for f in fields(TrainCase) if f.metadata["least"] is not None
 }
 
 
 def label_of(case: TrainCase, name: str) -> str:
     """A setting of a case as reports say it; "" where the value is the usual one."""
-    one = TrainCase.__dataclass_fields__[name]
-    label = cast("Label | None", one.metadata["label"])
+    attribute = TrainCase.__dataclass_fields__[name]
+    label = cast("Label | None", attribute.metadata["label"])
     if label is not None:
         return label(case)
-    value, words = getattr(case, name), name.replace("_", " ")
-    if value == one.default:
+    value, title = getattr(case, name), name.replace("_", " ")
+    if value == attribute.default:
         return ""
-    return words if value is True else f"{words} {value:g}" if isinstance(value, float) else (
-        f"{words} {value}"
+    return title if value is True else f"{title} {value:g}" if isinstance(value, float) else (
+        f"{title} {value}"
     )  # fmt: skip

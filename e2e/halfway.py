@@ -65,9 +65,9 @@ def completion(shell: str) -> None:
     For bash:
       halfway dev completion bash > ~/.local/share/bash-completion/completions/halfway
     """
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(app, {}, "halfway", "_HALFWAY_COMPLETE").source())
+    shell_complete = get_completion_class(shell)
+    assert shell_complete is not None
+    click.echo(shell_complete(app, {}, "halfway", "_HALFWAY_COMPLETE").source())
 
 
 def _collect() -> None:

@@ -49,7 +49,7 @@ def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | 
     pinned, load = _step(alone.pinned), _loads(loading, units)
     if pinned is None or load is None:
         return None
-    steps = {count: step for count, one in alone.busy.items() if (step := _step(one)) is not None}
+    steps = {count: step for count, t in alone.busy.items() if (step := _step(t)) is not None}
     busy = _between({0: pinned} | steps, workers)
     # The training itself is busy only part of the time.
     loads = load + (_slowed(alone, loading) - 1) * np.minimum(load, pinned)
@@ -57,10 +57,10 @@ def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | 
     fed = pinned + np.minimum(1.0, loads / pinned) * (busy - pinned)
     shared_s = ((loading.cpu_s_per_image or 0.0) * units + alone.host_s) / cores
     # However they slow each other, both together take no longer than one after the other.
-    found = np.maximum(np.minimum(np.maximum(fed, loads), pinned + load), shared_s)
-    waits = found[0] > (1 + FED_SHARE) * pinned[0]  # as for measured steps
+    estimate = np.maximum(np.minimum(np.maximum(fed, loads), pinned + load), shared_s)
+    waits = estimate[0] > (1 + FED_SHARE) * pinned[0]  # as for measured steps
     limit = "data" if waits else alone.pinned.limit or "gpu"
-    return Predicted(float(found[0]), (float(found.min()), float(found.max())), limit, {})
+    return Predicted(float(estimate[0]), (float(estimate.min()), float(estimate.max())), limit, {})
 
 
 def _slowed(alone: Alone, loading: Loading) -> float:
@@ -70,8 +70,8 @@ def _slowed(alone: Alone, loading: Loading) -> float:
     """
     workers = loading.case.workers
     known = {0: np.ones(1)}
-    for count, one in alone.busy.items():
-        beside = one.steps.loaded_per_s if one.steps else None
+    for count, training in alone.busy.items():
+        beside = training.steps.loaded_per_s if training.steps else None
         own = alone.loadings.get(count, loading if count == workers else None)
         if beside and own and own.per_s:
             known[count] = np.array([max(1.0, own.per_s / beside)])
@@ -139,9 +139,9 @@ def pays_from(speedups: Mapping[int, float]) -> int | None:
 
 def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
     """The smallest of these numbers of workers from which on all fit; None if the last does not."""
-    found: int | None = None
+    fewest: int | None = None
     for count in sorted(counts, reverse=True):
         if not fits(count):
             break
-        found = count
-    return found
+        fewest = count
+    return fewest

@@ -80,10 +80,10 @@ def _check_cpus(name: str, cores: int) -> None:
 
 def parse_memory(text: str) -> int:
     """Bytes of such as "16GB" or "15.9 GiB". UserError for what is no size above 0."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([MG])(i?)B", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([MG])(i?)B", text.strip(), re.IGNORECASE)
     size = 0
-    if found:
-        number, prefix, binary = found.groups()
+    if match:
+        number, prefix, binary = match.groups()
         size = int(float(number) * (1024 if binary else 1000) ** (2 if prefix in "mM" else 3))
     if not size:
         raise UserError(f"--memory-limit: cannot read {text!r}; write 16GB or 800MB")
@@ -205,19 +205,19 @@ class TrainOptions:
     record: bool = True
 
     @staticmethod
-    def of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainOptions:
+    def of(network: str, values: Mapping[str, Any], **instead: Any) -> TrainOptions:
         """The options of these words; those not given are as usual, or as `instead` has them.
 
         UserError for whatever can be found wrong before torch is loaded.
         """
-        given = {name: value for name, value in words.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
         if given.get("data") in DATA_ALIASES:
             given["data"] = DATA_ALIASES[given["data"]]
-        asked = instead | given
-        check_options(asked, TrainOptions)
-        if weights := asked.get("weights"):
-            asked["weights"] = _weights_file(Path(weights), network)
-        options = filled(TrainOptions, asked, network=network, outputs=filled(Outputs, asked))
+        merged = instead | given
+        check_options(merged, TrainOptions)
+        if weights := merged.get("weights"):
+            merged["weights"] = _weights_file(Path(weights), network)
+        options = filled(TrainOptions, merged, network=network, outputs=filled(Outputs, merged))
         _check_together(options)
         _check_ranks(options)
         return options
@@ -241,7 +241,7 @@ class TrainOptions:
         kind, usual = kind_and_loader(self.data)
         loader = self.loader or usual
         workers = 0 if loader in IN_MEMORY else self.workers  # what is at hand has no processes
-        known = {one.name: getattr(self, one.name, None) for one in fields(TrainCase)}
+        known = {f.name: getattr(self, f.name, None) for f in fields(TrainCase)}
         known |= {
             "data": kind, "loader": loader, "workers": workers,
             "memory_limit": parse_memory(self.memory_limit) if self.memory_limit else None,
@@ -266,13 +266,13 @@ def _weights_file(path: Path, network: str) -> Path:
         raise UserError(f"--weights {path}: no such file or folder")
     plain = network.partition("@")[0]
     named = re.compile(rf"{re.escape(plain)}(-[0-9a-f]{{8}})?\.(pth|pt)", re.IGNORECASE)
-    found = sorted(one for one in path.iterdir() if named.fullmatch(one.name))
-    if not found:
+    files = sorted(file for file in path.iterdir() if named.fullmatch(file.name))
+    if not files:
         raise UserError(f"--weights {path} has no {plain}.pth, nor {plain}-HASH.pth")
-    if len(found) > 1:
-        names = ", ".join(one.name for one in found)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise UserError(f"--weights {path} has several of {plain}: {names}; give one of them")
-    return found[0]
+    return files[0]
 
 
 def _check_ranks(options: TrainOptions) -> None:

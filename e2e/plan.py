@@ -38,7 +38,7 @@ def plan(
     if options.ladder:
         changes = [change for _, change in ladder(network, kind)]
         if options.loss_scale is not None:
-            changes = [one | _scaled(one, options.loss_scale) for one in changes]
+            changes = [change | _scaled(change, options.loss_scale) for change in changes]
     else:
         changes: list[dict[str, Any]] = [
             {"layout": layout, "recipe": recipe}
@@ -46,14 +46,14 @@ def plan(
             for recipe in dict.fromkeys(_recipes(options, kind))
         ]
     ways = parse_names(options.compress or NO_COMPRESSION, COMPRESSIONS, "--compress")
-    found: list[Cases] = []
+    comparisons: list[Cases] = []
     for gpus in options.all_gpus:
         for batch in _batches(network, options, kind, memory_bytes, gpus):
             own: dict[str, Any] = {"batch": batch, "gpus": gpus}
             cases = [TrainCase(**{**given, **change, **own}) for change in changes]
             each = ways if gpus > 1 else [NO_COMPRESSION]
-            found.append([replace(case, compress=way) for case in cases for way in each])
-    return found
+            comparisons.append([replace(case, compress=way) for case in cases for way in each])
+    return comparisons
 
 
 def _recipes(options: TrainOptions, kind: str) -> list[str]:
@@ -139,15 +139,17 @@ def notes(options: TrainOptions, kind: str) -> list[str]:
     """Remarks for the screen on options with another meaning on this device."""
     if kind != "cpu":
         return []
-    asked, found = _asked(options), list[str]()
+    recipes, remarks = _asked(options), list[str]()
     if max(options.all_gpus) > 1:
-        found.append("On a CPU, GPUs are processes that share its cores.")
-    if any(name in ON_CPU for name in asked):
-        found.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
-    slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]
+        remarks.append("On a CPU, GPUs are processes that share its cores.")
+    if any(name in ON_CPU for name in recipes):
+        remarks.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
+    slow = [name for name in recipes if name not in ON_CPU and RECIPES[name].half]
     if slow:
-        found.append(f"Most CPUs have no fast float16 arithmetic: {', '.join(slow)} will be slow.")
-    return found
+        remarks.append(
+            f"Most CPUs have no fast float16 arithmetic: {', '.join(slow)} will be slow."
+        )
+    return remarks
 
 
 # ---------------------------------------------------------------- what contradicts itself

@@ -58,8 +58,8 @@ class Cold:
         """Places to alternate between, of `turn_bytes` each, so that none is still cached: together
         ROUND_CACHES = 4 times the cache, at most MOST_TURNS = 128 of them.
         """
-        wanted = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
-        return max(1, min(MOST_TURNS, wanted))
+        places = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
+        return max(1, min(MOST_TURNS, places))
 
 
 WARM = Cold()

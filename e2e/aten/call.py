@@ -194,14 +194,14 @@ def _to_json(value: Argument) -> Any:
 
 def resolve(name: str) -> OpOverload:
     """The overload with this name; CannotReplay if torch has none, or its library is not loaded."""
-    found: Any = None
+    operator: Any = None
     if re.fullmatch(r"\w+\.\w+\.\w+", name):
-        found = torch.ops
+        operator = torch.ops
         for part in name.split("."):
-            found = getattr(found, part, None)
-    if not isinstance(found, OpOverload):
+            operator = getattr(operator, part, None)
+    if not isinstance(operator, OpOverload):
         raise CannotReplay(f"{name}: this torch has no such operator, or its library is not loaded")
-    return cast(OpOverload, found)
+    return cast(OpOverload, operator)
 
 
 def schema_of(func: OpOverload) -> Any:
@@ -242,12 +242,12 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 def tensors_among(*values: Any) -> list[Tensor]:
     """Tensors in an operator's arguments or results, in the order of `Call.tensors`."""
-    found: list[Any] = []
+    leaves: list[Any] = []
     for value in values:
         if isinstance(value, dict):
-            value = [one for _, one in sorted(cast("dict[str, Any]", value).items())]
-        found += tree_leaves(value)
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+            value = [item for _, item in sorted(cast("dict[str, Any]", value).items())]
+        leaves += tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _plain(value: Any) -> Argument:

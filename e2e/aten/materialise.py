@@ -41,9 +41,9 @@ class Site:
 
     def spec(self, name: str) -> TensorSpec:
         """A tensor argument. KeyError if the call has none of that name."""
-        found = self.arguments[name]
-        assert isinstance(found, TensorSpec)
-        return found
+        argument = self.arguments[name]
+        assert isinstance(argument, TensorSpec)
+        return argument
 
     def number(self, name: str) -> Any:
         """An argument that is no tensor, or None where the call leaves it out."""
@@ -279,10 +279,10 @@ def run_forward(call: Call, values: Values) -> dict[str, Any]:
         return {}
     forward = getattr(torch.ops.aten, saved.forward).default
     passed = {
-        one.name: saved.given[one.name](values)
-        if one.name in saved.given
-        else values.get(one.name, one.default_value)
-        for one in schema_of(forward).arguments
+        argument.name: saved.given[argument.name](values)
+        if argument.name in saved.given
+        else values.get(argument.name, argument.default_value)
+        for argument in schema_of(forward).arguments
     }
     try:
         returned = forward(**passed)
@@ -299,17 +299,15 @@ def run_forward(call: Call, values: Values) -> dict[str, Any]:
     }
 
 
-def _fit(tensor: Tensor | None, wanted: Argument) -> Tensor | None:
+def _fit(tensor: Tensor | None, spec: Argument) -> Tensor | None:
     """The tensor with the recorded strides; as it is where its shape is the forward's own affair.
 
     Under fake tensors, seeds and reserved space are recorded with other shapes than they have.
     """
-    assert isinstance(wanted, TensorSpec)
-    if tensor is None or tuple(tensor.shape) != wanted.shape or tensor.stride() == wanted.stride:
+    assert isinstance(spec, TensorSpec)
+    if tensor is None or tuple(tensor.shape) != spec.shape or tensor.stride() == spec.stride:
         return tensor
-    fitted = torch.empty_strided(
-        wanted.shape, wanted.stride, dtype=tensor.dtype, device=tensor.device
-    )
+    fitted = torch.empty_strided(spec.shape, spec.stride, dtype=tensor.dtype, device=tensor.device)
     writable(fitted).copy_(writable(tensor.expand_as(fitted)))
     return fitted
 
@@ -479,13 +477,13 @@ def _layout(call: Call, pool: Pool, cold: Cold) -> _Layout:
     needs: dict[Area, int] = defaultdict(int)
 
     def placed(slots: Iterable[Slot]) -> _Places:
-        found: _Places = {}
+        places: _Places = {}
         for slot in slots:
             area = pool.area(slot.spec, slot.written)
-            found[slot] = area, needs[area]
+            places[slot] = area, needs[area]
             unit = max(1, ALIGNMENT_BYTES // area.dtype.itemsize)
             needs[area] += -(-slot.spec.span // unit) * unit
-        return found
+        return places
 
     places = placed(slot for slot in call.slots if _is_shared(call, slot))
     moving = [call.slots[i] for i in movable(call) if i in cold.arguments]

@@ -126,10 +126,10 @@ class TimeLeft:
         if not self._part and not left:
             return None
         if self._part:
-            found = self._of_part(now_s)
-            if found is None:
+            part_s = self._of_part(now_s)
+            if part_s is None:
                 return None
-            rest_s = found
+            rest_s = part_s
             left[self._result] -= 1
         for kind, count in (+left).items():
             each_s = self._mean_s(kind)
@@ -232,8 +232,8 @@ class TrainProgress(LiveLine):
 
     def timed(self, trainings: list[Training]) -> None:
         """A comparison, timed or only predicted, was saved."""
-        found = ((t, fmt.throughput(t.per_s) if t.per_s else t.status) for t in trainings)
-        parts = [f"{arm_name(training.case)} {what}" for training, what in found]
+        figures = ((t, fmt.throughput(t.per_s) if t.per_s else t.status) for t in trainings)
+        parts = [f"{arm_name(training.case)} {what}" for training, what in figures]
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
         network = f"{self._process}{case.network}"

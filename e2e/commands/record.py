@@ -115,12 +115,12 @@ def labels(runs: Sequence[Script]) -> list[str]:
     if len(runs) > 1 and max(len(shlex.join(run.arguments)) for run in runs) > MOST_LABEL:
         pairs = zip(runs[0].arguments, runs[1].arguments, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    found: list[str] = []
+    names: list[str] = []
     for run in runs:
-        words = [run.words()[-1], *(["…"] if same else []), *run.arguments[same:]]
-        text = " ".join(word if word == "…" else shlex.quote(word) for word in words)
-        found.append(text if len(text) <= MOST_LABEL else text[: MOST_LABEL - 1] + "…")
-    return found
+        parts = [run.words()[-1], *(["…"] if same else []), *run.arguments[same:]]
+        text = " ".join(word if word == "…" else shlex.quote(word) for word in parts)
+        names.append(text if len(text) <= MOST_LABEL else text[: MOST_LABEL - 1] + "…")
+    return names
 
 
 def recorder(name: str = RECORDER) -> str:
@@ -155,20 +155,20 @@ def record(script: Script, out: Path, folder: Path, tries: bool) -> int:
     """
     for name in (RECORDER, PROOFS):
         (folder / name).write_text(recorder(name), encoding="utf-8")
-    words = [str(folder / RECORDER), "--out", str(out), "--quiet"]
+    command = [str(folder / RECORDER), "--out", str(out), "--quiet"]
     for name in ("after", "bare", "traced"):
-        words += [f"--{name}", str(getattr(script, name))]
-    words += [] if script.quiet else ["--progress"]
-    words += ["--then-exit", *(["--prove"] if tries else [])]
-    words += ["--only", UNASKED] if tries and not script.prove else []
-    words += [*(["-m"] if script.is_module else []), script.name, *script.arguments]
+        command += [f"--{name}", str(getattr(script, name))]
+    command += [] if script.quiet else ["--progress"]
+    command += ["--then-exit", *(["--prove"] if tries else [])]
+    command += ["--only", UNASKED] if tries and not script.prove else []
+    command += [*(["-m"] if script.is_module else []), script.name, *script.arguments]
     before = ["-m", LAUNCHERS[script.launcher[0]], *script.launcher[1:]] if script.launcher else []
     python = script.python or sys.executable
     sys.stdout.flush()
     try:
         with programs_end_with_us() as begin:
             done = subprocess.run(
-                [python, *before, *words], preexec_fn=begin,
+                [python, *before, *command], preexec_fn=begin,
                 env=_without_ours() if script.python else None,
             )  # fmt: skip
     except OSError as error:

@@ -146,10 +146,10 @@ class Session:
 
     def is_done(self, run: Run, cases: Cases) -> bool:
         """Whether each has a result, which is not from before if it failed."""
-        found = [run.find(Training, case.key) for case in cases]
+        trainings = [run.find(Training, case.key) for case in cases]
         return all(
             t and t.status != PREDICTED and (t.status != "failed" or t.case.key in self._tried)
-            for t in found
+            for t in trainings
         )
 
     def was_tried(self, key: str) -> bool:
@@ -172,20 +172,20 @@ class Session:
         before = run
 
         def whole(timed: Sequence[Training]) -> list[Training]:
-            found = explained(with_speedups(timed, rungs))
-            return [with_what_was(before.find(Training, t.case.key), t) for t in found]
+            trainings = explained(with_speedups(timed, rungs))
+            return [with_what_was(before.find(Training, t.case.key), t) for t in trainings]
 
         timed = self.time(run, cases)
-        found = whole(timed)
+        results = whole(timed)
         if self.options.record and any(t.steps for t in timed):
-            run = self.saved(run, *found, whole=False)  # recording may end this process
-            found = whole(self._recorded(timed))
-        for training in found:
+            run = self.saved(run, *results, whole=False)  # recording may end this process
+            results = whole(self._recorded(timed))
+        for training in results:
             run = run.with_other(training)
         self._tried |= {case.key for case in cases}
         # Less those of what cannot be timed.
         self.expect(Stage.TRAINING, self._trainings_of(run, cases) - expected)
-        return self.saved(run, *found)
+        return self.saved(run, *results)
 
     def time(self, run: Run, cases: Cases, *, verifies: bool = False) -> list[Training]:
         """A Training for each case, in order; one that has broken a process is as it was.
@@ -201,8 +201,8 @@ class Session:
         todo = [case for case in cases if case.key not in known]
         if not verifies:
             self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
-        found = self._ranks.from_rank0(self._variants.set_up(todo, self.announce))
-        arms = [t.case for t in found if t.status == "ok"]
+        trainings = self._ranks.from_rank0(self._variants.set_up(todo, self.announce))
+        arms = [t.case for t in trainings if t.status == "ok"]
         if arms:
             budget_s = self._budget_s(arms)
             if not verifies:
@@ -212,8 +212,11 @@ class Session:
             )
             at = datetime.now(UTC).isoformat(timespec="seconds")
             # Timed results replace those of set-up.
-            found = [*found, *(replace(t, measured_at=at) for t in self._ranks.from_rank0(timed))]
-        by_key = known | {t.case.key: t for t in found}
+            trainings = [
+                *trainings,
+                *(replace(t, measured_at=at) for t in self._ranks.from_rank0(timed)),
+            ]
+        by_key = known | {t.case.key: t for t in trainings}
         return [by_key[case.key] for case in cases]
 
     def _budget_s(self, cases: Cases) -> float:
@@ -244,7 +247,7 @@ class Session:
         todo = [t.case for t in arms if can_step(t) and t.case.key not in self._tried]
         more = self.time(run, todo)
         rungs = rungs_of(self.options, self.network, self.kind, cases)
-        found: list[Training] = []
+        trainings: list[Training] = []
         for training in explained(
             with_speedups(merged(arms, more, 1 + max(map(newest, arms))), rungs)
         ):
@@ -256,8 +259,8 @@ class Session:
                 training = with_what_was(before, training)
                 if any(cause.case_change for cause in before.causes):
                     training = replace(training, causes=before.causes)
-            found.append(training)
-        return self.saved(run, *found)
+            trainings.append(training)
+        return self.saved(run, *trainings)
 
     # ------------------------------------------------------------ recorded steps
 
@@ -265,8 +268,8 @@ class Session:
         """The held trainings with steps of them as the profiler recorded them."""
         held = self._variants.held
         self.begin(Stage.RECORDING, [t.case for t in trainings if t.steps])
-        found = self._ranks.from_rank0({key: self._traced(key) for key in held})
-        return [_with_trace(t, found.get(t.case.key)) for t in trainings]
+        traced = self._ranks.from_rank0({key: self._traced(key) for key in held})
+        return [_with_trace(t, traced.get(t.case.key)) for t in trainings]
 
     def _traced(self, key: str) -> TracedStep | str:
         """Recorded steps of an arm, or why there are none.
@@ -279,11 +282,11 @@ class Session:
         self.announce(key, "recording steps")
         trainer = self._variants.held[key].trainer
         why = ""
-        found: TracedStep | None = None
+        recorded: TracedStep | None = None
         for _ in range(RECORDINGS):
             again = False
             try:
-                found = traced_step(
+                recorded = traced_step(
                     self._variants.step_alone(key),
                     trainer.module,
                     TRACED_STEPS if self._variants.cuda else CPU_TRACED_STEPS,
@@ -295,7 +298,7 @@ class Session:
                 why, again = one_line(error), isinstance(error, NothingSeen)
             if not self._ranks.from_rank0(again):  # every rank takes the same steps
                 break
-        return found or why
+        return recorded or why
 
     # ------------------------------------------------------------ training from scratch
 
@@ -347,7 +350,7 @@ class Session:
             known = [t for c in cases if (t := run.find(Training, c.key))]
             # The one that was trained comes last: it is what is new.
             others = judged(known, held_out)
-            others.sort(key=lambda one: one.case.key == case.key)
+            others.sort(key=lambda t: t.case.key == case.key)
             run = self.saved(run, *others)
         return run
 
@@ -364,11 +367,11 @@ class Session:
             self.announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        found = train_once(
+        repeat = train_once(
             self._variants.held[key], self.task.data, seed, steps, on_step, epoch,
             self.options.count_gradients,
         )  # fmt: skip
-        return self._ranks.from_rank0(found)
+        return self._ranks.from_rank0(repeat)
 
     # ------------------------------------------------------------ loaders, predictions
 
@@ -390,10 +393,10 @@ class Session:
                 continue
             self.begin(Stage.PREDICTING, cases)
             todo = [case for case in cases if case.key not in self.job.tried]
-            found = self._trainings({case: self._predicted(case) for case in todo})
+            trainings = self._trainings({case: self._predicted(case) for case in todo})
             # What was measured says more.
             measured = {t.case.key for t in run.of(Training) if t.steps is not None}
-            run = self.saved(run, *(t for t in found if t.case.key not in measured))
+            run = self.saved(run, *(t for t in trainings if t.case.key not in measured))
         return run
 
     def _predicted(self, case: TrainCase) -> Prediction:
@@ -410,25 +413,24 @@ class Session:
 
     def _trainings(self, predictions: Mapping[TrainCase, Prediction]) -> list[Training]:
         """A training for each prediction of a comparison, with its speed-ups."""
-        known = {case: one.predicted for case, one in predictions.items() if one.predicted}
-        found: list[Training] = []
-        for case, one in predictions.items():
-            predicted = one.predicted
+        known = {case: p.predicted for case, p in predictions.items() if p.predicted}
+        trainings: list[Training] = []
+        for case, prediction in predictions.items():
+            predicted = prediction.predicted
             if predicted:
                 others = baselines(case, list(known)).items()
                 ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
                 predicted = replace(predicted, speedup=ratios)
-            status = PREDICTED if predicted else "failed" if one.broke else "skipped"
+            status = PREDICTED if predicted else "failed" if prediction.broke else "skipped"
             units = self.network.units_per_sample * case.batch * case.accumulate
-            found.append(
-                Training(case, status, one.reason, self.network.unit, units, predicted=predicted)
-            )
-        return found
+            reason, unit = prediction.reason, self.network.unit
+            trainings.append(Training(case, status, reason, unit, units, predicted=predicted))
+        return trainings
 
 
-def _with_trace(training: Training, found: TracedStep | str | None) -> Training:
+def _with_trace(training: Training, traced: TracedStep | str | None) -> Training:
     """The training with its recorded steps, or with the reason why there are none."""
-    if isinstance(found, TracedStep):
+    if isinstance(traced, TracedStep):
         exchange = training.exchange
-        return replace(training, traced=without_waits(found, exchange) if exchange else found)
-    return training if training.steps is None or found is None else untraced(training, found)
+        return replace(training, traced=without_waits(traced, exchange) if exchange else traced)
+    return training if training.steps is None or traced is None else untraced(training, traced)

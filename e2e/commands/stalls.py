@@ -35,19 +35,19 @@ OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
 
 
-def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> Done:
+def run_stalls(network: str, workers: str | None, measure: str, values: dict[str, Any]) -> Done:
     """Measure recipes and loader apart, predict them together, and measure some of that.
 
     `workers` are numbers or "1..16". UserError for options that contradict each other.
     """
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
-    own = is_own(str(words["data"]))
-    loader = words["loader"] or (OWN if own else "torchvision")
-    budget = words["budget"] or COMPARISON_S
-    options = _options(network, {**words, "loader": loader, "budget": budget})
+    own = is_own(str(values["data"]))
+    loader = values["loader"] or (OWN if own else "torchvision")
+    budget = values["budget"] or COMPARISON_S
+    options = _options(network, {**values, "loader": loader, "budget": budget})
     check_name(loader)
-    fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
+    fitting = [name for name, entry in LOADERS.items() if entry.trains and entry.processes]
     if loader not in fitting:
         fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
@@ -57,21 +57,21 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
     return run_training(options, procedure, f"stalls-{file_name(network)}")
 
 
-def run_loaders(backend: str, workers: str | None, words: dict[str, Any]) -> Done:
+def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Done:
     """Measure loaders alone, in images per second. UserError for options that do not fit."""
-    own = is_own(str(words["data"]))
-    names = [name for name, one in LOADERS.items() if ("own" in one.sources) == own]
+    own = is_own(str(values["data"]))
+    names = [name for name, entry in LOADERS.items() if ("own" in entry.sources) == own]
     if backend != "all":
         for name in filter(None, backend.split(",")):
             check_name(name.strip(), "--backend")
         names = parse_names(backend, names, "--backend")
-    data = str(words["data"]).partition(":")[0]
+    data = str(values["data"]).partition(":")[0]
     if data == "synthetic":
         raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
     # No network is trained: a small one will do, at the size of the images.
     size = None if data in SMALL else "3x224x224"
     network = "e2e.data.datasets.own:AnyInput" if own else "cnn-cifar"
-    options = _options(network, {**words, "input": words["input"] or size})
+    options = _options(network, {**values, "input": values["input"] or size})
     counts = _counts(workers, options)
     budget_s = options.budget or LOAD_BUDGET_S
     procedure = Loaders(names, counts, budget_s)
@@ -83,9 +83,9 @@ def _counts(workers: str | None, options: TrainOptions) -> list[int]:
     return parse_numbers(workers or f"1..{options.cpus or usable_cores()}", "--workers")
 
 
-def _options(network: str, words: dict[str, Any]) -> TrainOptions:
+def _options(network: str, values: dict[str, Any]) -> TrainOptions:
     """What is asked, but for the workers, which vary: what is held out is loaded without."""
-    return TrainOptions.of(network, words, workers=0, record=False)
+    return TrainOptions.of(network, values, workers=0, record=False)
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Stalls:
         chosen: set[int] = set()
         for i in range(len(cases)):
             known = {
-                count: max(one.speedup.values(), default=1.0)
+                count: max(prediction.speedup.values(), default=1.0)
                 for count, comparison in joint.items()
-                if (one := predicted.get(comparison[i])) is not None
+                if (prediction := predicted.get(comparison[i])) is not None
             }
             chosen.update(measured_points(known))
         return sorted(chosen)
@@ -171,18 +171,18 @@ def load_cases(
 
     `ends` adds, for the most workers, cold files and reading without decoding.
     """
-    found: list[LoadCase] = []
+    loads: list[LoadCase] = []
     for cases in job.comparisons:
         case = cases[0]
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
             alone = load_case(replace(case, loader=name))
-            found += [replace(alone, workers=count) for count in counts]
-        last = found[-1]
+            loads += [replace(alone, workers=count) for count in counts]
+        last = loads[-1]
         if ends and "files" in LOADERS[last.loader].sources and case.data in OF_FILES:
             read = replace(last, loader="read")
-            found += [replace(last, cold=True), read, replace(read, cold=True)]
-    return found
+            loads += [replace(last, cold=True), read, replace(read, cold=True)]
+    return loads
 
 
 def _changed(cases: Cases, **fields: Any) -> Cases:
@@ -194,16 +194,16 @@ def _predicted(
     job: Session, run: Run, pinned: Cases, busy: dict[int, Cases], joint: dict[int, Cases]
 ) -> dict[TrainCase, Predicted]:
     """Predictions of each recipe with each number of workers, where its parts are known."""
-    found: dict[TrainCase, Predicted] = {}
+    predictions: dict[TrainCase, Predicted] = {}
     there = job.options.cpus or cores()
     for i, case in enumerate(pinned):
         training = run.find(Training, case.key)
         if training is None:
             continue
         beside = {
-            count: one
+            count: t
             for count, comparison in busy.items()
-            if (one := run.find(Training, comparison[i].key)) is not None
+            if (t := run.find(Training, comparison[i].key)) is not None
         }
         loadings = {
             count: loading
@@ -214,8 +214,11 @@ def _predicted(
         for count, loading in loadings.items():
             together = predict_together(alone, loading, there)
             if together is not None:
-                found[joint[count][i]] = together
-    return {case: replace(one, speedup=_speedups(case, found)) for case, one in found.items()}
+                predictions[joint[count][i]] = together
+    return {
+        case: replace(one, speedup=_speedups(case, predictions))
+        for case, one in predictions.items()
+    }
 
 
 def _host_s(training: Training, kind: str, there: int) -> float:
@@ -230,16 +233,16 @@ def _host_s(training: Training, kind: str, there: int) -> float:
 
 def _speedups(case: TrainCase, predicted: dict[TrainCase, Predicted]) -> dict[str, float]:
     alike = [other for other in predicted if other.workers == case.workers]
-    found = baselines(case, alike).items()
-    return {name: predicted[base].step_s / predicted[case].step_s for name, base in found}
+    bases = baselines(case, alike).items()
+    return {name: predicted[base].step_s / predicted[case].step_s for name, base in bases}
 
 
 def _with_predictions(job: Session, run: Run, predictions: dict[TrainCase, Predicted]) -> Run:
     """The run with each prediction, beside its measurement where there is one."""
-    network, found = job.network, list[Training]()
+    network, trainings = job.network, list[Training]()
     for case, predicted in predictions.items():
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.find(Training, case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
-        found.append(replace(training, predicted=predicted.beside(training.step_s)))
-    return job.saved(run, *found, whole=False)
+        trainings.append(replace(training, predicted=predicted.beside(training.step_s)))
+    return job.saved(run, *trainings, whole=False)

@@ -98,13 +98,13 @@ def _look_at(network: Network, device: str) -> tuple[int | None, bool]:
 
 def check_data(options: TrainOptions, data: Data, kind: str) -> None:
     """UserError for options that this data and this machine do not have."""
-    held_out, asked = data.held_out_samples, options.held_out
+    held_out, most = data.held_out_samples, options.held_out
     if options.epochs is not None and data.train_samples is None:
         raise UserError(f"--data {data.name} has no epochs; use --iterations")
-    if asked and held_out is None:
+    if most and held_out is None:
         raise UserError(f"--data {data.name} has no held-out samples; leave out --held-out")
-    if asked and held_out is not None and asked > held_out:
-        raise UserError(f"--held-out {asked}: --data {data.name} has {held_out} held-out samples")
+    if most and held_out is not None and most > held_out:
+        raise UserError(f"--held-out {most}: --data {data.name} has {held_out} held-out samples")
     count, here = max(options.all_gpus), torch.cuda.device_count()
     if options.train and kind == "cuda" and count > here and dist_env_of(os.environ) is None:
         raise UserError(

@@ -136,7 +136,7 @@ class Keeper:
         self._begun, self._ended = Begun(Stage.OPENING), Ended()
         self._tried: frozenset[str] = frozenset()
         # Results stand as their cases began: one that has killed a process is not the first.
-        self._order = dict.fromkeys(one.case.key for one in (before.others if before else ()))
+        self._order = dict.fromkeys(result.case.key for result in (before.others if before else ()))
 
     def carry_out(self, *, here: bool) -> Run:
         """The run with all that was asked for. UserError says where it is so far."""
@@ -156,10 +156,10 @@ class Keeper:
         except UserError as error:
             raise UserError(f"{error}{self._so_far(str(error))}") from None
 
-    def _so_far(self, said: str) -> str:
+    def _so_far(self, message: str) -> str:
         """Where to find what was measured before a run broke off."""
         path = self._path
-        if not path.exists() or str(path) in said:
+        if not path.exists() or str(path) in message:
             return ""
         return f"; results so far are in {path}; go on with --resume {path}"
 
@@ -175,8 +175,8 @@ class Keeper:
 
     def _until_done(self, job: Job, here: bool) -> None:
         while True:
-            found = self._run or self._before
-            job = replace(job, found=found.others if found else (), tried=self._tried)
+            known = self._run or self._before
+            job = replace(job, found=known.others if known else (), tried=self._tried)
             self._begun = Begun(Stage.OPENING)
             try:
                 if here:
@@ -210,9 +210,9 @@ class Keeper:
         if begun.what == Stage.LOADING:
             self._keep(Loading(blamed, "failed", death.reason))
         elif begun.what == Stage.RECORDING:
-            found = [t for case in cases if (t := run.find(Training, case.key))]
+            trainings = [t for case in cases if (t := run.find(Training, case.key))]
             self._tried |= {case.key for case in cases}
-            self._keep(*(untraced(training, death.reason) for training in found))
+            self._keep(*(untraced(training, death.reason) for training in trainings))
         elif begun.what in (Stage.HOLDING, Stage.TRAINING):
             assert known
             at = "setting up its training"
@@ -266,7 +266,7 @@ class Keeper:
         self._tried |= {result.case.key for result in results}
         self._order |= dict.fromkeys(result.case.key for result in results)
         places = {key: place for place, key in enumerate(self._order)}
-        others = sorted(run.others, key=lambda one: places[one.case.key])
+        others = sorted(run.others, key=lambda result: places[result.case.key])
         self._run = replace(run, others=tuple(others))
         save(self._run, self._path)
 

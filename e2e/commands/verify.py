@@ -47,8 +47,8 @@ def verified(session: Session, run: Run, cases: Cases) -> Run:
         session.begin(Stage.VERIFYING, [case, *fixed])
         again, *tried = _tried(session, run, case, fixed)
         causes = list(training.causes)
-        for (i, change), one in zip(todo, tried, strict=True):
-            gain = 100 * (one.per_s / again.per_s - 1) if one.per_s and again.per_s else None
+        for (i, change), trial in zip(todo, tried, strict=True):
+            gain = 100 * (trial.per_s / again.per_s - 1) if trial.per_s and again.per_s else None
             causes[i] = replace(
                 causes[i], fix=as_options(change), case_change=change, measured_gain_pct=gain
             )
@@ -88,15 +88,15 @@ def _tried(
     """
 
     def timed(cases: Cases) -> dict[str, Training]:
-        found = session.time(run, cases, verifies=True)
-        return {t.case.key: t for t in with_speedups(found, {})}
+        trainings = session.time(run, cases, verifies=True)
+        return {t.case.key: t for t in with_speedups(trainings, {})}
 
     alike = [one for one in fixed if load_case(one) == load_case(case)]
-    found = timed([case, *dict.fromkeys(alike)])
-    for one in fixed:
-        if one.key not in found:
+    by_key = timed([case, *dict.fromkeys(alike)])
+    for variant in fixed:
+        if variant.key not in by_key:
             try:
-                found |= timed([one])
+                by_key |= timed([variant])
             except UserError as error:  # what the user did not ask for
-                found[one.key] = Training(one, "failed", str(error))
-    return [found[one.key] for one in (case, *fixed)]
+                by_key[variant.key] = Training(variant, "failed", str(error))
+    return [by_key[variant.key] for variant in (case, *fixed)]

@@ -110,12 +110,12 @@ def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: fl
 
     began_s = time.perf_counter()
     load(1)
-    found = Loading(case, "ok", first_s=time.perf_counter() - began_s)
+    loading = Loading(case, "ok", first_s=time.perf_counter() - began_s)
     load(loader.ahead)
     until_s = time.perf_counter() + budget_s
-    while not _enough(found, time.perf_counter() > until_s):
-        found = replace(found, blocks=(*found.blocks, block()))
-    return found
+    while not _enough(loading, time.perf_counter() > until_s):
+        loading = replace(loading, blocks=(*loading.blocks, block()))
+    return loading
 
 
 def _cpu_s(loader: Loader) -> float:

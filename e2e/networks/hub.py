@@ -31,11 +31,11 @@ from microbench.network.networks import (
 
 def timm_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
     """The network that timm has under this name."""
-    asked, usual = f"{TIMM}:{name}", timm_image(name)
-    shape = image_input(asked, input, usual[1]) if input else usual
+    full_name, usual = f"{TIMM}:{name}", timm_image(name)
+    shape = image_input(full_name, input, usual[1]) if input else usual
     build = partial(build_timm, name, shape, classes or CLASSES)
-    check_input(asked, build, shape)
-    facts = facts_of(asked, shape)
+    check_input(full_name, build, shape)
+    facts = facts_of(full_name, shape)
     trained = trained_as(name, facts.batch)
     return Network(**vars(replace(facts, classes=classes or CLASSES, **trained)), build=build)
 

@@ -26,7 +26,7 @@ def classification_loss(
     classifier's, is added times `auxiliary_weight`. In evaluation there is only one.
     """
     assert target is not None, "a classifier is trained with classes"
-    losses = (F.cross_entropy(one.float(), target) for one in tensors_in(output))
+    losses = (F.cross_entropy(logits.float(), target) for logits in tensors_in(output))
     loss = next(losses)
     return sum((auxiliary_weight * other for other in losses), loss) if auxiliary_weight else loss
 

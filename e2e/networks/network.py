@@ -40,7 +40,7 @@ class Network(NetworkFacts):
     @property
     def facts(self) -> NetworkFacts:
         """What another process may know of it."""
-        return NetworkFacts(**{one.name: getattr(self, one.name) for one in fields(NetworkFacts)})
+        return NetworkFacts(**{f.name: getattr(self, f.name) for f in fields(NetworkFacts)})
 
     def stands_in(self, output: Any, target: Tensor | None) -> bool:
         """Whether the loss of this output is a stand-in, from which nothing useful is learnt."""

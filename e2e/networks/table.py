@@ -118,8 +118,8 @@ NOT_CLASSIFIERS = (
 
 def trained_as(name: str, batch: int) -> dict[str, Any]:
     """How a network of this name is trained with a batch: optimizer, lr and weight decay."""
-    found = next((FAMILIES[start] for start in FAMILIES if name.startswith(start)), USUAL)
-    optimizer, lr, weight_decay = found
+    settings = next((FAMILIES[start] for start in FAMILIES if name.startswith(start)), USUAL)
+    optimizer, lr, weight_decay = settings
     return dict(optimizer=optimizer, lr=lr * batch / LR_BATCH, weight_decay=weight_decay)
 
 
@@ -200,7 +200,7 @@ def facts_of(name: str, input: tuple[int, ...] | None = None) -> NetworkFacts:
             name=name, input=input or (3, IMAGE, IMAGE), optimizer="sgd", lr=0.01,
             weight_decay=1e-4, batch=UNKNOWN_BATCH, cpu_batch=UNKNOWN_CPU_BATCH,
         )  # fmt: skip
-    known = {_spelling(one): facts for rows in GROUPS.values() for one, facts in rows.items()}
+    known = {_spelling(key): facts for rows in GROUPS.values() for key, facts in rows.items()}
     facts = known.get(_spelling(plain))
     if facts is None:
         raise UserError(_unknown(plain))
@@ -226,7 +226,7 @@ def _unknown(name: str) -> str:
             f"torchvision's {name} is not a classification network; "
             "to train it, give your own module:function that builds it"
         )
-    near = suggest(name.lower(), [one for rows in GROUPS.values() for one in rows])
+    near = suggest(name.lower(), [known for rows in GROUPS.values() for known in rows])
     if not near or name.endswith(".py"):
         own = f"{name.removesuffix('.py').replace('/', '.')}:build"
         near = f"; `halfway list` names them; your own is module:function, for example {own}"

@@ -42,10 +42,10 @@ def _build(build: Build, state: Mapping[str, Tensor]) -> nn.Module:
 def _read(path: Path) -> dict[str, Tensor]:
     """The state dict of a file, by the names that the network itself has."""
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, ValueError, KeyError) as error:
         raise UserError(f"--weights {path} cannot be read: {one_line(error)}") from None
-    named = _as_dict(found)
+    named = _as_dict(content)
     for name in WRAPPED:
         named = _as_dict(named[name]) if isinstance(named.get(name), dict) else named
     if not named or not all(isinstance(value, Tensor) for value in named.values()):

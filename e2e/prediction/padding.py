@@ -49,20 +49,20 @@ def padding(call: Call, tf32: bool) -> Padding | None:
     if not letters or first is None or first.dtype not in (*HALVES, *["float32"] * tf32):
         return None
     unit = WORD_BYTES // first.itemsize
-    found = {
+    sizes = {
         letter: (size, -(-size // unit) * unit)
         for letter, size in _sizes(call, letters).items()
         if size % unit
     }
-    if not found:
+    if not sizes:
         return None
-    args = tuple(_padded(arg, named, found) for arg, named in zip(call.args, letters, strict=False))
-    rounded = dict(sorted(found.values()))
-    words = ", ".join(f"{size} to {padded}" for size, padded in rounded.items())
+    args = tuple(_padded(arg, named, sizes) for arg, named in zip(call.args, letters, strict=False))
+    rounded = dict(sorted(sizes.values()))
+    changes = ", ".join(f"{size} to {padded}" for size, padded in rounded.items())
     return Padding(
         Call(call.name, args + call.args[len(letters) :], call.kwargs),
         rounded,
-        f"{words} {NOUNS.get(call.operator, 'elements')}",
+        f"{changes} {NOUNS.get(call.operator, 'elements')}",
     )
 
 
@@ -106,7 +106,7 @@ def _fitted(letters: str, dims: int) -> str:
     return letters[len(letters) - dims :]
 
 
-def _padded(arg: Argument, letters: str, found: Mapping[str, tuple[int, int]]) -> Argument:
+def _padded(arg: Argument, letters: str, sizes: Mapping[str, tuple[int, int]]) -> Argument:
     """A tensor, or the shape of a bias, with those sizes rounded up; broadcast sizes of 1 stay."""
     shape = arg.shape if isinstance(arg, TensorSpec) else arg
     if not isinstance(shape, tuple):
@@ -114,7 +114,7 @@ def _padded(arg: Argument, letters: str, found: Mapping[str, tuple[int, int]]) -
     larger: list[int] = []
     for letter, size in zip(_fitted(letters, len(shape)), shape, strict=True):
         assert isinstance(size, int)
-        before, after = found.get(letter, (size, size))
+        before, after = sizes.get(letter, (size, size))
         larger.append(after if size == before else size)
     if not isinstance(arg, TensorSpec):
         return tuple(larger)

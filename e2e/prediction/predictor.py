@@ -93,8 +93,8 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
         except CannotTrace:
             raise
         except Exception as error:
-            told = isinstance(error, CannotReplay)
-            raise CannotTrace(str(error) if told else one_line(error)) from error
+            explained = isinstance(error, CannotReplay)
+            raise CannotTrace(str(error) if explained else one_line(error)) from error
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
@@ -235,18 +235,20 @@ class Predictor:
             return Prediction(reason=f"it would need {needed / 1e9:,.1f} GB of the device's "
                                      f"{has / 1e9:,.1f}")  # fmt: skip
         times, problems = self._times(traced, partial(announce, case.key))
-        found = predicted_of(traced, times, problems)
-        if not found.step_s:
-            why = next(iter(found.uncovered), "it launches nothing")
+        predicted = predicted_of(traced, times, problems)
+        if not predicted.step_s:
+            why = next(iter(predicted.uncovered), "it launches nothing")
             return Prediction(reason=f"nothing could be timed: {why}")
         if self._target.kind == "cuda":
             announce(case.key, "timing how fast the CPU launches")
-            found = replace(found, gpu_s=found.step_s, host_s=self._host_s(found.launches or 0))
+            predicted = replace(
+                predicted, gpu_s=predicted.step_s, host_s=self._host_s(predicted.launches or 0)
+            )
         else:  # neither the error of its time is known, nor what torch keeps of memory
-            found = replace(found, interval_s=None, memory_bytes=None)
+            predicted = replace(predicted, interval_s=None, memory_bytes=None)
         timed_s = time.perf_counter() - began_s - traced_s
         took_s = {"tracing": round(traced_s, 3), "operations": round(timed_s, 3)}
-        return Prediction(replace(found, took_s=took_s))
+        return Prediction(replace(predicted, took_s=took_s))
 
     def _times(
         self, traced: Trace, doing: Callable[[str], object]
@@ -267,13 +269,13 @@ class Predictor:
             elif key not in missing:
                 missing[key] = PlacedCall(op.call, counts[key], op.phase == BACKWARD, op.cold)
         measured = time_calls(self._target, list(missing.values()), doing) if missing else []
-        for key, found in zip(missing, measured, strict=True):
-            if isinstance(found, str):
-                problems[key] = found
+        for key, measured_time in zip(missing, measured, strict=True):
+            if isinstance(measured_time, str):
+                problems[key] = measured_time
             else:
-                times[key] = self._fresh[key] = found
+                times[key] = self._fresh[key] = measured_time
         new = {key: times[key] for key in missing if key in times}
-        self._store.add({key: one for key, one in new.items() if _is_steady(one, kind)})
+        self._store.add({key: time for key, time in new.items() if _is_steady(time, kind)})
         return times, problems
 
     def _host_s(self, launches: int) -> float | None:
@@ -298,10 +300,10 @@ def predicted_of(
     keys = [key_of(traced.case, op) for op in traced.launched]
     launched = list(zip(traced.launched, keys, strict=True))
     known = [times[key] for key in keys if key in times]
-    middle_s = math.fsum(median(one.times_s) for one in known)
+    middle_s = math.fsum(median(time.times_s) for time in known)
     rounds_s = [
-        math.fsum(one.times_s[number % len(one.times_s)] for one in known)
-        for number in range(max((len(one.times_s) for one in known), default=1))
+        math.fsum(time.times_s[number % len(time.times_s)] for time in known)
+        for number in range(max((len(time.times_s) for time in known), default=1))
     ]
     ends = ((1 - GPU_ERROR) * min(rounds_s), (1 + GPU_ERROR) * max(rounds_s))
     scratch = {op.call.key: times[key].scratch_bytes for op, key in launched if key in times}
@@ -316,7 +318,7 @@ def predicted_of(
             f"{count} x {name}: {why} ({count} of {len(keys)} calls)"
             for (name, why), count in lost.items()
         ),
-        launches=round(sum(one.kernels for one in known)),
+        launches=round(sum(time.kernels for time in known)),
     )
 
 

@@ -68,30 +68,30 @@ def time_calls(
     `doing` is called with the name of each part as it begins. Raises what a fault raises that the
     device does not survive.
     """
-    found: list[CallTime | str] = [TOO_LARGE] * len(calls)
+    times: list[CallTime | str] = [TOO_LARGE] * len(calls)
     device = torch.device(target.torch_device)
     pool, fit = _pool(device, calls)
     doing("launching its operations for the first time")
     ready: list[_Ready] = []
     for place in fit:
         try:
-            one = _Ready(place, calls[place], materialise(calls[place].call, device, pool,
+            call = _Ready(place, calls[place], materialise(calls[place].call, device, pool,
                                                           calls[place].cold))  # fmt: skip
-            _in_thread(one.placed.backward, device, partial(_warm_up, one, device))
-            ready.append(one)
+            _in_thread(call.placed.backward, device, partial(_warm_up, call, device))
+            ready.append(call)
         except torch.OutOfMemoryError:
             pass
         except CannotReplay as problem:
-            found[place] = first_line(problem).removeprefix(f"{calls[place].call.name}: ")
+            times[place] = first_line(problem).removeprefix(f"{calls[place].call.name}: ")
         except Exception as error:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # raises where it is of no more use
-            found[place] = one_line(error)
+            times[place] = one_line(error)
     doing("timing its operations")
     timed = _on_gpu(target, device, ready) if device.type == "cuda" else _on_cpu(ready)
-    for one in ready:
-        found[one.place] = timed.get(one.place, "the profiler saw no kernel of it")
-    return found
+    for call in ready:
+        times[call.place] = timed.get(call.place, "the profiler saw no kernel of it")
+    return times
 
 
 @dataclass
@@ -117,23 +117,23 @@ def _pool(device: torch.device, calls: Sequence[PlacedCall]) -> tuple[Pool, list
             fit.remove(max(fit, key=lambda place: sum(t.bytes for t in calls[place].call.tensors)))
 
 
-def _warm_up(one: _Ready, device: torch.device) -> None:
+def _warm_up(call: _Ready, device: torch.device) -> None:
     """The first launches: they search algorithms, then show memory and, roughly, time."""
-    one.replay.plain()
+    call.replay.plain()
     if device.type != "cuda":
         return
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     began_s = time.perf_counter()
-    kept = one.replay.plain()
+    kept = call.replay.plain()
     torch.cuda.synchronize(device)
     took_s = time.perf_counter() - began_s
     after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     del kept
-    one.scratch_bytes = peak - max(before, after)
-    one.launches = max(round(one.placed.count), LEAST_LONG if took_s > LONG_S else LEAST)
-    one.replay.restore()
+    call.scratch_bytes = peak - max(before, after)
+    call.launches = max(round(call.placed.count), LEAST_LONG if took_s > LONG_S else LEAST)
+    call.replay.restore()
 
 
 # ---------------------------------------------------------------- by the clock
@@ -142,11 +142,11 @@ def _warm_up(one: _Ready, device: torch.device) -> None:
 def _on_cpu(ready: Sequence[_Ready]) -> dict[int, CallTime]:
     """A CPU runs a call before it returns: all of the time is the device's."""
     times_s: dict[int, list[float]] = {one.place: [] for one in ready}
-    for one in CPU_LAUNCHES * list(ready):
-        one.replay.restore()
+    for call in CPU_LAUNCHES * list(ready):
+        call.replay.restore()
         began_s = time.perf_counter()
-        one.replay.launch()
-        times_s[one.place].append(time.perf_counter() - began_s)
+        call.replay.launch()
+        times_s[call.place].append(time.perf_counter() - began_s)
     return {place: CallTime(tuple(times)) for place, times in times_s.items()}
 
 
@@ -167,7 +167,7 @@ def _on_gpu(target: Target, device: torch.device, ready: Sequence[_Ready]) -> di
 
     def launch_all() -> None:
         for backward in (False, True):
-            some = [one for one in ready if one.placed.backward is backward]
+            some = [call for call in ready if call.placed.backward is backward]
             if some:
                 _in_thread(backward, device, partial(_blocks, some, mark))
 
@@ -180,25 +180,25 @@ def _on_gpu(target: Target, device: torch.device, ready: Sequence[_Ready]) -> di
     owners.clear()
     kernels = record(lambda: [launch_all() for _ in range(LEAD_ROUNDS + ROUNDS)])
     by_place = kernels_of(kernels, owners)
-    found: dict[int, CallTime] = {}
-    for one in ready:
-        rows = by_place.get(one.place, [])[-ROUNDS:]
+    times: dict[int, CallTime] = {}
+    for call in ready:
+        rows = by_place.get(call.place, [])[-ROUNDS:]
         if rows:
-            times_s = tuple(launch_s(row, one.launches) for row in rows)
-            each = fmean(map(len, rows)) / one.launches
-            found[one.place] = CallTime(times_s, each, one.scratch_bytes)
-    return found
+            times_s = tuple(launch_s(row, call.launches) for row in rows)
+            each = fmean(map(len, rows)) / call.launches
+            times[call.place] = CallTime(times_s, each, call.scratch_bytes)
+    return times
 
 
 def _blocks(ready: Sequence[_Ready], mark: Callable[[int | None], None]) -> None:
     """A block of launches of each call, after a mark."""
-    for one in ready:
-        mark(one.place)
-        for _ in range(one.launches):
-            one.replay.launch()
+    for call in ready:
+        mark(call.place)
+        for _ in range(call.launches):
+            call.replay.launch()
     mark(None)
-    for one in ready:
-        one.replay.restore()
+    for call in ready:
+        call.replay.restore()
 
 
 def kernels_of(
@@ -216,13 +216,13 @@ def kernels_of(
             rows.append([])
         elif rows:
             rows[-1].append(kernel)
-    found: dict[int, list[list[KernelTime]]] = {}
+    by_owner: dict[int, list[list[KernelTime]]] = {}
     if len(rows) > len(owners):
-        return found
+        return by_owner
     for owner, row in zip(owners[len(owners) - len(rows) :], rows, strict=True):
         if owner is not None and row:
-            found.setdefault(owner, []).append(row)
-    return found
+            by_owner.setdefault(owner, []).append(row)
+    return by_owner
 
 
 def launch_s(kernels: Sequence[KernelTime], launches: int) -> float:

@@ -23,13 +23,13 @@ def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCas
 
     The baseline that differs only in the recipe; if there is none, the first one.
     """
-    found: dict[str, TrainCase] = {}
+    bases: dict[str, TrainCase] = {}
     for name, recipes in BASELINES.items():
         those = [other for other in among if other.recipe in recipes]
         alike = [other for other in those if _but_recipe(other) == _but_recipe(case)]
         if those and case.recipe not in recipes:
-            found[name] = (alike or those)[0]
-    return found
+            bases[name] = (alike or those)[0]
+    return bases
 
 
 def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | None:
@@ -115,14 +115,14 @@ def scaled(trainings: Sequence[Training]) -> list[Scaled]:
     """
     timed_last = sorted(trainings, key=lambda training: training.per_s is not None)
     ones = {_over_one(t.case, WEAK): t for t in timed_last if t.case.gpus == 1}
-    found: list[Scaled] = []
+    rows: list[Scaled] = []
     for training in {t.case: t for t in trainings if t.case.gpus > 1 and t.per_s}.values():
         for kind in _kinds(trainings, training.case.gpus, ones):
             one = ones.get(_over_one(training.case, kind))
             if one and one.per_s:
-                found.append(Scaled(kind, one, training))
+                rows.append(Scaled(kind, one, training))
                 break
-    return found
+    return rows
 
 
 def _kinds(

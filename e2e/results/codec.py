@@ -70,7 +70,7 @@ def _traced_to_json(traced: TracedStep) -> Json:
     data = asdict(traced)
     for name in ("parts", "costs"):
         data[name] = [
-            {n: v for n, v in one.items() if v != "" or n not in OPTIONAL} for one in data[name]
+            {n: v for n, v in item.items() if v != "" or n not in OPTIONAL} for item in data[name]
         ]
     return data
 
@@ -80,9 +80,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in cast(Json, value).items()}
+        return {name: _finite(item) for name, item in cast(Json, value).items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in cast("Sequence[object]", value)]
+        return [_finite(item) for item in cast("Sequence[object]", value)]
     return value
 
 
@@ -164,7 +164,7 @@ def _is_interval(ends: Interval | None) -> bool:
 
 def _odd_repeats(training: Training) -> Iterator[str]:
     for i, repeat in enumerate(training.repeats):
-        if any(one.steps > repeat.steps for one in repeat.evaluations):
+        if any(evaluation.steps > repeat.steps for evaluation in repeat.evaluations):
             yield f"repeats[{i}].evaluations has more steps than the training"
         if len(repeat.curve) > repeat.steps:
             points = f"{len(repeat.curve)} points, of {repeat.steps} steps"

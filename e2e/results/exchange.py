@@ -98,12 +98,12 @@ class Exchange:
 
         A ratio, 1.2 for a fifth longer. Of two ranks that is the other one.
         """
-        found: dict[int, float] = {}
+        slow: dict[int, float] = {}
         for rank, own_s in enumerate(self.rank_local_s):
             others = [s for r, s in enumerate(self.rank_local_s) if r != rank]
             if others and own_s > (1 + STRAGGLES) * median(others):
-                found[rank] = own_s / median(others)
-        return found
+                slow[rank] = own_s / median(others)
+        return slow
 
 
 def all_reduce_s(curve: Curve, bytes_: int) -> float:

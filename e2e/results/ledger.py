@@ -53,7 +53,7 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
     known = {t.case: t for t in trainings if is_recorded(t)}
     timed = {t.case for t in trainings if t.step_s}
     low = {case for case in timed if case.recipe not in FULL_PRECISION} or timed
-    found: list[Training] = []
+    results: list[Training] = []
     for training in trainings:
         base = slowest(training.case, baselines(training.case, list(known)))
         if training.case in low:
@@ -64,8 +64,8 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
                 training, ledger=ledger(known[base], training), ledger_base=base.recipe,
                 bound=bound(known[base]),
             )  # fmt: skip
-        found.append(training)
-    return found
+        results.append(training)
+    return results
 
 
 def is_recorded(training: Training) -> bool:
@@ -79,17 +79,17 @@ def terms_ms(training: Training) -> dict[str, float]:
     assert traced is not None
     assert step_s is not None
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
-    found = {term: ns / traced.steps / 1e6 for term, ns in traced.terms.items()}
-    idle = {term: found.pop(term) for term in IDLE if term in found}
+    terms = {term: ns / traced.steps / 1e6 for term, ns in traced.terms.items()}
+    idle = {term: terms.pop(term) for term in IDLE if term in terms}
     if training.case.graph:  # recorded uncaptured: as captured it has no launches
         idle = {BETWEEN: math.fsum(idle.values())}
     idle_ms = math.fsum(idle.values())
-    left_ms = max(0.0, step_ms - wait_ms - math.fsum(found.values()))
+    left_ms = max(0.0, step_ms - wait_ms - math.fsum(terms.values()))
     scale = min(1.0, left_ms / idle_ms) if idle_ms else 1.0
-    found |= {term: scale * ms for term, ms in idle.items()}
+    terms |= {term: scale * ms for term, ms in idle.items()}
     if wait_ms:
-        found[LOADER] = found.get(LOADER, 0.0) + wait_ms
-    return {**found, RESIDUAL: step_ms - math.fsum(found.values())}
+        terms[LOADER] = terms.get(LOADER, 0.0) + wait_ms
+    return {**terms, RESIDUAL: step_ms - math.fsum(terms.values())}
 
 
 def ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
@@ -154,12 +154,12 @@ def _by_layer(
 ) -> dict[str, float]:
     """Milliseconds a step of these terms by layer; `within`: with layout changes inside them."""
     assert training.traced
-    found: dict[str, float] = defaultdict(float)
+    layers: dict[str, float] = defaultdict(float)
     for part in training.traced.parts:
         if (part.within if within and part.within else part.term) in terms:
             layer = part.layer or NO_LAYER
-            found[layer] += part.ns / training.traced.steps / 1e6
-    return found
+            layers[layer] += part.ns / training.traced.steps / 1e6
+    return layers
 
 
 def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, ...]:
@@ -170,7 +170,7 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
     assert steps is not None
     assert step_s is not None
     step_ms, wait_ms = 1e3 * step_s, 1e3 * training.loader_wait_s
-    found: list[tuple[float, Cause]] = []
+    causes: list[tuple[float, Cause]] = []
     if wait_ms > LEAST_SHARE * step_ms:
         step = "forward pass" if training.case.evaluation else "step"
         why = (
@@ -182,7 +182,7 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
             why += "; mostly it does not wait for data"
             title = COMPETING
             remedy = "fewer workers, or a CUDA graph, so that the CPU has less to launch"
-        found.append((wait_ms, Cause(title, why, remedy)))
+        causes.append((wait_ms, Cause(title, why, remedy)))
     for cost in traced.costs if traced else ():
         assert traced
         ms = min(cost.ns / traced.steps / 1e6, step_ms)
@@ -190,17 +190,17 @@ def causes_of(training: Training, base: Training | None = None) -> tuple[Cause, 
             continue
         why = f"it takes up to {as_ms(ms)} of {as_ms(step_ms)} ms ({100 * ms / step_ms:.0f} %)"
         why += f": {cost.where}" * bool(cost.where)
-        found.append((ms, Cause(cost.title, why, cost.remedy)))
+        causes.append((ms, Cause(cost.title, why, cost.remedy)))
     if base and traced and training.case.recipe not in FULL_PRECISION:
-        found += _slower_layers(base, training, step_ms)
-    return tuple(cause for _, cause in sorted(found, key=lambda pair: -pair[0]))
+        causes += _slower_layers(base, training, step_ms)
+    return tuple(cause for _, cause in sorted(causes, key=lambda pair: -pair[0]))
 
 
 def _slower_layers(
     base: Training, training: Training, step_ms: float
 ) -> Iterator[tuple[float, Cause]]:
     """Layers whose GEMMs and convolutions take longer than in the base."""
-    before, after = (_by_layer(one, PRODUCT_TERMS, within=True) for one in (base, training))
+    before, after = (_by_layer(t, PRODUCT_TERMS, within=True) for t in (base, training))
     grown = {
         layer: after[layer] - ms
         for layer, ms in before.items()

@@ -61,7 +61,7 @@ class LoadCase:
 
 def load_case(case: TrainCase) -> LoadCase:
     """The loader of a training, alone."""
-    return LoadCase(**{one.name: getattr(case, one.name) for one in fields(LoadCase)})
+    return LoadCase(**{f.name: getattr(case, f.name) for f in fields(LoadCase)})
 
 
 @dataclass(frozen=True)

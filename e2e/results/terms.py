@@ -118,7 +118,7 @@ class TracedStep:
     @property
     def terms(self) -> Mapping[str, int]:
         """Nanoseconds in all steps by term."""
-        found: dict[str, int] = defaultdict(int)
+        totals: dict[str, int] = defaultdict(int)
         for part in self.parts:
-            found[part.term] += part.ns
-        return found
+            totals[part.term] += part.ns
+        return totals

@@ -305,7 +305,7 @@ class Training:
         return Timed(
             step_s, ends and (by * ends[0], by * ends[1]), self.state.sm_clock_mhz,
             self.limit == "host", steps.host_pace,
-            tuple(replace(one, median_s=by * one.median_s) for one in steps.processes),
+            tuple(replace(process, median_s=by * process.median_s) for process in steps.processes),
         )  # fmt: skip
 
     @property

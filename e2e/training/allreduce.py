@@ -37,7 +37,7 @@ def wrap_ddp(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
     # Torch renamed the option after 2.11.
     newer = "forward_sync_buffers" in signature(make.__init__).parameters
     apart = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-    found = make(module, device_ids=own, **apart)
+    ddp_model = make(module, device_ids=own, **apart)
     if compress != NO_COMPRESSION:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -45,8 +45,8 @@ def wrap_ddp(module: nn.Module, ranks: Ranks, compress: str) -> nn.Module:
             "fp16": default_hooks.fp16_compress_hook,
             "bf16": default_hooks.bf16_compress_hook,
         }
-        found.register_comm_hook(None, hooks[compress])
-    return found
+        ddp_model.register_comm_hook(None, hooks[compress])
+    return ddp_model
 
 
 def buckets_of(ddp_model: Any, compress: str) -> list[Tensor]:
@@ -63,9 +63,11 @@ def all_reduce_of(buckets: Sequence[Tensor]) -> Callable[[], object]:
     from torch import distributed
 
     def launch() -> None:
-        under_way = [cast("Any", distributed).all_reduce(one, async_op=True) for one in buckets]
-        for one in under_way:
-            one.wait()
+        under_way = [
+            cast("Any", distributed).all_reduce(bucket, async_op=True) for bucket in buckets
+        ]
+        for work in under_way:
+            work.wait()
 
     return launch
 
@@ -85,7 +87,7 @@ def curve_of(
     """
     whole = max(buckets, key=bytes_of)
     least = LEAST_BYTES // whole.element_size()
-    found: list[AllReduce] = []
+    points: list[AllReduce] = []
     count = whole.numel()
     while count == whole.numel() or count >= least:
         part = whole[:count]
@@ -94,9 +96,9 @@ def curve_of(
         launch = all_reduce_of([part])
         timer.run(launch, 1)
         slowest_s = ranks.slowest(median(timer.block(launch, times).times_s))
-        found.append(AllReduce(bytes_of(part), slowest_s))
+        points.append(AllReduce(bytes_of(part), slowest_s))
         count //= SIZE_RATIO
-    return tuple(reversed(found))
+    return tuple(reversed(points))
 
 
 def copies_of(
@@ -109,8 +111,8 @@ def copies_of(
     with each bucket whose type is not that of the weights. On a GPU they are captured, so
     that launching them from Python takes no time.
     """
-    wire = [bucket for bucket in buckets if bucket.dtype not in {one.dtype for one in weights}]
-    least = [one.flatten()[:1] for one in weights]
+    wire = [bucket for bucket in buckets if bucket.dtype not in {w.dtype for w in weights}]
+    least = [weight.flatten()[:1] for weight in weights]
     times_s: list[float] = []
     for some in (weights, least):
         try:
@@ -128,8 +130,8 @@ def _copying(
     """A launch that divides gradients of these weights into their places in a bucket, compresses
     buckets to those of `wire` and back, and copies the gradients back.
     """
-    pairs = [(torch.zeros_like(one), torch.zeros_like(one)) for one in weights]
-    whole = [torch.zeros_like(one, dtype=weights[0].dtype) for one in wire]
+    pairs = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    whole = [torch.zeros_like(bucket, dtype=weights[0].dtype) for bucket in wire]
     share = 1 / ranks.world
 
     def launch() -> None:

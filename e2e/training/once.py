@@ -63,8 +63,8 @@ def train_once(
             if data.train_samples is not None:
                 if epoch:
                     on_step(end)
-                found = trainer.evaluate(data.held_out(case.batch, trainer.device, case.held_out))
-                evaluations.append(Evaluation(end, train_s, *found))
+                scores = trainer.evaluate(data.held_out(case.batch, trainer.device, case.held_out))
+                evaluations.append(Evaluation(end, train_s, *scores))
     finally:
         feed.close()
     trainer.ranks.sums(losses)  # each has those of its own batches

@@ -152,9 +152,9 @@ class RecipeOptimizer:
     def _note_call(self, optimizer: Any, *_: object) -> None:
         """A fused optimizer reads on the device whether to skip; an unfused one is not called."""
         self._not_called -= 1
-        found = getattr(optimizer, "found_inf", None)
-        if found is not None:
-            self._skipped.add_(found.reshape(()))
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            self._skipped.add_(found_inf.reshape(()))
 
     @property
     def skipped(self) -> int:
@@ -170,10 +170,10 @@ class RecipeOptimizer:
         int64 [3] on the device, of the weights in their own precision: what float16 flushed to zero
         is zero, and the loss scale may still be in the others.
         """
-        found = [weight.grad for weight in self._weights if weight.grad is not None]
-        zeros = torch.stack([(grad == 0).sum() for grad in found]).sum()
-        odd = torch.stack([(~torch.isfinite(grad)).sum() for grad in found]).sum()
-        count = sum(grad.numel() for grad in found)
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        zeros = torch.stack([(grad == 0).sum() for grad in gradients]).sum()
+        odd = torch.stack([(~torch.isfinite(grad)).sum() for grad in gradients]).sum()
+        count = sum(grad.numel() for grad in gradients)
         return torch.stack([zeros, odd, torch.full_like(zeros, count)])
 
     def tensors(self) -> Iterator[Tensor]:

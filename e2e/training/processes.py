@@ -20,7 +20,7 @@ def timed_by(training: Training) -> int:
 
 def newest(training: Training) -> int:
     """The number of the last process that timed it; 0 where only the first one did, or none."""
-    numbers = [one.number for one in training.steps.processes] if training.steps else []
+    numbers = [process.number for process in training.steps.processes] if training.steps else []
     return max(numbers, default=0)
 
 

@@ -94,13 +94,13 @@ class Ranks:
         """
         if self.world == 1:
             return [value]
-        found: list[Any] = [None] * self.world
+        values: list[Any] = [None] * self.world
         with _lost():
             _torch_ranks().monitored_barrier(
                 group=self.control, timeout=timedelta(seconds=wait_s), wait_all_ranks=True
             )
-            _torch_ranks().all_gather_object(found, value, group=self.control)
-        return found
+            _torch_ranks().all_gather_object(values, value, group=self.control)
+        return values
 
     def slowest(self, seconds: float) -> float:
         """The longest of all ranks. RanksLost."""
@@ -113,11 +113,11 @@ class Ranks:
         """
         if self.world == 1:
             return error
-        said = self.gather((_kind_of(error), one_line(error) if error else ""))
-        worst = max(kind for kind, _ in said)
+        each = self.gather((_kind_of(error), one_line(error) if error else ""))
+        worst = max(kind for kind, _ in each)
         if worst == _kind_of(error):
             return error
-        rank, text = next((rank, text) for rank, (kind, text) in enumerate(said) if kind == worst)
+        rank, text = next((rank, text) for rank, (kind, text) in enumerate(each) if kind == worst)
         return cast("type[Exception]", KINDS[worst])(f"rank {rank}: {text}")
 
     @contextmanager

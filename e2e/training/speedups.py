@@ -63,11 +63,11 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
     """
     # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
-    found: list[Training] = []
+    results: list[Training] = []
     for training in trainings:
         training = replace(training, rung=rungs.get(training.case.key))
         if training.steps is None:
-            found.append(training)
+            results.append(training)
             continue
         speedup = _against_baselines(training, trainings)
         if training.rung:
@@ -78,14 +78,14 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
             _wide_interval(warned), _wall_gap(warned), _many_skipped(warned), _straggler(warned)
         )  # fmt: skip
         known = [warning for warning in more if warning]
-        found.append(replace(warned, warnings=(*warned.warnings, *known)))
-    return found
+        results.append(replace(warned, warnings=(*warned.warnings, *known)))
+    return results
 
 
 def _against_baselines(training: Training, variants: Sequence[Training]) -> dict[str, Ratio]:
-    timed = {one.case: one for one in variants if one.steps}
-    found = baselines(training.case, list(timed))
-    return {name: _ratio(timed[case], training) for name, case in found.items()}
+    timed = {t.case: t for t in variants if t.steps}
+    bases = baselines(training.case, list(timed))
+    return {name: _ratio(timed[case], training) for name, case in bases.items()}
 
 
 def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:
@@ -98,10 +98,10 @@ def _ratio(slow: Training, fast: Training) -> Ratio:
     """Over processes if there are several, else over rounds; of fed trainings by the wall clock."""
     assert slow.steps
     assert fast.steps
-    found = ratio_of_processes(slow.steps, fast.steps, EVENT_TICK_S)
-    if found is None:  # no process timed both
-        found = Ratio(slow.steps.median_s / fast.steps.median_s, None)
-    return by_the_wall(found, slow, fast)
+    ratio = ratio_of_processes(slow.steps, fast.steps, EVENT_TICK_S)
+    if ratio is None:  # no process timed both
+        ratio = Ratio(slow.steps.median_s / fast.steps.median_s, None)
+    return by_the_wall(ratio, slow, fast)
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
@@ -153,8 +153,8 @@ def _wide_interval(training: Training) -> Warning | None:
     if steps.processes:
         seen, advice = f"{len(steps.processes)} processes", PROCESSES_VARY
     half = f"±{pct:.0f} %" if pct <= WIDEST_PCT else f"beyond ±{WIDEST_PCT:.0f} %"
-    said = f"{training.case.recipe}: 95 % confidence interval is {half}, from {seen}"
-    return Warning(said, *advice)
+    text = f"{training.case.recipe}: 95 % confidence interval is {half}, from {seen}"
+    return Warning(text, *advice)
 
 
 def _wall_gap(training: Training) -> Warning | None:
@@ -187,9 +187,9 @@ def _straggler(training: Training) -> Warning | None:
     slow = training.exchange.stragglers if training.exchange else {}
     if not slow:
         return None
-    said = ", ".join(f"rank {rank} by {ratio - 1:.0%}" for rank, ratio in slow.items())
+    named = ", ".join(f"rank {rank} by {ratio - 1:.0%}" for rank, ratio in slow.items())
     return Warning(
-        f"{training.case.recipe}: not all GPUs are as fast: slower than the others is {said}",
+        f"{training.case.recipe}: not all GPUs are as fast: slower than the others is {named}",
         "every step waits for the slowest rank: its GPU, its loader or its CPU cores",
         "halfway fleet compares the GPUs; give each rank as many cores and workers",
     )

@@ -125,11 +125,11 @@ class Trainer:
         if self._optimizer:
             self._optimizer.set_rate(self.steps_done)
         if self._captured is None or uncaptured:
-            found = self._launch(feed, mark, exchange)
+            result = self._launch(feed, mark, exchange)
         else:
-            found = self._replay(feed, mark)
+            result = self._replay(feed, mark)
         self.steps_done += 1
-        return found
+        return result
 
     def _launch(self, feed: Loader, mark: Mark, exchange: bool = True) -> Any:
         if self.case.evaluation:
@@ -239,8 +239,8 @@ class Trainer:
         graph = torch.cuda.CUDAGraph()
         # A loader's threads go on decoding and pinning memory, which "global" would forbid them.
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            found = self._launch(repeat, _unmarked)
-        self._captured = _Captured(graph, batch, found, source)
+            result = self._launch(repeat, _unmarked)
+        self._captured = _Captured(graph, batch, result, source)
 
     def _replay(self, feed: Loader, mark: Mark) -> Any:
         captured = self._captured
@@ -272,9 +272,9 @@ class Trainer:
     @torch.no_grad()
     def is_finite(self, feed: Loader) -> bool:
         """Whether all weights are finite, or of an evaluation an output. Waits for the device."""
-        found = self.step(feed) if self.case.evaluation else list(self.module.parameters())
-        tensors = [one for one in tensors_in(found) if one.is_floating_point()]
-        return bool(torch.stack([torch.isfinite(one).all() for one in tensors]).all().item())
+        values = self.step(feed) if self.case.evaluation else list(self.module.parameters())
+        tensors = [tensor for tensor in tensors_in(values) if tensor.is_floating_point()]
+        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all().item())
 
     def checkpoint(self) -> dict[str, Any]:
         """All that a training needs to go on: weights, masters, optimizer, loss scale."""
@@ -321,11 +321,11 @@ class Trainer:
                 output = self.forward(inputs)
                 seen += len(inputs)
                 loss += self.network.loss(output, targets).double() * len(inputs)
-                found = count and count(output, targets)
-                if found is None:
+                hits = count and count(output, targets)
+                if hits is None:
                     neither += len(inputs)
                 else:
-                    right += found
+                    right += hits
             self.ranks.sums(loss, seen, right, neither)  # also on one without a batch
         finally:
             self.module.train()

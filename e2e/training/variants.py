@@ -109,10 +109,10 @@ class Variants:
 
     def _let_cublas_take_memory(self) -> None:
         """For the current stream: each stream and thread has a workspace of its own."""
-        one = torch.ones(1, 1, device=self.device, requires_grad=True)
+        ones = torch.ones(1, 1, device=self.device, requires_grad=True)
         # A kernel first in the backward pass: `mm` alone would run in a thread that has no CUDA
         # context yet.
-        torch.mm(one, one).exp().backward()  # pyright: ignore[reportUnknownMemberType]
+        torch.mm(ones, ones).exp().backward()  # pyright: ignore[reportUnknownMemberType]
 
     # ------------------------------------------------------------ setting up
 

@@ -102,8 +102,8 @@ class Images:
         if name in LOADERS and LOADERS[name].processes and workers > cores():
             self._note(f"{workers} loader workers on {cores()} cores: they take turns")
 
-    def _note(self, said: str) -> None:
-        self._notes[said] = None
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
 
 
 class InMemory(Images):

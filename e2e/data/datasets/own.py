@@ -64,7 +64,7 @@ class Own:
             raise UserError(f"--data {name} is {kind_of(function)}, not a function")
         made = self._asked(f"{name}()", function)
         both = cast("tuple[object, ...]", made) if isinstance(made, tuple) else (made,)
-        parts = [self._part(one) for one in both]
+        parts = [self._part(source) for source in both]
         if len(parts) > 2 or not all(part.count for part in parts[1:]):
             raise UserError(
                 f"--data {name}: {name}() must return data to train on, or a pair of that and of "
@@ -112,7 +112,7 @@ class Own:
             batch = (batch, batch)
         several = isinstance(batch, tuple | list)
         pair = [*cast("Iterable[object]", batch)] if several else []
-        if len(pair) != 2 or not all(isinstance(one, Tensor) for one in pair):
+        if len(pair) != 2 or not all(isinstance(tensor, Tensor) for tensor in pair):
             kind = kind_of(cast("object", batch))
             raise UserError(f"{where} has batches of {kind}; they must be (inputs, targets)")
         inputs, targets = cast("list[Tensor]", pair)
@@ -122,8 +122,8 @@ class Own:
                 f"network takes {written(self.sample)} (--input)"
             )
         if inputs.is_floating_point() == bool(tokens) or inputs.dtype == torch.uint8:
-            kind, wanted = str(inputs.dtype).partition(".")[2], "int64" if tokens else "float32"
-            raise UserError(f"{where} has inputs of {kind}, the network takes {wanted}")
+            kind, needed = str(inputs.dtype).partition(".")[2], "int64" if tokens else "float32"
+            raise UserError(f"{where} has inputs of {kind}, the network takes {needed}")
         values = inputs if tokens else targets
         if not values.is_floating_point() and values.numel():
             ends = [int(end) for end in values.aminmax()]
@@ -214,8 +214,8 @@ class OwnLoader(Workers):
             except UserError:
                 raise
             except Exception as error:
-                said = str(error).strip().splitlines()
-                line = said[-1] if "Traceback" in str(error) else one_line(error)
+                lines = str(error).strip().splitlines()
+                line = lines[-1] if "Traceback" in str(error) else one_line(error)
                 raise UserError(f"--data {self._data.name}: an item raised {line}") from None
         raise UserError(f"--data {self._data.name} has no batch of {self._spec.batch} items")
 

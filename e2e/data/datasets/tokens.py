@@ -36,8 +36,8 @@ def entropy(vocabulary: int) -> float:
 
 def _odds(used: int) -> NDArray[np.float64]:
     """The probabilities of a token's successors."""
-    found = 1 / np.arange(1, min(SUCCESSORS, used) + 1)
-    return found / found.sum()
+    odds = 1 / np.arange(1, min(SUCCESSORS, used) + 1)
+    return odds / odds.sum()
 
 
 def rows_of_tokens(rows: int, length: int, vocabulary: int, stream: int) -> NDArray[np.int64]:
@@ -52,13 +52,13 @@ def rows_of_tokens(rows: int, length: int, vocabulary: int, stream: int) -> NDAr
     chain = numbers.integers(used, size=(used, 1)) + numbers.permutation(used)[: len(odds)]
     chain %= used
     drawn = _numbers(stream)
-    found = np.empty((length, rows), dtype=np.int64)
-    found[0] = drawn.integers(used, size=rows)
+    tokens = np.empty((length, rows), dtype=np.int64)
+    tokens[0] = drawn.integers(used, size=rows)
     limits = np.cumsum(odds)[:-1]
     for place in range(1, length):
         which = np.searchsorted(limits, drawn.random(rows), side="right")
-        found[place] = chain[found[place - 1], which]
-    return np.ascontiguousarray(found.T)
+        tokens[place] = chain[tokens[place - 1], which]
+    return np.ascontiguousarray(tokens.T)
 
 
 def _numbers(stream: int) -> np.random.Generator:

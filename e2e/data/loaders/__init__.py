@@ -131,7 +131,7 @@ def backend_of(name: str, source: Source, device: torch.device | None = None) ->
     backend = LOADERS[name]
     if not _fits(backend, source):
         needs = " or ".join(_NEEDED[kind] for kind in sorted(backend.sources))
-        names = [*FIXED, *(name for name, one in LOADERS.items() if _fits(one, source))]
+        names = [*FIXED, *(name for name, entry in LOADERS.items() if _fits(entry, source))]
         raise UserError(
             f"--loader {name} takes {needs}; for this data choose from {', '.join(names)}"
         )

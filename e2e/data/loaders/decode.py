@@ -28,8 +28,8 @@ def decode(content: bytes) -> Image.Image:
 
 def orientation_of(image: Image.Image) -> int:
     """The EXIF orientation; 1 where the image has no known one."""
-    found = image.getexif().get(Base.Orientation, 1)
-    return found if found in ORIENTATIONS else 1
+    orientation = image.getexif().get(Base.Orientation, 1)
+    return orientation if orientation in ORIENTATIONS else 1
 
 
 def short(error: Exception) -> str:
@@ -38,8 +38,8 @@ def short(error: Exception) -> str:
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said = str(error).splitlines()
-    return said[0][:80] if said else type(error).__name__
+    lines = str(error).splitlines()
+    return lines[0][:80] if lines else type(error).__name__
 
 
 def none_left(source: Source) -> UserError:

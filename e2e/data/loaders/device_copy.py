@@ -72,7 +72,7 @@ class PinnedBatch(Loader):
 
     def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
         different = (inputs,) if inputs is targets else (inputs, targets)
-        self._batch = [one.pin_memory() if device.type == "cuda" else one for one in different]
+        self._batch = [part.pin_memory() if device.type == "cuda" else part for part in different]
         self._placer = Placer(device, IMAGENET)
 
     def to_device(self, batch: object, channels_last: bool = False) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ class Ahead(Generic[Made]):
         May be called again when that was too short.
         """
         self._thread.shutdown(wait=False, cancel_futures=True)
-        wait([one for one in self._pending if not one.cancelled()], within_s)
+        wait([future for future in self._pending if not future.cancelled()], within_s)
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -99,13 +99,13 @@ def seeded(cut: Crop, image: object, seed: int) -> Tensor:
 
 def together(samples: Sequence[Sample]) -> Batch:
     """A batch of those samples that have an image."""
-    good = [one for one in samples if one.image is not None]
-    broken = [file for one in samples for file in one.broken]
-    labels = torch.tensor([one.label for one in good], dtype=torch.int64)
+    good = [sample for sample in samples if sample.image is not None]
+    broken = [file for sample in samples for file in sample.broken]
+    labels = torch.tensor([sample.label for sample in good], dtype=torch.int64)
     if not good:
         return Batch(torch.empty(0, dtype=torch.uint8), labels, broken)
     # In a worker it stacks into memory that the parent shares.
-    return Batch(default_collate([one.image for one in good]), labels, broken)
+    return Batch(default_collate([sample.image for sample in good]), labels, broken)
 
 
 class ImageLoader(Workers):

@@ -116,21 +116,21 @@ class Decoder:
 
     def _decoded(self, packed: Packed) -> tuple[Rows, list[Tensor], list[Broken]]:
         """Rows, their images on the device, uint8 and each in one piece, and broken files."""
-        rows, found = packed.rows(), self._tried(packed)
-        images = [image for image in found if image is not None]
-        if len(images) == len(found):
+        rows, images_or_none = packed.rows(), self._tried(packed)
+        images = [image for image in images_or_none if image is not None]
+        if len(images) == len(images_or_none):
             return rows, images, []
         rows = rows.copy()
         broken: list[Broken] = []
-        for at in (at for at, image in enumerate(found) if image is None):
+        for at in (at for at, image in enumerate(images_or_none) if image is None):
             index, seed = rows["draw"][at].tolist()
             instead = pack([self._by_pillow((index, seed))])
             broken += instead.broken
             if instead.count:
                 rows[at : at + 1] = instead.rows()
-                found[at] = self._sent(*instead.contents())
-        whole = [at for at, image in enumerate(found) if image is not None]
-        return rows[whole], [image for image in found if image is not None], broken
+                images_or_none[at] = self._sent(*instead.contents())
+        whole = [at for at, image in enumerate(images_or_none) if image is not None]
+        return rows[whole], [image for image in images_or_none if image is not None], broken
 
     def _tried(self, packed: Packed) -> list[Tensor | None]:
         """Each image on the device, None where nvJPEG does not give what the file's header says."""
@@ -139,11 +139,11 @@ class Decoder:
         decoded = iter(
             self._by_nvjpeg([part for part, so in zip(contents, coded, strict=True) if so])
         )
-        found: list[Tensor | None] = []
+        images: list[Tensor | None] = []
         for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
             image = next(decoded) if so else self._sent(content.view(shape))
-            found.append(image if image is not None and list(image.shape) == shape else None)
-        return found
+            images.append(image if image is not None and list(image.shape) == shape else None)
+        return images
 
     def _by_nvjpeg(self, encoded: list[Tensor]) -> list[Tensor | None]:
         """By the hardware, and what that does not take by torchvision's op; None for the rest."""
@@ -198,12 +198,12 @@ def why_not(decode: Decode) -> str | None:
         encoded.append(torch.as_tensor(np.frombuffer(bytearray(written.getvalue()), np.uint8)))
     try:
         decoded = decode(encoded)
-        for image, found in zip(images, decoded, strict=True):
-            wanted = torch.as_tensor(np.array(image.convert("RGB")))
-            if found is None:
+        for image, decoded_image in zip(images, decoded, strict=True):
+            expected = torch.as_tensor(np.array(image.convert("RGB")))
+            if decoded_image is None:
                 return "nvJPEG refuses a plain image"
-            pixels = found.cpu().permute(1, 2, 0).to(torch.int64)
-            if pixels.shape != wanted.shape or (pixels - wanted).abs().float().mean() > 6:
+            pixels = decoded_image.cpu().permute(1, 2, 0).to(torch.int64)
+            if pixels.shape != expected.shape or (pixels - expected).abs().float().mean() > 6:
                 return "nvJPEG gives other pixels than it should"
     except (RuntimeError, NvjpegError) as error:
         return short(error)

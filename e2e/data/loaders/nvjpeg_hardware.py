@@ -110,8 +110,8 @@ class _Library:
         memory. The images are complete when the stream has come so far.
         """
         count = len(encoded)
-        data = (c_void_p * count)(*(one.data_ptr() for one in encoded))
-        lengths = (c_size_t * count)(*(one.numel() for one in encoded))
+        data = (c_void_p * count)(*(content.data_ptr() for content in encoded))
+        lengths = (c_size_t * count)(*(content.numel() for content in encoded))
         placed = (_Image * count)()
         for place, image in zip(placed, images, strict=True):
             _, height, width = image.shape
@@ -152,8 +152,8 @@ class HardwareDecoder:
         come so far; until then the bytes must stay. Refused where the batch has an image that turns
         out not to be for it: nothing is under way then. NvjpegError, OutOfMemoryError.
         """
-        sizes = [self._library.size(one, self._header) for one in encoded]
-        fitting = [(one, size) for one, size in zip(encoded, sizes, strict=True) if size]
+        sizes = [self._library.size(content, self._header) for content in encoded]
+        fitting = [(content, size) for content, size in zip(encoded, sizes, strict=True) if size]
         if not fitting:
             return [None] * len(encoded)
         lengths = [_aligned(3 * height * width) for _, (height, width) in fitting]
@@ -162,7 +162,7 @@ class HardwareDecoder:
             part[: 3 * height * width].view(3, height, width)
             for part, (_, (height, width)) in zip(torch.split(flat, lengths), fitting, strict=True)
         ]
-        self._decode([one for one, _ in fitting], images)
+        self._decode([content for content, _ in fitting], images)
         made = iter(images)
         return [next(made) if size else None for size in sizes]
 

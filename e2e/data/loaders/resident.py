@@ -156,10 +156,10 @@ class Resident(Loader):
         return torch.stack([order, down, across])
 
 
-def _crops(side: int, wanted: int) -> Tensor:
+def _crops(side: int, size: int) -> Tensor:
     """int64 [crops, wanted]: which pixels each cut takes, mirrored beyond the edges."""
-    assert wanted <= side
-    beyond = PADDING if wanted == side else 0
-    at = torch.arange(wanted) + torch.arange(-beyond, side - wanted + beyond + 1)[:, None]
+    assert size <= side
+    beyond = PADDING if size == side else 0
+    at = torch.arange(size) + torch.arange(-beyond, side - size + beyond + 1)[:, None]
     last = side - 1
     return last - (last - at.abs()).abs()

@@ -82,8 +82,8 @@ class _Samples:
     def heard(self, error: Exception) -> bool:
         """Note what webdataset says of a shard, once: it appends the stream to the error's text."""
         if all(path != self._shard for path, _ in self._broken):
-            said = str(error.args[0]).partition(" @ ")[0] if error.args else ""
-            self._broken.append((self._shard, said or type(error).__name__))
+            text = str(error.args[0]).partition(" @ ")[0] if error.args else ""
+            self._broken.append((self._shard, text or type(error).__name__))
         return True  # go on with the next sample
 
     def __call__(self, raws: Iterable[Raw]) -> Iterator[Sample]:

@@ -99,11 +99,11 @@ def _field() -> NDArray[np.float32]:
     frequency = np.hypot(np.fft.fftfreq(FIELD)[:, None], np.fft.rfftfreq(FIELD)[None])
     kept = frequency >= 1 / LONGEST_WAVE
     amplitude = np.where(kept, np.maximum(frequency, 1 / FIELD) ** -SLOPE, 0)
-    found = np.empty((FIELD, FIELD, 3), np.float32)
+    field = np.empty((FIELD, FIELD, 3), np.float32)
     for plane, strength in enumerate((1, COLOURS, COLOURS)):
         waves = np.fft.irfft2(amplitude * np.exp(2j * np.pi * draw.random(frequency.shape)))
-        found[..., plane] = waves * (strength / waves.std())
-    return found
+        field[..., plane] = waves * (strength / waves.std())
+    return field
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | Non
 
 def _manifest(folder: Path) -> ItemsView[str, object]:
     """What the manifest of a folder says of its dataset: nothing without one that can be read."""
-    found: dict[str, object] = {}
+    manifest: dict[str, object] = {}
     with suppress(OSError, ValueError, TypeError):
-        found |= read_json_file(folder / MANIFEST)
-    return found.items()
+        manifest |= read_json_file(folder / MANIFEST)
+    return manifest.items()
 
 
 def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:

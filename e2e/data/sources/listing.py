@@ -49,11 +49,11 @@ def list_images(root: Path) -> Listing:
     """
     train_root, kept_root = _parts(root)
     left_out, unread = Counter[str](), Counter[str]()
-    found = _by_class(train_root, left_out, unread)
-    classes = tuple(name for name, paths in found.items() if paths)
+    by_class = _by_class(train_root, left_out, unread)
+    classes = tuple(name for name, paths in by_class.items() if paths)
     if not classes:
         raise UserError(f"{train_root} has no class folders with images; {LAYOUT}")
-    notes = [f"no image in {train_root / name}" for name, paths in found.items() if not paths]
+    notes = [f"no image in {train_root / name}" for name, paths in by_class.items() if not paths]
     if len(classes) == 1:
         notes.append(f"only one class, {classes[0]}: accuracy is meaningless")
     kept = _by_class(kept_root, left_out, unread) if kept_root else {}
@@ -69,15 +69,15 @@ def list_images(root: Path) -> Listing:
             + (f" and {more} more kinds" if more > 0 else "")
         )
     notes += [f"left out, {what}: {count:,}" for what, count in unread.items()]
-    opened = sum(map(len, (*found.values(), *kept.values()))) <= MAX_OPENED
+    opened = sum(map(len, (*by_class.values(), *kept.values()))) <= MAX_OPENED
     broken: dict[str, str] = {}
 
     def labelled(paths: dict[str, list[str]]) -> list[ImageFile]:
         every = [ImageFile(p, label) for label, c in enumerate(classes) for p in paths.get(c, [])]
-        broken.update((one.path, why) for one in every if (why := _trouble(one.path, opened)))
-        return [one for one in every if one.path not in broken]
+        broken.update((image.path, why) for image in every if (why := _trouble(image.path, opened)))
+        return [image for image in every if image.path not in broken]
 
-    train, held_out = labelled(found), labelled(kept)
+    train, held_out = labelled(by_class), labelled(kept)
     if not held_out:
         train, held_out = _split(train, root)
         notes.append(f"no {HELD_OUT[0]} images: {len(held_out):,} of {TRAIN} are held out instead")
@@ -119,15 +119,15 @@ def _by_class(root: Path, left_out: Counter[str], unread: Counter[str]) -> dict[
     """The image files below each folder of a folder, in the order of their names; what else is
     there is counted by kind, and folders that cannot be read or are links that lead nowhere or up.
     """
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     for name in sorted(_names(root)):
         path = root / name
         leads = path.exists() and not root.resolve().is_relative_to(path.resolve())
         if path.is_symlink() and not leads:
             unread["links that lead nowhere, or to a folder above"] += 1
         elif path.is_dir():
-            found[name] = sorted(_files(path, left_out, unread))
-    return found
+            classes[name] = sorted(_files(path, left_out, unread))
+    return classes
 
 
 def _files(folder: Path, left_out: Counter[str], unread: Counter[str]) -> Iterator[str]:

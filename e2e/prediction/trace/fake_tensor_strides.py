@@ -88,10 +88,10 @@ def _is_elementwise(func: OpOverload, args: Sequence[Any]) -> bool:
         return False
     if name in ALIKE or "Scalar" in schema.overload_name:
         return False
-    wanted = [argument.type.kind() for argument in schema.arguments]
+    kinds = [argument.type.kind() for argument in schema.arguments]
     return all(
         isinstance(arg, Tensor)
-        for kind, arg in zip(wanted, args, strict=False)
+        for kind, arg in zip(kinds, args, strict=False)
         if kind == "TensorType"
     )
 
