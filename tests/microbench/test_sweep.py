@@ -507,6 +507,7 @@ def test_the_first_heavy_round_is_not_kept_and_burst_alone_rests_the_card() -> N
         assert len(variant.blocks) == rounds
         assert {t for block in variant.blocks for t in block.times_s} == {HEAVY}
     assert len(timer.taken) == 2 * (rounds + HEAVY_PLAN.discarded)
+    assert [HEAVY_PLAN.before_s(n) for n in (1, 2, 6)] == pytest.approx([0.65, 0.5, 0.0])
     # And a CPU's clock needs no warming.
     clock, timer = set_up({"variant0": constant(HEAVY)})
     variants = variants_of(HEAVY)
