@@ -15,7 +15,7 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +37,7 @@ def find(name: str) -> Any:
     if not module_name or not attribute.isidentifier():
         raise ValueError(f"{name!r} is not of the form module:function, for example mynet:build")
     if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").replace("/", ".")
+        module = ".".join(PurePath(module_name).with_suffix("").parts)
         raise ValueError(f"{name!r} names a file, not a module: write {module}:{attribute}")
     module = _import(module_name)
     member = getattr(module, attribute, None)

@@ -11,6 +11,7 @@ import torch
 from e2e.data.datasets import Options, open_data
 from e2e.data.types import ALL, Data
 from e2e.networks import find
+from e2e.networks.losses import DefaultLoss
 from e2e.networks.network import Network
 from e2e.networks.weights import with_weights
 from e2e.options import TrainOptions
@@ -64,6 +65,8 @@ def _opened(
         raise UserError(f"--data {options.data}: {one_line(error)}") from None
     if data.train_samples is not None and network.tokens is None:
         network = find(name, input=options.shape, loss=options.loss, classes=data.classes)
+        if classes and not options.evaluation and isinstance(network.loss, DefaultLoss):
+            network.loss(torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64))  # if it can
     network = replace(network, classes=data.classes)
     if options.weights:
         announce("", f"loading {options.weights.name}")
