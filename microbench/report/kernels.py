@@ -378,7 +378,7 @@ def _tables(run: Run) -> list[Part]:
     ]  # fmt: skip
     one_setting = len({subject_of(result, run) for result in shown}) == 1
     if (calls := _calls(run)) and not own:
-        several = _shortened(_by_setting(run, calls)) if len(calls) > MOST_ROWS else []
+        several = [_over_others(run, calls)] if len(calls) > MOST_ROWS else []
         every = replace(_sizes(run, calls), level=VERBOSE if several else DEFAULT)
         return [*several, every, replace(settings, level=VERBOSE)]
     if (own and len(own) <= 2 * MOST_ROWS) or (one_setting and len(shown) <= MOST_ROWS):
@@ -435,23 +435,27 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
     return Part("", columns, rows_of(rows))
 
 
-def _by_setting(run: Run, calls: Sequence[Result]) -> Part:
-    """A row a setting, over all sizes and precisions."""
-    by_subject: dict[str, list[Result]] = {}
+def _over_others(run: Run, calls: Sequence[Result]) -> Part:
+    """A row for each size of a pass where the library picks, else a row a setting."""
+    apart: dict[tuple[str, str], list[Result]] = {}
     for result in calls:
-        by_subject.setdefault(subject_of(result, run), []).append(result)
+        key = subject_of(result, run), ""
+        if picked(result):
+            key = str(result.case.problem.dims["pass"]), fmt.size(result.case)
+        apart.setdefault(key, []).append(result)
     rows: list[Row] = []
-    for subject, some in by_subject.items():
-        cells: dict[str, Any] = {"setting": subject, "cases": len(some)}
+    for (which, size), some in apart.items():
+        cells: dict[str, Any] = {"which": which, "size": size or None, "cases": len(some)}
         cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in some))
         for name in _others(run):
             known = [one for r in some if (one := r.vs_backend.get(name)) and not one.ruined_pct]
             cells[name] = known or None
         rows.append(Row(cells))
     columns = [
-        Column("setting", "setting"),
+        Column("setting", "which", once=True),
+        Column("size", "size"),
         Column("call", "call"),
-        Column("cases", "cases"),
+        Column("cases", "cases", drop=1),
         *(Column(f"x {name}", name, _known) for name in _others(run)),
     ]
     return Part("Times as fast as other back ends", columns, rows)
