@@ -13,6 +13,7 @@ from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Targe
 from kernels.conv import Conv
 from kernels.gemm import Gemm
 from kernels.linear import Linear
+from kernels.precision import PRECISIONS
 from kernels.problem import Problem
 from kernels.tune import NONE
 from kernels.user import UserBackend
@@ -112,6 +113,13 @@ class Op:
     def library_backend(self, kind: str) -> str:
         """The back end that baselines are measured with on a kind of device."""
         return self.libraries[0] if kind == "cuda" else "cpu"
+
+    def has(self, backend: str, precision_name: str, kind: str) -> bool:
+        """Whether a back end, as far as its names say, has a precision on a kind of device."""
+        if OWN in backend:
+            return True
+        entry, able = self.entries[backend], PRECISIONS[precision_name].min_capability
+        return entry.kind in ("any", kind) and (kind == "cpu" or (entry.like or backend) in able)
 
     def check(self, case: Case, target: Target) -> None:
         """CannotRun, with the reason, where the case cannot run on the target. KeyError for an

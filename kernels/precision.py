@@ -21,9 +21,9 @@ class Precision:
 
     `storage`, `accumulate` and `output` are torch dtype names. `multiply` names the arithmetic of
     the multiplication: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
-    mantissa bits, "fp8" casts to float8 first. `rel_tolerance` bounds ||out - ref|| / ||ref||
-    against a float64 GEMM of the *rounded* operands, so it covers accumulation and output rounding,
-    not the storage rounding.
+    mantissa bits, "fp8" casts to float8 first, "bf16" widens to bfloat16. `rel_tolerance` bounds
+    ||out - ref|| / ||ref|| against a float64 GEMM of the *rounded* operands, so it covers
+    accumulation and output rounding, not the storage rounding.
     `min_capability` maps each GPU back end that can run the precision to the compute capability it
     needs there; a back end not listed cannot run it. `rate` names the row of a GPU's rates that
     several precisions share. `simt_twin` is the precision, and how many times its rate, that the
@@ -58,8 +58,8 @@ class Precision:
 
     @property
     def factors(self) -> Precision:
-        """What is multiplied: its own numbers, or FP8 where they are cast to that first."""
-        return PRECISIONS["fp8-e4m3"] if self.multiply == "fp8" else self
+        """What is multiplied: its own numbers, or what they are cast to first."""
+        return PRECISIONS.get({"fp8": "fp8-e4m3"}.get(self.multiply, self.multiply), self)
 
     def bytes_of(self, which: str) -> int:
         """Of an element in the dtype that `torch_dtype` says."""
@@ -76,6 +76,11 @@ class Precision:
     @property
     def output_bytes(self) -> int:
         return DTYPE_BYTES[self.output]
+
+    @property
+    def widens(self) -> bool:
+        """Whether the second operand is stored in fewer bits than it is multiplied in."""
+        return self.multiply == "bf16"
 
     @property
     def is_float8(self) -> bool:
@@ -138,6 +143,12 @@ _ALL_PRECISIONS = (
         "fp8-e5m2", "float8 e5m2 x e4m3 (gradient x weight), fast accumulate", "float8_e5m2",
         "ieee", "float32", "bfloat16", 1e-2, _since(8, 9, backends=f"{_FLOAT8} triton"),
         rate="fp8", simt_twin=_AS_FP16, fast_accumulate=True, storage_b="float8_e4m3fn",
+    ),
+    # Of a decoder's weights; a scale, which is not here, is one product more for each result.
+    Precision(
+        "fp8-weights", "bfloat16 x float8 e4m3, multiplied as bfloat16", "bfloat16", "bf16",
+        "float32", "bfloat16", 8e-3, _since(9, 0, backends="triton"), rate="bf16",
+        simt_twin=("bf16", 1), storage_b="float8_e4m3fn", only="gemm",
     ),
     # Of linear layers: bfloat16 in and out, cast to FP8 with scales from the largest values. The
     # casts err by 0.037 on random data (kernels/linear).

@@ -143,10 +143,13 @@ def payoff(**options: Any) -> None:
     _measure(PayoffRequest, options)
 
 
-@app.command(first={"What": "batch image dtype backend vs", **OF_ALL})
+@app.command(first={"What": "batch image tokens dtype backend vs", **OF_ALL})
 @click.argument("network_name", metavar="NETWORK", cls=Named)
 @measuring(
     LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]",
+    Override("batch", default=None, help="Batch size  [default: 32]"),
+    Override("dtype", default=None, help="fp16, bf16, ...; of tokens also fp8, fp8-weights"),
+    Override("vs", default=None, help="Baselines  [default: fp32,tf32; of tokens bf16]"),
     but=AS_USUAL,
 )  # fmt: skip
 def layers(**options: Any) -> None:
@@ -154,11 +157,13 @@ def layers(**options: Any) -> None:
 
     NETWORK is a torchvision model name, timm:NAME, hf:path/config.json, or module:function that
     returns a torch module.
-    Shows which layers are faster in low precision and which are slower.
+    Shows which layers are faster in low precision and which are slower; with --tokens what
+    decode's linear layers reach of the memory bandwidth, in bf16, FP8 and with FP8 weights alone.
 
     \b
       halfway layers resnet50 --batch 256
       halfway layers mynet:build --dtype bf16 --backend library,my_kernels:conv
+      halfway layers hf:config.json --tokens 1..256
     """
     _measure(LayersRequest, options)
 

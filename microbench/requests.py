@@ -68,6 +68,10 @@ PAYOFF_USUAL = {
         "dtype": "fp8-tensor,fp8-row,fp8-block", "vs": "bf16",
     },
 }  # fmt: skip
+STEP_USUAL = {"batch": 32, "dtype": "fp16", "vs": "fp32,tf32"}  # of a network's layers
+DECODE_USUAL = {
+    "batch": 1, "dtype": "bf16,fp8,fp8-weights", "vs": "bf16", "backend": "library,triton"
+}  # fmt: skip
 SHAPES = "CSV file of problems, in place of the sizes above: see docs/kernels.md"
 GROUPS = "--groups must be a number or depthwise"
 # How torchvision registers the function that builds a network; other decorators may follow.
@@ -88,9 +92,9 @@ class Request(ABC):
     conditions: Conditions
 
     @classmethod
-    def completed(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options, with defaults that depend on others."""
-        return words
+    def usual(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Defaults that depend on other options. UserError for options that exclude each other."""
+        return {}
 
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
@@ -261,10 +265,8 @@ class PayoffRequest(ConvRequest):
     op: str = choice("conv", "Op: conv; linear (FP8)", check=one_of(tuple(PAYOFF_USUAL)))
 
     @classmethod
-    def completed(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
-        usual = PAYOFF_USUAL[words.get("op") or "conv"]
-        given = {name: value for name, value in words.items() if value is not None}
-        return {**words, **usual, **given}
+    def usual(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
+        return PAYOFF_USUAL[words.get("op") or "conv"]
 
     def plan(self, kind: str) -> list[Group]:
         """Every cell. UserError for --vs that is no baseline of the op."""
@@ -309,7 +311,9 @@ def _linear_layers(network: str) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LayersRequest(Request):
-    """The options of `microbench layers`; `image` is pixels a side."""
+    """The options of `microbench layers`; `image` is pixels a side. With `tokens` it is decode: the
+    linear layers of a forward pass with so few.
+    """
 
     name = "layers"
     most_s = LAYERS_MOST_S
@@ -320,10 +324,15 @@ class LayersRequest(Request):
     image: int | None = choice(
         None, "Image height and width  [default: of the network]", check=at_least(1)
     )
-    layout: str = choice(
-        "nhwc", "nhwc (channels_last) or nchw (PyTorch's default)",
-        check=one_of(Conv.CHOICES["layout"]),
-    )  # fmt: skip
+    tokens: str | None = choice(None, "Decode: linear layers of so many tokens: 1..256 doubles")
+
+    @classmethod
+    def usual(cls, words: Mapping[str, Any]) -> Mapping[str, Any]:
+        if words.get("tokens") is None:
+            return STEP_USUAL
+        if words.get("batch") is not None:
+            raise UserError("--tokens is the batch of decode: leave out --batch")
+        return DECODE_USUAL
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per distinct GEMM or convolution. UserError: cannot be traced."""
@@ -339,10 +348,13 @@ class LayersRequest(Request):
         if ":" not in name and name.lower() not in known:
             hint = suggest(name.lower(), known) or "; your own: module:function"
             raise UserError(f"torchvision has no network {name!r}{hint}")
-        from microbench.network.trace import traced
+        tokens = sweep.parse_numbers(self.tokens, "--tokens") if self.tokens else ()
+        from microbench.network.trace import decoding, traced
 
         network = traced(self.network_name, self.batch, self.image)
-        return plan_layers(network, self.conditions, kind, layout=self.layout)
+        if tokens:
+            network = decoding(network, tokens)
+        return plan_layers(network, self.conditions, kind)
 
 
 def torchvision_names() -> set[str]:
@@ -364,7 +376,8 @@ REQUESTS: Mapping[str, type[Request]] = {
 def request_of(kind: type[R], words: Mapping[str, Any]) -> R:
     """The request of a command, from its options by name. UserError for an invalid value."""
     check_options(words, kind, Conditions)
-    words = kind.completed(words)
+    given = {name: value for name, value in words.items() if value is not None}
+    words = {**words, **kind.usual(words), **given}
     conditions = filled(Conditions, words, outputs=filled(Outputs, words))
     return filled(kind, words, conditions=conditions)
 
@@ -443,23 +456,16 @@ def _padded(problems: Sequence[Conv], asked: Conditions, kind: str) -> list[Grou
     return [Group((case,)) for case in found]
 
 
-def plan_layers(
-    network: Traced, asked: Conditions, kind: str, *, layout: str
-) -> tuple[list[Group], NetworkUse]:
-    """A comparison per distinct GEMM and convolution, and where the network uses them.
-
-    `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
-    UserError for an invalid back end or precision.
+def plan_layers(network: Traced, asked: Conditions, kind: str) -> tuple[list[Group], NetworkUse]:
+    """A comparison per distinct GEMM and convolution (channels_last), and where the network uses
+    them, on a device of kind "cuda" or "cpu". UserError for an invalid back end or precision.
     """
     from microbench.results.types import LayerUse, NetworkUse
 
     groups: list[Group] = []
     uses: list[LayerUse] = []
     for layer in network.layers:
-        problem = layer.problem
-        if isinstance(problem, Conv):
-            problem = replace(problem, layout=layout)
-        group = _group_of(problem, _layer_variants(problem.op, asked, kind), asked.data)
+        group = _group_of(layer.problem, _layer_variants(layer.problem.op, asked, kind), asked.data)
         if group.name not in {known.name for known in groups}:
             groups.append(group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
@@ -468,7 +474,9 @@ def plan_layers(
 
 
 def _layer_variants(op: str, asked: Conditions, kind: str) -> Sequence[Variant]:
-    """The user's own back ends stand beside the library, each at the op that it is for."""
+    """The user's own back ends stand beside the library, each at the op that it is for. Of those
+    named, one that lacks a precision is left out where another has it.
+    """
     ours, own = _own_backends("library" if asked.backend is None else asked.backend)
     choices = [*LAYER_BACKENDS, "module:function"]
     names = sweep.parse_names(ours, choices, "--backend") if ours else []
@@ -478,7 +486,9 @@ def _layer_variants(op: str, asked: Conditions, kind: str) -> Sequence[Variant]:
     named = [library if name == "library" else name
              for name in names if name == "library" or name in OPS[op].backends]  # fmt: skip
     named += [name for name in own if OPS[op].serves(name)]
-    return plan_variants(op, replace(asked, backend=",".join(named or [library])), kind)
+    variants = plan_variants(op, replace(asked, backend=",".join(named or [library])), kind)
+    able = [(name, backend) for name, backend in variants if OPS[op].has(backend, name, kind)]
+    return [variant for variant in variants if variant in able or variant[0] not in dict(able)]
 
 
 # ---------------------------------------------------------------- how to measure

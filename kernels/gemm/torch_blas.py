@@ -166,6 +166,8 @@ def _multiply(precision: Precision, product: Product, one: torch.Tensor) -> Call
         )  # fmt: skip
     if precision.storage == "int8":
         return lambda: torch._int_mm(a, b, out=c)  # pyright: ignore[reportPrivateImportUsage]
+    if precision.widens:
+        return lambda: torch.mm(a, b.to(a.dtype), out=c)  # by two calls
     return _switched(precision, lambda: torch.mm(a, b, out=c))
 
 

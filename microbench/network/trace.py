@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -239,6 +240,20 @@ def _example_inputs(
 
 
 traced = lru_cache(maxsize=4)(trace)
+
+
+def decoding(network: Traced, tokens: Sequence[int]) -> Traced:
+    """The linear layers of a forward pass of so many tokens, for each of these numbers. Weights are
+    stored as torch.nn.Linear has them, [out, in]; attention, which reads a cache, is left out.
+    """
+    found: dict[Problem, Layer] = {}
+    for count, layer in product(tokens, network.layers):
+        if layer.which == "fprop" and isinstance(layer.problem, Gemm):
+            problem = Gemm(count, layer.problem.n, layer.problem.k)
+            same = found.get(problem, Layer(problem, "fprop", 0, ()))
+            uses, names = same.count + layer.count, dict.fromkeys((*same.names, *layer.names))
+            found[problem] = Layer(problem, "fprop", uses, tuple(names))
+    return dataclasses.replace(network, layers=tuple(found.values()), skipped=())
 
 
 # ---------------------------------------------------------------- the calls

@@ -6,27 +6,34 @@ The speed-up of several passes has a 95 % interval, see `total_ratio`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from kernels import is_library
 from kernels.attention import PASSES as OF_ATTENTION
 from kernels.attention import Attention
 from kernels.conv import Conv
+from kernels.gemm.triton.config import SPLIT_K
 from kernels.op import OWN
+from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
 from microbench.report.cases import beside, made, no_verdict, rivals, title_of
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
+from microbench.roofline.limits import limits_for
 from microbench.timing.stats import half_width_pct
 from microbench.verdict import MIN_GAIN, Summary, groups_of, precisions_of, summaries
+from microbench.verdict import beside as beside_library
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
+DECODE, FORWARD = "tokens", "fprop"  # an option of the command; the only pass of decode
 FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
 
 
@@ -75,6 +82,18 @@ class Layer:
     uses: dict[str, LayerUse] = field(default_factory=dict[str, LayerUse])
     results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
 
+    @property
+    def tokens(self) -> int:
+        """Of decode: the rows of the forward product."""
+        (result, *_) = self.results.values()
+        return result.case.problem.mnk[0]
+
+    def summed(self, precision: str, figure: Callable[[Result], float | None]) -> float:
+        """A figure of one launch, over all uses in a step; what is not known counts as 0."""
+        found = [(use.count, self.results.get((which, precision)))
+                 for which, use in self.uses.items()]  # fmt: skip
+        return sum(count * (figure(result) or 0.0) for count, result in found if result)
+
     def seconds(self, precision: str) -> float | None:
         """Seconds per step, all passes, in a precision; None where a pass was not measured."""
         times = [
@@ -119,10 +138,15 @@ def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
         same = problem.shape if isinstance(problem, Conv) else tuple(sorted(problem.mnk))
         layer = layers.setdefault((label, same), Layer(label, use.count))
         layer.uses[use.which] = use
-        for result in results:
-            if is_library(result.case):
+        for result in sorted(results, key=_preferred):
+            if is_library(result.case) or DECODE in run.options:
                 layer.results[use.which, result.case.precision_name] = result
     return list(layers.values())
+
+
+def _preferred(result: Result) -> tuple[bool, bool, float]:
+    """Sorts what stands for a precision last: the library's if measured, else the fastest."""
+    return bool(result.median_s), is_library(result.case), -(result.median_s or 0.0)
 
 
 def _label(result: Result, use: LayerUse) -> str:
@@ -156,6 +180,8 @@ def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer
 def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
     layers = layers_of(run, network)
+    if DECODE in run.options:
+        return _decode(run, network, layers)
     others = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
     return made(run, _answer(run, network, layers), [*_tables(run, layers), others],
                 partial(_chart, run, network, layers))  # fmt: skip
@@ -282,6 +308,169 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
     title = f"The {len(longest)} of {fmt.count(len(layers), 'layer')} with most of the time"
     every = Part("Every layer: all passes of a step", [*first, *more, last], rows, level=VERBOSE)
     return [Part(title, [*first, last], longest), every]
+
+
+# ---------------------------------------------------------------- decode
+
+
+def _decode(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Report:
+    """The report of linear layers by tokens: what they reach of the memory bandwidth."""
+    base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
+    by_tokens: dict[int, list[Layer]] = {}
+    for layer in layers:
+        by_tokens.setdefault(layer.tokens, []).append(layer)
+    steps = {n: total_of(some, lambda layer: layer.seconds(base)) for n, some in by_tokens.items()}
+    memory = run.ceiling("memory", "datasheet") or run.ceiling("memory", "measured")
+    rows: list[Json] = []
+    for tokens, step in sorted(steps.items()):
+        if not (seconds := step.seconds(base)):
+            continue
+        rate = step.summed(base, lambda r: r.min_bytes) / seconds
+        bounds = Counter[str]()
+        for layer in by_tokens[tokens]:
+            bounds[layer.bound(base)] += round(1e9 * (layer.seconds(base) or 0.0))
+        rows.append({
+            "tokens": tokens, "s": seconds, "rate": rate, "bound": bounds.most_common(1)[0][0],
+            "share": 100 * rate / memory.byte_per_s if memory and memory.byte_per_s else None,
+            "flops": step.summed(base, lambda r: r.flops) / seconds,
+            "ratios": {name: step.ratio(name, base) for name in others}, "step": step,
+        })  # fmt: skip
+    columns = [
+        Column("tokens", "tokens"), Column(f"{base}\nms", "s", fmt.milliseconds),
+        Column("GB/s", "rate", lambda rate: f"{rate / 1e9:,.0f}"),
+        Column("% of\nmemory", "share", fmt.per_cent),
+        Column("TFLOP/s", "flops", lambda rate: fmt.number(rate / 1e12)),
+        *(Column(f"{name}\nx {base}", f"ratios.{name}",
+                 fmt.ratio if name == others[0] else fmt.short_ratio) for name in others),
+        Column("bottleneck", "bound", drop=6),
+    ]  # fmt: skip
+    tables = [
+        Part("All linear layers of a step", columns, list(map(Row, rows))),
+        _by_layer(run, layers, base),
+    ]
+    answer = _of_decode(run, network, base, rows, tables[1])
+    return made(run, answer, tables, partial(_decode_chart, run, network, base, rows))
+
+
+def _of_decode(
+    run: Run, network: NetworkUse, base: str, rows: Sequence[Json], by_layer: Part
+) -> list[Line]:
+    if not rows:
+        return [Line("", f"No linear layer was measured in {base} at any number of tokens")]
+    first, unclear = rows[0], dict[str, float]()
+    device = run.device.get("name") or "unknown device"
+    source = "datasheet" if run.ceiling("memory", "datasheet") else "a copy"
+    share = f", {first['share']:.0f} % of the bandwidth ({source})" if first["share"] else ""
+    said = [
+        f"{base}: the linear layers of a step of {fmt.count(first['tokens'], 'token')} take "
+        f"{fmt.as_ms(1e3 * first['s'])} ms: {fmt.bandwidth(first['rate'])}{share}; "
+        f"{_end(run, base, rows)} ({network.name}, {device})"
+    ]
+    floor_s = min(
+        (c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds), default=None
+    )
+    for name in first["ratios"]:
+        found = [(row, ratio) for row in rows if (ratio := row["ratios"][name])]
+        known = [(row, ratio) for row, ratio in found if not ratio.ruined_pct]
+        if len(known) < len(found):
+            unclear[name] = max(ratio.ruined_pct for _, ratio in found)
+        if not known:
+            continue
+        (row, ratio), *_ = known
+        ends = dict.fromkeys(f"{fmt.ratio(ratio)} at {row['tokens']}"
+                             for row, ratio in (known[0], known[-1]))  # fmt: skip
+        cast, uses = "", sum(use.count for use in row["step"].uses.values())
+        if PRECISIONS[name].is_float8 and floor_s:
+            slowest = row["s"] / (row["s"] / ratio.ratio + uses * floor_s)
+            cast = f"; {fmt.times(slowest)} with a launch more to cast the input of each"
+        said.append(f"{name}: {', '.join(ends)} times as fast as {base}{cast}")
+    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
+    lines = [Line("", text) for text in (*own, *said)]
+    split = [row.item for row in by_layer.rows if row.item["split"]]
+    if split:
+        named = [f"{one['layer']} at tokens {one['split']} (up to {fmt.times(one['most'])} times)"
+                 for one in sorted(split, key=lambda one: -one["most"])[:2]]  # fmt: skip
+        of = f"{len(split)} of {fmt.count(len(by_layer.rows), 'layer')}"
+        gains = f"our split-K is faster than the library in {of}: {', '.join(named)}"
+        lines.append(Line("Why", gains))
+    doubt = "attention over the KV cache is not measured"
+    if any(PRECISIONS[name].is_float8 for name in first["ratios"]):
+        doubt += "; FP8 inputs are cast before the time begins"
+    if run.device.get("kind") == "cpu":
+        doubt += "; a CPU says nothing of decode on a GPU"
+    return [*lines, *no_verdict(unclear, alone=False), Line("Doubt", doubt)]
+
+
+def _end(run: Run, precision: str, rows: Sequence[Json]) -> str:
+    """From how many tokens on arithmetic takes longer than memory traffic, each at its peak."""
+
+    def limit(row: Json, name: str) -> float:
+        step: Layer = row["step"]
+        return step.summed(precision, lambda r: getattr(limits_for(r, run), name))
+
+    bound = [row["tokens"] for row in rows if limit(row, "compute_s") > limit(row, "memory_s")]
+    return f"compute-bound from {bound[0]}" if bound else f"memory-bound to {rows[-1]['tokens']}"
+
+
+def _by_layer(run: Run, layers: Sequence[Layer], base: str) -> Part:
+    """A row a layer: where our split-K gains over the library, and where the library splits K."""
+    ours = {r.case.group: r for r in run.results
+            if r.case.precision_name == base and (r.variant or "").startswith(SPLIT_K)}  # fmt: skip
+    by_label: dict[str, list[Layer]] = {}
+    for layer in layers:
+        by_label.setdefault(layer.label, []).append(layer)
+    rows: list[Row] = []
+    for label, some in by_label.items():
+        gains: dict[int, float] = {}
+        splits: list[int] = []
+        for layer in some:
+            result = layer.results.get((FORWARD, base))
+            rival = ours.get(result.case.group) if result else None
+            found = beside_library(rival) if rival else None
+            if found and (found.ratio.ci95 or (0.0,))[0] > MIN_GAIN and not found.ratio.ruined_pct:
+                gains[layer.tokens] = found.ratio.ratio
+            if result and any("splitk" in name.lower() for name in result.kernels):
+                splits.append(layer.tokens)
+        rows.append(Row({
+            "layer": label, "uses": some[0].count, "split": _spans(gains, some),
+            "most": max(gains.values(), default=None), "library": _spans(splits, some),
+            "end": _end(run, base, [{"tokens": one.tokens, "step": one} for one in some]),
+        }))  # fmt: skip
+    columns = [
+        Column("layer", "layer"),
+        Column("uses", "uses"),
+        Column("our split-K is\nfaster at tokens", "split"),
+        Column("at most\ntimes", "most", fmt.times),
+        Column("the library\nsplits K at", "library"),
+        Column("at peak rates", "end"),
+    ]
+    return Part(f"Split-K and limits, layer by layer ({base})", columns, rows, level=VERBOSE)
+
+
+def _spans(tokens: Collection[int], layers: Sequence[Layer]) -> str:
+    """ "1..32, 128" of the numbers that were measured."""
+    measured = groupby(sorted(layer.tokens for layer in layers), lambda one: one in tokens)
+    spans = [list(some) for inside, some in measured if inside]
+    return ", ".join("..".join(dict.fromkeys(map(str, (one[0], one[-1])))) for one in spans)
+
+
+def _decode_chart(run: Run, network: NetworkUse, base: str, rows: Sequence[Json]) -> Any:
+    """Bytes per second of all linear layers against tokens, a curve a precision."""
+    found: list[Json] = []
+    for row in rows:
+        step: Layer = row["step"]
+        for name in (base, *row["ratios"]):
+            if seconds := step.seconds(name):
+                rate = step.summed(name, lambda r: r.min_bytes) / seconds
+                found.append({"panel": "", "series": name, "x": row["tokens"], "y": rate / 1e9,
+                              "low": None, "high": None, "note": row["bound"]})  # fmt: skip
+    if not found:
+        raise UserError("nothing to draw: no linear layer was measured")
+    memory = run.ceiling("memory", "datasheet")
+    peak = memory and memory.byte_per_s
+    rules = [{"series": base, "y": peak / 1e9, "text": "datasheet"}] if peak else []
+    drawn = charts.lines(found, x="tokens", y="GB/s", log=False, rules=rules)
+    return charts.titled(drawn, title_of(run), [f"{network.name}: all linear layers of a step"])
 
 
 # ---------------------------------------------------------------- the chart

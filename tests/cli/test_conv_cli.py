@@ -41,7 +41,7 @@ def check_right(results: list[Doc]) -> None:
         if result["status"] == "skipped" and "--budget" in result["reason"]:
             continue
         assert result["status"] == "ok", (result["case"], result["reason"])
-        assert 0 < result["rel_error"] < {"fp32": 2e-6, "bf16": 8e-3}[result["precision"]]
+        assert 0 < result["rel_error"] < (2e-6 if result["precision"] == "fp32" else 8e-3)
         low, high = result["ci95_s"] or (result["median_s"],) * 2
         assert 0 < low <= result["median_s"] <= high
 
@@ -150,6 +150,23 @@ def test_layers_count_uses_and_the_work_of_a_step_is_a_hand_count(shop: Shop) ->
     milliseconds = row.removeprefix("total ").split()[0]
     total = sum(use["count"] * raws[use["group"]]["median_s"] for use in uses)
     assert float(milliseconds) == pytest.approx(total * 1e3, rel=0.01)
+
+
+def test_decode_runs_on_a_cpu_and_says_what_it_is_not(shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "decode.json"
+    words = ("layers", "shop:layers", "--tokens", "1,3", "--dtype", "bf16,fp8-weights")
+    ran = shop.run(*words, "--device", "cpu", "--budget", 0.4, "--json", file)
+    assert ran.returncode == 0, ran.stderr
+    assert "a CPU says nothing of decode on a GPU" in " ".join(ran.stdout.split())
+    run = read_run(file)
+    check_right(json.loads(file.read_text())["results"])
+    sizes = {(m, n, k) for m in (1, 3) for n, k in ((32, 16), (10, 32))}
+    assert {r.case.problem.mnk for r in run.results} == sizes
+    for result in run.results:
+        (m, n, k), weight = result.case.problem.mnk, 1 + (result.case.precision_name == "bf16")
+        assert result.min_bytes == 2 * m * k + weight * n * k + 2 * m * n
+    again = shop.run("layers", "--resume", file, "shop:layers")
+    assert "is complete" in again.stdout, again.stderr
 
 
 @pytest.mark.parametrize(("name", "first"), [("layers", -3), ("conv", 0)])

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("hopper")
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 WGMMA = {
     "fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32",
-    "fp8-e4m3": "f32.e4m3.e4m3", "int8": "s32.s8.s8",
+    "fp8-e4m3": "f32.e4m3.e4m3", "int8": "s32.s8.s8", "fp8-weights": "f32.bf16.bf16",
 }  # fmt: skip
 
 
@@ -82,6 +82,7 @@ TRIED = (
     matrices("tma_persistent/128x256x128/s3/w8/g8/sub2", "int8", 4100),
     matrices("split_k/128x128x64/s4/w8/g8/k8", "fp16", 4096, "tn"),
     matrices("split_k/32x64x128/s5/w4/g8/k4/swapped", "fp16", 4096),
+    matrices("split_k/16x64x128/s5/w4/g8/k4/swapped", "fp8-weights", 4096),
     matrices("split_k/128x128x32/s4/w8/g8/k5", "tf32", 4096),
     matrices("split_k/128x128x128/s4/w8/g8/k6", "int8", 4096),
     matrices("split_k/64x64x64/s4/w4/g8", "fp16", 4096),

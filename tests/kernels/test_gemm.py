@@ -84,6 +84,7 @@ def test_layouts_are_how_operands_are_stored_and_work_is_as_the_field_counts_it(
     assert case(3, 5, 7, "fp32").min_bytes == 4 * (21 + 35 + 15)
     assert case(3, 5, 7, "int8").min_bytes == 21 + 35 + 4 * 15
     assert case(3, 5, 7, "fp8-e4m3").min_bytes == 21 + 35 + 2 * 15
+    assert case(3, 5, 7, "fp8-weights").min_bytes == 2 * 21 + 35 + 2 * 15
 
 
 # ---------------------------------------------------------------- batches and epilogues

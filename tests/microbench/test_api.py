@@ -89,7 +89,7 @@ def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
     usual = typed("conv", "--layout", "nhwc", "--pass", "dgrad", "--stride", "2")
     assert asked("conv", layout="nhwc", passes="dgrad", stride=2) == usual
     assert asked("conv", layout="nhwc", stride="2", **{"pass": ["dgrad"]}) == usual
-    assert asked("layers", "resnet18", layout=None) == typed("layers", "resnet18")
+    assert asked("layers", "resnet18", tokens=[1, 2]) == typed("layers", "resnet18", "--tokens=1,2")
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,17 @@ from microbench.report.parts import cells as texts_of
 from microbench.report.parts import value
 from microbench.report.payoff import maps_of, starts_of
 from microbench.report.payoff import report as map_report
-from microbench.requests import Conditions, ConvRequest, PayoffRequest, plan_layers, request_of
+from microbench.requests import (
+    Conditions,
+    ConvRequest,
+    LayersRequest,
+    PayoffRequest,
+    plan_layers,
+    request_of,
+)
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.runfile import read_run
-from microbench.results.types import NetworkUse, Ratio, Result, Run
+from microbench.results.types import Ceiling, NetworkUse, Ratio, Result, Run
 from microbench.run import check_same_task
 from microbench.sweep import Group
 from microbench.verdict import MIN_GAIN, RUINED, gain
@@ -35,6 +42,10 @@ def net():
     return n.Sequential(n.Conv2d(3, 8, 3, padding=1), n.ReLU(), n.Conv2d(8, 8, 3, padding=1),
                         n.ReLU(), n.Conv2d(8, 8, 3, padding=1), n.AdaptiveAvgPool2d(1),
                         n.Flatten(), n.Linear(8, 5))
+def decoder():
+    n = torch.nn
+    layers = n.Linear(64, 256), n.Linear(256, 64), n.Linear(64, 256)
+    return n.Sequential(*layers), torch.ones(2, 3, 64)
 """
 
 
@@ -45,10 +56,8 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traced:
     return trace("mine:net", 4, 16)
 
 
-def planned(
-    traced: Traced, *, layout: str = "nhwc", **changes: str
-) -> tuple[list[Group], NetworkUse]:
-    return plan_layers(traced, Conditions(**changes), "cuda", layout=layout)  # type: ignore[arg-type]
+def planned(traced: Traced, **changes: str) -> tuple[list[Group], NetworkUse]:
+    return plan_layers(traced, Conditions(**changes), "cuda")  # type: ignore[arg-type]
 
 
 def run_of(
@@ -146,6 +155,47 @@ def test_a_run_is_resumed_by_its_own_network_only(traced) -> None:
     check_same_task(path, before, "layers", network)
     with pytest.raises(UserError, match="network was mine:net 4 16, now mine:net 8 16"):
         check_same_task(path, before, "layers", replace(network, batch=8))
+
+
+@pytest.mark.usefixtures("traced")
+def test_decode_moves_the_bytes_of_a_hand_count_and_says_where_split_k_gains() -> None:
+    words = {"network_name": "mine:decoder", "tokens": "1,512"}
+    request = request_of(LayersRequest, words)
+    network, results = request.network("cuda"), list[Result]()
+    assert network
+    layers = {f"gemm/m={m},n={n},k={k}/nt/normal": count
+              for m in (1, 512) for n, k, count in ((256, 64, 2), (64, 256, 1))}  # fmt: skip
+    assert {use.group: use.count for use in network.layers} == layers
+    cases = [case for group in request.plan("cuda") for case in group.cases]
+    assert len(cases) == 4 * 5
+    assert {c.backend for c in cases if c.precision_name == "fp8-weights"} == {"triton"}
+    for case in cases:
+        ours, bf16 = case.backend == "triton", case.precision_name == "bf16"
+        result = result_of(case, replace(case, precision_name="bf16").min_bytes / 4e12)
+        result = replace(result, min_bytes=case.min_bytes, bound="memory")
+        if ours and bf16 and case.problem.mnk == (1, 64, 256):
+            gain = {"cublas": Ratio(1.3, (1.2, 1.4))}
+            result = replace(result, variant="split_k/any", vs_backend=gain)
+        same = {} if bf16 else {"bf16": Ratio(1.0, (0.99, 1.01))}
+        results.append(replace(result, speedup=same))
+    ceilings = (
+        Ceiling("memory", "datasheet", byte_per_s=5e12),
+        Ceiling("memory", "measured", byte_per_s=4.5e12),
+        Ceiling("instruction", "measured", "bf16", flop_per_s=1e14),
+    )
+    run = Run((), "now", {"name": "x", "kind": "cuda"}, {}, "layers", {"tokens": "1,512"},
+              ceilings=ceilings, results=tuple(results), network=network)  # fmt: skip
+    found = report.report(run, network)
+    whole, by_layer, *_ = found.parts
+    first, last = (row.item for row in whole.rows)
+    assert (first["tokens"], first["rate"], first["share"]) == pytest.approx((1, 4e12, 80))
+    assert first["s"] * 4e12 == pytest.approx(3 * 2 * (64 + 64 * 256 + 256))
+    assert last["flops"] * last["s"] == pytest.approx(3 * 2 * 512 * 64 * 256)
+    said = "\n".join(line.text for line in found.answer)
+    assert "bf16: the linear layers of a step of 1 token take 0.00 ms: 4.00 TB/s, 80 %" in said
+    assert "compute-bound from 512 (mine:decoder, x)" in said
+    assert "in 1 of 2 layers: linear 256>64 at tokens 1 (up to 1.30 times)" in said
+    assert [row.item["split"] for row in by_layer.rows] == ["", "1"]
 
 
 # ---------------------------------------------------------------- break even

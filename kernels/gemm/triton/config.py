@@ -137,6 +137,8 @@ def catalogue(precision_name: str) -> tuple[GemmConfig, ...]:
     """
     precision = PRECISIONS[precision_name]
     line = 128 // precision.bytes_per_element  # elements of K in a 128-byte swizzled row
+    if precision.widens:  # in registers, which hold wgmma's first operand alone
+        return tuple(config for config in _split_k(line) if config.swapped)
     configs = [
         GemmConfig(kernel, bm, bn, lines * line, stages, warps)
         for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
@@ -251,7 +253,7 @@ class GemmProblem:
         size = case.precision.bytes_per_element
         # A vector has its elements along K one after the other, whatever its layout is called.
         first = Stored(m, k, a == "n" or m == 1, size)
-        second = Stored(n, k, b == "t" or n == 1, size)
+        second = Stored(n, k, b == "t" or n == 1, case.precision.bytes_of("storage_b"))
         return cls(m, n, k, case.precision, first, second)
 
     @property
@@ -321,6 +323,7 @@ def choices(problem: GemmProblem, capability: Capability, sm_count: int) -> Sequ
 NARROWEST = 16  # rows of the narrow side of a tile
 LEAST_STEPS = 2  # over K, of one program
 LEAST_GENERAL = 32  # columns of a tile that any problem may be cut into
+WIDENED = 64  # rows of activations, at most, of a tile whose weights are widened
 
 
 def _suits(config: GemmConfig, problem: GemmProblem) -> bool:
@@ -335,7 +338,8 @@ def _suits(config: GemmConfig, problem: GemmProblem) -> bool:
     if config.split_k * LEAST_STEPS > ceil(problem.k / config.bk):
         return False
     general = not config.swapped and narrow >= LEAST_GENERAL
-    return general or narrow == max(NARROWEST, power_of_two(rows))
+    most = WIDENED if problem.precision.widens else rows
+    return general or narrow == max(NARROWEST, power_of_two(min(rows, most)))
 
 
 # ---------------------------------------------------------------- what it costs
@@ -395,7 +399,8 @@ def _work(config: GemmConfig, problem: GemmProblem) -> Work:
         if config.kernel == PERSISTENT
         else HOPPER.blocks_per_sm(threads, config.accumulators, shared),
         overfetch=STRADDLING if p.straddles(packed=by_tma) else 1.0,
-        moved=p.k * (p.m + p.n) * precision.bytes_per_element + p.m * p.n * precision.output_bytes,
+        moved=p.k * (p.m * p.a.element_bytes + p.n * p.b.element_bytes)
+        + p.m * p.n * precision.output_bytes,
         launches=copies + (REDUCED if split_k > 1 else 0),
         extra_moved=sum(operand.copied_bytes for operand in copied),
     )

@@ -303,13 +303,11 @@ def gemm_sliced(
     last = (part + 1) * steps // SPLIT_K
     tl.assume(last > first)  # the launcher has no more programs than steps
     for step in range(first, last):
-        acc = tl.dot(
-            _load(x, tile_x * BX, step * BK, X_K_MAJOR),
-            _load(y, tile_y * BY, step * BK, Y_K_MAJOR).T,
-            acc,
-            input_precision=INPUT_PRECISION,
-            out_dtype=ACC,
-        )
+        left = _load(x, tile_x * BX, step * BK, X_K_MAJOR)
+        right = _load(y, tile_y * BY, step * BK, Y_K_MAJOR).T
+        if left.dtype.primitive_bitwidth < right.dtype.primitive_bitwidth:
+            left = left.to(right.dtype)  # FP8 weights
+        acc = tl.dot(left, right, acc, input_precision=INPUT_PRECISION, out_dtype=ACC)
     rows = tl.arange(0, BX)
     columns = tl.arange(0, BY)
     if SPLIT_K == 1:
