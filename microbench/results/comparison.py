@@ -471,9 +471,9 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
         return Judgement("cannot tell", "one round only", "one round only")
     if a.cpu_bound or b.cpu_bound:
         return _judge_at_one_speed(own, a, b, noise, priors or ProcessPriors())
-    if own.ruined_pct:
-        return Judgement("cannot tell", "", RUINED)
     differs = noise.differs(times.ci95)
+    if own.ruined_pct and not differs:
+        return Judgement("cannot tell", "", RUINED)
     cycles = _in_cycles(times, a, b, priors) if differs else None
     if cycles and cycles.ci95 and noise.differs(cycles.ci95) != differs:
         clocks = f"{a.sm_clock_mhz or 0:.0f} and {b.sm_clock_mhz or 0:.0f} MHz"
@@ -522,9 +522,9 @@ def _judge_at_one_speed(
         at_one = _over_processes(a, b, _at_one_speed, priors.at_one_speed)
     assert at_one.ci95 is not None
     note = f"{at_one.ratio:.2f}x at one CPU speed"
-    if at_one.ruined_pct:
-        return Judgement("cannot tell", note, RUINED)
     differs = noise.differs(at_one.ci95)
+    if at_one.ruined_pct and not differs:
+        return Judgement("cannot tell", note, RUINED)
     if differs and (at_one.ratio > 1) != (times.ratio > 1):
         return Judgement("cannot tell", note, "CPU speeds differ")
     return _judged(differs, at_one.ci95, noise)._replace(note=note)

@@ -507,13 +507,17 @@ def test_a_step_that_the_cpu_limits_is_judged_at_one_cpu_speed(
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-@pytest.mark.parametrize("half_pct", [20, 95])
-def test_an_interval_beyond_30_per_cent_is_no_verdict_however_far_apart(half_pct: float) -> None:
-    a, b = once(1.0), once(0.01, half_pct)
+@pytest.mark.parametrize(
+    ("b_s", "half_pct", "verdict"),
+    [(0.01, 20, "faster"), (0.01, 95, "faster"), (0.25, 60, "faster"), (0.7, 60, "cannot tell")],
+)
+def test_an_interval_beyond_30_per_cent_must_be_wholly_beyond_the_threshold(
+    b_s: float, half_pct: float, verdict: str
+) -> None:
+    a, b = once(1.0), once(b_s, half_pct)
     found = judge(a, b, GEMM)
-    assert found.verdict == ("faster" if half_pct < 30 else "cannot tell")
-    assert ("±30 %" in found.reason) == (half_pct > 30)
-    assert judge(b, a, GEMM).verdict == ("slower" if half_pct < 30 else "cannot tell")
+    assert (found.verdict, judge(b, a, GEMM).verdict) == (verdict, OPPOSITE[verdict])
+    assert ("±30 %" in found.reason) == (verdict == "cannot tell")
     # Three rounds with one slow one, as a busy CPU gives them: it reaches far, and is no crash.
     shaky = Timed(1.1e-4, median_interval([[1e-4], [1.1e-4], [7e-4]]))
     for other in (once(1e-4), shaky):
