@@ -67,9 +67,9 @@ def answer(run: Run, view: View) -> list[Line]:
     best = best_arms(sound)
     doubtful, scaling = [*_no_verdicts(view, ruined, "" if best else device)], [*_scaling(sound)]
     first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]
-    found = [
+    sentences = [
         *_lost(view),
-        *(said for group in sound.groups for said in _ladder(sound, group, device)),
+        *(sentence for group in sound.groups for sentence in _ladder(sound, group, device)),
         *scaling[:2],
         first,
         *doubtful,
@@ -77,7 +77,7 @@ def answer(run: Run, view: View) -> list[Line]:
         *second,
         *_accuracies(view, best[-1] if best else None),
     ]
-    lines = [Line("", said) for said in found if said]
+    lines = [Line("", sentence) for sentence in sentences if sentence]
     if best and (best[-1].speedup or not doubtful):
         lines += _why(sound, best[-1], on_gpu=on_gpu)
     elif doubtful:
@@ -86,8 +86,8 @@ def answer(run: Run, view: View) -> list[Line]:
         )
         lines.append(Line("Do", "repeat it on an idle machine, or longer (--budget 120)"))
     lines = lines or [Line("", "Nothing was measured")]
-    told = (run.finished_at is None) + 2 * len(load_warnings(run.settings))  # by every report
-    return _within([*lines, *_doubts(view, best)], MOST_ROWS - told)
+    taken_rows = (run.finished_at is None) + 2 * len(load_warnings(run.settings))  # by every report
+    return _within([*lines, *_doubts(view, best)], MOST_ROWS - taken_rows)
 
 
 def _within(lines: list[Line], most: int) -> list[Line]:
@@ -205,14 +205,14 @@ def where_of(view: View, arms: Sequence[Training], device: str) -> str:
     have is left out.
     """
     data = ["data"] * (is_generated(arms[0].case) and arms[0].case.data != "synthetic")
-    words: list[str] = []
+    parts: list[str] = []
     for name in (*(name for name in WHERE if name not in view.within), *data):
-        found = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, [name])))
-        if name == "network" and len(found) > 1:
-            words.append(fmt.count(len(found), "network"))
-        elif len(found) == 1:
-            words += found
-    return ", ".join([*words, *[device] * bool(device)])
+        texts = list(dict.fromkeys(text for arm in arms for text in in_words(arm.case, [name])))
+        if name == "network" and len(texts) > 1:
+            parts.append(fmt.count(len(texts), "network"))
+        elif len(texts) == 1:
+            parts += texts
+    return ", ".join([*parts, *[device] * bool(device)])
 
 
 def _lost(view: View) -> Iterator[str]:
@@ -278,11 +278,11 @@ def _ladder(view: View, group: Group, device: str) -> Iterator[str]:
 
 def _scaling(view: View) -> Iterator[str]:
     """ "amp: efficiency 0.95 ±0.01 on 2 GPUs, 0.94 ±0.01 on 4 (weak scaling)", a line a recipe."""
-    found = grouped(
+    by_arm = grouped(
         ((" ".join(in_words(row.many.case, ("recipe", "compress"))), row.kind), row)
         for row in scaled(view.arms)
     )
-    for (name, kind), rows in found.items():
+    for (name, kind), rows in by_arm.items():
         each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
         network, batch = rows[0].many.case.network, f"batch {rows[0].one.case.batch}"
         batch = f"global {batch}" if kind == STRONG else f"{batch} a GPU"
@@ -340,18 +340,20 @@ def _why(view: View, best: Training, *, on_gpu: bool) -> Iterator[Line]:
     """
     doubt, many = doubt_of(view, best), len(view.groups) > MOST_EXPLAINED
     explains = has_ledger(best) and not doubt and not many
-    first = next((one for one in best.causes if one.predicted_gain_pct is None and not doubt), None)
-    said = [*_rungs(view, view.group_of(best))] if best.rung is not None else []
+    first = next(
+        (cause for cause in best.causes if cause.predicted_gain_pct is None and not doubt), None
+    )
+    reasons = [*_rungs(view, view.group_of(best))] if best.rung is not None else []
     if explains:
-        said.append(_ledger(view, best))
+        reasons.append(_ledger(view, best))
     elif doubt and doubt != SAME and (has_ledger(best) or best.causes):
-        said.append(f"no explanation: {doubt}")
+        reasons.append(f"no explanation: {doubt}")
     named = first is not None and bottleneck(best.limit) in first.title
     if on_gpu and best.limit and not named and not (explains and best.limit == "gpu"):
-        said.append(_bottlenecks(view, best, many=many))
+        reasons.append(_bottlenecks(view, best, many=many))
     if first and not many and len(view.groups) == 1:
-        said.append(_cause(first))
-    yield from (Line("Why", one) for one in (*said, *_exchanges(view)))
+        reasons.append(_cause(first))
+    yield from (Line("Why", text) for text in (*reasons, *_exchanges(view)))
     if do := _do(view, best, first):
         yield Line("Do", do)
 
@@ -360,14 +362,14 @@ def _ledger(view: View, arm: Training) -> str:
     """ "of 241 ms a step in fp32 amp saves 199: convolutions -154, layout changes -24.3, ..." """
     first, *between, last = arm.ledger
     terms = sorted((line for line in between if line.term != RESIDUAL), key=lambda x: -abs(x.ms))
-    said = [f"{term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms]
+    parts = [f"{term_words(line.term)} {line.ms:+.3g}" for line in terms[:MOST_TERMS] if line.ms]
     rest_ms = sum(line.ms for line in between if line.term == RESIDUAL)
     label, saved_ms = view.named(arm), first.ms - last.ms
     whole = f"{fmt.hundredths(first.ms)} ms a {step_word(arm)} in {base_words(arm)}"
     start = f"of {whole} {label} saves {fmt.hundredths(saved_ms)}"
     if saved_ms <= 0:
         start = f"{label} takes {fmt.hundredths(-saved_ms)} ms more than the {whole}"
-    return f"{start}: {', '.join([*said, f'unexplained {rest_ms:+.2f}'])}"
+    return f"{start}: {', '.join([*parts, f'unexplained {rest_ms:+.2f}'])}"
 
 
 def _rungs(view: View, group: Group) -> Iterator[str]:
@@ -396,8 +398,8 @@ def _bottlenecks(view: View, best: Training, *, many: bool) -> str:
     if len({arm.limit for arm in timed}) == 1 and len(timed) > 1:
         return f"{'the ' * (best.limit == 'gpu')}{word} is the bottleneck of every recipe"
     if many:
-        asked = Counter(bottleneck(arm.limit) for arm in timed if not view.is_baseline(arm))
-        times = (f"{name} {count}" for name, count in asked.most_common())
+        counts = Counter(bottleneck(arm.limit) for arm in timed if not view.is_baseline(arm))
+        times = (f"{name} {count}" for name, count in counts.most_common())
         return f"bottlenecks of the recipes asked for: {', '.join(times)}"
     waited = None if _only_slowed(best) else _waited_pct(best)
     idle = "the GPU is idle" if best.limit == "host" else "the CPU waits for data"
@@ -416,18 +418,18 @@ def _do(view: View, best: Training, first: Cause | None) -> str:
     """One thing to do: what was measured to help, else what is likely to."""
     sound = is_sound(view, best)
     tried = [
-        (one.measured_gain_pct or 0.0, one, arm)
+        (cause.measured_gain_pct or 0.0, cause, arm)
         for arm in view.arms
         if is_sound(view, arm)
-        for one in arm.causes
-        if (one.measured_gain_pct or 0.0) > 0
+        for cause in arm.causes
+        if (cause.measured_gain_pct or 0.0) > 0
     ]
     if tried:
-        own = [one for one in tried if one[2] is best] or tried
-        _, most, arm = max(own, key=lambda one: one[0])
+        own = [trial for trial in tried if trial[2] is best] or tried
+        _, most, arm = max(own, key=lambda trial: trial[0])
         return f"{most.fix}{f' for {view.named(arm)}' * (arm is not best)} ({gains(most)})"
-    if said := _layouts(view, best):
-        return said
+    if text := _layouts(view, best):
+        return text
     if first and fmt.clean(first.fix):
         return f"{first.fix} ({gains(first) or 'not measured'})"
     if sound and (remedy := _remedy(best)):
@@ -511,15 +513,15 @@ def _remedy(arm: Training) -> str:
 
 def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
     """Warnings, the wall clock, what is unexplained or not judged, and data that are not real."""
-    found = doubts(warnings_of(view), len(view.arms), most=1)
-    said: list[str] = []
+    warned = doubts(warnings_of(view), len(view.arms), most=1)
+    sentences: list[str] = []
     for arm in best[-1:]:
         if has_ledger(arm) and is_sound(view, arm) and unexplained(arm)[0] > MOST_RESIDUAL:
-            said.append(
+            sentences.append(
                 f"{100 * unexplained(arm)[0]:.0f} % of a step is unexplained: trust no term"
             )
-        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.fed and not found:
-            said.append(
+        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.fed and not warned:
+            sentences.append(
                 f"by the wall clock {view.named(arm)} {trains(arm)} "
                 f"{fmt.throughput(arm.wall_per_s or 0.0)} {arm.unit}/s"
             )
@@ -527,13 +529,13 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
                 if arm.converged is None and arm.convergence and not view.is_lost(arm)]  # fmt: skip
     for why, arms in grouped((arm.convergence or "", arm) for arm in unjudged).items():
         named = fmt.listed([view.named(arm) for arm in arms], 2)
-        said.append(f"convergence of {named} not judged: {why}")
+        sentences.append(f"convergence of {named} not judged: {why}")
     made = [arm for arm in best[-1:] if arm.case.data == "synthetic" and not arm.case.evaluation]
     for arm in made:
-        names = {one.case.network for one in view.arms}
+        names = {other.case.network for other in view.arms}
         word = f" {arm.case.network}" if len(names) == 1 else ""
-        said.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
-    return [*found, *(Line("Doubt", one) for one in said)][:MOST_DOUBTS]
+        sentences.append(f"synthetic data: a loader may be slower (halfway stalls{word})")
+    return [*warned, *(Line("Doubt", sentence) for sentence in sentences)][:MOST_DOUBTS]
 
 
 def warnings_of(view: View) -> list[tuple[Warning, str]]:

@@ -42,10 +42,10 @@ V = TypeVar("V")
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """The values of each key, keys in order of appearance."""
-    found: dict[K, list[V]] = {}
+    groups: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
@@ -172,12 +172,12 @@ class View:
         unjudged = training.converged is None and bool(training.convergence)
         return training.converged is False or (unjudged and self.group_of(training).taught_nothing)
 
-    def only(self, wanted: Callable[[Training], bool]) -> View:
+    def only(self, keep: Callable[[Training], bool]) -> View:
         """The view with only these arms; settings are shown in the same places."""
         groups = [
-            Group(group.title, tuple(filter(wanted, group.arms)))
+            Group(group.title, tuple(filter(keep, group.arms)))
             for group in self.groups
-            if any(map(wanted, group.arms))
+            if any(map(keep, group.arms))
         ]
         return replace(self, groups=tuple(groups))
 
@@ -225,8 +225,8 @@ class View:
     def families(self) -> list[list[Group]]:
         """Groups that differ in the batch size alone, smallest first."""
         names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
-        found = grouped((tuple(getattr(g.case, n) for n in names), g) for g in self.groups)
-        return [sorted(family, key=lambda group: group.case.batch) for family in found.values()]
+        families = grouped((tuple(getattr(g.case, n) for n in names), g) for g in self.groups)
+        return [sorted(family, key=lambda group: group.case.batch) for family in families.values()]
 
     def curves(self, family: Sequence[Group]) -> dict[str, list[Training]]:
         """Trainings of each arm over the batch sizes of a family, by the arm's label."""
@@ -251,7 +251,7 @@ def is_short(recipe: str, trainings: Iterable[Training]) -> bool:
     """
     base = BASELINES["fp32"]
     return recipe in base and any(
-        one.case.search == SHORT and one.case.recipe in base for one in trainings
+        t.case.search == SHORT and t.case.recipe in base for t in trainings
     )
 
 
@@ -268,10 +268,10 @@ def view_of(run: Run) -> View:
     varying = _varying(run.of(Training))
     within = {name for arms in groups.values() for name in _varying(arms)}
     between = [name for name in varying if name not in within]
-    found = [
+    made = [
         Group(", ".join(in_words(arms[0].case, between)), tuple(arms)) for arms in groups.values()
     ]
-    return View(tuple(found), tuple(name for name in SETTINGS if name in within))
+    return View(tuple(made), tuple(name for name in SETTINGS if name in within))
 
 
 def _without_wrong_causes(training: Training) -> Training:
@@ -285,14 +285,14 @@ def _without_wrong_causes(training: Training) -> Training:
 def _against_first(arms: Sequence[Training]) -> list[Training]:
     """The arms of a group with their speed-ups over its first recipe, from the steps' intervals."""
     first, group = arms[0].case.recipe, Group("", tuple(arms))
-    found: list[Training] = []
+    compared: list[Training] = []
     for arm in arms:
         base = reference(arm, first, group)
         if base and base.per_s and arm.per_s and arm.case.recipe != first and arm.rung is None:
             gain = Scaled("", base, arm).efficiency.scaled(arm.case.gpus)
             arm = replace(arm, speedup={**arm.speedup, first: gain})
-        found.append(arm)
-    return found
+        compared.append(arm)
+    return compared
 
 
 def _varying(trainings: Sequence[Training]) -> list[str]:
@@ -339,10 +339,10 @@ def is_base(arm: Training, name: str, group: Group) -> bool:
 
 def reference(training: Training, name: str, group: Group) -> Training | None:
     """The baseline of an arm: the one that differs in the recipe alone, else the first."""
-    found = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
+    bases = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
     options = attrgetter(*(option for option in OPTIONS if option not in OF_RECIPE))
-    alike = [arm for arm in found if options(arm.case) == options(training.case)]
-    return next(iter(alike or found), None)
+    alike = [arm for arm in bases if options(arm.case) == options(training.case)]
+    return next(iter(alike or bases), None)
 
 
 def is_generated(case: TrainCase) -> bool:

@@ -112,14 +112,14 @@ def changes(arm: Training, *, fold: bool) -> list[Change]:
 def _change(line: LedgerLine) -> Change:
     """A line with the two times that its detail begins with."""
     plain = Change(line.term, None, None, line.ms, source=line.source)
-    found = (RESIDUALS.search if line.term == RESIDUAL else FROM_TO.match)(line.detail)
-    if found is None:
+    match = (RESIDUALS.search if line.term == RESIDUAL else FROM_TO.match)(line.detail)
+    if match is None:
         return plain
     try:
-        base_ms, other_ms = float(found[1]), float(found[2])
+        base_ms, other_ms = float(match[1]), float(match[2])
     except ValueError:
         return plain
-    where = "" if line.term == RESIDUAL else found[3] or ""
+    where = "" if line.term == RESIDUAL else match[3] or ""
     return replace(plain, base_ms=base_ms, other_ms=other_ms, where=fmt.clean(where))
 
 
@@ -226,22 +226,22 @@ def ledger_part(view: View, arm: Training, doubt: str) -> Part:
 def account(arm: Training, label: str) -> list[str]:
     """Below a ledger: Amdahl's bound, and a remark where much is unexplained."""
     step = step_word(arm)
-    found: list[str] = []
+    lines: list[str] = []
     if arm.bound and math.isfinite(arm.bound):
         seen = arm.ledger[0].ms / arm.ledger[-1].ms
         also = ", because other terms got shorter too" if seen > arm.bound else ""
-        found.append(
+        lines.append(
             f"Amdahl's bound: if GEMMs, convolutions and attention took no time in "
             f"{base_words(arm)}, the {step} would be {fmt.number(arm.bound)} times as fast; "
             f"{label} is {fmt.number(seen)} times as fast{also}."
         )
     share, _ = unexplained(arm)
     if share > MOST_RESIDUAL:
-        found.append(
+        lines.append(
             f"{100 * share:.0f} % of a {step} is unexplained: do not trust single terms (a good "
             f"ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."
         )
-    return found
+    return lines
 
 
 def causes_part(view: View, arm: Training) -> Part:

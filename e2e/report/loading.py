@@ -1,6 +1,6 @@
 """The data loaders of a run: alone, and what recipes fed by them reach by number of workers.
 
-`Joint` puts a network's trainings and its loader together; measured comes before predicted.
+`LoaderSweep` puts a network's trainings and its loader together; measured comes before predicted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Gain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Joint:
+class LoaderSweep:
     """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
 
     `alone` are the trainings on a pinned batch (else on one that stays on the device), by recipe;
@@ -79,13 +79,13 @@ class Joint:
 
     def at(self, recipe: str, workers: int) -> Training | None:
         """The training of a recipe with this number of workers."""
-        found = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
-        return next(found, None)
+        arms = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
+        return next(arms, None)
 
     def row(self, workers: int) -> dict[str, Training]:
         """The trainings with this number of workers, by recipe."""
-        found = ((name, self.at(name, workers)) for name in self.recipes)
-        return {name: training for name, training in found if training}
+        pairs = ((name, self.at(name, workers)) for name in self.recipes)
+        return {name: training for name, training in pairs if training}
 
     @property
     def errors_pct(self) -> list[float]:
@@ -136,22 +136,22 @@ class Joint:
         alone = self.alone.get(recipe)
         if alone is None or not alone.per_s:
             return None
-        wanted = IN_FULL * alone.per_s
-        return fewest_from(self.workers, lambda count: self.per_s(recipe, count) >= wanted)
+        enough = IN_FULL * alone.per_s
+        return fewest_from(self.workers, lambda count: self.per_s(recipe, count) >= enough)
 
 
-def joints(run: Run) -> list[Joint]:
+def loader_sweeps(run: Run) -> list[LoaderSweep]:
     """Each network, batch and loader of the run whose recipes were also measured alone."""
     fed = grouped(
         (_family(t.case), t)
         for t in run.of(Training)
         if t.case.fed and not t.case.cached and run.find(Loading, load_case(t.case).key)
     )
-    known = (_joint(run, family, trainings) for family, trainings in fed.items())
-    return [joint for joint in known if joint.alone]
+    known = (_sweep(run, family, trainings) for family, trainings in fed.items())
+    return [sweep for sweep in known if sweep.alone]
 
 
-def _joint(run: Run, family: TrainCase, trainings: list[Training]) -> Joint:
+def _sweep(run: Run, family: TrainCase, trainings: list[Training]) -> LoaderSweep:
     def by_recipe(loader: str) -> dict[str, Training]:
         plain = replace(family, loader=loader, prefetch=0)
         return {t.case.recipe: t for t in run.of(Training) if _family(t.case) == plain}
@@ -162,17 +162,17 @@ def _joint(run: Run, family: TrainCase, trainings: list[Training]) -> Joint:
         if replace(loading.case, loader="", workers=0, cold=False)
         == replace(load_case(family), loader="", cold=False)
     ]
-    own = [one for one in loadings if one.case.loader == family.loader and not one.case.cold]
+    own = [row for row in loadings if row.case.loader == family.loader and not row.case.cold]
     busy = [t for t in run.of(Training) if t.case.cached and _family(t.case) == family]
     synthetic = by_recipe("synthetic")
-    return Joint(
+    return LoaderSweep(
         family.loader,
         tuple(trainings),
         alone=by_recipe("pinned") or synthetic,
         synthetic=synthetic,
         busy={(t.case.recipe, t.case.workers): t for t in busy},
         loading={loading.case.workers: loading for loading in own},
-        others=tuple(one for one in loadings if one.case.cold or one.case.loader == "read"),
+        others=tuple(row for row in loadings if row.case.cold or row.case.loader == "read"),
     )
 
 
@@ -184,37 +184,37 @@ def _family(case: TrainCase) -> TrainCase:
 # ---------------------------------------------------------------- together
 
 
-def joint_title(joint: Joint) -> str:
+def sweep_title(sweep: LoaderSweep) -> str:
     """The network, batch size and loader of all its trainings."""
-    case = joint.trainings[0].case
-    return f"{case.network}, batch {case.batch}, loader {joint.loader}"
+    case = sweep.trainings[0].case
+    return f"{case.network}, batch {case.batch}, loader {sweep.loader}"
 
 
-def joint_part(joint: Joint, level: int) -> Part:
+def sweep_part(sweep: LoaderSweep, level: int) -> Part:
     """Workers x recipes: how much faster, and images per second. The screen has what matters."""
-    base, *others = joint.recipes
+    base, *others = sweep.recipes
     rows: list[Json] = [
         {
-            "workers": count, "loader": joint.loading.get(count),
-            **{f"rate {name}": _rates(arm) for name, arm in joint.row(count).items()},
-            **{f"limit {name}": bottleneck_of(arm) for name, arm in joint.row(count).items()},
-            **{f"gain {name}": joint.speedup(name, base, count) for name in others},
+            "workers": count, "loader": sweep.loading.get(count),
+            **{f"rate {name}": _rates(arm) for name, arm in sweep.row(count).items()},
+            **{f"limit {name}": bottleneck_of(arm) for name, arm in sweep.row(count).items()},
+            **{f"gain {name}": sweep.speedup(name, base, count) for name in others},
         }
-        for count in joint.workers
+        for count in sweep.workers
     ]  # fmt: skip
-    title = joint.title(base, SHORT_MARK)
+    title = sweep.title(base, SHORT_MARK)
     gains = [Column(f"{name} x {title}", f"gain {name}", _gain) for name in others]
-    rates = [Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in joint.recipes]
-    limits = [Column(f"{name}\nbottleneck", f"limit {name}", drop=2) for name in joint.recipes]
+    rates = [Column(f"{name}\nimg/s", f"rate {name}", drop=1) for name in sweep.recipes]
+    limits = [Column(f"{name}\nbottleneck", f"limit {name}", drop=2) for name in sweep.recipes]
     alone = Column("loader\nalone", "loader.per_s", fmt.throughput, drop=3)
     columns = [Column("workers", "workers"), *gains, *rates, *limits, alone]
     if level == VERBOSE:
-        name = f"Together: {joint_title(joint)}"
-        return Part(name, columns, [*map(Row, rows)], _notes(joint), level)
+        name = f"Together: {sweep_title(sweep)}"
+        return Part(name, columns, [*map(Row, rows)], _notes(sweep), level)
     few = len(rates) <= MOST_RATES
     brief = [*columns[:1], *gains, *(rates if few else ()), limits[-1]]
     more = [f"and {len(rows) - MOST_ROWS} more: --verbose"] * (len(rows) > MOST_ROWS)
-    return Part("", brief, [*map(Row, rows[:MOST_ROWS])], [*more, *_notes(joint)[not few :]])
+    return Part("", brief, [*map(Row, rows[:MOST_ROWS])], [*more, *_notes(sweep)[not few :]])
 
 
 def _rates(arm: Training) -> str:
@@ -231,96 +231,96 @@ def _gain(gain: Gain) -> str:
     return fmt.interval(gain.ratio) + doubt if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
 
 
-def _notes(joint: Joint) -> list[str]:
-    lost = [arm for arm in joint.trainings if arm.status == "failed"]
-    base, *others = joint.recipes
-    found = (joint.speedup(name, base, count) for name in others for count in joint.workers)
-    gains = list(filter(None, found))
+def _notes(sweep: LoaderSweep) -> list[str]:
+    lost = [arm for arm in sweep.trainings if arm.status == "failed"]
+    base, *others = sweep.recipes
+    every = (sweep.speedup(name, base, count) for name in others for count in sweep.workers)
+    gains = list(filter(None, every))
     return [
         "img/s: predicted / measured, by the wall clock"
         + "; in round brackets: predicted" * any(not gain.measured for gain in gains)
         + f"; {fmt.UNCERTAIN}: too uncertain for a verdict"
         * any(gain.measured and gain.ratio.ruined_pct > 0 for gain in gains),
-        *[SHORT_NOTE] * is_short(joint.recipes[0], joint.trainings),
+        *[SHORT_NOTE] * is_short(sweep.recipes[0], sweep.trainings),
         *missing([(f"{arm.case.recipe} with {fmt.count(arm.case.workers, 'worker')}",
                    f"failed: {arm.reason or 'no reason given'}") for arm in lost]),
     ]  # fmt: skip
 
 
-def joint_answer(joint: Joint, device: str) -> list[Line]:
+def sweep_answer(sweep: LoaderSweep, device: str) -> list[Line]:
     """From how many workers on recipes are faster, what limits them, and how sure that is."""
-    base, *others = joint.recipes
-    most = joint.workers[-1]
-    pays = {name: joint.pays_from(name, base) for name in others}
-    found = [_pays(joint, name, base, start) for name, start in pays.items() if start is not None]
+    base, *others = sweep.recipes
+    most = sweep.workers[-1]
+    pays = {name: sweep.pays_from(name, base) for name in others}
+    texts = [_pays(sweep, name, base, start) for name, start in pays.items() if start is not None]
     never = [name for name, start in pays.items() if start is None]
-    gains = {name: gain for name in never if (gain := joint.speedup(name, base, most))}
+    gains = {name: gain for name in never if (gain := sweep.speedup(name, base, most))}
     wide = [name for name, gain in gains.items() if gain.ratio.ruined_pct]
     if even := [name for name in never if name not in wide]:
         known = [_times(gains[name]) for name in even if name in gains]
-        found.append(
+        texts.append(
             f"{', '.join(even)} {'are' if len(even) > 1 else 'is'} not faster than "
-            f"{joint.title(base)} at any number of workers tried: {', '.join(known)} times as fast "
+            f"{sweep.title(base)} at any number of workers tried: {', '.join(known)} times as fast "
             f"with {most}"
         )
     if wide:
         intervals = ", ".join(_times(gains[name]) for name in wide)
-        found.append(f"No verdict on {', '.join(wide)} against {joint.title(base)}: the intervals "
+        texts.append(f"No verdict on {', '.join(wide)} against {sweep.title(base)}: the intervals "
                      f"are too wide ({intervals} times as fast with {most} workers)")  # fmt: skip
-    lost = grouped((arm.reason or "no reason given", arm) for arm in joint.trainings
+    lost = grouped((arm.reason or "no reason given", arm) for arm in sweep.trainings
                    if arm.status == "failed")  # fmt: skip
     for why, arms in lost.items():
         each = [f"{a.case.recipe} with {fmt.count(a.case.workers, 'worker')}" for a in arms]
-        found.append(f"{fmt.listed(each)} FAILED: {why}")
-    full = [said for name in reversed(joint.recipes) if (said := _in_full(joint, name, most))]
+        texts.append(f"{fmt.listed(each)} FAILED: {why}")
+    full = [text for name in reversed(sweep.recipes) if (text := _in_full(sweep, name, most))]
     if not others:
-        found.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
-    where = f"{joint_title(joint)}, {device}"
-    lines = [Line("", f"{found[0]} ({where})"), *(Line("", said) for said in found[1:3])]
+        texts.insert(0, full.pop() if full else f"{base}: only one recipe was fed")
+    where = f"{sweep_title(sweep)}, {device}"
+    lines = [Line("", f"{texts[0]} ({where})"), *(Line("", text) for text in texts[1:3])]
     if full:
         lines.append(Line("Why", "; ".join(full[:2])))
-    if any(joint.alone.get(name) and not joint.in_full_from(name) for name in joint.recipes):
+    if any(sweep.alone.get(name) and not sweep.in_full_from(name) for name in sweep.recipes):
         lines.append(Line("Do", "more workers or a faster loader (halfway loader; not measured)"))
-    if errors := joint.errors_pct:
+    if errors := sweep.errors_pct:
         off = f"{median(map(abs, errors)):.1f} % off in the median, {max(errors, key=abs):+.1f} %"
         points = fmt.count(len(errors), "point")
         lines.append(Line("Doubt", f"predictions were {off} at worst ({points})"))
-    if not joint.trainings[0].case.cold:
+    if not sweep.trainings[0].case.cold:
         lines.append(Line("Doubt", "files had been read before: they were in memory"))
     return lines
 
 
-def reading_part(joint: Joint) -> Part:
+def reading_part(sweep: LoaderSweep) -> Part:
     """What copying and busy workers cost, and how fast files are read."""
-    said = _costs(joint, joint.workers[-1])
-    rates = {(one.case.loader, one.case.cold): one.per_s for one in joint.others if one.per_s}
+    facts = _costs(sweep, sweep.workers[-1])
+    rates = {(row.case.loader, row.case.cold): row.per_s for row in sweep.others if row.per_s}
     for cold, where in ((False, "from the page cache"), (True, "from disk")):
         if read := rates.get(("read", cold)):
-            said.append(f"Reading files {where}, without decoding: {fmt.throughput(read)} img/s")
-    if loaded := rates.get((joint.loader, True)):
-        said.append("With files that are not in the page cache the loader delivers "
+            facts.append(f"Reading files {where}, without decoding: {fmt.throughput(read)} img/s")
+    if loaded := rates.get((sweep.loader, True)):
+        facts.append("With files that are not in the page cache the loader delivers "
                     f"{fmt.throughput(loaded)} img/s")  # fmt: skip
-    lines = [f"{line}." for line in said]
-    return Part(f"What the loader costs: {joint_title(joint)}", below=lines, level=VERBOSE)
+    lines = [f"{line}." for line in facts]
+    return Part(f"What the loader costs: {sweep_title(sweep)}", below=lines, level=VERBOSE)
 
 
-def _pays(joint: Joint, name: str, base: str, start: int) -> str:
+def _pays(sweep: LoaderSweep, name: str, base: str, start: int) -> str:
     """From how many workers on a recipe is faster, and how much there."""
-    gain = joint.speedup(name, base, start)
+    gain = sweep.speedup(name, base, start)
     assert gain
     source = "measured" if gain.measured else "predicted"
-    said = f"{_times(gain)} times as fast as {joint.title(base)}"
-    if start == joint.workers[0]:
+    text = f"{_times(gain)} times as fast as {sweep.title(base)}"
+    if start == sweep.workers[0]:
         return (
-            f"{name} is faster at every number of workers tried, from {start} on: {said} there, "
+            f"{name} is faster at every number of workers tried, from {start} on: {text} there, "
             f"{source}"
         )
-    fewer = joint.workers[joint.workers.index(start) - 1]
-    before = joint.speedup(name, base, fewer)
+    fewer = sweep.workers[sweep.workers.index(start) - 1]
+    before = sweep.speedup(name, base, fewer)
     known = before is not None and (not before.measured or is_clear(before.ratio))
     without = "it is not" if known else "it cannot be told"
     clearly, workers = "clearly " * is_clear(gain.ratio), fmt.count(start, "worker")
-    return f"{name} is {clearly}faster with {workers}: {said}, {source}; with {fewer} {without}"
+    return f"{name} is {clearly}faster with {workers}: {text}, {source}; with {fewer} {without}"
 
 
 def _times(gain: Gain) -> str:
@@ -328,24 +328,24 @@ def _times(gain: Gain) -> str:
     return fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
 
 
-def _in_full(joint: Joint, name: str, most: int) -> str:
-    alone = joint.alone.get(name)
+def _in_full(sweep: LoaderSweep, name: str, most: int) -> str:
+    alone = sweep.alone.get(name)
     if alone is None or not alone.per_s:
         return ""
-    start, share = joint.in_full_from(name), f"{100 * IN_FULL:.0f} %"
+    start, share = sweep.in_full_from(name), f"{100 * IN_FULL:.0f} %"
     text = f"{name} trains {fmt.throughput(alone.per_s)} img/s without a loader"
     if start is not None:
         return f"{text}, {start} workers reach {share} of it"
-    left = 100 * joint.per_s(name, most) / alone.per_s
+    left = 100 * sweep.per_s(name, most) / alone.per_s
     return f"{text}, {most} workers reach {left:.0f} % of it" if left else text
 
 
-def _costs(joint: Joint, most: int) -> list[str]:
+def _costs(sweep: LoaderSweep, most: int) -> list[str]:
     """What copying and busy workers cost, by difference."""
-    said: list[str] = []
-    for name in joint.recipes:
-        pinned, synthetic = joint.alone.get(name), joint.synthetic.get(name)
-        busy = joint.busy.get((name, most))
+    lines: list[str] = []
+    for name in sweep.recipes:
+        pinned, synthetic = sweep.alone.get(name), sweep.synthetic.get(name)
+        busy = sweep.busy.get((name, most))
         if pinned is None or synthetic is None or pinned is synthetic:
             continue
         if not (pinned.step_s and synthetic.step_s):
@@ -355,8 +355,8 @@ def _costs(joint: Joint, most: int) -> list[str]:
         if busy and busy.step_s:
             slower = 100 * (busy.step_s / pinned.step_s - 1)
             text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
-        said.append(text)
-    return said
+        lines.append(text)
+    return lines
 
 
 # ---------------------------------------------------------------- alone
@@ -367,9 +367,9 @@ def loaders_parts(run: Run, level: int) -> list[Part]:
     loadings = run.of(Loading)
     if not loadings:
         return []
-    columns = _columns([one.case for one in loadings])
-    lost = [(one.case.loader, one.reason or "no reason given") for one in loadings
-            if one.per_s is None]  # fmt: skip
+    columns = _columns([row.case for row in loadings])
+    lost = [(row.case.loader, row.reason or "no reason given") for row in loadings
+            if row.per_s is None]  # fmt: skip
     reading = [
         f"{_shared(loadings)}; per core: by the CPU time of the workers and of the process that "
         "takes the batches; prefetch: batches loaded ahead by each worker",
@@ -378,8 +378,8 @@ def loaders_parts(run: Run, level: int) -> list[Part]:
     every = Part("Loaders alone", columns, [*map(_row, loadings)], reading, VERBOSE)
     if level == VERBOSE:
         return [every]
-    by_loader = grouped(((one.case.loader, one.case.cold), one) for one in loadings if one.per_s)
-    best = [max(some, key=lambda one: one.per_s or 0.0) for some in by_loader.values()]
+    by_loader = grouped(((row.case.loader, row.case.cold), row) for row in loadings if row.per_s)
+    best = [max(some, key=lambda row: row.per_s or 0.0) for some in by_loader.values()]
     many = len(loadings) > MOST_ROWS
     notes = [f"{len(loadings)} measurements, each loader at its best: --verbose has all"] * many
     shown = best[:MOST_ROWS] if many else loadings
@@ -387,10 +387,10 @@ def loaders_parts(run: Run, level: int) -> list[Part]:
     return [Part("", brief, [*map(_row, shown)], notes), every]
 
 
-def _row(one: Loading) -> Row:
-    if one.per_s is not None:
-        return Row(one)
-    return Row(one, MARKS.get(one.status, one.status), "red" if one.status == "failed" else "dim")
+def _row(row: Loading) -> Row:
+    if row.per_s is not None:
+        return Row(row)
+    return Row(row, MARKS.get(row.status, row.status), "red" if row.status == "failed" else "dim")
 
 
 def _columns(cases: Sequence[LoadCase]) -> list[Column]:
@@ -403,7 +403,7 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column]:
         Column("workers", "case.workers"),
         *[Column("prefetch", "case.prefetch", lambda ahead: f"{ahead or 'usual'}", drop=8)] * ahead,
         Column("img/s", "per_s", fmt.throughput),
-        Column("±", "", lambda one: fmt.half_interval(one.per_s or 0.0, one.ci95_per_s), drop=3),
+        Column("±", "", lambda row: fmt.half_interval(row.per_s or 0.0, row.ci95_per_s), drop=3),
         Column("img/s\nper core", "per_s_per_core", fmt.throughput, drop=2),
         Column("MB/s\nread", "bytes_per_s", lambda rate: fmt.throughput(rate / 1e6), drop=4),
         Column("first\nbatch", "first_s", fmt.duration, drop=5),
@@ -412,59 +412,61 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column]:
 
 def _shared(loadings: Sequence[Loading]) -> str:
     """What all were given: "synthetic JPEG data, 3x224x224, batches of 256, on 8 cores"."""
-    cases = [one.case for one in loadings]
+    cases = [row.case for row in loadings]
     data = sorted({DATA_WORDS.get(case.data, case.data) for case in cases})
     inputs = sorted({case.input for case in cases})
     batches = [str(batch) for batch in sorted({case.batch for case in cases})]
     cores = max(case.cpus for case in cases)
-    found = [f"{fmt.listed(data)} data", fmt.listed(inputs), f"batches of {fmt.listed(batches)}"]
-    return ", ".join([*found, *[f"on {fmt.count(cores, 'core')}"] * bool(cores)])
+    parts = [f"{fmt.listed(data)} data", fmt.listed(inputs), f"batches of {fmt.listed(batches)}"]
+    return ", ".join([*parts, *[f"on {fmt.count(cores, 'core')}"] * bool(cores)])
 
 
 def loaders_answer(run: Run, device: str) -> list[Line]:
     """The fastest loader, the fastest that decodes, and how sure the rates are."""
     loadings = run.of(Loading)
-    ran = [one for one in loadings if one.per_s]
-    loaders = [one for one in ran if one.case.loader != "read"] or ran
+    ran = [row for row in loadings if row.per_s]
+    loaders = [row for row in ran if row.case.loader != "read"] or ran
     lines: list[Line] = []
     if ran:
-        best = max(loaders, key=lambda one: one.per_s or 0.0)
-        decoding = [one for one in loaders if one.case.loader != RESIDENT]
-        said = _rate(best)
+        best = max(loaders, key=lambda row: row.per_s or 0.0)
+        decoding = [row for row in loaders if row.case.loader != RESIDENT]
+        best_rate = _rate(best)
         if decoding and best not in decoding:
-            said += f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
-        lines.append(Line("", f"{said} ({_shared(loadings)}, {device})"))
-    lost = grouped(((one.status, one.reason or "no reason given"), one.case.loader)
-                   for one in loadings if one.per_s is None)  # fmt: skip
+            best_rate += (
+                f"; of loaders that decode {_rate(max(decoding, key=lambda a: a.per_s or 0))}"
+            )
+        lines.append(Line("", f"{best_rate} ({_shared(loadings)}, {device})"))
+    lost = grouped(((row.status, row.reason or "no reason given"), row.case.loader)
+                   for row in loadings if row.per_s is None)  # fmt: skip
     for (status, why), names in [*lost.items()][:2]:
         what = "FAILED" if status == "failed" else "not measured"
         lines.append(Line("", f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
-    wide = [pct for one in ran if (pct := _half_pct(one)) > WIDE_PCT]
+    wide = [pct for row in ran if (pct := _half_pct(row)) > WIDE_PCT]
     if wide:
         text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
         lines.append(Line("Doubt", f"{text}, up to ±{max(wide):.0f} %"))
-    if ran and not any(one.case.cold for one in loadings):
+    if ran and not any(row.case.cold for row in loadings):
         lines.append(Line("Doubt", "files had been read before: they were in memory"))
     return lines
 
 
-def _rate(one: Loading) -> str:
+def _rate(row: Loading) -> str:
     """ "gpu-decode delivers 10,071 img/s with 16 workers (±12%)"."""
-    half = fmt.half_interval(one.per_s or 0.0, one.ci95_per_s)
-    with_ = f" with {fmt.count(one.case.workers, 'worker')}" if one.case.workers else ""
+    half = fmt.half_interval(row.per_s or 0.0, row.ci95_per_s)
+    with_ = f" with {fmt.count(row.case.workers, 'worker')}" if row.case.workers else ""
     ends = f" (±{half})" if half else ""
-    return f"{one.case.loader} delivers {fmt.throughput(one.per_s or 0.0)} img/s{with_}{ends}"
+    return f"{row.case.loader} delivers {fmt.throughput(row.per_s or 0.0)} img/s{with_}{ends}"
 
 
-def _half_pct(one: Loading) -> float:
-    return half_width_pct(one.per_s, one.ci95_per_s) if one.per_s and one.ci95_per_s else 0.0
+def _half_pct(row: Loading) -> float:
+    return half_width_pct(row.per_s, row.ci95_per_s) if row.per_s and row.ci95_per_s else 0.0
 
 
 def loaders_raw(run: Run) -> Raw:
     """CSV of the loaders."""
     rows = [
-        {"op": OP, "samples": len(one.blocks),
-         **{name: value(one, path) for name, path in RAW.items() if path}}
-        for one in run.of(Loading)
+        {"op": OP, "samples": len(row.blocks),
+         **{name: value(row, path) for name, path in RAW.items() if path}}
+        for row in run.of(Loading)
     ]  # fmt: skip
     return ["op", *RAW], rows

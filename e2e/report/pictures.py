@@ -23,7 +23,7 @@ from e2e.report.arms import (
 )
 from e2e.report.figures import ratio
 from e2e.report.ledger import base_name, changes, has_ledger, is_sound, ledger_title, term_words
-from e2e.report.loading import Joint, joint_title, joints
+from e2e.report.loading import LoaderSweep, loader_sweeps, sweep_title
 from e2e.results.loader_types import Loading
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import Training
@@ -147,7 +147,7 @@ def _bar(arm: Training, view: View) -> Json:
     name = next((name for name in view.compared if view.is_compared(arm, name)), "")
     over = view.title(name, SHORT_MARK)
     gain = f" ({ratio(arm.speedup[name])} x {over})" if name else ""
-    known = [arm.speedup[one] for one in view.compared if one in arm.speedup]
+    known = [arm.speedup[name] for name in view.compared if name in arm.speedup]
     lost, same = arm.converged is False, bool(known) and known[0].no_difference
     return {
         "label": view.label(arm), "value": per_s,
@@ -164,7 +164,7 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
     word = "batch" if view.evaluates else "step"
     time: tuple[str, Values] = (f"ms/{word}", lambda arm: _known([arm.step_s and 1e3 * arm.step_s]))
     if any(arm.train_s for arm in arms_of(family)):
-        time = ("training time, s", lambda arm: [one.train_s for one in arm.repeats])
+        time = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
     read: dict[str, Values] = {
         f"{family[0].arms[0].unit}/s": lambda arm: _known([arm.per_s]),
         time[0]: time[1],
@@ -172,7 +172,7 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
         if arm.memory_peak_bytes and arm.status == "ok" else [],
         f"held-out accuracy, %{data}": _accuracies,
     }  # fmt: skip
-    found = {
+    by_title = {
         title: [
             {"series": label, "x": arm.case.batch, **_band(values, "y")}
             for label, arms in view.curves(family).items()
@@ -181,12 +181,12 @@ def curve_rows(view: View, family: Sequence[Group]) -> dict[str, list[Json]]:
         ]
         for title, values_of in read.items()
     }
-    return {title: rows for title, rows in found.items() if rows}
+    return {title: rows for title, rows in by_title.items() if rows}
 
 
 def _accuracies(arm: Training) -> list[float]:
     """In per cent, of each repeat."""
-    return [100 * one.accuracy for one in arm.repeats if one.accuracy is not None]
+    return [100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
@@ -219,7 +219,7 @@ def _losses(view: View, group: Group) -> Iterator[Json]:
     for arm in group.arms:
         drawn = [repeat for repeat in arm.repeats if repeat.curve]
         size = [(repeat.steps, len(repeat.curve)) for repeat in drawn[:1]]
-        alike = [one for one in drawn if [(one.steps, len(one.curve))] == size]
+        alike = [repeat for repeat in drawn if [(repeat.steps, len(repeat.curve))] == size]
         points = zip(*(repeat.curve for repeat in alike), strict=True)
         for place, losses in enumerate(points):
             finite = _known(losses)
@@ -230,12 +230,12 @@ def _losses(view: View, group: Group) -> Iterator[Json]:
 
 def fall_rows(view: View) -> list[Json]:
     """The ledgers whose figures are good enough, a panel each, MOST_FALLS at most."""
-    found = [arm for arm in view.arms if has_ledger(arm) and is_sound(view, arm)]
+    explained = [arm for arm in view.arms if has_ledger(arm) and is_sound(view, arm)]
     rows: list[Json] = []
-    for place, arm in enumerate(found[:MOST_FALLS], 1):
+    for place, arm in enumerate(explained[:MOST_FALLS], 1):
         title = ledger_title(view, arm)
-        if place == MOST_FALLS < len(found):
-            title += f" (and {len(found) - MOST_FALLS} more in the run)"
+        if place == MOST_FALLS < len(explained):
+            title += f" (and {len(explained) - MOST_FALLS} more in the run)"
         rows += [{"panel": title, **row} for row in waterfall_rows(arm, view.label(arm))]
     return rows
 
@@ -247,10 +247,10 @@ def waterfall_rows(arm: Training, label: str) -> list[Json]:
     ends = list(accumulate((one.ms for one in terms), initial=first_ms))
     word = step_word(arm)
     bars = [(f"{base_name(arm)} {word}", 0.0, first_ms, f"{first_ms:.4g} ms", WHOLE)]
-    for one, start, end in zip(terms, ends, ends[1:], strict=False):
-        colour = SAVED if one.ms < 0 else ADDED if one.ms > 0 else NEUTRAL
-        colour = REST if one.term == RESIDUAL else colour
-        bars.append((term_words(one.term), start, end, f"{one.ms:+.3g}", colour))
+    for change, start, end in zip(terms, ends, ends[1:], strict=False):
+        colour = SAVED if change.ms < 0 else ADDED if change.ms > 0 else NEUTRAL
+        colour = REST if change.term == RESIDUAL else colour
+        bars.append((term_words(change.term), start, end, f"{change.ms:+.3g}", colour))
     bars.append((f"{label} {word}", 0.0, last_ms, f"{last_ms:.4g} ms", WHOLE))
     names = ("label", "start", "value", "text", "colour")
     return [dict(zip(names, bar, strict=True)) for bar in bars]
@@ -264,14 +264,14 @@ def loading_chart(run: Run) -> Any:
 
     UserError when no loader was measured, or when Altair is not installed.
     """
-    found = joints(run)
-    rows = [row for joint in found for row in joint_rows(joint)] if found else loader_rows(run)
+    sweeps = loader_sweeps(run)
+    rows = [row for sweep in sweeps for row in sweep_rows(sweep)] if sweeps else loader_rows(run)
     if not rows:
         raise UserError("nothing to draw: the run has no loader with a rate")
     colours: Mapping[str, str] = {}
     reading = "images per second to the device, without training"
-    if found:
-        colours = {name: recipe_colour(name) for one in found for name in one.recipes}
+    if sweeps:
+        colours = {name: recipe_colour(name) for sweep in sweeps for name in sweep.recipes}
         colours = {**colours, LOADER_LINE: LOADER_COLOUR}
         reading = "lines: predicted from recipe and loader alone; points: measured together"
     device = run.device.get("name") or "unknown device"
@@ -279,23 +279,23 @@ def loading_chart(run: Run) -> Any:
     data = fmt.listed(sorted(DATA_WORDS.get(name, name) for name in names))
     what = "training fed by loaders" if run.of(Training) else "loaders"
     return charts.titled(
-        [charts.lines(rows, x="workers", y="img/s", log=not found, colours=colours,
+        [charts.lines(rows, x="workers", y="img/s", log=not sweeps, colours=colours,
                       dashes={LOADER_LINE: [5, 4]})],
         f"{what} on {device}",
         [f"{data} data, measured {run.started_at[:10]}", reading],
     )  # fmt: skip
 
 
-def joint_rows(joint: Joint) -> list[Json]:
+def sweep_rows(sweep: LoaderSweep) -> list[Json]:
     """A row a point: predicted ("line") and measured ("point") img/s, and the loader alone."""
     points = [
         (arm.case.recipe, arm.case.workers, per_s, mark)
-        for arm in joint.trainings
+        for arm in sweep.trainings
         for per_s, mark in ((arm.predicted_per_s, "line"), (arm.per_s, "point"))
     ]
-    points += [(LOADER_LINE, count, one.per_s, "line") for count, one in joint.loading.items()]
+    points += [(LOADER_LINE, count, row.per_s, "line") for count, row in sweep.loading.items()]
     return [
-        {"panel": joint_title(joint), "series": series, "x": workers, "y": per_s, "mark": mark}
+        {"panel": sweep_title(sweep), "series": series, "x": workers, "y": per_s, "mark": mark}
         for series, workers, per_s, mark in points
         if per_s
     ]
@@ -304,8 +304,8 @@ def joint_rows(joint: Joint) -> list[Json]:
 def loader_rows(run: Run) -> list[Json]:
     """A row a loader and number of workers."""
     return [
-        {"series": one.case.loader + ", cold files" * one.case.cold,
-         "x": one.case.workers, "y": one.per_s}
-        for one in run.of(Loading)
-        if one.per_s
+        {"series": row.case.loader + ", cold files" * row.case.cold,
+         "x": row.case.workers, "y": row.per_s}
+        for row in run.of(Loading)
+        if row.per_s
     ]  # fmt: skip

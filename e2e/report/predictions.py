@@ -56,8 +56,8 @@ def off_pct(predicted: float | None, measured: float | None) -> float | None:
 # ---------------------------------------------------------------- the table
 
 
-def prediction_parts(view: View, *, asked: bool) -> list[Part]:
-    """A row for each prediction, in ms, beside what was measured; `asked`: also on the screen."""
+def prediction_parts(view: View, *, screen: bool) -> list[Part]:
+    """A row for each prediction, in ms, beside what was measured; `screen`: also on the screen."""
     arms = view.only(lambda arm: arm.predicted is not None)
     alone = any(map(of_operations, arms.arms))
     of_gpu = "GPU time\n" * alone
@@ -95,7 +95,7 @@ def prediction_parts(view: View, *, asked: bool) -> list[Part]:
         [line for line in (*_calls(arms), *[SHORT_NOTE] * unsaid, _predicting(arms)) if line],
         VERBOSE,
     )
-    if not asked:
+    if not screen:
         return [every]
     more = len(rows) - MOST_ROWS
     notes = [*[SHORT_NOTE] * unsaid, *[f"and {more} more: --verbose"] * (more > 0)]
@@ -121,7 +121,7 @@ def _interval(ends: tuple[float, float]) -> str:
 def _predicting(view: View) -> str:
     """How long predicting took, over all arms, such as "prediction took 31 s: ..."."""
     took = [stage for arm in view.arms if arm.predicted for stage in arm.predicted.took_s.items()]
-    stages = {name: sum(found) for name, found in grouped(took).items()}
+    stages = {name: sum(seconds) for name, seconds in grouped(took).items()}
     if not stages:
         return ""
     parts = [f"{name} {fmt.duration(s)}" for name, s in stages.items() if s]
@@ -130,18 +130,18 @@ def _predicting(view: View) -> str:
 
 def _calls(view: View) -> list[str]:
     """The calls missing from predictions, and those timed in a real step, with their arms."""
-    found = grouped(
-        ((said, tuple(op or "-" for op in calls)), view.named(arm))
+    by_text = grouped(
+        ((text, tuple(op or "-" for op in calls)), view.named(arm))
         for arm in view.arms
         if arm.predicted
-        for said, calls in (
+        for text, calls in (
             (MISSING, arm.predicted.uncovered), (FROM_STEP, arm.predicted.from_step),
         )
         if calls
     )  # fmt: skip
     return [
-        f"{said.format(arms=fmt.listed(names))}: {', '.join(ops)}."
-        for (said, ops), names in found.items()
+        f"{text.format(arms=fmt.listed(names))}: {', '.join(ops)}."
+        for (text, ops), names in by_text.items()
     ]
 
 
@@ -151,7 +151,7 @@ def _calls(view: View) -> list[str]:
 def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     """What was predicted, what launching may change, and how far it is from what was measured."""
     arms = list(filter(of_operations, view.arms))
-    asked = [arm for arm in arms if not view.is_baseline(arm)] or arms
+    main = [arm for arm in arms if not view.is_baseline(arm)] or arms
     errors = [(abs(error), arm) for arm in arms if (error := error_pct(arm)) is not None]
     off = ""
     if errors:
@@ -159,28 +159,28 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
         worst, arm = max(errors, key=lambda pair: pair[0])
         off = f"{middle:.1f} % off in the median, {worst:.1f} % at worst ({view.named(arm)})"
     if len(view.groups) > 1:
-        said = f"{fmt.count(len(arms), 'step')} predicted ({where_of(view, arms, device)})"
+        finding = f"{fmt.count(len(arms), 'step')} predicted ({where_of(view, arms, device)})"
         if off:
-            said += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
-        lines = [Line("", said)]
+            finding += f": the GPU's time is {off}, of {fmt.count(len(errors), 'measured step')}"
+        lines = [Line("", finding)]
     else:
-        lines = [Line("", _sentence(view, asked[-1], device))]
-    lines += [Line("", said) for said in _by_measured_steps(view, asked)]
-    waits = [arm for arm in asked if _may_wait(arm)]
-    first = (waits or asked)[-1]
+        lines = [Line("", _sentence(view, main[-1], device))]
+    lines += [Line("", sentence) for sentence in _by_measured_steps(view, main)]
+    waits = [arm for arm in main if _may_wait(arm)]
+    first = (waits or main)[-1]
     predicted = _of(first)
     if predicted.launches:
-        whose = f" of {view.named(first)}" * (len(asked) > 1)
+        whose = f" of {view.named(first)}" * (len(main) > 1)
         text = f"{predicted.launches:,} launches{whose}"
         if predicted.host_s:
             text += f" take about {fmt.milliseconds(predicted.host_s)} ms of this CPU"
         if waits:
             text += ": CPU launch may be the bottleneck, then a step takes longer"
         lines.append(Line("Why", text))
-    case = asked[-1].case
+    case = main[-1].case
     measure = f"halfway train {case.network} --recipe {case.recipe} measures the step"
     lines.append(Line("Do", f"a larger batch; {measure}" if waits else measure))
-    return [*lines, *(Line("Doubt", said) for said in _doubts(run, view, arms, off))]
+    return [*lines, *(Line("Doubt", sentence) for sentence in _doubts(run, view, arms, off))]
 
 
 def _may_wait(arm: Training) -> bool:
@@ -194,16 +194,16 @@ def _launches_longer(view: View, arm: Training, name: str) -> bool:
     """
     group = view.group_of(arm)
     ones = [arm, *(other for other in group.arms if is_base(other, name, group))]
-    known = [one.predicted for one in ones if one.predicted and one.predicted.of_operations]
-    return any(one.host_s and one.host_s > one.step_s for one in known)
+    known = [other.predicted for other in ones if other.predicted and other.predicted.of_operations]
+    return any(predicted.host_s and predicted.host_s > predicted.step_s for predicted in known)
 
 
-def _by_measured_steps(view: View, asked: Sequence[Training]) -> Iterator[str]:
+def _by_measured_steps(view: View, arms: Sequence[Training]) -> Iterator[str]:
     """How often a measured step is clearly faster than the baseline's, for all that were asked."""
     if len(view.groups) == 1:
         return
-    for name in in_order({name: 0 for arm in asked for name in arm.speedup}):
-        ratios = [arm.speedup[name] for arm in asked if name in arm.speedup]
+    for name in in_order({name: 0 for arm in arms for name in arm.speedup}):
+        ratios = [arm.speedup[name] for arm in arms if name in arm.speedup]
         clear = sum(is_clear(ratio) and ratio.ratio > 1 for ratio in ratios)
         yield (
             f"A measured step is clearly faster than {view.title(name)} in {clear} of {len(ratios)}"
@@ -215,29 +215,29 @@ def _sentence(view: View, arm: Training, device: str) -> str:
     predicted = _of(arm)
     what = "of operations" if predicted.gpu_s is None else "of the GPU"
     least = "at least " * bool(predicted.uncovered)
-    said = f"{view.label(arm)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"
+    text = f"{view.label(arm)}: {least}{fmt.milliseconds(predicted.step_s)} ms {what} a step"
     if predicted.interval_s:
-        said += f" ({_interval(predicted.interval_s)})"
+        text += f" ({_interval(predicted.interval_s)})"
     for name in in_order(predicted.speedup):
         if _launches_longer(view, arm, name):
             continue
         longer = _ratio(predicted.speedup[name])
-        said += f"; {view.title(name)} takes {longer} times as long"
-    return f"{said} ({where_of(view, [arm], device)})"
+        text += f"; {view.title(name)} takes {longer} times as long"
+    return f"{text} ({where_of(view, [arm], device)})"
 
 
 def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[str]:
-    said = ["operations alone, nothing that Python does between them"]
+    sentences = ["operations alone, nothing that Python does between them"]
     if off and len(view.groups) == 1:
-        said = [f"operations alone; beside the measured GPU time {off}"]
+        sentences = [f"operations alone; beside the measured GPU time {off}"]
     on_cpu = run.device.get("kind") == "cpu"
     if any(_of(arm).gpu_s is None for arm in arms):
-        said[0] = (
+        sentences[0] = (
             "rough on a CPU: operations alone, nothing that Python does between them; steps of "
             "small networks were 30 to 70 % off"
         )
     if on_cpu and load_warnings(run.settings):
-        said.append(
+        sentences.append(
             "the machine was busy: it may be many times too slow; repeat it on an idle machine, or "
             "with OMP_NUM_THREADS=1"
         )
@@ -245,5 +245,5 @@ def _doubts(run: Run, view: View, arms: Sequence[Training], off: str) -> list[st
     if unknown:
         label, calls = unknown[-1]
         names = fmt.listed([line.split(":")[0] for line in calls], MOST_NAMED)
-        said.append(f"no time is known of {names} ({label}): too short")
-    return said
+        sentences.append(f"no time is known of {names} ({label}): too short")
+    return sentences

@@ -16,13 +16,13 @@ from e2e.report.arms import OPTIONS, in_words, view_of, what_was_trained
 from e2e.report.figures import interval
 from e2e.report.ledger import explained_parts, gains, title_words
 from e2e.report.loading import (
-    joint_answer,
-    joint_part,
-    joints,
+    loader_sweeps,
     loaders_answer,
     loaders_parts,
     loaders_raw,
     reading_part,
+    sweep_answer,
+    sweep_part,
 )
 from e2e.report.pictures import loading_chart, training_chart
 from e2e.report.predictions import error_pct, of_operations, predicted_answer, prediction_parts
@@ -80,7 +80,7 @@ def ratio(op: str, value: Ratio) -> str:
 
 def report(run: Run) -> Report:
     """Trainings; or recipes fed by loaders, and loaders alone; or what was predicted."""
-    if joints(run) or not run.of(Training):
+    if loader_sweeps(run) or not run.of(Training):
         return _of_loaders(run)
     view, device = view_of(run), str(run.device.get("name") or "unknown device")
     predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
@@ -98,7 +98,7 @@ def _parts(run: Run, *, predicts: bool) -> list[Part]:
     view = view_of(run)
     return [
         *([] if predicts else [recipes_part(view)]),
-        *prediction_parts(view, asked=predicts),
+        *prediction_parts(view, screen=predicts),
         every_recipe_part(view),
         convergence_part(view),
         scaling_part(view),
@@ -113,18 +113,18 @@ def _parts(run: Run, *, predicts: bool) -> list[Part]:
 
 def _of_loaders(run: Run) -> Report:
     """Recipes by number of workers, or loaders alone; other trainings with --verbose."""
-    found, device = joints(run), str(run.device.get("name") or "unknown device")
-    if not found:
+    sweeps, device = loader_sweeps(run), str(run.device.get("name") or "unknown device")
+    if not sweeps:
         return Report(
             answer=loaders_answer(run, device), parts=loaders_parts(run, DEFAULT), raw=raw(run),
             chart=partial(loading_chart, run),
         )  # fmt: skip
     return Report(
-        answer=[line for joint in found for line in joint_answer(joint, device)][:MOST_LINES],
+        answer=[line for sweep in sweeps for line in sweep_answer(sweep, device)][:MOST_LINES],
         parts=[
-            joint_part(found[0], DEFAULT),
-            *(joint_part(joint, VERBOSE) for joint in found),
-            *map(reading_part, found),
+            sweep_part(sweeps[0], DEFAULT),
+            *(sweep_part(sweep, VERBOSE) for sweep in sweeps),
+            *map(reading_part, sweeps),
             *loaders_parts(run, VERBOSE),
             *_parts(run, predicts=False)[1:],
         ],
@@ -203,7 +203,7 @@ def raw(run: Run) -> list[Raw]:
         return [loaders]
     timed = dict.fromkeys(phase.name for arm in arms for phase in arm.phases)
     phases = [f"{name}_{clock}_s" for name in timed for clock in ("host", "gpu")]
-    later = [one for name in LATER_NAMES for one in (phases if name == OTHER_PHASES else [name])]
+    later = [col for name in LATER_NAMES for col in (phases if name == OTHER_PHASES else [name])]
     rows = [*map(_raw_training, arms)]
     return [(list(FIRST_NAMES), rows), *[loaders] * bool(run.of(Loading)), (later, [])]
 
@@ -213,7 +213,7 @@ def _raw_training(arm: Training) -> Mapping[str, Value]:
     row: dict[str, Value] = {name: value(arm, path) for name, path in named.items() if path}
     for name, ratio in arm.speedup.items():
         values = (ratio.ratio, *(ratio.ci95 or (None, None)))
-        row |= {f"speedup_{name}{end}": one for end, one in zip(ENDS, values, strict=True)}
+        row |= {f"speedup_{name}{end}": figure for end, figure in zip(ENDS, values, strict=True)}
     for phase in arm.phases:
         row |= {f"{phase.name}_host_s": phase.host_s, f"{phase.name}_gpu_s": phase.gpu_s}
     for name in ("steps", "skipped_steps"):
@@ -232,9 +232,9 @@ def _raw_training(arm: Training) -> Mapping[str, Value]:
         "predicted_error_pct": error_pct(arm),
         "ledger_ms": _joined(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
         "fixes": _joined(
-            f"{fmt.clean(one.fix)}: {gains(one) or 'gain not predicted'}" for one in fixes
+            f"{fmt.clean(cause.fix)}: {gains(cause) or 'gain not predicted'}" for cause in fixes
         ),
-        "findings": _joined(title_words(one) for one in arm.causes if not fmt.clean(one.fix)),
+        "findings": _joined(title_words(cause) for cause in arm.causes if not fmt.clean(cause.fix)),
         "rank_local_s": _joined(f"{seconds:.6g}" for seconds in local_s),
     }
 

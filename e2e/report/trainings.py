@@ -45,7 +45,7 @@ def row_of(view: View, arm: Training) -> Row:
         "arm": arm,
         **{f"x {name}": (arm.speedup[name], bool(view.group_of(arm).ruined_pct))
            for name in view.compared if view.is_compared(arm, name)},
-        "efficiency": next((one.efficiency for one in scaled(view.arms) if one.many is arm), None),
+        "efficiency": next((row.efficiency for row in scaled(view.arms) if row.many is arm), None),
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
         "bottleneck": bottleneck(arm.limit) or None,
@@ -98,10 +98,10 @@ def recipes_part(view: View) -> Part:
     ran = view.only(was_run)
     arms = ran.arms
     if len(arms) > MOST_IN_GROUPS and len(ran.groups) > 1:
-        asked = view.only(lambda arm: not view.is_baseline(arm) and was_run(arm))
-        arms = asked.arms or arms
+        recipes = view.only(lambda arm: not view.is_baseline(arm) and was_run(arm))
+        arms = recipes.arms or arms
         if len(arms) > MOST_ROWS:
-            arms = list(filter(None, map(fastest, asked.groups))) or arms
+            arms = list(filter(None, map(fastest, recipes.groups))) or arms
     shown = arms[: MOST_IN_GROUPS if len(ran.groups) > 1 else MOST_ROWS]
     notes = [
         f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
@@ -160,9 +160,9 @@ def _ratios(view: View) -> list[Column]:
     ]
 
 
-def _verdict(found: tuple[Ratio, bool]) -> str:
+def _verdict(pair: tuple[Ratio, bool]) -> str:
     """A ratio; with "?" where there is no verdict on its group."""
-    value, ruined = found
+    value, ruined = pair
     return fmt.interval(value) + fmt.UNCERTAIN if ruined else ratio(value)
 
 
@@ -195,18 +195,18 @@ def busy_pct(arm: Training) -> float | None:
 
 def _signs(view: View, arms: Sequence[Training]) -> list[str]:
     """What the signs in these rows mean, in a line; nothing where there are none."""
-    ratios = [found for arm in arms for found in arm.speedup.values()]
+    ratios = [ratio for arm in arms for ratio in arm.speedup.values()]
     signs = [
         ("~1: no difference measured",
-         any(found.no_difference for arm in arms for found in arm.speedup.values()
+         any(ratio.no_difference for arm in arms for ratio in arm.speedup.values()
              if not view.group_of(arm).ruined_pct)),
-        ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
+        ("±?: too few rounds for an interval", any(ratio.ci95 is None for ratio in ratios)),
         (f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, or beside a time that is: no verdict",
          any(arm.speedup and view.group_of(arm).ruined_pct for arm in arms)),
         ("*: did not converge", any(map(view.is_lost, arms))),
     ]  # fmt: skip
     short = [SHORT_NOTE] * any(map(view.is_short, view.compared))
-    return ["; ".join(text for text, said in signs if said), *short]
+    return ["; ".join(text for text, shown in signs if shown), *short]
 
 
 def _notes(view: View) -> list[str]:
@@ -300,7 +300,7 @@ def stages_part(run: Run) -> Part:
     """The seconds of each stage of the run, in the order in which they began, and in all."""
     known: object = run.settings.get(STAGES)
     items = cast("dict[object, object]", known).items() if isinstance(known, dict) else ()
-    took = [(str(name), float(one)) for name, one in items if isinstance(one, int | float)]
+    took = [(str(name), float(s)) for name, s in items if isinstance(s, int | float)]
     rows = [*took, ("in all", sum(seconds for _, seconds in took))] if took else []
     columns = [Column("stage", "0"), Column("seconds", "1", "{:.1f}".format)]
     title = "Where the time of this run went (wall clock)"
@@ -378,7 +378,7 @@ def _repeats(arm: Training) -> str | int | None:
 
 def mean_of(arm: Training, name: str) -> float | None:
     """The mean of a number over the repeats, when every one has it and it is finite."""
-    known = [found for repeat in arm.repeats if (found := getattr(repeat, name)) is not None]
+    known = [number for repeat in arm.repeats if (number := getattr(repeat, name)) is not None]
     return fmean(known) if known and len(known) == len(arm.repeats) else None
 
 
@@ -389,10 +389,10 @@ def scaling_part(view: View) -> Part:
     """A row for each training over several GPUs of which the same over one was timed."""
     rows: list[Json] = [
         {
-            "label": " ".join([view.label(one.many), *in_words(one.many.case, ("batch",))]),
-            "scaled": one, "adds": _added(one),
+            "label": " ".join([view.label(row.many), *in_words(row.many.case, ("batch",))]),
+            "scaled": row, "adds": _added(row),
         }
-        for one in scaled(view.arms)
+        for row in scaled(view.arms)
     ]  # fmt: skip
     columns = [
         Column("recipe", "label"),

@@ -37,7 +37,7 @@ def gain_of(training: Training) -> Ratio | None:
 
 def _finite(training: Training, each: Callable[[Repeat], float | None]) -> list[float]:
     """The values of all repeats; none where one is not finite: the others went well by chance."""
-    values = [each(one) for one in training.repeats]
+    values = [each(repeat) for repeat in training.repeats]
     known = [value for value in values if value is not None and math.isfinite(value)]
     return known if len(known) == len(values) else []
 

@@ -36,16 +36,16 @@ def report(out: Path, console: Console) -> int:
     study = read_folder(out)
     cells = cells_of(study, out)
     run = next(map(read_run, sorted((out / RUNS).glob("*.json"))), None)
-    found = _report(study, cells, run)
-    write_page(page({"": found}), out / PAGE)
-    about = "\n".join(found.about)
+    made = _report(study, cells, run)
+    write_page(page({"": made}), out / PAGE)
+    about = "\n".join(made.about)
     try:
-        write_text(f"# {found.title}\n\n{about}\n\n{to_markdown(found).rstrip()}", out / TEXT)
-        write_text(to_csv(found).rstrip("\n"), out / CELLS)
+        write_text(f"# {made.title}\n\n{about}\n\n{to_markdown(made).rstrip()}", out / TEXT)
+        write_text(to_csv(made).rstrip("\n"), out / CELLS)
     except OSError as error:
         raise UserError(f"cannot write the report in {out} ({error.strerror})") from None
     console.print()
-    for line in found.answer:
+    for line in made.answer:
         console.print(line.text, style="bold")
     console.print(f"Page: {out / PAGE}; also {TEXT} and {CELLS}")
     return sum(cell.measured for cell in cells)
@@ -65,7 +65,7 @@ def _report(study: Study, cells: Sequence[Cell], run: Run | None) -> Report:
         f"{study.title or study.name}, on {device}",
         _answer(cells),
         [
-            *(_part(one, cells, device) for one in study.published),
+            *(_part(table, cells, device) for table in study.published),
             Part("Every cell", *every, [
                 f"{CELLS} has them too; halfway show {RUNS}/ID.json has the rest of a run: time by "
                 "term, charts, how it scales over GPUs.",
@@ -88,28 +88,28 @@ def cells_of(study: Study, out: Path) -> list[Cell]:
 
     UserError for a damaged file.
     """
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for run in study.run:
         path = out / RUNS / f"{run.id}.json"
         read = read_run(path) if path.exists() else None
         results = read.others if read else ()
         epochs = read and read.settings.get("training", {}).get("epochs")
-        for number, one in enumerate(results, 1):
+        for number, result in enumerate(results, 1):
             values = dict[str, Any]()
-            if isinstance(one, Training):
-                values |= {name: read_from(one) for name, read_from in COLUMNS.items()}
-                values["epochs"] = epochs if one.repeats else None
+            if isinstance(result, Training):
+                values |= {name: read_from(result) for name, read_from in COLUMNS.items()}
+                values["epochs"] = epochs if result.repeats else None
                 if epochs and run.of_epochs and values["iterations_s"] is not None:
                     values["projected_s"] = values["iterations_s"] * run.of_epochs / epochs
-            elif isinstance(one, Loading):
-                values["per_s"] = one.per_s
-            training = one if isinstance(one, Training) else None
-            name, reason = f"{run.id}-{number}", one.reason or ""
-            found.append(Cell(name, run.id, one.status, reason, one.case, values, training))
+            elif isinstance(result, Loading):
+                values["per_s"] = result.per_s
+            training = result if isinstance(result, Training) else None
+            name, reason = f"{run.id}-{number}", result.reason or ""
+            cells.append(Cell(name, run.id, result.status, reason, result.case, values, training))
         if not run.done:
             why = run.why or ("broken off" if results else "not run yet")
-            found.append(Cell(run.id, run.id, "not run", why))
-    return found
+            cells.append(Cell(run.id, run.id, "not run", why))
+    return cells
 
 
 def _raw(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -131,30 +131,30 @@ def _answer(cells: Sequence[Cell]) -> list[Line]:
     """
     lines: list[str] = []
     gains = [(gain, c) for c in cells if c.training and (gain := gain_of(c.training))]
-    proven = [one for one in gains if one[0].ci95 and one[0].ci95[0] > 1 and not one[0].ruined_pct]
+    proven = [(g, c) for g, c in gains if g.ci95 and g.ci95[0] > 1 and not g.ruined_pct]
     if proven:
         best, cell = max(proven, key=lambda pair: pair[0].ratio)
-        words = ", ".join(cell.words(NAMED))
-        lines.append(f"Largest speedup: {ratio(best)} times, {words} ({cell.cell}).")
+        named = ", ".join(cell.words(NAMED))
+        lines.append(f"Largest speedup: {ratio(best)} times, {named} ({cell.cell}).")
     elif gains:
         lines.append("No cell is faster than float32 beyond doubt.")
     lost = len({cell.run for cell in cells if not cell.measured})
     if lost:
         lines.append(f"{fmt.count(lost, 'run')} not measured, or not all of it: see below.")
-    return [Line("", said) for said in lines]
+    return [Line("", line) for line in lines]
 
 
 def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
     """A row a published row, then a row a cell of its runs; and why some do not compare."""
     ours = [cell for cell in cells if cell.run in published.runs and cell.case]
     keys, columns = published.keys, published.columns
-    words = {ours: word for word, ours in published.words.items()}  # the author's, by ours
+    theirs = {ours: word for word, ours in published.words.items()}  # the author's, by ours
     rows = () if published.template else published.rows
     lines = [[*map(str, row), "published"] for row in rows]
     beside = [name for name in differing(ours) if name not in keys.values()]
     for cell in ours:
         own = [HERE if name == HERE else str(cell.value(name)) for name in keys.values()]
-        line = [words.get(text, text) for text in own]
+        line = [theirs.get(text, text) for text in own]
         for column in columns:
             text = _text(column.value, cell)
             line.append((text and text + column.unit) if cell.measured else cell.status)
@@ -168,7 +168,7 @@ def _part(published: Published, cells: Sequence[Cell], device: str) -> Part:
     if steps:
         notes.append(f"A training here has {' or '.join(f'{n:,}' for n in sorted(steps))} steps.")
     notes += [published.note] * bool(published.note)
-    notes += [f"{one.title}: {one.reason}." for one in columns if one.reason]
+    notes += [f"{column.title}: {column.reason}." for column in columns if column.reason]
     notes += dict.fromkeys(f"{cell.cell}: {cell.reason}." for cell in ours if cell.reason)
     if any(text.endswith(fmt.UNCERTAIN) for line in lines for text in line):
         notes.append(f"{fmt.UNCERTAIN}: beyond ±{RUINED_PCT:.0f} %, too uncertain for a verdict.")

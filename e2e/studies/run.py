@@ -49,7 +49,7 @@ def run_study(
             raise UserError("study takes list, show NAME, report DIR, or one NAME or FILE.toml")
     names = study.profile_names
     chosen = profile or (SHORT if SHORT in names else names[0])
-    gpus = sum(one.name[6:].isdecimal() for one in DEVICES.glob("nvidia[0-9]*"))
+    gpus = sum(device.name[6:].isdecimal() for device in DEVICES.glob("nvidia[0-9]*"))
     study = planned(study, chosen, _sets(sets), gpus or None, commands)
     about = f"profile {chosen}, about {study.profiles.get(chosen, 'as long as it takes')}"
     if len(words) > 1:
@@ -66,7 +66,7 @@ def run_study(
 
 
 def _sets(words: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
         if not value:
@@ -74,15 +74,15 @@ def _sets(words: Sequence[str]) -> dict[str, str]:
         folder = value.partition(":")[2]
         if name == "data" and folder and not Path(folder).expanduser().is_dir():
             raise UserError(f"--set {word}: no such folder")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _list(console: Console) -> None:
     width = max(map(len, shipped()))
     for name in shipped():
         study = read_study(name)
-        profiles = ", ".join(f"{one} {about}" for one, about in study.profiles.items())
+        profiles = ", ".join(f"{profile} {about}" for profile, about in study.profiles.items())
         console.print(f"{name:{width}}  {study.title}")
         console.print(f"{'':{width}}  {profiles}", style="dim")
     console.print(
@@ -98,13 +98,13 @@ def _show(study: Study, about: str, commands: Commands, console: Console) -> Non
     console.print(f"\nThis is {about}; there are {', '.join(study.profiles)}")
     for run in study.run:
         console.print(f"\n{run.id}: {run.why or run.command}", style="bold")
-        for words in command_lines(run, commands):
-            console.print(shlex.join(words), style="dim", soft_wrap=True)
+        for parts in command_lines(run, commands):
+            console.print(shlex.join(parts), style="dim", soft_wrap=True)
     if study.differences:
         console.print("\nUnlike the original:")
         for line in study.differences:
             console.print(f"  {line}")
-    rows = sum(len(one.rows) for one in study.published if not one.template)
+    rows = sum(len(table.rows) for table in study.published if not table.template)
     console.print(f"\n{fmt.count(rows, 'published row')}. Nothing was run.")
 
 
@@ -132,7 +132,7 @@ def planned(
         if name not in known:
             near = suggest(name, known) or f"; there are {', '.join(sorted(known))}"
             raise UserError(f"--set: no run has {name!r}{near}")
-    found, differences = list[Run](), list(study.differences)
+    ready, differences = list[Run](), list(study.differences)
     for run in runs:
         taken = {str(param.name) for param in commands[run.command].params}
         common = {name: value for name, value in study.options.items() if name in taken}
@@ -152,18 +152,18 @@ def planned(
             more = _without_missing_gpus(options, gpus) if "gpus" in options else ""
             if more:
                 differences.append(f"Run {run.id}: {more}.")
-            found.append(replace(run, options=options, why="" if options.get("gpus", 1) else more))
-            command_lines(found[-1], commands)  # refuses what the command does
+            ready.append(replace(run, options=options, why="" if options.get("gpus", 1) else more))
+            command_lines(ready[-1], commands)  # refuses what the command does
         except (UserError, TypeError) as error:
             raise UserError(f"{study.name}: run {run.id}: {error}") from None
-    return replace(study, run=tuple(found), differences=tuple(differences))
+    return replace(study, run=tuple(ready), differences=tuple(differences))
 
 
 def _without_missing_gpus(options: Options, there: int | None) -> str:
     """Leave numbers of GPUs that the machine has not out of the options; which, in words."""
-    wanted = parse_numbers(str(options["gpus"]), "--gpus")
-    missing = [str(count) for count in wanted if there is not None and count > there]
-    options["gpus"] = ",".join(str(count) for count in wanted if str(count) not in missing)
+    counts = parse_numbers(str(options["gpus"]), "--gpus")
+    missing = [str(count) for count in counts if there is not None and count > there]
+    options["gpus"] = ",".join(str(count) for count in counts if str(count) not in missing)
     if options["gpus"] == "1":
         options.pop("compress", None)  # there is nothing to exchange
     return f"not over {', '.join(missing)} GPUs: this machine has {there}" if missing else ""
@@ -177,18 +177,18 @@ def command_lines(run: Run, commands: Commands) -> list[list[str]]:
     from e2e.options import TrainOptions
     from e2e.recipes import parse_recipes
 
-    found: list[list[str]] = []
+    lines: list[list[str]] = []
     for network in run.networks:
-        with called(commands[run.command], [network], run.options) as words:
+        with called(commands[run.command], [network], run.options) as values:
             context = get_current_context()
-            found.append(["halfway", *typed(context.command, given(context))])
-            if words["batch"] is not None:
-                parse_numbers(str(words["batch"]), "--batch")
-            if words.get("recipe") is not None:
-                parse_recipes(words["recipe"])
+            lines.append(["halfway", *typed(context.command, given(context))])
+            if values["batch"] is not None:
+                parse_numbers(str(values["batch"]), "--batch")
+            if values.get("recipe") is not None:
+                parse_recipes(values["recipe"])
             if run.command in ("train", "predict") and not run.why:
-                TrainOptions.of(str(network), words)
-    return found
+                TrainOptions.of(str(network), values)
+    return lines
 
 
 def run_all(study: Study, out: Path, commands: Commands, console: Console) -> None:

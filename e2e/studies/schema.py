@@ -102,8 +102,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def shipped() -> list[str]:
     """The names of the studies that come with halfway."""
-    found = (Path(one.name) for one in files("e2e.studies").joinpath("files").iterdir())
-    return sorted(path.stem for path in found if path.suffix == ".toml")
+    paths = (Path(file.name) for file in files("e2e.studies").joinpath("files").iterdir())
+    return sorted(path.stem for path in paths if path.suffix == ".toml")
 
 
 def read_study(name: str) -> Study:
@@ -130,7 +130,7 @@ def parse_study(content: bytes, name: str) -> Study:
         raise UserError(f"{name}: schema is {schema!r}; this version reads {SCHEMA}")
     try:
         if isinstance(data.get("run"), list):
-            data["run"] = [_with_options(one) for one in data["run"]]
+            data["run"] = [_with_options(table) for table in data["run"]]
         study = msgspec.convert(data, Study)
         _check(study)
     except (msgspec.ValidationError, UserError) as error:
@@ -157,17 +157,17 @@ def _check(study: Study) -> None:
         if not run.network and run.command != "loader":
             raise UserError(f"run {run.id} has no network")
     cases = [*TrainCase.__dataclass_fields__, HERE]
-    for one in study.published:
-        where = f"published {one.title}"
-        _known(one.runs, [run.id for run in study.run], f"{where}: unknown run")
-        _known(one.keys.values(), cases, f"{where}: unknown key")
-        values = [column.value for column in one.columns]
+    for table in study.published:
+        where = f"published {table.title}"
+        _known(table.runs, [run.id for run in study.run], f"{where}: unknown run")
+        _known(table.keys.values(), cases, f"{where}: unknown key")
+        values = [column.value for column in table.columns]
         _known(values, [*COLUMNS, *cases], f"{where}: unknown value")
-        for row in one.rows:
-            if len(row) != len(one.keys) + len(values):
+        for row in table.rows:
+            if len(row) != len(table.keys) + len(values):
                 raise UserError(f"{where}: a row has {len(row)} values, not one for each column")
-        texts = " ".join(str(value) for row in one.rows for value in row[len(one.keys) :])
-        if one.template == any(letter.isdecimal() for letter in texts):
+        texts = " ".join(str(value) for row in table.rows for value in row[len(table.keys) :])
+        if table.template == any(letter.isdecimal() for letter in texts):
             raise UserError(f"{where}: a template, and only that, has no numbers")
 
 

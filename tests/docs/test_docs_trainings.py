@@ -11,7 +11,7 @@ from e2e.data.datasets import KINDS
 from e2e.recipes import RECIPES
 from e2e.report.figures import bottleneck
 from e2e.report.figures import ratio as as_read
-from e2e.report.loading import joints
+from e2e.report.loading import loader_sweeps
 from e2e.results.loader_types import Loading
 from e2e.results.types import StepTimes, Training
 from microbench.fmt import interval, signed_pct
@@ -195,7 +195,7 @@ def test_workers_that_amp_needs() -> None:
                  for t in together.values()]  # fmt: skip
     rate = 256 / steps_of(together["amp", 16]).median_s
     says(LOADER, "By the median block", rate, median(by_median), max(by_median))
-    (joint,) = joints(run("stalls-resnet50"))
+    (joint,) = loader_sweeps(run("stalls-resnet50"))
     pinned = next(t for t in trainings("stalls-resnet50")
                   if (t.case.loader, t.case.recipe) == ("pinned", "amp"))  # fmt: skip
     gains = [found.ratio for n in (2, 8, 16) if (found := joint.speedup("amp", "fp32", n))]

@@ -13,7 +13,7 @@ from samples.kernel_runs import shown
 
 from e2e.case import TrainCase
 from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, predict_together
-from e2e.report.loading import Gain, joints
+from e2e.report.loading import Gain, loader_sweeps
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
 from e2e.training.speedups import FED_SHARE
@@ -241,9 +241,11 @@ def picture(measured: Sequence[int] = (1, 4)) -> Run:
 
 def test_the_picture_says_where_amp_stops_paying() -> None:
     run = picture()
-    (joint,) = joints(run)
+    (joint,) = loader_sweeps(run)
     fed = tuple(t for t in run.of(Training) if t.case.fed and not t.case.cached)
-    assert joints(run.with_all(Training, fed)) == [], "trainings with a loader alone are none"
+    assert loader_sweeps(run.with_all(Training, fed)) == [], (
+        "trainings with a loader alone are none"
+    )
     assert joint.recipes == ["fp32", "amp"]
     assert joint.workers == [1, 2, 4, 8, 16]
     for workers, ratio, measured in ((1, 1.0, True), (4, 2.0, True), (16, 5.0, False)):
@@ -258,12 +260,12 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     text = shown(run)
     assert "2,000 / 1,960" in text, "predicted and measured"
     assert "faster with 4 workers: 2.00 times as fast as fp32, measured; with 2 it is not" in text
-    (untested,) = joints(picture(measured=()))
+    (untested,) = loader_sweeps(picture(measured=()))
     assert untested.errors_pct == []
     assert "predictions were" in text
     assert "predictions were" not in shown(picture(measured=()))
     few = [t for t in picture(()).of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
-    (slow,) = joints(picture(()).with_all(Training, few))
+    (slow,) = loader_sweeps(picture(()).with_all(Training, few))
     assert (slow.pays_from("amp", "fp32"), slow.in_full_from("amp")) == (None, None)
 
 
