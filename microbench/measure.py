@@ -215,10 +215,10 @@ class Measurer:
                 spoken_for = sum(other.variant.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
             prepared = self.session.prepare(case, search=self.search)
-            candidate, choice = self.tuner.choose(case, prepared, announce, known)
+            candidate, choice, error = self.tuner.choose(case, prepared, announce, known)
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if known is None:
-                blank = self._checked(candidate, prepared, blank, announce)
+                blank = self._checked(candidate, prepared, error, blank, announce)
             return self._arm(candidate, prepared, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
@@ -226,12 +226,19 @@ class Measurer:
             return self._failed(blank, error)
 
     def _checked(
-        self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
+        self,
+        candidate: Candidate,
+        prepared: Prepared,
+        error: float | None,
+        blank: Result,
+        announce: Announce,
     ) -> Result:
-        """What is known of the case before it is timed. Wrong where its result is."""
-        case = blank.case
+        """What is known of the case before it is timed; its `error`, if it was checked already.
+        Wrong where its result is.
+        """
+        case, tolerance = blank.case, blank.case.tolerance
         announce(case.key, "checking")
-        error, tolerance = prepared.rel_error(candidate), case.tolerance
+        error = prepared.rel_error(candidate) if error is None else error
         if not error <= tolerance:
             raise Wrong(describe_wrong(error, tolerance), error)
         total_error = prepared.total_error()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
@@ -88,6 +88,17 @@ def _kept(ranked: list[int], times: dict[int, float], following: Stage | None) -
     return [candidate for candidate in ranked if times[candidate] <= limit][: following.most]
 
 
+class Chosen(NamedTuple):
+    """A candidate, how it was chosen, and its error where it was checked last of all.
+
+    `choice` is None where the back end has no configurations, and where another process chose.
+    """
+
+    candidate: Candidate
+    choice: Choice | None = None
+    rel_error: float | None = None
+
+
 @dataclass
 class Tuner:
     """Chooses candidates of one target by `timer`. `search` is NONE, QUICK or WIDE.
@@ -128,18 +139,17 @@ class Tuner:
 
     def choose(
         self, case: Case, prepared: Prepared, announce: Announce, known: str | None = None
-    ) -> tuple[Candidate, Choice | None]:
-        """The fastest candidate that works and is right, and how it was chosen; the only one,
-        untimed. The choice is None where the back end has no configurations, and for the candidate
-        called `known`, which another process has chosen.
+    ) -> Chosen:
+        """The fastest candidate that works and is right; where none is right, a wrong one; the only
+        one, and the one called `known`, which another process has chosen, untimed.
 
         CannotRun, or the last candidate's error, where none works.
         """
         for candidate in prepared.candidates:
             if candidate.label == known:
-                return candidate, None
+                return Chosen(candidate)
         if len(prepared.candidates) == 1:
-            return prepared.candidates[0], self._untimed(case)
+            return Chosen(prepared.candidates[0], self._untimed(case))
         if case.backend == TUNED:
             return self._tune(case, prepared, announce)
 
@@ -149,7 +159,8 @@ class Tuner:
             return self.timer.block(candidate.call, CHOICE_SAMPLES).times_s
 
         works = range(len(prepared.candidates))
-        return self._best(case, prepared, works, LIBRARY_STAGES, sample)[0], None
+        found, _, error = self._best(case, prepared, works, LIBRARY_STAGES, sample)
+        return Chosen(found, None, error)
 
     def _tunes(self, case: Case) -> bool:
         return self.search != NONE and case.backend == TUNED and self.target.kind == "cuda"
@@ -174,11 +185,12 @@ class Tuner:
         works: Sequence[int],
         stages: Sequence[Stage],
         sample: Callable[[Candidate], Sequence[float]],
-    ) -> tuple[Candidate, int, bool]:
-        """The fastest of these that is right, how many could be timed, and True. Where none is
-        right, False and a wrong one: the check that follows says how wrong it is.
+    ) -> tuple[Candidate, int, float]:
+        """The fastest of these that is right, how many could be timed, and its error; where none is
+        right, the fastest.
         """
-        candidates, errors, wrong = prepared.candidates, list[Exception](), list[int]()
+        candidates, errors = prepared.candidates, list[Exception]()
+        wrong: list[tuple[Candidate, int, float]] = []
 
         def failed(_i: int, error: Exception) -> None:
             self.raise_if_dead(error)
@@ -187,18 +199,19 @@ class Tuner:
         ranked = ranking(works, stages, lambda i: sample(candidates[i]), failed)
         for i in ranked:
             try:
-                if prepared.rel_error(candidates[i]) <= case.tolerance:
-                    return candidates[i], len(ranked), True
-                wrong.append(i)
+                found = candidates[i], len(ranked), prepared.rel_error(candidates[i])
+                if found[2] <= case.tolerance:
+                    return found
+                wrong.append(found)
             except Exception as error:
                 failed(i, error)
         if wrong:
-            return candidates[wrong[0]], len(ranked), False
+            return wrong[0]
         raise errors[-1] if errors else CannotRun("no candidates")
 
     # ------------------------------------------------------------ configurations of our kernels
 
-    def _tune(self, case: Case, prepared: Prepared, announce: Announce) -> tuple[Candidate, Choice]:
+    def _tune(self, case: Case, prepared: Prepared, announce: Announce) -> Chosen:
         """The fastest that is right; it is kept in the user's cache."""
         candidates = prepared.candidates
         labels = [candidate.label for candidate in candidates]
@@ -209,13 +222,13 @@ class Tuner:
         ]
         announce(case.key, f"timing {len(works)} configurations")
         self._samples.clear()
-        found, timed, right = self._best(case, prepared, works, QUICK_STAGES, self._quick_sample)
-        if right:
+        found, timed, error = self._best(case, prepared, works, QUICK_STAGES, self._quick_sample)
+        if error <= case.tolerance:
             try:
                 tune.save(case, self.target, found.label, timed)
-            except OSError as error:
-                warn_not_kept("what was tuned", error)
-        return found, Choice.timed(timed)
+            except OSError as failure:
+                warn_not_kept("what was tuned", failure)
+        return Chosen(found, Choice.timed(timed), error)
 
     def _quick_sample(self, candidate: Candidate) -> Sequence[float]:
         """As many samples as fit QUICK_S; the first time, after a warm-up."""

@@ -140,7 +140,7 @@ def test_a_quick_tune_compiles_drops_what_fails_and_keeps_the_fastest_right_one(
     tuner, timer = tuner_of(seconds)
     no_config = "tma/64x64x64/s4/w4"  # no label: it fails in the process that compiles
     candidates = [candidate(label, works=label != breaks) for label in [*labels, no_config]]
-    found, choice = tuner.choose(CASE, prepared(candidates, [wrong]), lambda *_: None)
+    found, choice, _ = tuner.choose(CASE, prepared(candidates, [wrong]), lambda *_: None)
     assert found.label == fast
     assert choice == Choice(QUICK_TUNED, len(labels) - 1)
     assert breaks not in timer.timed
@@ -186,7 +186,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
             go_on.set()
 
     candidates = [candidate(label) for label in labels]
-    found, _ = tuner.choose(CASE, prepared(candidates), announce)
+    found, *_ = tuner.choose(CASE, prepared(candidates), announce)
     assert found.label == labels[1]
     assert labels[0] not in timer.timed
     other = [c.label for c in backend.configurations(cases[1], H200).tried(QUICK)]
@@ -206,7 +206,7 @@ def test_a_wide_search_times_more_into_the_same_cache(
     tuner, _ = tuner_of(seconds, WIDE)
     monkeypatch.setattr(precompile, "compile_ahead", lambda *_: {})
     candidates = [candidate(label) for label in labels]
-    found, choice = tuner.choose(CASE, prepared(candidates), lambda *_: None)
+    found, choice, _ = tuner.choose(CASE, prepared(candidates), lambda *_: None)
     assert (found.label, choice) == (labels[-1], Choice(TUNED, SEARCHED))
     known = backend.configurations(CASE, H200)
     assert (known.chosen[0].label, known.chosen[1]) == (found.label, choice)
@@ -219,10 +219,10 @@ def test_a_library_s_candidates_are_all_timed_and_none_is_kept(cache: Path) -> N
     library = replace(CASE, backend="cublaslt")
     for search in (NONE, QUICK, WIDE):
         tuner, timer = tuner_of(seconds, search)
-        found, choice = tuner.choose(library, prepared(candidates, ["wrong"]), lambda *_: None)
+        found, choice, _ = tuner.choose(library, prepared(candidates, ["wrong"]), lambda *_: None)
         assert (found.label, choice) == ("e", None)
         timer.timed.clear()
-        found, _ = tuner.choose(library, prepared(candidates), lambda *_: None, "b")
+        found, *_ = tuner.choose(library, prepared(candidates), lambda *_: None, "b")
         assert found.label == "b"  # which another process has chosen
         assert not timer.timed
     assert tune.find(library, H200) is None
