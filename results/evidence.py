@@ -33,7 +33,8 @@ TIMING = ("microbench/timing", "microbench/measure.py")
 COMMANDS = {
     "gemm": ("Kernels", ("kernels/*.py", "kernels/gemm", *TIMING)),
     "conv": ("Kernels", ("kernels/*.py", "kernels/conv", *TIMING)),
-    "payoff": ("Kernels", ("kernels/*.py", "kernels/conv", *TIMING)),
+    "attention": ("Kernels", ("kernels/*.py", "kernels/attention", *TIMING)),
+    "payoff": ("Kernels", ("kernels/*.py", "kernels/conv", "kernels/linear", *TIMING)),
     "layers": ("Kernels", ("kernels", *TIMING)),
     "peak": ("Kernels", ("kernels", *TIMING)),
     "ceilings": ("Kernels", ("kernels", *TIMING)),

@@ -201,6 +201,13 @@ def _exactly(ratio: Ratio) -> str:
     return fmt.interval(ratio) + fmt.UNCERTAIN * bool(ratio.ruined_pct)
 
 
+def known_ratio(ratios: Sequence[Ratio]) -> str:
+    """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference."""
+    if len(ratios) > 1 and all(one.no_difference for one in ratios):
+        return fmt.NO_DIFFERENCE
+    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([one.ratio for one in ratios])
+
+
 def _conversion(result: Result) -> str:
     share = conversion_share(result)
     return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""

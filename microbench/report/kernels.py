@@ -18,6 +18,7 @@ from microbench.report.cases import (
     beside,
     channels_last,
     conditions,
+    known_ratio,
     made,
     no_verdict,
     of_peak,
@@ -148,29 +149,22 @@ def _one_call(run: Run, unclear: dict[str, float]) -> list[str]:
         said: dict[str, list[str]] = {}
         for (apart, call, precision), ratios in found.items():
             times = (
-                f"is {_known(ratios)} times as fast as {apart}"
+                f"is {known_ratio(ratios)} times as fast as {apart}"
                 if apart not in said
-                else _known(ratios)
+                else known_ratio(ratios)
             )
             said.setdefault(apart, []).append(f"{call} {times} in {precision}")
         return [", ".join(texts) for texts in said.values()]
     picks = Counter(picked(result) for result in calls if picked(result))
     named = [name if count == len(calls) else f"{name} in {count} of {len(calls)}"
              for name, count in picks.most_common()]  # fmt: skip
-    times = [f"{_known(ratios)} {'as' if i else 'times as fast as'} {name}"
+    times = [f"{known_ratio(ratios)} {'as' if i else 'times as fast as'} {name}"
              for i, ((name, *_), ratios) in enumerate(found.items())]  # fmt: skip
     best = f"no other is faster in any of {fmt.count(len(calls), 'case')}"
     if faster:
         first = next(iter(faster.values()))
         best = f"another is faster in {len(faster)} of {len(calls)} cases ({first})"
     return [f"torch picks {', '.join([*named, *times])}; {best}"]
-
-
-def _known(ratios: Sequence[Ratio]) -> str:
-    """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference."""
-    if len(ratios) > 1 and all(one.no_difference for one in ratios):
-        return fmt.NO_DIFFERENCE
-    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([one.ratio for one in ratios])
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -456,7 +450,7 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
         Column("size", "size"),
         Column("call", "call"),
         Column("cases", "cases", drop=1),
-        *(Column(f"x {name}", name, _known) for name in _others(run)),
+        *(Column(f"x {name}", name, known_ratio) for name in _others(run)),
     ]
     return Part("Times as fast as other back ends", columns, rows)
 

@@ -16,7 +16,7 @@ from kernels.linear import Linear
 from kernels.op import Op
 from microbench import fmt
 from microbench.report import charts
-from microbench.report.cases import channels_last, made, no_verdict, title_of, why
+from microbench.report.cases import channels_last, known_ratio, made, no_verdict, title_of, why
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
@@ -152,7 +152,7 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         if problem.layout in LAUNCHED and len(one.rows) > 1:
             pays.setdefault(name, []).append(f"{_pays(one)} {how}")
         else:
-            gains.setdefault(name, []).append(f"{_range(one)} ({how})")
+            gains.setdefault(name, []).append(f"{known_ratio([r for _, r in one.rows])} ({how})")
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
         said = [f"pays {', '.join(pays[name])}"] if name in pays else []
@@ -164,19 +164,15 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         tokens = f"{_place(most)[0]} tokens{', others below' * fewer}"
         at = "" if len(most.rows) > 1 else f"{fmt.size(most.rows[0][0].case)} features, "
         lines[0] = Line("", f"{lines[0].text} ({device}, {at}{tokens})")
-        by_casts = {one.rows[0][0].case.problem.layout in LAUNCHED: set[str]() for one in every}
-        for one in every:
-            by_casts[one.rows[0][0].case.problem.layout in LAUNCHED] |= {*one.gains}
-        if "slower" in by_casts.get(True, ()) and by_casts.get(False) == {"faster"}:
+        cast, alone = (
+            {gain for one in every for (result, _), gain in zip(one.rows, one.gains, strict=True)
+             if (result.case.problem.layout in LAUNCHED) == casts} for casts in (True, False)
+        )  # fmt: skip
+        if "slower" in cast and alone == {"faster"}:
             why = "where FP8 is slower, its casts and scales cost more than its products gain"
             lines.append(Line("Why", why))
     lines += no_verdict(unclear, alone=not lines)
     return [*lines, *([Line("Doubt", BETWEEN)] if len(most.rows) > 1 else [])]
-
-
-def _range(one: Payoff) -> str:
-    ratios = [ratio for _, ratio in one.rows]
-    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([r.ratio for r in ratios])
 
 
 def _pays(one: Payoff) -> str:
