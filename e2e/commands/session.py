@@ -32,12 +32,13 @@ from e2e.commands.job import (
 from e2e.data.loader_bench import LoadMeter
 from e2e.plan import Cases, rungs_of
 from e2e.prediction import Prediction
+from e2e.prediction.store import Store
 from e2e.recipes import cannot_run, recipe_of
 from e2e.results.baselines import baselines
 from e2e.results.ledger import explained, without_waits
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
-from e2e.results.types import PREDICTED, Repeat, Training
+from e2e.results.types import PREDICTED, LayerGain, Repeat, Training
 from e2e.training.host_speed import SmallStepSpeed
 from e2e.training.once import train_once
 from e2e.training.processes import merged, newest, timed_by
@@ -73,7 +74,9 @@ class Session:
         self.run = Run(("e2e",), "", {}, {}, others=job.found)
         self.announce = announce
         self._info, self._pipe = info, pipe
-        self._variants = Variants(task, info.target(), telemetry)
+        chooses = any(recipe_of(case).auto for cases in comparisons for case in cases)
+        gains = Store(info.as_dict(), devices.software(), "fp8", LayerGain) if chooses else None
+        self._variants = Variants(task, info.target(), telemetry, gains)
         self._ranks = self._variants.ranks
         self._meter = LoadMeter(task.data, self._variants.device, task.seed)
         self._predictor: Any = None
@@ -402,9 +405,9 @@ class Session:
     def _predicted(self, case: TrainCase) -> Prediction:
         if self._predictor is None:
             from e2e.prediction.predictor import Predictor
-            from e2e.prediction.store import Store
+            from e2e.prediction.timer import CallTime
 
-            store = Store(self._info.as_dict(), devices.software())
+            store = Store(self._info.as_dict(), devices.software(), "calls", CallTime)
             self._predictor = Predictor(
                 self.task.network, self._info.target(), self.task.data.classes, store,
                 self._info.memory_bytes,

@@ -191,7 +191,7 @@ class Predictor:
     """
 
     def __init__(
-        self, network: Network, target: Target, classes: int, store: Store,
+        self, network: Network, target: Target, classes: int, store: Store[CallTime],
         memory_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._network, self._target, self._classes = network, target, classes

@@ -7,6 +7,7 @@ a step, convergence, several GPUs, the state of the device, and where the run's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import cast
 
@@ -31,6 +32,7 @@ from microbench.results.types import RUINED_PCT, Json, Ratio, Run
 
 MOST_ROWS, MOST_IN_GROUPS = 8, 6  # of the screen; beyond it baselines of groups are left out
 STAGES = "stages_s"  # in settings
+BF16 = "amp-bf16"  # what FP8 is held against: the rest of its steps
 MARKS = {"skipped": "skipped", "failed": "FAILED", "ok": "not timed"}
 DIM, RED = "dim", "red"
 
@@ -106,6 +108,7 @@ def recipes_part(view: View) -> Part:
     notes = [
         f"and {len(arms) - len(shown)} more: --verbose" * (len(arms) > len(shown)),
         *_signs(view, shown),
+        *(_chosen(view, arm) for arm in shown),
         *missing([(ran.named(a), reason(a)) for a in shown if a.per_s is None]),
     ]
     return Part(
@@ -224,7 +227,7 @@ def _notes(view: View) -> list[str]:
         f"{view.label(arm)}: {arm.float8_layers} of {arm.linear_layers} linear layers multiply in "
         "FP8"
         for arm in view.arms
-        if arm.float8_layers and arm.linear_layers
+        if arm.float8_layers and arm.linear_layers and not arm.fp8_gains
     )
     lines = [
         "±, [low, high]: 95 % confidence interval" * bool(timed),
@@ -251,6 +254,62 @@ def _processes(timed: Sequence[Training]) -> str:
 def wall_gap(arm: Training) -> float:
     """The gap between wall clock and median step as a fraction; 0 if not known."""
     return abs(arm.wall_gap or 0.0)
+
+
+# ---------------------------------------------------------------- layers in FP8
+
+
+def _chosen(view: View, arm: Training) -> str:
+    """How many layers an arm has in FP8 where it chose, and what that saves as predicted and as
+    measured; "" for other arms.
+    """
+    if not arm.fp8_gains:
+        return ""
+    label = view.label(arm)
+    if not arm.float8_layers:
+        return f"{label}: no layer pays, so it is {BF16}"
+    saved_s = arm.case.accumulate * sum(one.saved_s for one in arm.fp8_gains if one.pays)
+    words = (
+        f"{label} converts {arm.float8_layers} of {arm.linear_layers} linear layers; predicted "
+        f"{fmt.milliseconds(saved_s)} ms saved"
+    )
+    plain = replace(arm.case, recipe=BF16)
+    base = next((one.step_s for one in view.arms if one.case == plain), None)
+    if base and arm.step_s:
+        measured = f"{'-' * (arm.step_s > base)}{fmt.milliseconds(abs(base - arm.step_s))}"
+        words += f", measured {measured} of {fmt.milliseconds(base)}"
+    return words
+
+
+def gains_part(view: View) -> Part:
+    """What FP8 gains in each shape of linear layer, of the arms that chose by it."""
+    rows = [
+        {
+            "label": view.named(arm), "one": one, "fp8": "yes" if one.pays else "no",
+            "bf16_ms": 1e3 * one.bf16_s, "fp8_ms": 1e3 * one.fp8_s,
+            "saved_ms": 1e3 * arm.case.accumulate * one.saved_s,
+        }
+        for arm in view.arms for one in arm.fp8_gains
+    ]  # fmt: skip
+    columns = [
+        Column("", "label", once=True),
+        Column("layers", "one.layers"),
+        Column("rows", "one.rows", drop=2),
+        Column("K", "one.k"),
+        Column("N", "one.n"),
+        Column("part in\nBF16 ms", "bf16_ms", "{:.3f}".format),
+        Column("with it\nin FP8", "fp8_ms", "{:.3f}".format, drop=1),
+        Column("times\nas fast", "one.gain", ratio),
+        Column("saves\nms/step", "saved_ms", "{:+.2f}".format),
+        Column("in FP8", "fp8"),
+    ]
+    below = [
+        "each shape was timed in FP8 alone, in the part of the network around it (its block): "
+        "forward, and backward of a training; in FP8 is what was faster beyond the interval",
+        *(words for arm in view.arms if (words := _chosen(view, arm))),
+    ]
+    title = "Linear layers, and what FP8 gains in them"
+    return Part(title, columns, [*map(Row, rows)], below if rows else (), VERBOSE)
 
 
 # ---------------------------------------------------------------- phases, state, set-up

@@ -49,6 +49,7 @@ def to_json(training: Training) -> Json:
             **data["exchange"], "overlapped": exchange.overlapped,
             "bus_bytes_per_s": exchange.bus_bytes_per_s,
         },
+        "fp8_gains": data["fp8_gains"],
         **processes_json(training.steps.processes if training.steps else ()),
     }  # fmt: skip
     return _finite({
@@ -152,9 +153,11 @@ def _odd_intervals(training: Training) -> Iterator[str]:
         yield "ci95_s is no interval of times"
     if training.predicted and not _is_interval(training.predicted.interval_s):
         yield "predicted.interval_s is no interval of times"
-    for name, ratio in training.speedup.items():
+    ratios = {f"speedup.{name}": ratio for name, ratio in training.speedup.items()}
+    ratios |= {f"fp8_gains[{i}].gain": one.gain for i, one in enumerate(training.fp8_gains)}
+    for name, ratio in ratios.items():
         if ratio.ratio <= 0 or not _is_interval(ratio.ci95):
-            yield f"speedup.{name} is no ratio above zero"
+            yield f"{name} is no ratio above zero"
 
 
 def _is_interval(ends: Interval | None) -> bool:

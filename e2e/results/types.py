@@ -233,6 +233,38 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class LayerGain:
+    """What FP8 gains in `layers` linear layers of a network: [rows, k] times [k, n].
+
+    A part of the network with `inside` of them takes `bf16_s` forward and backward; where they
+    alone multiply in FP8 it is `gain` times as fast.
+    """
+
+    rows: AtLeastOne
+    k: AtLeastOne
+    n: AtLeastOne
+    layers: AtLeastOne
+    inside: AtLeastOne
+    bf16_s: Positive
+    gain: Ratio
+
+    @property
+    def pays(self) -> bool:
+        """Whether FP8 is faster beyond the interval."""
+        return self.gain.ci95 is not None and self.gain.ci95[0] > 1
+
+    @property
+    def fp8_s(self) -> float:
+        """Seconds of the part where they multiply in FP8."""
+        return self.bf16_s / self.gain.ratio
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that FP8 saves in all of them, forward and backward once; negative: it costs."""
+        return (self.bf16_s - self.fp8_s) * self.layers / self.inside
+
+
+@dataclass(frozen=True)
 class Training:
     """The result of one case.
 
@@ -251,7 +283,8 @@ class Training:
     `memory_reserved_bytes` the most that torch kept for itself; the process uses
     `memory_process_bytes` by NVML with all its cases. `model_bytes` are parameters and buffers,
     `checkpoint_bytes` a file of them with the optimizer's state. `float8_layers` of its
-    `linear_layers` multiply in FP8; None for other recipes.
+    `linear_layers` multiply in FP8; None for other recipes. `fp8_gains` are what those were chosen
+    by, where some were.
 
     `exchange` is what the exchange of gradients costs over several GPUs. `traced` are some of its
     steps in the profiler. A status of PREDICTED has `predicted` and no `steps`.
@@ -294,6 +327,7 @@ class Training:
     float8_layers: Count | None = None
     linear_layers: Count | None = None
     exchange: Exchange | None = None
+    fp8_gains: tuple[LayerGain, ...] = ()
 
     @property
     def timed(self) -> Timed | None:

@@ -1,30 +1,61 @@
-"""Linear layers that multiply in FP8: forward, and both products of backward, by torchao.
+"""Linear layers that multiply in FP8: forward, and both products of backward, by torchao; and which
+of a network's FP8 makes faster.
 
 Inputs, weights and gradients are cast with scales from their largest values at that moment, one a
 tensor ("tensorwise") or one a row of a product ("rowwise"): torchao's recipes of these names.
+
+What casts cost depends on what stands around a layer, which a compiler joins them with. So a shape
+of layer is measured in its part of the network: the largest module around it that the network has
+several times, such as a transformer's block.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import logging
-from dataclasses import replace
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from e2e.results.types import LayerGain
+from e2e.training.step_timer import StepTimer
+from kernels.linear.torch_linear import captured, compiled
+from microbench.network.networks import tensors_in
+from microbench.results.types import Ratio
+from microbench.timing.stats import Blocks, median, ratio_interval
+from microbench.timing.timers import Launch
 
 MULTIPLE = 16  # of sizes that the card's FP8 products take
+WARM_STEPS = 3  # the first ones compile
+ESTIMATE_STEPS = 3
+# Of timing: rounds after the first, which is thrown away, and seconds of a turn, first untimed.
+ROUNDS, WARM_S, BLOCK_S = 9, 0.1, 0.1
+
+Shape = tuple[int, int]  # K and N of a layer
 
 
 class NothingToConvert(Exception):
     """A network without a linear layer of sizes that FP8 takes."""
 
 
-def convert(module: nn.Module, scaling: str, batch: int) -> tuple[nn.Module, tuple[int, int]]:
+def convert(
+    module: nn.Module, scaling: str, batch: int, chosen: Collection[str] | None = None
+) -> tuple[nn.Module, tuple[int, int]]:
     """(the network with its linear layers in FP8, (how many of them, of how many)).
 
-    Left as they are: layers whose sizes are no multiples of 16, and subclasses of nn.Linear, whose
-    weights others may read (attention's in torch.nn.MultiheadAttention). NothingToConvert where no
-    layer is left. Backward sums over the rows of a batch: unless `batch` is a multiple of 16, they
-    are padded to one.
+    Left as they are: layers whose sizes are no multiples of 16, subclasses of nn.Linear, whose
+    weights others may read (attention's in torch.nn.MultiheadAttention), and those whose names are
+    not `chosen`. NothingToConvert where no layer could be. Backward sums over the rows of a batch:
+    unless `batch` is a multiple of 16, they are padded to one.
     """
     # torch warns of what torchao registers when it is imported
     logging.getLogger("torch.utils._pytree").addFilter(
@@ -35,24 +66,228 @@ def convert(module: nn.Module, scaling: str, batch: int) -> tuple[nn.Module, tup
         convert_to_float8_training,
     )
 
-    linear = [child for child in module.modules() if isinstance(child, nn.Linear)]
-    chosen = [child for child in linear if _fits(child)]
-    if not chosen:
-        raise NothingToConvert(
-            f"FP8 is for linear layers with sizes that are multiples of {MULTIPLE}: it has none"
-        )
+    able, linear = _fitting(module)
+    names = set(able if chosen is None else chosen)
     config = Float8LinearConfig.from_recipe_name(scaling)
     converted = convert_to_float8_training(
         module,
         config=replace(config, pad_inner_dim=batch % MULTIPLE > 0),
-        module_filter_fn=lambda child, _: _fits(child),
+        module_filter_fn=lambda _, name: name in names,
     )
-    return converted, (len(chosen), len(linear))
+    return converted, (len(names), linear)
 
 
-def _fits(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.Linear
-        and layer.in_features % MULTIPLE == 0
-        and layer.out_features % MULTIPLE == 0
+def _named(module: nn.Module) -> dict[str, nn.Module]:
+    return dict(cast("Iterator[tuple[str, nn.Module]]", module.named_modules()))
+
+
+def _fitting(module: nn.Module) -> tuple[dict[str, nn.Linear], int]:
+    """(The linear layers that FP8 takes, by name; how many there are of all.)"""
+    linear = {name: one for name, one in _named(module).items() if isinstance(one, nn.Linear)}
+    able = {
+        name: one for name, one in linear.items()
+        if type(one) is nn.Linear
+        and one.in_features % MULTIPLE == 0 and one.out_features % MULTIPLE == 0
+    }  # fmt: skip
+    if not able:
+        raise NothingToConvert(
+            f"FP8 is for linear layers with sizes that are multiples of {MULTIPLE}: it has none"
+        )
+    return able, len(linear)
+
+
+# ---------------------------------------------------------------- which layers gain
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a training casts and launches, which decides what FP8 gains."""
+
+    scaling: str
+    batch: int
+    evaluates: bool
+    compiles: bool
+    captures: bool
+
+
+@dataclass
+class _Part:
+    """A module that a network has at `places`, as it was called first; `layers` are the names in it
+    of those that FP8 takes.
+    """
+
+    module: nn.Module
+    arguments: tuple[Any, Any]
+    key: str
+    places: list[str] = field(default_factory=list[str])
+    layers: dict[Shape, list[str]] = field(default_factory=dict[Shape, list[str]])
+    rows: dict[Shape, int] = field(default_factory=dict[Shape, int])
+
+
+def layer_gains(
+    module: nn.Module,
+    forward: Callable[[], object],
+    way: Way,
+    timer: StepTimer,
+    known: Callable[[str], LayerGain | None],
+    announce: Callable[[str], object],
+) -> tuple[dict[str, LayerGain], frozenset[str]]:
+    """(What FP8 gains by each shape of linear layer, by a name; the names of the layers that gain.)
+
+    What is `known` by its name is not measured. `forward` calls the module on a batch.
+    NothingToConvert where no layer could be converted.
+    """
+    found: dict[str, LayerGain] = {}
+    chosen: set[str] = set()
+    for part in _parts(module, forward):
+        names = {shape: _key(part, shape, way) for shape in part.layers}
+        each = {shape: gain for shape, name in names.items() if (gain := known(name))}
+        if len(each) < len(names):
+            announce(f"timing a part of the network with and without FP8, {len(names) + 1} ways")
+            each = _measured(part, way, timer)
+        for shape, layers in part.layers.items():
+            found[names[shape]] = replace(each[shape], layers=len(layers) * len(part.places))
+            if each[shape].pays:
+                chosen |= {
+                    ".".join(filter(None, (place, layer)))
+                    for place in part.places for layer in layers
+                }  # fmt: skip
+    return found, frozenset(chosen)
+
+
+def _key(part: _Part, shape: Shape, way: Way) -> str:
+    passes = "forward" if way.evaluates else "both"
+    launched = "graph" if way.captures else "compiled" if way.compiles else "eager"
+    padded = "padded" if way.batch % MULTIPLE else ""
+    k, n = shape
+    return f"{version('torchao')}/{way.scaling}/{passes}/{launched}/{padded}/{part.key}/k={k},n={n}"
+
+
+def _parts(module: nn.Module, forward: Callable[[], object]) -> list[_Part]:
+    """The parts with layers that FP8 takes, as a forward pass calls them."""
+    able, _ = _fitting(module)
+    modules = _named(module)
+    kinds = {name: _structure(one) for name, one in modules.items()}
+    count = Counter(kinds.values())
+    inside: dict[str, list[str]] = {}
+    for name in able:
+        steps = name.split(".")
+        around = [".".join(steps[:depth]) for depth in range(1, len(steps) + 1)]
+        place = next((one for one in around if count[kinds[one]] > 1), name)
+        inside.setdefault(place, []).append(name)
+    parts: dict[str, _Part] = {}
+    rows: dict[str, int] = {}
+
+    def met(place: str, called: nn.Module, given: Any, named: Any) -> None:
+        shapes = tree_map(_described, (given, named))
+        key = hashlib.sha256(f"{kinds[place]} {shapes}".encode()).hexdigest()[:16]
+        part = parts.setdefault(key, _Part(called, tree_map(_leaf, (given, named)), key))
+        if place not in part.places:
+            part.places.append(place)
+
+    def counted(name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        rows[name] = given[0].numel() // able[name].in_features
+
+    handles = [
+        *(modules[place].register_forward_pre_hook(partial(met, place), with_kwargs=True)
+          for place in inside),
+        *(one.register_forward_pre_hook(partial(counted, name)) for name, one in able.items()),
+    ]  # fmt: skip
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for part in parts.values():
+        first = part.places[0]
+        for name in inside[first]:
+            if name in rows:
+                shape = able[name].in_features, able[name].out_features
+                part.layers.setdefault(shape, []).append(name[len(first) :].removeprefix("."))
+                part.rows[shape] = rows[name]
+    return [part for part in parts.values() if part.layers]
+
+
+def _structure(module: nn.Module) -> str:
+    """What a module is made of and does: its layers with their settings, and their code."""
+    kinds = {type(one) for one in module.modules()}
+    codes = sorted(
+        f"{kind.__module__}.{kind.__qualname__} {code.co_code.hex()}"
+        for kind in kinds
+        if (code := getattr(kind.forward, "__code__", None))
     )
+    return f"{module!r} {codes}"
+
+
+def _described(value: Any) -> Any:
+    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value
+
+
+def _leaf(value: Any) -> Any:
+    """A copy of a tensor, which gets a gradient where it can have one."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _measured(part: _Part, way: Way, timer: StepTimer) -> dict[Shape, LayerGain]:
+    """What each shape of the part gains. Ways to run it take turns, in a new order each round;
+    steps follow each other without a stop, as in training.
+    """
+    steps = [_step(part, layers, way) for layers in ([], *part.layers.values())]
+    each_s: list[float] = []
+    for step in steps:
+        timer.run(step, WARM_STEPS)
+        each_s.append(median(timer.block(step, ESTIMATE_STEPS).times_s))
+    blocks: list[list[tuple[float, ...]]] = [[] for _ in steps]
+    order = [*range(len(steps))]
+    for _ in range(1 + ROUNDS):
+        random.shuffle(order)
+        for place in order:
+            timer.run(steps[place], int(WARM_S / each_s[place]) + 1)
+            count = int(BLOCK_S / each_s[place]) + 1
+            blocks[place].append(timer.block(steps[place], count).times_s)
+    base, *others = (one[1:] for one in blocks)
+    return {
+        shape: gain_of(part.rows[shape], shape, len(part.layers[shape]), base, one)
+        for shape, one in zip(part.layers, others, strict=True)
+    }
+
+
+def gain_of(rows: int, shape: Shape, inside: int, bf16: Blocks, fp8: Blocks) -> LayerGain:
+    """What layers gain by blocks of times in seconds, which pair up by round."""
+    bf16_s = median([median(block) for block in bf16])
+    return LayerGain(rows, *shape, inside, inside, bf16_s, Ratio(*ratio_interval(bf16, fp8)))
+
+
+def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
+    """Forward, and backward of a training, of a copy of the part with these layers in FP8."""
+    module: nn.Module = copy.deepcopy(part.module)
+    if layers:
+        module, _ = convert(module, way.scaling, way.batch, layers)
+    given, named = part.arguments
+    leaves = [one for one in tensors_in((given, named)) if one.requires_grad]
+    leaves += [one for one in module.parameters() if one.requires_grad]
+    kind = next(module.parameters()).device.type
+
+    def forward(given: Any, named: Any) -> Any:
+        with torch.autocast(kind, torch.bfloat16):
+            return module(*given, **named)
+
+    run = compiled(forward) if way.compiles else forward
+
+    def evaluated() -> Sequence[Tensor]:
+        with torch.inference_mode():
+            return [*tensors_in(run(given, named))]
+
+    if way.evaluates:
+        return captured(evaluated) if way.captures else evaluated
+    outputs = [one for one in tensors_in(run(given, named)) if one.requires_grad]
+    gradients = [torch.randn_like(one) for one in outputs]
+
+    def step() -> Sequence[Tensor]:
+        results = [one for one in tensors_in(run(given, named)) if one.requires_grad]
+        return torch.autograd.grad(results, leaves, gradients, materialize_grads=True)
+
+    return captured(step) if way.captures else step

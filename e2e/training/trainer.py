@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -57,7 +57,8 @@ class Trainer:
     An evaluation has no optimizer; its step is the forward pass alone, and returns the output.
     Random numbers come from `seed`, so two variants of one network start from the same weights.
     `module` is the network if it exists already: on the device, in layout and storage.
-    NothingToConvert for FP8 where the network has no layer for it.
+    `float8` names the linear layers that FP8 is for, None all of them; NothingToConvert where the
+    network has none.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Trainer:
         *,
         seed: int,
         module: nn.Module | None = None,
+        float8: Collection[str] | None = None,
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done, self._seed = 0, seed
@@ -80,7 +82,7 @@ class Trainer:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
             if recipe.float8:
-                module, self.float8_layers = convert(module, recipe.float8, case.batch)
+                module, self.float8_layers = convert(module, recipe.float8, case.batch, float8)
         self.module = self._called = module
         self._optimizer: RecipeOptimizer | None = None
         eager: Callable[..., Any] = Trainer._eager_output

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -22,7 +23,7 @@ from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
-from e2e.results.types import SensorStats, State, StepTimes, Training
+from e2e.results.types import LayerGain, SensorStats, State, StepTimes, Training
 from e2e.training.allreduce import (
     all_reduce_of,
     buckets_of,
@@ -31,8 +32,8 @@ from e2e.training.allreduce import (
     curve_of,
     exchange_of,
 )
-from e2e.training.feeds import Feeds
-from e2e.training.float8 import NothingToConvert
+from e2e.training.feeds import Feeds, TimedFeed
+from e2e.training.float8 import NothingToConvert, Way, layer_gains
 from e2e.training.ranks import Ranks, RanksLost
 from e2e.training.step_timer import (
     HOST_STEPS,
@@ -85,14 +86,26 @@ class Task:
     ranks: Ranks | None = None  # of several GPUs; this process is one of them
 
 
+class Gains(Protocol):
+    """What FP8 gains in linear layers as it is known, by a name; later runs know what is added."""
+
+    def get(self, key: str) -> LayerGain | None: ...
+
+    def add(self, times: Mapping[str, LayerGain]) -> None: ...
+
+
 class Variants:
     """The variants held on one device, by their case's key.
 
-    They stay set up after their timing, to be trained from scratch.
+    They stay set up after their timing, to be trained from scratch. `gains` are kept from run to
+    run.
     """
 
-    def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
+    def __init__(
+        self, task: Task, target: Target, telemetry: Telemetry, gains: Gains | None = None
+    ) -> None:
         self.task, self.target, self._telemetry = task, target, telemetry
+        self._gains = gains
         self.device = torch.device(target.torch_device)
         self.ranks = task.ranks or Ranks.alone(self.device)
         self.cuda = target.kind == "cuda"
@@ -178,12 +191,14 @@ class Variants:
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
+            found, chosen = self._gaining(case, feed, announce)
             held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             reserved_bytes = self._reserved()
             with self.ranks.fail_together():
                 trainer = Trainer(
-                    self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
-                )
+                    self.task.network, case, recipe_of(case), self.device, seed=self.task.seed,
+                    float8=chosen,
+                )  # fmt: skip
             variant = Variant(blank, trainer, feed)
             if self.ranks.world > 1:
                 trainer.join(self.ranks)
@@ -209,6 +224,7 @@ class Variants:
             model_bytes=size,
             float8_layers=float8,
             linear_layers=linear,
+            fp8_gains=found,
             checkpoint_bytes=None
             if case.evaluation or size > MOST_SAVED
             else saved_bytes(trainer.checkpoint()),
@@ -218,6 +234,36 @@ class Variants:
             with self.ranks.fail_together():
                 self._add_exchange(variant)
         return variant
+
+    def _gaining(
+        self, case: TrainCase, feed: TimedFeed, announce: Announce
+    ) -> tuple[tuple[LayerGain, ...], Collection[str] | None]:
+        """(What FP8 gains by shape of linear layer, the names of the layers that gain.)
+
+        Of a recipe that does not choose there are no gains, and no names. Rank 0 measures.
+        """
+        recipe = recipe_of(case)
+        if not recipe.auto:
+            return (), None
+        assert recipe.float8
+        way = Way(recipe.float8, case.batch, case.evaluation, case.compile, case.graph)
+        plain = replace(case, recipe="amp-bf16", compile=False, graph=False)
+        gains = self._gains
+        with self.ranks.fail_together():
+            trainer = Trainer(
+                self.task.network, plain, recipe_of(plain), self.device, seed=self.task.seed
+            )
+            inputs, _ = feed.to_device(next(feed), case.layout == "nhwc")
+            found, chosen = layer_gains(
+                trainer.module, lambda: trainer.forward(inputs), way, self._timer,
+                lambda name: gains.get(name) if gains else None,
+                lambda doing: announce(case.key, doing),
+            )  # fmt: skip
+        self._free()
+        found, chosen = self.ranks.from_rank0((found, chosen))
+        if gains and self.ranks.is_rank0:
+            gains.add({name: one for name, one in found.items() if gains.get(name) is None})
+        return tuple(found.values()), chosen
 
     def _warmed(self, variant: Variant, announce: Announce) -> tuple[float, float]:
         """(seconds of the first step, seconds per later step); peak memory counts after warm-up.

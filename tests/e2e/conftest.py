@@ -8,21 +8,22 @@ import pytest
 from samples.images import flat_folder
 
 from e2e.prediction.store import Store
+from e2e.prediction.timer import CallTime
 
 
 @pytest.fixture
-def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store[CallTime]:
     """Nothing is known; other stores of the test are beside it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a CPU"}, {})
+    return Store({"name": "a CPU"}, {}, "calls", CallTime)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store[CallTime]:
     """Of all tests of a file: calls are measured once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return Store({"name": "a CPU"}, {})
+        return Store({"name": "a CPU"}, {}, "calls", CallTime)
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -25,16 +26,20 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes, with_weights
 from e2e.recipes import RECIPES, cannot_run, recipe_of
-from e2e.results.types import Repeat, Training
+from e2e.report.run_report import report
+from e2e.results.codec import from_json, to_json
+from e2e.results.types import LayerGain, Repeat, Training
 from e2e.training import once as training_once
 from e2e.training.backend_flags import set_backend_flags
-from e2e.training.float8 import convert
+from e2e.training.float8 import Way, convert, gain_of, layer_gains
 from e2e.training.once import CURVE_POINTS, train_once
+from e2e.training.step_timer import CpuSteps
 from e2e.training.variant import Variant
 from e2e.training.variants import Task, Variants
 from kernels.case import Target
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
+from microbench.results.types import Ratio, Run
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16
@@ -531,8 +536,11 @@ STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = 
     "O2": (F16, F32, F32, F16),
     "O3": (F16, F16, F16, F16),
 }
-FLOAT8 = {"fp8", "fp8-rowwise"}
-NEEDS = {"tf32": (8, 0), "amp-bf16": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp8-rowwise": (9, 0)}
+FLOAT8 = {"fp8", "fp8-rowwise", "fp8-auto"}
+NEEDS = {
+    "tf32": (8, 0), "amp-bf16": (8, 0), "bf16": (8, 0), "fp8": (8, 9), "fp8-rowwise": (9, 0),
+    "fp8-auto": (8, 9),
+}  # fmt: skip
 PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
 
 
@@ -751,3 +759,95 @@ def test_only_linear_layers_that_fit_are_converted_and_a_gpt_learns_as_in_bfloat
     found = arms.set_up(cases, lambda key, stage: None)
     assert [training.status for training in found] == ["ok", "skipped", "skipped"]
     assert all("linear layers" in (training.reason or "") for training in found[1:])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.9, 1.1)), min_size=2, max_size=9),
+    st.integers(1, 4),
+)
+def test_a_layer_pays_where_every_round_says_so_and_never_where_none_does(
+    rounds: list[tuple[float, float]], inside: int
+) -> None:
+    base = [[s, s] for s, _ in rounds]
+    noisy = [[s * ratio] for s, ratio in rounds]
+    gain = gain_of(512, (64, 32), inside, base, noisy)
+    ratios = [1 / ratio for _, ratio in rounds]
+    assert not gain.pays or fmean(map(math.log, ratios)) > 0
+    assert not gain.pays or gain.saved_s > 0
+    assert not (gain.pays and max(ratios) <= 1)
+    assert gain_of(512, (64, 32), inside, base, [[s * 0.8] for s, _ in rounds]).pays
+    assert not gain_of(512, (64, 32), inside, base[:1], noisy[:1]).pays  # one round proves nothing
+
+
+class PlantedGains:
+    """What is known of layers, by K and N: how many times as fast FP8 is."""
+
+    def __init__(self, ratios: Mapping[str, float]) -> None:
+        self.ratios = ratios
+
+    def get(self, key: str) -> LayerGain | None:
+        ratio = self.ratios[key.rpartition("/")[2]]
+        ends = (ratio - 0.01, ratio + 0.01)
+        return LayerGain(1, 1, 1, 1, 1, 1e-3, Ratio(ratio, ends))
+
+    def add(self, times: Mapping[str, LayerGain]) -> None:
+        assert not times
+
+
+@pytest.mark.parametrize(
+    ("ratios", "converted"),
+    [((1.2, 0.9, 1.005, 1.1), {"expand", "attention.query_key_value"}), ((0.9, 0.9, 1.0, 0.5), ())],
+)
+def test_what_pays_is_converted_and_nothing_else(
+    ratios: tuple[float, ...], converted: Collection[str]
+) -> None:
+    names = ("k=64,n=192", "k=64,n=64", "k=256,n=64", "k=64,n=256")
+    data = open_data("generated", Options((16,), tokens=256))
+    planted = PlantedGains(dict(zip(names, ratios, strict=True)))
+    network = find("gpt-tiny", input=(16,))
+    arms = Variants(Task(network, data, 1), Target("cpu", "a processor"), Telemetry(None), planted)
+    cases = [
+        TrainCase("gpt-tiny", recipe, 2, "16", "", "adamw", data="generated", loader="resident")
+        for recipe in ("amp-bf16", "fp8-auto")
+    ]
+    plain, auto = arms.set_up(cases, lambda key, stage: None)
+    assert (auto.status, auto.float8_layers, auto.linear_layers) == ("ok", 2 * len(converted), 8)
+    assert {one.layers for one in auto.fp8_gains} == {2}
+    assert plain.fp8_gains == ()
+    module = arms.held[cases[1].key].trainer.module
+    assert {
+        name for name, one in module.named_modules() if "Float8" in type(one).__name__
+    } == {f"blocks.{place}.{name}" for place in (0, 1) for name in converted}  # fmt: skip
+    run = Run(("e2e",), "", {}, {}, others=(auto,))
+    assert from_json(to_json(auto), "") == auto
+    said = " ".join(line for part in report(run).parts for line in part.below)
+    words = "converts 4 of 8 linear layers" if converted else "no layer pays, so it is amp-bf16"
+    assert f"fp8-auto{':' * (not converted)} {words}" in said
+
+
+def test_layers_are_timed_in_the_part_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.training.float8.ROUNDS", 2)
+    monkeypatch.setattr("e2e.training.float8.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.training.float8.BLOCK_S", 0.0)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.odd = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 7)
+
+        def forward(self, given: Tensor) -> Tensor:
+            return given + self.down(self.up(given).relu()) + self.odd(given).sum()
+
+    network = nn.Sequential(Twice(), Twice(), nn.Linear(32, 16))
+    inputs, kept, said = torch.randn(3, 8, 32), dict[str, LayerGain](), list[str]()
+    way = Way("tensorwise", 3, evaluates=False, compiles=False, captures=False)
+    for _ in range(2):
+        found, chosen = layer_gains(
+            network, lambda: network(inputs), way, CpuSteps(), kept.get, said.append
+        )
+        shapes = {(one.k, one.n): (one.rows, one.layers, one.inside) for one in found.values()}
+        assert shapes == {(32, 64): (24, 2, 1), (64, 32): (24, 2, 1), (32, 16): (24, 1, 1)}
+        assert len(chosen) == sum(one.layers for one in found.values() if one.pays)
+        kept |= found
+    assert len(said) == 2  # a block and the last layer; the second time all is known
+    assert all(type(one) is not nn.Linear or one.weight.grad is None for one in network.modules())

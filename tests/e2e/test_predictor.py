@@ -39,7 +39,7 @@ NETWORK = find("cnn-cifar")
 CASE = case_of(NETWORK, 4)
 
 
-def predicted(store: Store, network: Network = NETWORK, **settings: object) -> Predicted:
+def predicted(store: Store[CallTime], network: Network = NETWORK, **settings: object) -> Predicted:
     found = Predictor(network, CPU, CLASSES, store).predict(
         case_of(network, 4, **settings), quietly
     )
@@ -48,7 +48,9 @@ def predicted(store: Store, network: Network = NETWORK, **settings: object) -> P
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
-def test_every_op_is_in_the_sum_as_often_as_the_step_has_it(recipe: str, store: Store) -> None:
+def test_every_op_is_in_the_sum_as_often_as_the_step_has_it(
+    recipe: str, store: Store[CallTime]
+) -> None:
     case = case_of(NETWORK, 4, recipe=recipe)
     asked = Predictor(NETWORK, CPU, CLASSES, store)
     found = asked.predict(case, quietly).predicted
@@ -116,7 +118,9 @@ def test_peak_memory_is_the_largest_of_what_each_call_finds_and_needs(
     assert found.peak_bytes() == max(after), "what was not timed needs no more than its results"
 
 
-def test_a_second_network_reuses_times(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_network_reuses_times(
+    store: Store[CallTime], monkeypatch: pytest.MonkeyPatch
+) -> None:
     predicted(store)
     asked: list[PlacedCall] = []
 
@@ -132,7 +136,7 @@ def test_a_second_network_reuses_times(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_of_which_nothing_has_a_time_or_that_breaks_is_not_predicted(
-    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store[CallTime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "e2e.prediction.predictor.time_calls", lambda target, calls, doing: ["planted"] * len(calls)
@@ -158,7 +162,7 @@ def test_a_step_of_which_nothing_has_a_time_or_that_breaks_is_not_predicted(
     ],
 )  # fmt: skip
 def test_what_is_not_predicted_has_a_reason(
-    network: Network, settings: Mapping[str, object], named: str, store: Store
+    network: Network, settings: Mapping[str, object], named: str, store: Store[CallTime]
 ) -> None:
     case = case_of(network, **{"batch": 4, **settings})
     found = Predictor(network, CPU, CLASSES, store, memory_bytes=10**9).predict(case, quietly)
@@ -173,14 +177,14 @@ def test_what_is_not_predicted_has_a_reason(
     '{"calls": {"a": {"times_s": []}}}', '{"calls": {"a": {"times_s": "1"}}}',
 ])  # fmt: skip
 def test_a_damaged_store_is_measured_again(
-    content: str, empty_store: Store, caplog: pytest.LogCaptureFixture
+    content: str, empty_store: Store[CallTime], caplog: pytest.LogCaptureFixture
 ) -> None:
     empty_store.add({"kept": CallTime((1.0, 2.0), 3, 4)})
-    again = Store({"name": "a CPU"}, {})
+    again = Store({"name": "a CPU"}, {}, "calls", CallTime)
     assert again.get("kept") == CallTime((1.0, 2.0), 3, 4)
     assert again.path is not None
     again.path.write_text(content)
-    assert Store({"name": "a CPU"}, {}).get("a") is None
+    assert Store({"name": "a CPU"}, {}, "calls", CallTime).get("a") is None
     assert "cannot be read" in caplog.text
     again.add({"new": CallTime((1.0,))})
     assert set(json.loads(again.path.read_text())["calls"]) == {"kept", "new"}

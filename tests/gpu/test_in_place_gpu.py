@@ -16,7 +16,9 @@ from e2e.__main__ import main
 from e2e.results.ledger import terms_ms
 from e2e.results.terms import BETWEEN, CONVOLUTIONS, FLOAT8, IDLE, OTHER
 from e2e.results.types import Training
-from e2e.training.float8 import convert
+from e2e.training.float8 import Way, convert, layer_gains
+from e2e.training.step_timer import CudaSteps
+from microbench.device.device import describe
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 
@@ -137,7 +139,8 @@ def test_a_layer_never_waits_for_the_device_and_a_gpt_is_trained_and_explained(
         layer(inputs).sum().backward()
     file = tmp_path / "run.json"
     ran = run_here(
-        main, "e2e", "gpt-tiny", "--recipe", "amp-bf16,fp8,fp8-rowwise", "--batch", "16",
+        main, "e2e", "gpt-tiny", "--recipe", "amp-bf16,fp8,fp8-rowwise,fp8-auto", "--batch",
+        "16",
         "--budget", "2", "--json", file,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -148,3 +151,35 @@ def test_a_layer_never_waits_for_the_device_and_a_gpt_is_trained_and_explained(
         assert training.traced is not None, training.warnings
         terms = {part.term for part in training.traced.parts}
         assert {"matrix products", FLOAT8} <= terms
+    auto = found["fp8-auto"]
+    assert auto.status == "ok", auto.reason
+    assert {(one.k, one.n, one.layers) for one in auto.fp8_gains} == {
+        (64, 192, 2), (64, 64, 2), (64, 256, 2), (256, 64, 2)
+    }  # fmt: skip
+    assert auto.float8_layers == sum(one.layers for one in auto.fp8_gains if one.pays)
+    assert "fp8-auto" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("compiles", "captures"), [(False, False), (True, False), (True, True)],
+    ids=["eager", "compiled", "graph"],
+)  # fmt: skip
+def test_fp8_pays_in_wide_layers_and_not_in_narrow_ones(compiles: bool, captures: bool) -> None:
+    narrow = [nn.Linear(64, 64) for _ in range(2)]
+    network = nn.Sequential(nn.Linear(8192, 8192), nn.Linear(8192, 64), *narrow).cuda()
+    inputs = torch.randn(8192, 8192, device="cuda")
+
+    def forward() -> object:
+        with torch.autocast("cuda", torch.bfloat16):
+            return network(inputs)
+
+    info = describe("cuda")
+    way = Way("tensorwise", 8192, evaluates=False, compiles=compiles, captures=captures)
+    timer = CudaSteps(info.index, info.sm_count)
+    found, chosen = layer_gains(network, forward, way, timer, lambda _: None, lambda _: None)
+    gains = {(one.k, one.n): one for one in found.values()}
+    assert gains[8192, 8192].gain.ratio > 1.1
+    assert gains[64, 64].layers == 2
+    assert "0" in chosen
+    assert not {"2", "3"} & chosen
+    assert all(one.gain.ci95 for one in found.values())

@@ -56,13 +56,15 @@ def target() -> Target:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store[CallTime]:
     """Of one test: times that were taken beside other tests are none for a test that runs alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a GPU"}, {})
+    return Store({"name": "a GPU"}, {}, "calls", CallTime)
 
 
-def predicted(network: Network, case: TrainCase, target: Target, store: Store) -> Predicted:
+def predicted(
+    network: Network, case: TrainCase, target: Target, store: Store[CallTime]
+) -> Predicted:
     found = Predictor(network, target, CLASSES, store).predict(case, quietly)
     assert found.predicted is not None, found.reason
     return found.predicted
@@ -114,7 +116,7 @@ def test_tf32s_products_are_measured_in_tf32(target: Target) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "batch"), [("resnet18", 64), ("vit_b_16", 16)])
 def test_time_and_memory_are_near_those_of_a_training(
-    name: str, batch: int, target: Target, store: Store
+    name: str, batch: int, target: Target, store: Store[CallTime]
 ) -> None:
     network = find(name)
     case = case_of(network, batch, recipe="amp", layout="nhwc")
@@ -136,7 +138,7 @@ def test_time_and_memory_are_near_those_of_a_training(
     assert told.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
 
 
-def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> None:
+def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store[CallTime]) -> None:
     network = find("resnet18")
     case = case_of(network, 16, recipe="amp", layout="nhwc")
     predicted(network, case, target, store)

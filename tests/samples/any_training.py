@@ -16,6 +16,7 @@ from e2e.results.types import (
     PREDICTED,
     Cause,
     Evaluation,
+    LayerGain,
     LedgerLine,
     Phase,
     Predicted,
@@ -138,6 +139,7 @@ ran = any_of(
     repeats=some(repeats), limit=st.none() | st.sampled_from(LIMITS),
     warnings=some(any_of(Warning), 2), predicted=st.none() | steps_ahead,
     bound=st.none() | st.floats(1, 1e6), traced=st.none() | traced_steps, exchange=st.none(),
+    fp8_gains=some(any_of(LayerGain, gain=ratios)),
     measured_at=st.none() | words.filter(bool),
     **both,
 )  # fmt: skip
