@@ -309,7 +309,7 @@ def gains_part(view: View) -> Part:
         *(words for arm in view.arms if (words := _chosen(view, arm))),
     ]
     title = "Linear layers, and what FP8 gains in them"
-    return Part(title, columns, [*map(Row, rows)], below if rows else (), VERBOSE)
+    return Part(title, columns, [*map(Row, rows)], below if rows else (), VERBOSE, "ledger")
 
 
 # ---------------------------------------------------------------- phases, state, set-up

@@ -192,6 +192,8 @@ class Variants:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
             found, chosen = self._gaining(case, feed, announce)
+            if found:
+                self._free()  # the network that they were measured in
             held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             reserved_bytes = self._reserved()
             with self.ranks.fail_together():
@@ -259,7 +261,6 @@ class Variants:
                 lambda name: gains.get(name) if gains else None,
                 lambda doing: announce(case.key, doing),
             )  # fmt: skip
-        self._free()
         found, chosen = self.ranks.from_rank0((found, chosen))
         if gains and self.ranks.is_rank0:
             gains.add({name: one for name, one in found.items() if gains.get(name) is None})
