@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from kernels import is_library
@@ -376,14 +376,17 @@ def _of_decode(
             unclear[name] = max(ratio.ruined_pct for _, ratio in found)
         if not known:
             continue
-        (row, ratio), *_ = known
-        ends = dict.fromkeys(f"{fmt.ratio(ratio)} at {row['tokens']}"
-                             for row, ratio in (known[0], known[-1]))  # fmt: skip
-        cast, uses = "", sum(use.count for use in row["step"].uses.values())
+        (row, ratio), *_, (last, least) = (*known, known[-1])
+        times = f"{fmt.ratio(ratio)} times as fast as {base} at {row['tokens']}"
+        times += f", {fmt.ratio(least)} at {last['tokens']}" * (last is not row)
+        faster = list(takewhile(lambda one: _gains(one[1]), known))
+        if 0 < len(faster) < len(known):
+            times += f" (faster up to {faster[-1][0]['tokens']})"
         if PRECISIONS[name].is_float8 and floor_s:
-            slowest = row["s"] / (row["s"] / ratio.ratio + uses * floor_s)
-            cast = f"; {fmt.times(slowest)} with a launch more to cast the input of each"
-        said.append(f"{name}: {', '.join(ends)} times as fast as {base}{cast}")
+            cast_s = floor_s * sum(use.count for use in row["step"].uses.values())
+            slower = row["s"] / (row["s"] / ratio.ratio + cast_s)
+            times += f"; {fmt.times(slower)} with a launch more to cast the input of each layer"
+        said.append(f"{name}: {times}")
     own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
     lines = [Line("", text) for text in (*own, *said)]
     split = [row.item for row in by_layer.rows if row.item["split"]]
@@ -399,6 +402,11 @@ def _of_decode(
     if run.device.get("kind") == "cpu":
         doubt += "; a CPU says nothing of decode on a GPU"
     return [*lines, *no_verdict(unclear, alone=False), Line("Doubt", doubt)]
+
+
+def _gains(ratio: Ratio) -> bool:
+    """Whether the whole interval is above MIN_GAIN."""
+    return (ratio.ci95 or (0.0,))[0] > MIN_GAIN and not ratio.ruined_pct
 
 
 def _end(run: Run, precision: str, rows: Sequence[Json]) -> str:
@@ -427,7 +435,7 @@ def _by_layer(run: Run, layers: Sequence[Layer], base: str) -> Part:
             result = layer.results.get((FORWARD, base))
             rival = ours.get(result.case.group) if result else None
             found = beside_library(rival) if rival else None
-            if found and (found.ratio.ci95 or (0.0,))[0] > MIN_GAIN and not found.ratio.ruined_pct:
+            if found and _gains(found.ratio):
                 gains[layer.tokens] = found.ratio.ratio
             if result and any("splitk" in name.lower() for name in result.kernels):
                 splits.append(layer.tokens)
