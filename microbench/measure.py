@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kernels import OPS, is_library
+from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
 from kernels.conv import Conv
 from kernels.gpus import find_card
@@ -26,13 +26,13 @@ from kernels.user import described
 from microbench.device import profiler as kernel_names
 from microbench.device.device import held_by_others
 from microbench.device.telemetry import Telemetry, TelemetrySummary
+from microbench.results.merging import with_ratios
 from microbench.results.types import (
     LEFT_WORK,
     TIME_DECIMALS,
     TOO_FAST,
     TURNED_WRONG,
     Measurement,
-    Ratio,
     Result,
 )
 from microbench.sweep import Group
@@ -45,7 +45,7 @@ from microbench.timing.interleave import (
     VariantFailed,
     blaming,
 )
-from microbench.timing.stats import median, median_interval, ratio_interval
+from microbench.timing.stats import median, median_interval
 from microbench.timing.timers import Launch, Renewed, Timer
 from microbench.tuning import Tuner
 
@@ -338,7 +338,8 @@ class Measurer:
                 failed[key] = self._failed(item.result, error)
             else:
                 timed[key] = replace(item.result, measurement=found)
-        return failed | with_ratios(timed, variants, self.timer)
+        both = [*timed.values()]
+        return failed | {key: with_ratios(result, both) for key, result in timed.items()}
 
     def _check_again(self, item: _Ready, announce: Announce) -> None:
         """Wrong where a timed sample leaves a wrong result, or work that is not done yet."""
@@ -404,7 +405,7 @@ def measurement_of(
 
     `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
-    blocks = _net(variant, timer)
+    blocks = [[t - timer.overhead_s for t in block.times_s] for block in variant.blocks]
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
     clocks = [block.sm_clock_mhz for block in variant.blocks if block.sm_clock_mhz]
     every = len(clocks) == len(blocks)
@@ -426,36 +427,6 @@ def measurement_of(
         throttle=state.throttle,
         clocks_mhz=tuple(round(clock, 1) for clock in clocks) if every else (),
     )
-
-
-def _net(variant: Variant, timer: Timer) -> list[list[float]]:
-    """The samples of each block, less the timer's overhead."""
-    return [[t - timer.overhead_s for t in block.times_s] for block in variant.blocks]
-
-
-def with_ratios(
-    results: dict[str, Result], variants: Sequence[Variant], timer: Timer
-) -> dict[str, Result]:
-    """Each result with its speed-ups over the group's other precisions and back ends.
-
-    `speedup`: over other precisions as the library runs them. `vs_backend`: over the same precision
-    in other back ends. Both are ratios of interleaved times, see `ratio_interval`.
-    """
-    taken = {variant.key: _net(variant, timer) for variant in variants}
-    out: dict[str, Result] = {}
-    for key, result in results.items():
-        speedup: dict[str, Ratio] = {}
-        vs_backend: dict[str, Ratio] = {}
-        for other_key, other in results.items():
-            if other_key == key:
-                continue
-            ratio = Ratio(*ratio_interval(taken[other_key], taken[key], timer.resolution_s))
-            if other.case.precision_name == result.case.precision_name:
-                vs_backend[other.case.backend] = ratio
-            elif is_library(other.case):
-                speedup[other.case.precision_name] = ratio
-        out[key] = replace(result, speedup=speedup, vs_backend=vs_backend)
-    return out
 
 
 def too_exact(case: Case, error: float) -> bool:

@@ -1,8 +1,8 @@
-"""One result from what several processes measured of a case."""
+"""Ratios of what took turns, and one result from what several processes measured of a case."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -75,7 +75,7 @@ def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> lis
         if wrong.turned_wrong:
             before = [_failed(result, wrong) for result in before]
     both = [_joined(result, again.get(result.case.key), number) for result in before]
-    return [replace(result, **_ratios(result, both)) for result in both]
+    return [with_ratios(result, both, fewest=2) for result in both]
 
 
 def _failed(result: Result, wrong: Result) -> Result:
@@ -116,19 +116,19 @@ def _whole(measurement: Measurement, number: int) -> ProcessTime:
     return ProcessTime(number, rounds, measurement.median_s, measurement.sm_clock_mhz)
 
 
-def _ratios(result: Result, group: Sequence[Result]) -> Mapping[str, Mapping[str, Ratio]]:
-    """A result's speed-ups over the others of its comparison (see `Result`)."""
-    speedup, vs_backend = dict(result.speedup), dict(result.vs_backend)
+def with_ratios(result: Result, group: Sequence[Result], fewest: int = 1) -> Result:
+    """The result with its speed-ups over the others of its comparison (see `Result`), of those that
+    took turns with it in `fewest` processes or more; it keeps what it has of the others.
+    """
+    speedup, vs_backend, own = dict(result.speedup), dict(result.vs_backend), result.measurement
     for other in group:
-        if other is result or not other.measurement or not result.measurement:
+        taken = other.measurement
+        if other is result or not taken or not own or len(_together(taken, own)) < fewest:
             continue
-        if len(_together(other.measurement, result.measurement)) < 2:
-            continue  # of one process it is known already
-        ratio = ratio_of_processes(other.measurement, result.measurement)
-        if ratio is None:
-            continue
+        ratio = ratio_of_processes(taken, own, own.timer_resolution_s)
+        assert ratio
         if other.case.precision_name == result.case.precision_name:
             vs_backend[other.case.backend] = ratio
         elif is_library(other.case):
             speedup[other.case.precision_name] = ratio
-    return {"speedup": speedup, "vs_backend": vs_backend}
+    return replace(result, speedup=speedup, vs_backend=vs_backend)

@@ -13,7 +13,9 @@ from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.gemm import Gemm, torch_blas
 from kernels.gemm.operands import Operands
 from microbench.device.device import describe, open_telemetry
-from microbench.measure import Measurer, with_ratios
+from microbench.device.telemetry import TelemetrySummary
+from microbench.measure import Measurer, measurement_of
+from microbench.results.merging import with_ratios
 from microbench.results.types import Result
 from microbench.sweep import Group
 from microbench.timing.interleave import Variant
@@ -117,10 +119,13 @@ def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
         Variant(name, lambda: None, seconds, [Block((seconds + overhead_s,))] * 2)
         for name, seconds in (("a", 4.0), ("b", 2.0))
     ]
-    results = {name: Result(case, "ok") for name, case in zip("ab", cases, strict=True)}
-    found = with_ratios(results, variants, spy)
-    assert found["b"].speedup["fp32"].ratio == pytest.approx(2.0)
-    assert found["a"].speedup["fp16"].ratio == pytest.approx(0.5)
+    both = [
+        Result(case, "ok", measurement=measurement_of(one, spy, "burst", TelemetrySummary(), False))
+        for case, one in zip(cases, variants, strict=True)
+    ]
+    slow, fast = (with_ratios(result, both) for result in both)
+    assert fast.speedup["fp32"].ratio == pytest.approx(2.0)
+    assert slow.speedup["fp16"].ratio == pytest.approx(0.5)
 
 
 # ---------------------------------------------------------------- wrong
