@@ -83,9 +83,9 @@ def setting(
     """A field of `TrainCase`.
 
     `label` returns the value's text in reports, "" for the usual value (without a label: name and
-    value where it is not the default). `varied`: arms of one comparison may differ in it. `least`
-    is the smallest value that a run file may have. `later`: older files have keys without it, so
-    keys name it only where it is not the default.
+    value where it is not the default). `varied`: variants of one comparison may differ in it.
+    `least` is the smallest value that a run file may have. `later`: older files have keys without
+    it, so keys name it only where it is not the default.
     """
     metadata = {"label": label, "varied": varied, "least": least, "later": later}
     return field(default=default, metadata=metadata)
@@ -198,7 +198,7 @@ class TrainCase:
         return OP
 
     @property
-    def fed(self) -> bool:
+    def loads_data(self) -> bool:
         """Whether batches are loaded during training; they arrive in bursts, one per worker."""
         return self.loader not in IN_MEMORY
 
@@ -221,7 +221,7 @@ class TrainCase:
         ]
 
 
-# Settings in which arms of one comparison may differ: they do not change the training data.
+# Settings in which variants of one comparison may differ: they do not change the training data.
 VARIED = tuple(f.name for f in fields(TrainCase) if f.metadata["varied"])
 # The smallest values of a case.
 LEAST: Mapping[str, int] = {

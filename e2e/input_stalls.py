@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
-from e2e.training.speedups import FED_SHARE
+from e2e.training.speedups import LOADER_SHARE
 from microbench.verdict import MIN_GAIN
 
 Estimate = NDArray[np.float64]  # a value and the ends of its 95 % interval, or thrice the value
@@ -58,7 +58,7 @@ def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | 
     shared_s = ((loading.cpu_s_per_image or 0.0) * units + alone.host_s) / cores
     # However they slow each other, both together take no longer than one after the other.
     estimate = np.maximum(np.minimum(np.maximum(fed, loads), pinned + load), shared_s)
-    waits = estimate[0] > (1 + FED_SHARE) * pinned[0]  # as for measured steps
+    waits = estimate[0] > (1 + LOADER_SHARE) * pinned[0]  # as for measured steps
     limit = "data" if waits else alone.pinned.limit or "gpu"
     return Predicted(float(estimate[0]), (float(estimate.min()), float(estimate.max())), limit, {})
 

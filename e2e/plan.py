@@ -144,7 +144,7 @@ def notes(options: TrainOptions, kind: str) -> list[str]:
         remarks.append("On a CPU, GPUs are processes that share its cores.")
     if any(name in ON_CPU for name in recipes):
         remarks.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
-    slow = [name for name in recipes if name not in ON_CPU and RECIPES[name].half]
+    slow = [name for name in recipes if name not in ON_CPU and RECIPES[name].needs_loss_scaling]
     if slow:
         remarks.append(
             f"Most CPUs have no fast float16 arithmetic: {', '.join(slow)} will be slow."

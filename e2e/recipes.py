@@ -47,7 +47,7 @@ class Recipe:
     auto: bool = False
 
     @property
-    def half(self) -> bool:
+    def needs_loss_scaling(self) -> bool:
         """Whether float16 gradients occur, which a loss scale keeps from vanishing."""
         return "fp16" in (self.weights, self.autocast)
 
@@ -117,7 +117,7 @@ def recipe_of(case: TrainCase) -> Recipe:
     unknown recipe.
     """
     recipe = RECIPES[case.recipe]
-    if case.loss_scale is not None and recipe.half:
+    if case.loss_scale is not None and recipe.needs_loss_scaling:
         recipe = replace(recipe, scale=float(case.loss_scale))
     if case.keep_batchnorm_fp32:
         recipe = replace(recipe, batchnorm="fp32")

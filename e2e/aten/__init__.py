@@ -5,7 +5,7 @@ and `min_bytes` say what it does, and `materialise` makes arguments that are val
 content, so that it can be launched and timed by itself.
 """
 
-from e2e.aten.arena import WARM, Cold, Pool
+from e2e.aten.arena import WARM, ColdL2, Pool
 from e2e.aten.call import (
     Argument,
     Call,
@@ -22,7 +22,7 @@ from e2e.aten.materialise import Replay, materialise, movable, reserve, why_not
 from e2e.aten.work import flops, min_bytes
 
 __all__ = [
-    "KINDS", "WARM", "Argument", "Call", "CannotReplay", "Cold", "Named",
+    "KINDS", "WARM", "Argument", "Call", "CannotReplay", "ColdL2", "Named",
     "Pool", "Replay", "TensorSpec", "describe", "flops", "kind_of", "kind_of_name",
     "materialise", "min_bytes", "movable", "reserve", "resolve", "spec_of", "tensors_among",
     "why_not",

@@ -1,9 +1,9 @@
 """Memory that the arguments of many calls share, one call at a time, and random values in it.
 
 Launched again and again, a call finds small arguments in the device's cache, and writes its results
-where the last ones were; in a step it often does not. So `Cold` arguments alternate between places
-of a pool that are together larger than the cache, and results are held for a while, which makes the
-next ones use other memory.
+where the last ones were; in a step it often does not. So `ColdL2` arguments alternate between
+places of a pool that are together larger than the cache, and results are held for a while, which
+makes the next ones use other memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from e2e.aten.call import TensorSpec
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
-ROUND_CACHES = 4.0  # a round of turns touches this many times what the cache holds,
-MOST_TURNS = 128  # unless it would have more turns than these
+ROUND_CACHES = 4.0  # a round of rotations touches this many times what the cache holds,
+MOST_ROTATIONS = 128  # unless it would have more rotations than these
 _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 
@@ -36,7 +36,7 @@ class Area(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cold:
+class ColdL2:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
     `results` leave it before they are freed. `cache_bytes` is the size of the cache in bytes.
     """
@@ -54,15 +54,15 @@ class Cold:
         named = [*map(str, self.arguments), *(["results"] if self.results else [])]
         return f"distant {','.join(named)}" if named else ""
 
-    def turns(self, turn_bytes: int) -> int:
-        """Places to alternate between, of `turn_bytes` each, so that none is still cached: together
-        ROUND_CACHES = 4 times the cache, at most MOST_TURNS = 128 of them.
+    def rotations(self, rotation_bytes: int) -> int:
+        """Places to alternate between, of `rotation_bytes` each, so that none is still cached:
+        together ROUND_CACHES = 4 times the cache, at most MOST_ROTATIONS = 128 of them.
         """
-        places = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
-        return max(1, min(MOST_TURNS, places))
+        places = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, rotation_bytes))
+        return max(1, min(MOST_ROTATIONS, places))
 
 
-WARM = Cold()
+WARM = ColdL2()
 
 
 class Pool:
@@ -120,8 +120,8 @@ class Pool:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
-    def in_turns(
-        self, launches: Sequence[Callable[[], object]], cold: Cold
+    def rotating(
+        self, launches: Sequence[Callable[[], object]], cold: ColdL2
     ) -> Callable[[], object]:
         """A launch that runs the next of `launches` at each call, round and round. Where results
         are cold, up to four times the cache of them are held.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from e2e.aten.arena import ALIGNMENT_BYTES, WARM, Area, Cold, Pool, fill, fill_normal, writable
+from e2e.aten.arena import ALIGNMENT_BYTES, WARM, Area, ColdL2, Pool, fill, fill_normal, writable
 from e2e.aten.call import (
     Argument,
     Call,
@@ -338,7 +338,7 @@ class Replay:
     restore: Callable[[], None]
 
 
-def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM) -> Replay:
+def materialise(call: Call, device: torch.device, pool: Pool, cold: ColdL2 = WARM) -> Replay:
     """Arguments with the recorded shapes, strides and dtypes on `device`, and a launch with them.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) belongs
@@ -386,18 +386,18 @@ def materialise(call: Call, device: torch.device, pool: Pool, cold: Cold = WARM)
         give_content()
     saved = run_forward(call, _values(call, made, device))
     launches: list[partial[Any]] = []
-    for turn in layout.turns:
-        there = {(s.name, s.position): pool.view(*at, s.spec) for s, at in turn.items()}
+    for rotation in layout.rotations:
+        there = {(s.name, s.position): pool.view(*at, s.spec) for s, at in rotation.items()}
         values = _values(call, made | there, device) | saved
         args = [values[name] for name in list(call.named)[: len(call.args)]]
         launches.append(
             partial(call.func, *args, **{name: values[name] for name, _ in call.kwargs})
         )
-    launch = pool.in_turns(launches, cold) if cold else launches[0]
+    launch = pool.rotating(launches, cold) if cold else launches[0]
     return Replay(launch, launches[0], restore)
 
 
-def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
+def reserve(calls: Iterable[tuple[Call, ColdL2]], pool: Pool) -> None:
     """Make the pool as large as the largest of these calls needs; calls that cannot run need
     nothing. torch.OutOfMemoryError where it does not fit.
     """
@@ -465,15 +465,15 @@ class _Layout:
     """Places of arguments in the pool, no two of which share memory, and the elements that all need
     of each area. What has no place has memory of its own.
 
-    `turns` are further places of the cold arguments; the first turn has none.
+    `rotations` are further places of the cold arguments; the first rotation has none.
     """
 
     places: _Places
-    turns: list[_Places]
+    rotations: list[_Places]
     needs: dict[Area, int]
 
 
-def _layout(call: Call, pool: Pool, cold: Cold) -> _Layout:
+def _layout(call: Call, pool: Pool, cold: ColdL2) -> _Layout:
     needs: dict[Area, int] = defaultdict(int)
 
     def placed(slots: Iterable[Slot]) -> _Places:
@@ -487,8 +487,8 @@ def _layout(call: Call, pool: Pool, cold: Cold) -> _Layout:
 
     places = placed(slot for slot in call.slots if _is_shared(call, slot))
     moving = [call.slots[i] for i in movable(call) if i in cold.arguments]
-    turn_bytes = sum(slot.spec.distinct * slot.spec.itemsize for slot in moving)
-    more = range(1, cold.turns(turn_bytes) if moving else 1)
+    rotation_bytes = sum(slot.spec.distinct * slot.spec.itemsize for slot in moving)
+    more = range(1, cold.rotations(rotation_bytes) if moving else 1)
     return _Layout(places, [{}, *(placed(moving) for _ in more)], needs)
 
 

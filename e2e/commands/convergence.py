@@ -14,7 +14,7 @@ LUCK = 1e-4  # of guessing at least as many right answers: what is less likely w
 BEHIND_SHARE = 0.5  # of the baseline's gain over guessing; a recipe with less did not converge
 
 
-def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training]:
+def with_convergence(trainings: Sequence[Training], held_out: int | None) -> list[Training]:
     """The trainings with `converged` and, where they did not, the reason.
 
     `held_out` is the number of samples behind the accuracy. A recipe that learns far less than the
@@ -24,10 +24,12 @@ def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training
     repeated = [t for t in trainings if t.repeats]
     names = chain(*BASELINES.values())
     baseline = next((t for name in names for t in repeated if t.case.recipe == name), None)
-    return [_judged(t, baseline, held_out) if t.repeats else t for t in trainings]
+    return [_with_convergence(t, baseline, held_out) if t.repeats else t for t in trainings]
 
 
-def _judged(training: Training, baseline: Training | None, held_out: int | None) -> Training:
+def _with_convergence(
+    training: Training, baseline: Training | None, held_out: int | None
+) -> Training:
     trouble = _not_learnt(training, held_out)
     if baseline is not None and baseline is not training:
         trouble = trouble or _behind(training, baseline)

@@ -83,7 +83,7 @@ Procedure = Callable[["Session", Run], Run]  # adds to the run
 class Job:
     """What a training process is to do: a procedure, with the comparisons of so many `gpus`.
 
-    `number` counts the processes that time the same, from 0. `found` are the results of the run so
+    `number` counts the processes that time the same, from 0. `known` are the results of the run so
     far; what is `tried` has a result of this command and number, and is not begun again.
     """
 
@@ -91,7 +91,7 @@ class Job:
     procedure: Procedure
     gpus: int = 1
     number: int = 0
-    found: tuple[Result, ...] = ()
+    known: tuple[Result, ...] = ()
     tried: frozenset[str] = frozenset()
 
 
@@ -116,7 +116,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """Results to save; more of the same cases is to come unless they are `whole`."""
 
     results: Sequence[Result]
@@ -155,7 +155,7 @@ def can_step(training: Training) -> bool:
 
 
 def with_what_was(before: Training | None, training: Training) -> Training:
-    """An arm that is timed again, with earlier results that the new timing does not replace."""
+    """A variant that is timed again, with earlier results that the new timing does not replace."""
     if before is None:
         return training
     predicted = training.predicted or before.predicted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from e2e.data.sources.jpegs import TRAIN, USUAL, Plan, cached, make
+from e2e.data.sources.jpegs import TRAIN, USUAL, DatasetPlan, cached, make
 from microbench import fmt
 from microbench.report.live import LiveLine
 from microbench.report.screen import is_live, make_console
@@ -17,9 +17,9 @@ SAY_EVERY_S = 10.0  # where nothing can be redrawn
 
 
 def run_make_data(folder: Path, images: int, classes: int) -> None:
-    """Generate a dataset in a folder and summarise it. UserError as of `Plan` and `make`."""
+    """Generate a dataset in a folder and summarise it. UserError as of `DatasetPlan` and `make`."""
     console = make_console(quiet=False)
-    plan, name = Plan(images, classes), fmt.clean(folder)
+    plan, name = DatasetPlan(images, classes), fmt.clean(folder)
     paths = [plan.path(index) for index in range(images)]
     trained = sum(path.startswith(TRAIN) for path in paths)
     with MakeProgress(console, images) as progress:

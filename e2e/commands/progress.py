@@ -17,7 +17,7 @@ from microbench import fmt
 from microbench.report.live import LiveLine
 
 START_UP, OPENING = "start-up", "network and data"
-RECORDING_S = 2.5  # about, of an arm, before any was recorded
+RECORDING_S = 2.5  # about, of a variant, before any was recorded
 FIRST = (Stage.SETTING_UP, Stage.TRAINING, Stage.LOADING, Stage.PREDICTING)  # what a result has
 # The kind of result that comes of what begins.
 KINDS: Mapping[str, str] = {
@@ -60,7 +60,7 @@ class TimeLeft:
     """About how long it is to the end, from how long the parts took that are done.
 
     Nothing is known in the first third. Results of a kind (timed, trained, loaded) are taken to
-    need as long as those before; of a comparison the set-ups and recordings of its arms likewise.
+    need as long as those before; of a comparison its variants' set-ups and recordings likewise.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -70,8 +70,8 @@ class TimeLeft:
         self._to_come: Counter[str] = Counter()
         self._result, self._result_s = "", self._began_s  # which kind is under way, since when
         self._part, self._part_s = "", self._began_s  # of a comparison, likewise
-        self._key = ""  # of the arm that is set up or recorded
-        self._arms, self._arms_done = 0, 0
+        self._key = ""  # of the variant that is set up or recorded
+        self._variants, self._variants_done = 0, 0
         self._budget_s = 0.0
         self._end_s: float | None = None  # of what is under way, where it says so itself
 
@@ -86,25 +86,25 @@ class TimeLeft:
     def begin(self, begun: Begun) -> None:
         """A part begins."""
         now_s = self._clock()
-        self._arm_ends(now_s)
+        self._variant_ends(now_s)
         kind = KINDS.get(begun.what, "")
         if kind != self._result or begun.what in FIRST:
             self._result, self._result_s = kind, now_s
         self._part, self._part_s, self._end_s = begun.what, now_s, None
-        self._arms, self._arms_done, self._key = len(begun.cases), 0, ""
+        self._variants, self._variants_done, self._key = len(begun.cases), 0, ""
         self._budget_s = begun.budget_s or self._budget_s
 
-    def arm(self, key: str) -> None:
-        """An arm of the part is at work."""
+    def variant(self, key: str) -> None:
+        """A variant of the part is at work."""
         if key != self._key and self._part in (Stage.SETTING_UP, Stage.RECORDING):
             now_s = self._clock()
-            self._arm_ends(now_s)
+            self._variant_ends(now_s)
             self._key, self._part_s = key, now_s
 
-    def _arm_ends(self, now_s: float) -> None:
+    def _variant_ends(self, now_s: float) -> None:
         if self._key:
             self._took_s.setdefault(self._part, []).append(now_s - self._part_s)
-            self._arms_done += 1
+            self._variants_done += 1
             self._key = ""
 
     def ends_in(self, seconds: float) -> None:
@@ -114,7 +114,7 @@ class TimeLeft:
     def done(self) -> None:
         """A result was saved."""
         now_s = self._clock()
-        self._arm_ends(now_s)
+        self._variant_ends(now_s)
         self._took_s.setdefault(self._result, []).append(now_s - self._result_s)
         self._to_come[self._result] -= 1
         self._part, self._result_s = "", now_s
@@ -154,9 +154,10 @@ class TimeLeft:
             each_s = self._mean_s(self._part)
             if each_s is None:
                 return None
-            arms_s = max(0.0, each_s - spent_s) + each_s * (self._arms - self._arms_done - 1)
+            more = self._variants - self._variants_done - 1
+            variants_s = max(0.0, each_s - spent_s) + each_s * more
             later_s = self._budget_s + self._recording_s()
-            return arms_s + later_s * (self._part == Stage.SETTING_UP)
+            return variants_s + later_s * (self._part == Stage.SETTING_UP)
         if self._part == Stage.TIMING:
             return max(0.0, self._budget_s - spent_s) + self._recording_s()
         if self._part == Stage.LOADING:
@@ -166,11 +167,11 @@ class TimeLeft:
 
     def _recording_s(self) -> float:
         each_s = self._mean_s(Stage.RECORDING)
-        return self._arms * (RECORDING_S if each_s is None else each_s)
+        return self._variants * (RECORDING_S if each_s is None else each_s)
 
 
 class TrainProgress(LiveLine):
-    """Shows which arm runs, results so far, and the time left.
+    """Shows which variant runs, results so far, and the time left.
 
     What is counted is saved one after another: timed comparisons, trainings, and measured loaders.
     """
@@ -213,27 +214,27 @@ class TrainProgress(LiveLine):
         if cases and isinstance(cases[0], LoadCase):
             self._doing = fmt.clean(f"{loader_name(cases[0])}: loading")
             return
-        arms = [case for case in cases if isinstance(case, TrainCase)]
-        self._names = {case.key: arm_name(case) for case in arms}
+        variants = [case for case in cases if isinstance(case, TrainCase)]
+        self._names = {case.key: variant_name(case) for case in variants}
         if begun.what == Stage.SETTING_UP and not self._process:
-            variants = fmt.count(len(arms), "variant")
-            self.say(fmt.clean(f"{arms[0].network} {_size(arms[0])}, {variants}"))
+            count = fmt.count(len(variants), "variant")
+            self.say(fmt.clean(f"{variants[0].network} {_size(variants[0])}, {count}"))
 
     def ends_in(self, seconds: float) -> None:
         """What is under way ends in about this many seconds."""
         self._left_s.ends_in(seconds)
 
     def stage(self, key: str, stage: str) -> None:
-        """An arm entered a stage."""
+        """A variant entered a stage."""
         self.stages.enter(stage)
-        self._left_s.arm(key)
+        self._left_s.variant(key)
         name = self._names.get(key, "")
         self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)
 
     def timed(self, trainings: list[Training]) -> None:
         """A comparison, timed or only predicted, was saved."""
         figures = ((t, fmt.throughput(t.per_s) if t.per_s else t.status) for t in trainings)
-        parts = [f"{arm_name(training.case)} {what}" for training, what in figures]
+        parts = [f"{variant_name(training.case)} {what}" for training, what in figures]
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
         network = f"{self._process}{case.network}"
@@ -253,7 +254,7 @@ class TrainProgress(LiveLine):
             result = "the loss is not finite"
         took = fmt.duration(repeat.train_s)
         self._advance(
-            f"{arm_name(case)} batch {case.batch} seed {repeat.seed}: {result} after "
+            f"{variant_name(case)} batch {case.batch} seed {repeat.seed}: {result} after "
             f"{fmt.count(repeat.steps, 'step')} in {took}"
         )
 
@@ -274,7 +275,7 @@ def loader_name(case: LoadCase) -> str:
     return ", ".join(parts)
 
 
-def arm_name(case: TrainCase) -> str:
+def variant_name(case: TrainCase) -> str:
     """Such as "amp nhwc +compile"."""
     return " ".join(in_words(case, ("recipe", "layout", "fused", "compile", "graph", "compress")))
 

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from e2e.case import TrainCase
-from e2e.commands.convergence import judged
+from e2e.commands.convergence import with_convergence
 from e2e.commands.job import (
     Begun,
     Ended,
-    Found,
     Job,
     Left,
+    Measured,
     More,
     Pipe,
     Result,
@@ -52,10 +52,10 @@ from microbench.device.telemetry import Telemetry
 from microbench.results.types import Run
 from microbench.worker import OnStage
 
-# Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
-ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
-EXCHANGE_ARMS = 3  # of a step over several GPUs: it, it without the exchange, the exchange alone
-CPU_BUDGET_S = 40.0  # for all arms of a comparison
+# Seconds of timing a variant gets when the user gives no --budget; fed ones wait for bursts.
+VARIANT_BUDGET_S, LOADER_BUDGET_S = 5.0, 10.0
+EXCHANGE_PARTS = 3  # of a step over several GPUs: it, it without the exchange, the exchange alone
+CPU_BUDGET_S = 40.0  # for all variants of a comparison
 # Steps that are recorded; one on a CPU, where they are long.
 TRACED_STEPS, CPU_TRACED_STEPS = 2, 1
 RECORDINGS = 2  # at most: the profiler loses kernels now and then
@@ -71,7 +71,7 @@ class Session:
         self.job, self.options = job, job.options
         self.task, self.network = task, task.network.facts
         self.kind, self.comparisons = info.kind, comparisons
-        self.run = Run(("e2e",), "", {}, {}, others=job.found)
+        self.run = Run(("e2e",), "", {}, {}, others=job.known)
         self.announce = announce
         self._info, self._pipe = info, pipe
         chooses = any(recipe_of(case).auto for cases in comparisons for case in cases)
@@ -104,7 +104,7 @@ class Session:
             run = run.with_other(result)
         if results:
             self._tried |= {result.case.key for result in results}
-            self._tell(Found(results, whole))
+            self._tell(Measured(results, whole))
         return run
 
     def end(self) -> None:
@@ -205,11 +205,11 @@ class Session:
         if not verifies:
             self.begin(Stage.SETTING_UP, todo, budget_s=self._budget_s(todo))
         trainings = self._ranks.from_rank0(self._variants.set_up(todo, self.announce))
-        arms = [t.case for t in trainings if t.status == "ok"]
-        if arms:
-            budget_s = self._budget_s(arms)
+        able = [t.case for t in trainings if t.status == "ok"]
+        if able:
+            budget_s = self._budget_s(able)
             if not verifies:
-                self.begin(Stage.TIMING, arms, budget_s=budget_s)
+                self.begin(Stage.TIMING, able, budget_s=budget_s)
             timed = self._variants.time(
                 budget_s, self.announce, self._own_speed, lambda rest_s: self._tell(Left(rest_s))
             )
@@ -223,17 +223,17 @@ class Session:
         return [by_key[case.key] for case in cases]
 
     def _budget_s(self, cases: Cases) -> float:
-        """Seconds of timing for these arms."""
-        each_s = FED_ARM_BUDGET_S if any(case.fed for case in cases) else ARM_BUDGET_S
+        """Seconds of timing for these variants."""
+        each_s = LOADER_BUDGET_S if any(case.loads_data for case in cases) else VARIANT_BUDGET_S
         if any(case.gpus > 1 for case in cases):
-            each_s *= EXCHANGE_ARMS
+            each_s *= EXCHANGE_PARTS
         usual_s = CPU_BUDGET_S if self.kind == "cpu" else each_s * len(cases)
         return self.options.budget or usual_s
 
     # ------------------------------------------------------------ further processes
 
     def _lacks(self, run: Run, cases: Cases, number: int) -> bool:
-        """Whether an arm that can be timed has the times of fewer than `number` + 1 processes."""
+        """Whether a variant that can be timed has the times of at most `number` processes."""
         return any(
             timed_by(t) <= number
             for case in cases
@@ -242,17 +242,17 @@ class Session:
         )  # fmt: skip
 
     def _again(self, run: Run, cases: Cases) -> Run:
-        """The run with arms that this process timed once more, and what follows from their times.
+        """The run with variants that this process timed once more, and what follows from it.
 
         One that has no times, or fails here, stays as it is.
         """
-        arms = [t for case in cases if (t := run.find(Training, case.key))]
-        todo = [t.case for t in arms if can_step(t) and t.case.key not in self._tried]
+        timed = [t for case in cases if (t := run.find(Training, case.key))]
+        todo = [t.case for t in timed if can_step(t) and t.case.key not in self._tried]
         more = self.time(run, todo)
         rungs = rungs_of(self.options, self.network, self.kind, cases)
         trainings: list[Training] = []
         for training in explained(
-            with_speedups(merged(arms, more, 1 + max(map(newest, arms))), rungs)
+            with_speedups(merged(timed, more, 1 + max(map(newest, timed))), rungs)
         ):
             before = run.find(Training, training.case.key)
             assert before
@@ -275,7 +275,7 @@ class Session:
         return [_with_trace(t, traced.get(t.case.key)) for t in trainings]
 
     def _traced(self, key: str) -> TracedStep | str:
-        """Recorded steps of an arm, or why there are none.
+        """Recorded steps of a variant, or why there are none.
 
         RuntimeError after a fault that the device does not survive.
         """
@@ -327,7 +327,7 @@ class Session:
         ]  # fmt: skip
 
     def _trained(self, run: Run, cases: Cases) -> Run:
-        """The run with each arm trained from each seed, turn by turn."""
+        """The run with each variant trained from each seed, turn by turn."""
         todo = self._seeds(run, cases)
         if not todo:
             return run
@@ -352,7 +352,7 @@ class Session:
             run = run.with_other(training)
             known = [t for c in cases if (t := run.find(Training, c.key))]
             # The one that was trained comes last: it is what is new.
-            others = judged(known, held_out)
+            others = with_convergence(known, held_out)
             others.sort(key=lambda t: t.case.key == case.key)
             run = self.saved(run, *others)
         return run
@@ -384,7 +384,7 @@ class Session:
         if known and (known.status != "failed" or case.key in self._tried):
             return run
         self.begin(Stage.LOADING, [case], budget_s=budget_s)
-        self._variants.close()  # arms would be beside it
+        self._variants.close()  # variants would be beside it
         return self.saved(run, self._meter.measure(case, budget_s))
 
     def predict(self, run: Run, comparisons: Sequence[Cases]) -> Run:

@@ -13,9 +13,9 @@ from e2e.case import is_own
 from e2e.commands.job import (
     Begun,
     Ended,
-    Found,
     Job,
     Left,
+    Measured,
     More,
     Opened,
     Procedure,
@@ -176,7 +176,7 @@ class Keeper:
     def _until_done(self, job: Job, here: bool) -> None:
         while True:
             known = self._run or self._before
-            job = replace(job, found=known.others if known else (), tried=self._tried)
+            job = replace(job, known=known.others if known else (), tried=self._tried)
             self._begun = Begun(Stage.OPENING)
             try:
                 if here:
@@ -247,7 +247,7 @@ class Keeper:
                 self._begun = event
                 self._order |= dict.fromkeys(case.key for case in event.cases)
                 self._progress.begins(event)
-            case Found():
+            case Measured():
                 self._save(*event.results)
                 if event.whole:
                     self._show(event.results)

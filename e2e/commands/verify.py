@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def verified(session: Session, run: Run, cases: Cases) -> Run:
-    """The run with what the costliest causes of each arm propose measured, and its gains (%)."""
+    """The run with what the costliest causes of each variant propose measured: gains in %."""
     for case in cases:
         training = run.find(Training, case.key)
         if training is None or not training.steps or training.ruined_pct:

@@ -111,7 +111,7 @@ def _measured(loader: Loader, case: LoadCase, device: torch.device, budget_s: fl
     began_s = time.perf_counter()
     load(1)
     loading = Loading(case, "ok", first_s=time.perf_counter() - began_s)
-    load(loader.ahead)
+    load(loader.queue_depth)
     until_s = time.perf_counter() + budget_s
     while not _enough(loading, time.perf_counter() > until_s):
         loading = replace(loading, blocks=(*loading.blocks, block()))

@@ -98,8 +98,8 @@ class LoadSpec:
     `cold`: each file is dropped from the page cache right before it is read.
 
     The rest is filled in by the data. `size` is (height, width) in pixels. `share` is (rank,
-    ranks): this rank's part of a batch that is `ranks` times as large. `note` gets remarks for the
-    user, a line at a time, `tell` the files that are broken.
+    ranks): this rank's part of a batch that is `ranks` times as large. `on_note` gets remarks for
+    the user, a line at a time, `on_broken` the files that are broken.
     """
 
     batch: int
@@ -111,11 +111,11 @@ class LoadSpec:
     size: tuple[int, int] = (0, 0)
     normal: Normal = IMAGENET
     share: Share = ALL
-    note: OnNote = lambda _: None
-    tell: OnBroken = lambda _: None
+    on_note: OnNote = lambda _: None
+    on_broken: OnBroken = lambda _: None
 
     @property
-    def ahead(self) -> int:
+    def queue_depth(self) -> int:
         """How many batches the workers have ready at most; 0 without workers."""
         return self.workers * PREFETCH
 
@@ -158,7 +158,7 @@ class Loader:
         """End the loader's threads and processes. It returns no batches afterwards."""
 
     @property
-    def ahead(self) -> int:
+    def queue_depth(self) -> int:
         """How many batches may be ready before they are fetched; 0 without workers."""
         return 0
 
@@ -177,7 +177,7 @@ class Loader:
 
 
 class Data(Protocol):
-    """A data set, or its substitute. It is opened once and shared by all arms."""
+    """A data set, or its substitute. It is opened once and shared by all variants."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 from msgspec import Meta
 
-from e2e.aten import WARM, Call, CannotReplay, Cold, Pool, Replay, materialise, reserve
+from e2e.aten import WARM, Call, CannotReplay, ColdL2, Pool, Replay, materialise, reserve
 from e2e.training.step_timer import union_s
 from kernels.case import Target
 from kernels.messages import first_line, one_line
@@ -45,7 +45,7 @@ class PlacedCall:
     call: Call
     count: float = 1
     backward: bool = False
-    cold: Cold = WARM
+    cold: ColdL2 = WARM
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from e2e.report.ledger import (
     unexplained,
 )
 from e2e.report.trainings import busy_pct, exposed, fastest, wall_gap
-from e2e.results.baselines import BASELINES, STRONG, scaled
+from e2e.results.baselines import BASELINES, STRONG, scaling
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import MAX_WALL_GAP, Cause, Training
 from microbench import fmt
@@ -280,7 +280,7 @@ def _scaling(view: View) -> Iterator[str]:
     """ "amp: efficiency 0.95 ±0.01 on 2 GPUs, 0.94 ±0.01 on 4 (weak scaling)", a line a recipe."""
     by_arm = grouped(
         ((" ".join(in_words(row.many.case, ("recipe", "compress"))), row.kind), row)
-        for row in scaled(view.arms)
+        for row in scaling(view.arms)
     )
     for (name, kind), rows in by_arm.items():
         each = [f"{ratio(row.efficiency)} on {row.many.case.gpus} GPUs" for row in rows]
@@ -292,7 +292,7 @@ def _scaling(view: View) -> Iterator[str]:
 
 def _exchanges(view: View) -> Iterator[str]:
     """What the exchange of gradients adds to the step of the most GPUs."""
-    rows = [row.many for row in scaled(view.arms) if row.many.exchange and row.many.step_s]
+    rows = [row.many for row in scaling(view.arms) if row.many.exchange and row.many.step_s]
     if rows:
         most = max(rows, key=lambda arm: arm.case.gpus)
         assert most.exchange
@@ -500,7 +500,7 @@ def _only_slowed(arm: Training) -> bool:
 def _remedy(arm: Training) -> str:
     """An option against its bottleneck that is not in use yet; "" when none is known to help."""
     if arm.limit == "data":
-        return "more --workers" if arm.case.fed and not _only_slowed(arm) else ""
+        return "more --workers" if arm.case.loads_data and not _only_slowed(arm) else ""
     if arm.limit != "host":
         return ""
     if arm.case.graph:
@@ -520,7 +520,7 @@ def _doubts(view: View, best: Sequence[Training]) -> list[Line]:
             sentences.append(
                 f"{100 * unexplained(arm)[0]:.0f} % of a step is unexplained: trust no term"
             )
-        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.fed and not warned:
+        if wall_gap(arm) > MAX_WALL_GAP and not arm.case.loads_data and not warned:
             sentences.append(
                 f"by the wall clock {view.named(arm)} {trains(arm)} "
                 f"{fmt.throughput(arm.wall_per_s or 0.0)} {arm.unit}/s"

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from e2e.case import SHORT, VARIED, TrainCase, label_of
-from e2e.results.baselines import BASELINES, Scaled
+from e2e.results.baselines import BASELINES, Scaling
 from e2e.results.loader_types import Loading
 from e2e.results.types import PREDICTED, Training
 from microbench import fmt
@@ -289,7 +289,7 @@ def _against_first(arms: Sequence[Training]) -> list[Training]:
     for arm in arms:
         base = reference(arm, first, group)
         if base and base.per_s and arm.per_s and arm.case.recipe != first and arm.rung is None:
-            gain = Scaled("", base, arm).efficiency.scaled(arm.case.gpus)
+            gain = Scaling("", base, arm).efficiency.scaled(arm.case.gpus)
             arm = replace(arm, speedup={**arm.speedup, first: gain})
         compared.append(arm)
     return compared

@@ -145,7 +145,7 @@ def loader_sweeps(run: Run) -> list[LoaderSweep]:
     fed = grouped(
         (_family(t.case), t)
         for t in run.of(Training)
-        if t.case.fed and not t.case.cached and run.find(Loading, load_case(t.case).key)
+        if t.case.loads_data and not t.case.cached and run.find(Loading, load_case(t.case).key)
     )
     known = (_sweep(run, family, trainings) for family, trainings in fed.items())
     return [sweep for sweep in known if sweep.alone]

@@ -43,7 +43,7 @@ def error_pct(arm: Training) -> float | None:
         return None
     if predicted.of_operations:
         return off_pct(predicted.gpu_s, steps.busy_s)
-    if predicted.error_pct is None or arm.case.fed:  # older files have that of the median step
+    if predicted.error_pct is None or arm.case.loads_data:  # older files: of the median step
         return off_pct(predicted.step_s, arm.step_s)
     return predicted.error_pct
 

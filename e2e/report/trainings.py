@@ -23,7 +23,7 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.figures import bottleneck, ratio, spread
-from e2e.results.baselines import Scaled, scaled
+from e2e.results.baselines import Scaling, scaling
 from e2e.results.exchange import Exchange
 from e2e.results.types import MAX_WALL_GAP, Phase, StepTimes, Training
 from microbench import fmt
@@ -47,7 +47,7 @@ def row_of(view: View, arm: Training) -> Row:
         "arm": arm,
         **{f"x {name}": (arm.speedup[name], bool(view.group_of(arm).ruined_pct))
            for name in view.compared if view.is_compared(arm, name)},
-        "efficiency": next((row.efficiency for row in scaled(view.arms) if row.many is arm), None),
+        "efficiency": next((row.efficiency for row in scaling(view.arms) if row.many is arm), None),
         "busy_pct": busy_pct(arm),
         "of_card_pct": 100 * arm.traced.of_card if arm.traced and arm.traced.of_card else None,
         "bottleneck": bottleneck(arm.limit) or None,
@@ -215,7 +215,7 @@ def _signs(view: View, arms: Sequence[Training]) -> list[str]:
 def _notes(view: View) -> list[str]:
     """How to read the table, and what applies to all of its rows."""
     timed = [arm for arm in view.arms if arm.steps]
-    unfed = [arm for arm in timed if not arm.case.fed and arm.wall_gap is not None]
+    unfed = [arm for arm in timed if not arm.case.loads_data and arm.wall_gap is not None]
     apart = [
         f"{view.named(arm)} {fmt.throughput(arm.wall_per_s or 0.0)}"
         for arm in unfed
@@ -234,7 +234,7 @@ def _notes(view: View) -> list[str]:
         *_signs(view, view.arms),
         f"GPU busy: share of the {view.step} in which a kernel runs; CPU ms: to launch one on an "
         "idle GPU" * any(arm.steps and arm.steps.busy_s is not None for arm in timed),
-        f"a {view.step} is the mean by the wall clock" * any(arm.case.fed for arm in timed),
+        f"a {view.step} is the mean by the wall clock" * any(arm.case.loads_data for arm in timed),
         f"wall-clock throughput: {', '.join([*apart[:4], *within])}" * bool(apart or within),
         _processes(timed),
         *fp8,
@@ -451,7 +451,7 @@ def scaling_part(view: View) -> Part:
             "label": " ".join([view.label(row.many), *in_words(row.many.case, ("batch",))]),
             "scaled": row, "adds": _added(row),
         }
-        for row in scaled(view.arms)
+        for row in scaling(view.arms)
     ]  # fmt: skip
     columns = [
         Column("recipe", "label"),
@@ -474,7 +474,7 @@ def scaling_part(view: View) -> Part:
     return Part("Scaling over GPUs", columns, [*map(Row, rows)], notes * bool(rows), VERBOSE)
 
 
-def _added(row: Scaled) -> str | None:
+def _added(row: Scaling) -> str | None:
     """ "0.8 / 1.2 ±0.3": predicted and measured; None without a prediction."""
     predicted_s, exchange = row.predicted_exposed_s, row.many.exchange
     return f"{1e3 * predicted_s:.2f} / {exposed(exchange)}" if predicted_s and exchange else None

@@ -46,7 +46,7 @@ def by_the_wall(ratio: Ratio, slow: Training, fast: Training) -> Ratio:
 
     The rounds' ratios weigh a quick round as much as a slow one; throughput does not.
     """
-    if not (slow.case.fed and fast.case.fed and slow.per_s and fast.per_s):
+    if not (slow.case.loads_data and fast.case.loads_data and slow.per_s and fast.per_s):
         return ratio
     by = fast.per_s / slow.per_s / ratio.ratio
     ends = ratio.ci95 and (by * ratio.ci95[0], by * ratio.ci95[1])
@@ -60,7 +60,7 @@ WEAK, STRONG = "weak", "strong"  # the same batch a GPU, and the same batch of a
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaling:
     """A training and the one over one GPU that it is held against."""
 
     kind: str
@@ -107,7 +107,7 @@ class Scaled:
         return exposed_s(buckets, backward_s, exchange.curve) + exchange.copies_s
 
 
-def scaled(trainings: Sequence[Training]) -> list[Scaled]:
+def scaling(trainings: Sequence[Training]) -> list[Scaling]:
     """Each timed training over several GPUs of which the same over one is there, in their order.
 
     Where there are two, of the same batch a GPU and of the same batch in all, it is the one that
@@ -115,12 +115,12 @@ def scaled(trainings: Sequence[Training]) -> list[Scaled]:
     """
     timed_last = sorted(trainings, key=lambda training: training.per_s is not None)
     ones = {_over_one(t.case, WEAK): t for t in timed_last if t.case.gpus == 1}
-    rows: list[Scaled] = []
+    rows: list[Scaling] = []
     for training in {t.case: t for t in trainings if t.case.gpus > 1 and t.per_s}.values():
         for kind in _kinds(trainings, training.case.gpus, ones):
             one = ones.get(_over_one(training.case, kind))
             if one and one.per_s:
-                rows.append(Scaled(kind, one, training))
+                rows.append(Scaling(kind, one, training))
                 break
     return rows
 

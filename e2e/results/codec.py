@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.terms import TracedStep
-from e2e.results.types import PREDICTED, LedgerLine, State, StepTimes, Training
+from e2e.results.types import PREDICTED, DeviceState, LedgerLine, StepTimes, Training
 from microbench.results.codec import decode
 from microbench.results.types import (
     PROCESSES,
@@ -26,7 +26,7 @@ from microbench.results.types import (
     processes_json,
 )
 
-STATE = tuple(field.name for field in fields(State))
+STATE = tuple(field.name for field in fields(DeviceState))
 RAW_TIMES = ("times_s", "wall_times_s")
 LISTS = ("ledger", "causes")  # null in older files where they are empty
 OPTIONAL = ("layer", "dtype", "misaligned", "within", "cause")  # of a part or a cost
@@ -104,7 +104,7 @@ def _mean_and_deviation(training: Training, name: str) -> Json | None:
 
 def from_json(data: Json, where: str) -> Training:
     """The inverse of `to_json`. ValueError names the field that is wrong."""
-    state = decode(State, data, where)
+    state = decode(DeviceState, data, where)
     empty: Json = {name: [] for name in LISTS if data.get(name) is None}
     whole = {**data, "case": _case(data, where), "steps": None, "state": {}, **empty}
     training = replace(decode(Training, whole, where), state=state)

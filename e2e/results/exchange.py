@@ -25,7 +25,7 @@ Curve = Sequence[AllReduce]  # of different sizes, the smallest first
 
 
 @dataclass(frozen=True)
-class Copies:
+class BucketCopies:
     """The copies of `count` gradients, of `bytes` in all, into their buckets and back.
 
     They take `all_s` seconds on the device with nothing beside them, and as many copies of one
@@ -61,7 +61,7 @@ class Exchange:
     rank_local_s: tuple[Amount, ...] = ()
     buckets: tuple[AtLeastOne, ...] = ()
     curve: tuple[AllReduce, ...] = ()
-    copies: Copies | None = None
+    copies: BucketCopies | None = None
 
     @property
     def copies_s(self) -> float:

@@ -44,16 +44,16 @@ Setting = str | int | float | bool | None  # a field of a case
 
 @dataclass(frozen=True)
 class StepTimes(Sampled):
-    """Timed steps of one arm, interleaved with the others; all times are seconds per step.
+    """Timed steps of one variant, interleaved with the others; all times are seconds per step.
 
     `times_s` are from one step's end to the next one's, on a GPU by its own clock, of a case that
-    is `fed` means of blocks, as batches come in bursts. `wall_times_s` are by the host's clock from
-    launch to launch. `blocks` is how many of `times_s` each round has. `wall_s` is by the host's
-    clock over the same `wall_steps` steps, without the first of each block on a GPU (up to method 1
-    with it).
+    loads data means of blocks, as batches come in bursts. `wall_times_s` are by the host's clock
+    from launch to launch. `blocks` is how many of `times_s` each round has. `wall_s` is by the
+    host's clock over the same `wall_steps` steps, without the first of each block on a GPU (up to
+    method 1 with it).
 
     `busy_s` is the time in which a kernel ran, by the profiler; `host_s` what the host needs to
-    launch a step on an idle GPU, `launches` its kernels and copies. Of cases that are `fed`:
+    launch a step on an idle GPU, `launches` its kernels and copies. Of cases that load data:
     `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
     `loaded_per_s` the samples per second of a loader whose batches were discarded meanwhile.
     `host_pace` is the host's slowdown in between, a ratio (`e2e.training.host_speed`).
@@ -90,7 +90,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class SensorStats:
-    """Mean, minimum and maximum of a sensor while the arm ran, in its own unit."""
+    """Mean, minimum and maximum of a sensor while the variant ran, in its own unit."""
 
     mean: Amount
     min: Amount
@@ -98,8 +98,8 @@ class SensorStats:
 
 
 @dataclass(frozen=True)
-class State:
-    """The device while the arm ran: clocks in MHz, power in W, temperature in °C.
+class DeviceState:
+    """The device while the variant ran: clocks in MHz, power in W, temperature in °C.
 
     None where it is not known.
     """
@@ -297,7 +297,7 @@ class Training:
     step_units: Count = 0
     steps: StepTimes | None = None
     phases: tuple[Phase, ...] = ()
-    state: State = field(default_factory=State)
+    state: DeviceState = field(default_factory=DeviceState)
     setup_s: Amount | None = None
     compile_s: Amount | None = None
     memory_peak_bytes: Count | None = None
@@ -310,7 +310,7 @@ class Training:
     convergence: str | None = None
     limit: Limit | None = None
     why: str | None = None
-    rung: str | None = None  # of a ladder: what this arm adds to the previous one
+    rung: str | None = None  # of a ladder: what this variant adds to the previous one
     warnings: tuple[Warning, ...] = ()
     predicted: Predicted | None = None
     ledger: tuple[LedgerLine, ...] = ()
@@ -347,7 +347,7 @@ class Training:
         """Version 2 takes a fed step's time as the mean of its block. It also left the first step
         of a block out of `wall_s`, which `compare` does not use of unfed trainings.
         """
-        return (2,) if self.case.fed else ()
+        return (2,) if self.case.loads_data else ()
 
     def caveat(self, other: Training) -> str:
         """A remark for the comparison when only one of the two trainings converged, else ""."""
@@ -363,7 +363,7 @@ class Training:
         """
         if self.steps is None:
             return None
-        return (self.wall_step_s if self.case.fed else None) or self.steps.median_s
+        return (self.wall_step_s if self.case.loads_data else None) or self.steps.median_s
 
     @property
     def ruined_pct(self) -> float:
@@ -459,7 +459,7 @@ class Training:
         """
         if self.steps is None:
             return None
-        times = self.steps.wall_times_s if self.case.fed else self.steps.times_s
+        times = self.steps.wall_times_s if self.case.loads_data else self.steps.times_s
         return (min(times), max(times)) if times else None
 
 

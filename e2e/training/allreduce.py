@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from e2e.case import NO_COMPRESSION
-from e2e.results.exchange import AllReduce, Copies, Exchange
+from e2e.results.exchange import AllReduce, BucketCopies, Exchange
 from e2e.training.ranks import Ranks
 from e2e.training.step_timer import StepTimer
 from microbench.timing.stats import median, median_interval
@@ -103,7 +103,7 @@ def curve_of(
 
 def copies_of(
     weights: Sequence[Tensor], buckets: Sequence[Tensor], timer: StepTimer, ranks: Ranks
-) -> Copies | None:
+) -> BucketCopies | None:
     """The copies around an exchange, timed alone on every rank: those of the slowest one. None
     where a rank has no memory for them.
 
@@ -121,7 +121,7 @@ def copies_of(
         except torch.OutOfMemoryError:
             return None
         times_s.append(ranks.slowest(median(timer.block(launch, COPIED).times_s)))
-    return Copies(len(weights), sum(map(bytes_of, weights)), *times_s)
+    return BucketCopies(len(weights), sum(map(bytes_of, weights)), *times_s)
 
 
 def _copying(

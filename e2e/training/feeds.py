@@ -68,7 +68,7 @@ class TimedFeed(Loader):
 
     def drop_prefetched(self) -> None:
         """Discard the batches that were loaded while others were timed."""
-        for _ in range(self._loader.ahead):
+        for _ in range(self._loader.queue_depth):
             start_s = time.perf_counter()
             next(self._loader)
             if time.perf_counter() - start_s > READY_S:
@@ -112,10 +112,10 @@ class Feeds:
     def open(self, case: TrainCase) -> TimedFeed:
         """A feed for a variant. UserError for a loader that does not fit the data or the device."""
         way = (load_case(case), case.cached)
-        shared = self._shared.get(way) if case.fed else None
+        shared = self._shared.get(way) if case.loads_data else None
         if shared is None:
             shared = _Shared(loader_of(self._data, case, self._device, self._seed))
-        if case.fed:
+        if case.loads_data:
             self._shared[way] = shared
         shared.users += 1
 
@@ -123,7 +123,7 @@ class Feeds:
             shared.users -= 1
             if not shared.users:
                 shared.loader.close()
-                if case.fed:
+                if case.loads_data:
                     del self._shared[way]
 
         return TimedFeed(shared.loader, leave)

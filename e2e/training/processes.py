@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from e2e.results.types import Phase, SensorStats, State, StepTimes, Training
+from e2e.results.types import DeviceState, Phase, SensorStats, StepTimes, Training
 from microbench.results.merging import joined, running_mean
 from microbench.results.types import ProcessTime
 from microbench.timing.timers import EVENT_TICK_S
@@ -66,19 +66,19 @@ def _joined(before: Training, more: Training | None, number: int) -> Training:
     )
 
 
-def _whole(steps: StepTimes, state: State, number: int) -> ProcessTime:
+def _whole(steps: StepTimes, state: DeviceState, number: int) -> ProcessTime:
     """What one process timed, as its part of several."""
     rounds = len(steps.blocks)
     return ProcessTime(number, rounds, steps.median_s, state.sm_clock_mhz, steps.host_pace)
 
 
-def _state(before: State, more: State, count: int) -> State:
+def _state(before: DeviceState, more: DeviceState, count: int) -> DeviceState:
     a, b = before.gpu_util_pct, more.gpu_util_pct
     busy = a or b
     if a and b:
         mean = running_mean(a.mean, b.mean, count) or 0.0
         busy = SensorStats(mean, min(a.min, b.min), max(a.max, b.max))
-    return State(
+    return DeviceState(
         busy,
         running_mean(before.sm_clock_mhz, more.sm_clock_mhz, count),
         running_mean(before.power_w, more.power_w, count),

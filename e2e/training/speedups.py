@@ -20,7 +20,7 @@ from microbench.timing.timers import EVENT_TICK_S
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
-FED_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
+LOADER_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
 MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.
@@ -109,12 +109,12 @@ def _limit(training: Training) -> tuple[str | None, str | None]:
     steps, step_s = training.steps, training.step_s
     assert steps
     assert step_s
-    if steps.unfed_s is not None and step_s > steps.unfed_s * (1 + FED_SHARE):
+    if steps.unfed_s is not None and step_s > steps.unfed_s * (1 + LOADER_SHARE):
         return "data", (
             f"the step takes {step_s * 1e3:.1f} ms, on a preloaded batch "
             f"{steps.unfed_s * 1e3:.1f} ms"
         )
-    share = 0.0 if training.case.fed else (training.data_wait_s or 0.0) / steps.median_s
+    share = 0.0 if training.case.loads_data else (training.data_wait_s or 0.0) / steps.median_s
     idle = None if steps.busy_s is None else 1 - min(1.0, steps.busy_s / steps.median_s)
     # A host that runs ahead of a busy GPU waits too, for nothing that would make it faster.
     if share > DATA_SHARE and (idle is None or idle > IDLE_SHARE):

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from e2e.training.ranks import MEET_S, Ranks, RanksLost
 from e2e.training.step_timer import BurstTimer, StepBlock, StepTimer, WaitStats
-from e2e.training.variant import LOCAL, Part, Variant
+from e2e.training.variant import LOCAL, TimedPart, Variant
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.timing import FEWEST_ROUNDS
@@ -32,7 +32,7 @@ from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, me
 TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = INTERIM_LOOKS[0]  # that a budget is meant to last for
 # Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
-FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
+LOADER_TURN_S, LOADER_WARM_SHARE, LOADER_BURSTS = 4.0, 0.25, 4
 CPU_BLOCK_S = 2.0
 SETTLED_STEPS = 2  # after the first ones: they measure the memory and the time of a step
 KNOWN_SHARE = 1 / 3  # of the budget: from here on it is said how long the rest takes
@@ -124,10 +124,10 @@ class _Sampler:
         self._order = [(variant, part) for variant in variants for part in variant.parts]
         self._budget_s, self._ranks, self._watch = budget_s, ranks, watch
         self._several = len(variants) > 1
-        self._timer = _fed_timer(variants, timer)
+        self._timer = _timer_of_bursts(variants, timer)
         cuda = ranks.device.type == "cuda"
         self._plan = _plan(variants, budget_s / len(self._order), cuda=cuda)
-        self._last: tuple[Variant, Part] | None = None
+        self._last: tuple[Variant, TimedPart] | None = None
         # Another order in each comparison: what a start or a swing of the clock does to a turn
         # would else fall to the same variant every time.
         self._chance = random.Random(ranks.from_rank0(random.random()))
@@ -163,7 +163,7 @@ class _Sampler:
         if self._watch.speeds:
             self._watch.speeds.begin("")
 
-    def _begin(self, variant: Variant, part: Part, number: int) -> None:
+    def _begin(self, variant: Variant, part: TimedPart, number: int) -> None:
         if self._watch.speeds:
             # The first turn of all only warms the device.
             self._watch.speeds.begin(part.key if number else "")
@@ -181,13 +181,13 @@ class _Sampler:
         if self._last and self._last[1].key.endswith(LOCAL):
             self._last[0].trainer.broadcast_state()
 
-    def _warm(self, part: Part, seconds: float) -> None:
+    def _warm(self, part: TimedPart, seconds: float) -> None:
         per_run = max(1, int(min(WARM_RUN_S, seconds / 2) / max(part.estimate_s, LAUNCH_S)))
         end_s = time.perf_counter() + seconds
         while self._ranks.from_rank0(time.perf_counter() < end_s):
             self._timer.run(part.launch, per_run)
 
-    def _block(self, part: Part) -> StepBlock:
+    def _block(self, part: TimedPart) -> StepBlock:
         """A block of the slowest rank."""
         plan = self._plan
         steps = min(plan.most, max(plan.least, int(plan.block_s / part.estimate_s)))
@@ -197,7 +197,7 @@ class _Sampler:
         medians = [median(block.times_s) for block in blocks]
         return replace(blocks[medians.index(max(medians))], ranks_s=tuple(medians))
 
-    def _settled(self, part: Part) -> bool:
+    def _settled(self, part: TimedPart) -> bool:
         """Whether its median is known to MAX_INTERVAL_PCT per cent, or to one tick."""
         times = [block.times_s for block in part.blocks]
         tick_s = self._timer.resolution_s
@@ -208,11 +208,11 @@ class _Sampler:
         return half_width_pct(centre, ends) <= MAX_INTERVAL_PCT or ends[1] - ends[0] <= 2 * tick_s
 
 
-def _fed_timer(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
+def _timer_of_bursts(variants: Sequence[Variant], timer: StepTimer) -> StepTimer:
     """A timer of bursts, where batches come in them."""
     cases = [variant.training.case for variant in variants]
     # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
-    if not any(case.fed or case.loader == "pinned" for case in cases):
+    if not any(case.loads_data or case.loader == "pinned" for case in cases):
         return timer
 
     def wait_stats() -> WaitStats:
@@ -228,17 +228,17 @@ def _plan(variants: Sequence[Variant], part_s: float, *, cuda: bool) -> Sampling
     if not cuda:
         return SamplingPlan(0.0, 0.0, min(CPU_BLOCK_S, part_s / FEWEST_ROUNDS), least=1, most=100)
     cases = [(v.training.case, v.parts[0].estimate_s) for v in variants]
-    if not any(case.fed for case, _ in cases):
+    if not any(case.loads_data for case, _ in cases):
         turn_s = min(TURN_S, part_s / ROUNDS)
         warm_s = WARM_SHARE * turn_s
         return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=3, most=400)
-    # At most FED_TURN_S, with some bursts in each turn; beside discarded batches as long as
+    # At most LOADER_TURN_S, with some bursts in each turn; beside discarded batches as long as
     # possible. `BurstTimer` adds what makes a round of the workers whole.
     burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
     cached = any(case.cached for case, _ in cases)
-    wanted_s = FED_TURN_S if cached else max(part_s / ROUNDS, FED_BURSTS * burst_s)
-    turn_s = min(FED_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
-    warm_s = FED_WARM_SHARE * turn_s
+    wanted_s = LOADER_TURN_S if cached else max(part_s / ROUNDS, LOADER_BURSTS * burst_s)
+    turn_s = min(LOADER_TURN_S, part_s / FEWEST_ROUNDS, wanted_s)
+    warm_s = LOADER_WARM_SHARE * turn_s
     return SamplingPlan(TURN_S, warm_s, turn_s - warm_s, least=1, most=400)
 
 

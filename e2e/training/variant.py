@@ -20,7 +20,7 @@ WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for 
 
 
 @dataclass
-class Part:
+class TimedPart:
     """What takes turns: a variant's step, or what is timed beside it to know its exchange.
 
     `estimate_s` is about what a launch takes, the same on all ranks.
@@ -41,7 +41,7 @@ class Variant:
     training: Training
     trainer: Trainer
     feed: TimedFeed
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TimedPart, ...] = ()
     buckets: Sequence[Tensor] = ()
     skipped_before: int = 0  # updates that were skipped before timing began
 
@@ -62,7 +62,7 @@ class Variant:
     def step_alone(self, *, uncaptured: bool = False) -> Callable[[], object]:
         """The step without its loader: of a fed case on a preloaded batch."""
         feed: Loader = self.feed
-        if self.training.case.fed:
+        if self.training.case.loads_data:
             feed = FixedBatch(*feed.to_device(next(feed)))
         return lambda: self.trainer.step(feed, uncaptured=uncaptured)
 

@@ -23,7 +23,7 @@ from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
-from e2e.results.types import LayerGain, SensorStats, State, StepTimes, Training
+from e2e.results.types import DeviceState, LayerGain, SensorStats, StepTimes, Training
 from e2e.training.allreduce import (
     all_reduce_of,
     buckets_of,
@@ -57,7 +57,7 @@ from e2e.training.timing import (
     time_interleaved,
 )
 from e2e.training.trainer import Trainer, capture_stream
-from e2e.training.variant import ALONE, LOCAL, Part, Variant
+from e2e.training.variant import ALONE, LOCAL, TimedPart, Variant
 from kernels.case import Target
 from kernels.messages import first_line, one_line
 from microbench.device.device import held_by_others, memory_of_process
@@ -182,7 +182,7 @@ class Variants:
         with self.ranks.fail_together():
             feed = self._feeds.open(case)
         try:
-            if case.fed:  # the loader's device memory does not count for the variant
+            if case.loads_data:  # the loader's device memory does not count for the variant
                 on_gpu = LOADERS[case.loader].on_gpu
                 for _ in range(BATCHES_HELD if on_gpu else 1):
                     feed.to_device(next(feed))
@@ -231,7 +231,7 @@ class Variants:
             if case.evaluation or size > MOST_SAVED
             else saved_bytes(trainer.checkpoint()),
         )
-        variant.parts = (Part(case.key, variant.step, estimate_s),)
+        variant.parts = (TimedPart(case.key, variant.step, estimate_s),)
         if self.ranks.world > 1:
             with self.ranks.fail_together():
                 self._add_exchange(variant)
@@ -281,7 +281,7 @@ class Variants:
         if case.graph:
             variant.trainer.capture(variant.feed)
         count = SETTLED_STEPS if self.cuda else 1
-        if case.fed:
+        if case.loads_data:
             variant.feed.drop_prefetched()
             count = max(count, case.workers)  # one batch of each
         return first_s, self.ranks.slowest(self._seconds(variant, count) / count)
@@ -295,10 +295,10 @@ class Variants:
         """What is timed beside a step, to know what exchanging gradients costs it."""
         (whole,), trainer, feed = variant.parts, variant.trainer, variant.feed
         variant.buckets = buckets_of(trainer.ddp_model, trainer.case.compress)
-        local = Part(
+        local = TimedPart(
             whole.key + LOCAL, lambda: trainer.step(feed, exchange=False), whole.estimate_s
         )
-        alone = Part(whole.key + ALONE, all_reduce_of(variant.buckets), whole.estimate_s)
+        alone = TimedPart(whole.key + ALONE, all_reduce_of(variant.buckets), whole.estimate_s)
         variant.parts = (whole, local, alone)
 
     def _too_large(self, blank: Training, announce: Announce) -> Training:
@@ -412,7 +412,7 @@ class Variants:
             wall_steps=wall_steps,
             host_pace=host_pace,
         )
-        if case.fed:
+        if case.loads_data:
             # Of the time from the first timed launch on, as what came is counted.
             came = [(sum(block.wall_times_s), block.arrivals_s) for block in blocks]
             came_per_s = batches_per_s(came, case.workers)
@@ -424,7 +424,7 @@ class Variants:
         clocks = [block.sm_clock_mhz for block in blocks if block.sm_clock_mhz]
         seen = self._telemetry.summary(variant.key)
         busy = seen.utilization_pct
-        state = State(
+        state = DeviceState(
             gpu_util_pct=SensorStats(sum(busy) / len(busy), min(busy), max(busy)) if busy else None,
             sm_clock_mhz=sum(clocks) / len(clocks) if clocks else seen.sm_clock_mhz,
             # The sensors are those of one GPU.
@@ -464,7 +464,7 @@ class Variants:
         count = max(CPU_PHASE_STEPS, min(count, fit))
         phases = time_phases(lambda clock: trainer.step(variant.feed, clock), self.cuda, count)
         step = variant.step_alone()
-        if training.case.fed and not training.case.cached:
+        if training.case.loads_data and not training.case.cached:
             variant.feed.wait_until_full()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self._timer.block(step, count).times_s))
         if self.cuda:

@@ -252,7 +252,7 @@ def test_what_a_cpu_bound_step_launches_in_the_time_of_the_small_step() -> None:
         t.steps.launches * t.steps.host_pace * REFERENCE_S / t.steps.median_s
         for t in published()
         if t.limit == "host" and t.steps and t.steps.host_pace and t.steps.launches
-        and not (t.case.graph or t.case.compile or t.case.fed)
+        and not (t.case.graph or t.case.compile or t.case.loads_data)
     ]  # fmt: skip
     assert round(median(launches)) == REFERENCE_LAUNCHES
     twentieths = quantiles(launches, n=20)

@@ -12,7 +12,7 @@ import pytest
 from samples.pages import ROOT, Row, document, run, says, table, text, trainings
 
 from e2e.report.figures import bottleneck
-from e2e.results.baselines import scaled
+from e2e.results.baselines import scaling
 from e2e.results.types import Training
 from e2e.studies.report import report
 from microbench import fmt
@@ -73,7 +73,7 @@ def test_what_is_said_of_single_cells() -> None:
         ends = (f"{m // 60} h {m % 60} min" if hours else f"{m}" for m in sorted(minutes)[::3])
         says(STUDIES, "its author left empty", " to ".join(ends))
     ddp = trainings("studies/resnet-precisions/runs/ddp")
-    efficiencies = [row.efficiency for row in scaled(ddp)]
+    efficiencies = [row.efficiency for row in scaling(ddp)]
     assert len(efficiencies) == 12
     assert all(half_width_pct(one.ratio, one.ci95) > 30 for one in efficiencies if one.ci95)
     assert {len(t.steps.times_s) for t in ddp if t.steps} == {3}
@@ -81,7 +81,7 @@ def test_what_is_said_of_single_cells() -> None:
     fed = [half_width_pct(t.steps.median_s, t.steps.ci95_s)
            for path in ROOT.glob("results/nvidia-h200/studies/*/runs/*.json")
            for t in read_run(path).of(Training)
-           if t.case.fed and t.steps and t.steps.ci95_s]  # fmt: skip
+           if t.case.loads_data and t.steps and t.steps.ci95_s]  # fmt: skip
     says(STUDIES, "cells that a loader feeds", len(fed), sum(half > 30 for half in fed))
     weak = cells("finetune-multigpu")
     for many, one in (("weak-3", "weak-1"), ("weak-5", "weak-2")):
@@ -155,7 +155,7 @@ def test_the_loss_in_fp8() -> None:
 def test_several_gpus() -> None:
     one, *several = trainings("ranks-resnet50")
     rows = table(RANKS, "gradients", "img/s")
-    for row, training, found in zip(rows, several, scaled([one, *several]), strict=True):
+    for row, training, found in zip(rows, several, scaling([one, *several]), strict=True):
         exchange = training.exchange
         assert exchange
         low, high = exchange.exposed_ci95_s or (0, 0)
@@ -170,9 +170,9 @@ def test_several_gpus() -> None:
     assert plain.exchange
     assert plain.exchange.copies
     says(RANKS, "The all-reduce is not what costs", plain.exchange.copies.count)
-    says(RANKS, "On four H200s ResNet-50", f"{scaled([one, several[2]])[0].efficiency.ratio:.3f}")
+    says(RANKS, "On four H200s ResNet-50", f"{scaling([one, several[2]])[0].efficiency.ratio:.3f}")
     alone, *more = trainings("ranks-strong")
-    found = scaled([alone, *more])
+    found = scaling([alone, *more])
     assert [(row.kind, row.many.case.gpus) for row in found] == [("strong", 2), ("strong", 4)]
     says(RANKS, "Strong scaling, 512", *(t.per_s or 0 for t in (alone, *more)))
     two, four = (row.efficiency for row in found)

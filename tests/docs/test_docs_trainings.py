@@ -45,7 +45,7 @@ def unfed_ms(training: Training) -> float:
 
 
 def fed(name: str) -> list[Training]:
-    return [t for t in trainings(name) if t.case.fed and not t.case.cached]
+    return [t for t in trainings(name) if t.case.loads_data and not t.case.cached]
 
 
 def test_recipes_timm_the_ladder_and_inference() -> None:

@@ -25,7 +25,7 @@ from e2e.report.pictures import bar_rows, fall_rows
 from e2e.results import loader_types
 from e2e.results.codec import from_json, to_json
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
-from e2e.results.types import Repeat, State, StepTimes, Training
+from e2e.results.types import DeviceState, Repeat, StepTimes, Training
 from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups
 from microbench.errors import UserError
@@ -262,7 +262,7 @@ def timed(recipe: str, step_s: float, pace: float | None = None, **more: Any) ->
         times, times, (2,) * ROUNDS, step_s, (step_s, step_s), sum(times), len(times),
         busy_s=0.95 * BASE_S[recipe], host_pace=pace,
     )  # fmt: skip
-    made = arm(recipe, 256 / step_s, state=State(sm_clock_mhz=1_700.0, power_w=600.0))
+    made = arm(recipe, 256 / step_s, state=DeviceState(sm_clock_mhz=1_700.0, power_w=600.0))
     return replace(made, steps=steps, limit=None, skipped_steps=1, **more)
 
 

@@ -25,7 +25,7 @@ from e2e.profile.compare import align
 from e2e.profile.diagnosis import Diagnosis, changes, diagnose, diagnose_ranks
 from e2e.profile.trace import read_trace
 from e2e.profile.unprofiled import steps_in
-from e2e.results.types import State, Training
+from e2e.results.types import DeviceState, Training
 from microbench.__main__ import main as shows
 from microbench.errors import UserError
 from microbench.report.comparison import report
@@ -283,7 +283,7 @@ def scaled(run: Run, factor: float) -> Run:
 def one(per_s: float = 4_690, pace: float | None = None, mhz: float | None = None,
         **more: Any) -> Run:  # fmt: skip
     """A training at this many units a second, launched at this pace, at this clock."""
-    made = arm("amp", per_s, state=State(sm_clock_mhz=mhz), **more)
+    made = arm("amp", per_s, state=DeviceState(sm_clock_mhz=mhz), **more)
     return run_of(replace(made, steps=made.steps and replace(made.steps, host_pace=pace)))
 
 

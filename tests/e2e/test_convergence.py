@@ -556,7 +556,7 @@ def test_a_static_scale_is_for_float16_gradients_alone_and_changes_no_recipe() -
         )
         float16 = name in ("amp", "fp16", "O1", "O2", "O3")
         assert recipe.scale == (256.0 if float16 else RECIPES[name].scale)
-        assert recipe.half == float16
+        assert recipe.needs_loss_scaling == float16
         assert recipe.batchnorm == "fp32"
     assert before == RECIPES
 

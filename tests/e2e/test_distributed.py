@@ -25,7 +25,7 @@ from samples.training_runs import arm, run_of
 from e2e.data.loaders.workers import Shuffled
 from e2e.report.arms import view_of
 from e2e.report.trainings import exchange_part
-from e2e.results.baselines import STRONG, WEAK, scaled
+from e2e.results.baselines import STRONG, WEAK, scaling
 from e2e.results.exchange import Exchange
 from e2e.results.types import Training
 from e2e.training import ranks as limits
@@ -277,7 +277,7 @@ def test_efficiency_of_weak_and_strong_scaling(gpus: int, efficiency: float) -> 
     weak = timed(gpus, 64 * gpus, 1 / efficiency)
     weak = replace(weak, case=replace(weak.case, lr=0.2))  # whatever their rates
     strong = timed(gpus, 64, 1 / gpus / efficiency)
-    found = scaled([one, weak, strong, timed(gpus, 63, 1.0)])
+    found = scaling([one, weak, strong, timed(gpus, 63, 1.0)])
     assert [row.kind for row in found] == [WEAK, STRONG]
     for row in found:
         ratio = row.efficiency
@@ -294,7 +294,7 @@ def test_batches_that_double_are_compared_as_the_run_was_asked(
     numbers: tuple[int, ...], batches: set[int], strong: bool
 ) -> None:
     cases = [(n, batch // n if strong else batch) for n in numbers for batch in sorted(batches)]
-    found = scaled([timed(*case, 1.0) for case in cases])
+    found = scaling([timed(*case, 1.0) for case in cases])
     assert [row.kind for row in found] == [STRONG if strong else WEAK] * len(found)
     assert len(found) == (len(numbers) - 1) * len(batches)
 
@@ -302,7 +302,7 @@ def test_batches_that_double_are_compared_as_the_run_was_asked(
 def test_a_strong_run_is_recognised_where_one_gpu_had_no_room() -> None:
     large = replace(timed(1, 1024, 1.0), status="failed", steps=None)
     ones = [timed(1, 256, 1.0), timed(1, 512, 1.0), large]
-    found = scaled([*ones, *(timed(2, batch, 1.0) for batch in (128, 256, 512))])
+    found = scaling([*ones, *(timed(2, batch, 1.0) for batch in (128, 256, 512))])
     assert [(row.many.case.batch, row.kind, row.one.case.batch) for row in found] == [
         (128, STRONG, 256), (256, STRONG, 512), (512, WEAK, 512),
     ]  # fmt: skip

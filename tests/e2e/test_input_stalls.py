@@ -16,7 +16,7 @@ from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, pre
 from e2e.report.loading import Gain, loader_sweeps
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
-from e2e.training.speedups import FED_SHARE
+from e2e.training.speedups import LOADER_SHARE
 from microbench.errors import NothingMeasured
 from microbench.results.types import Ratio, Run
 from microbench.run_output import Done, Outputs
@@ -65,10 +65,10 @@ def predict(alone: Alone, loader: Loading, cores: int = MANY) -> Predicted:
 @given(seconds, seconds)
 def test_without_contention_the_slower_of_the_two_decides(step_s: float, load_s: float) -> None:
     longer = load_s / step_s - 1
-    assume(abs(longer - FED_SHARE) > 1e-9)
+    assume(abs(longer - LOADER_SHARE) > 1e-9)
     found = predict(Alone(training(step_s)), loading(load_s))
     assert found.step_s == pytest.approx(max(step_s, load_s))
-    assert found.limit == ("data" if longer > FED_SHARE else "gpu")
+    assert found.limit == ("data" if longer > LOADER_SHARE else "gpu")
 
 
 @settings(max_examples=50)
@@ -242,7 +242,7 @@ def picture(measured: Sequence[int] = (1, 4)) -> Run:
 def test_the_picture_says_where_amp_stops_paying() -> None:
     run = picture()
     (joint,) = loader_sweeps(run)
-    fed = tuple(t for t in run.of(Training) if t.case.fed and not t.case.cached)
+    fed = tuple(t for t in run.of(Training) if t.case.loads_data and not t.case.cached)
     assert loader_sweeps(run.with_all(Training, fed)) == [], (
         "trainings with a loader alone are none"
     )

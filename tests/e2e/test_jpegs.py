@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from e2e.data.datasets import Options, open_data
 from e2e.data.sources import jpegs
-from e2e.data.sources.jpegs import MANIFEST, Plan, cached, make, size_of
+from e2e.data.sources.jpegs import MANIFEST, DatasetPlan, cached, make, size_of
 from e2e.data.sources.listing import list_images
 from e2e.data.types import Data, LoadSpec
 
-PLAN = Plan(20, 2)
+PLAN = DatasetPlan(20, 2)
 
 
-def made_in(folder: Path, plan: Plan = PLAN, processes: int = 1) -> list[int] | None:
+def made_in(folder: Path, plan: DatasetPlan = PLAN, processes: int = 1) -> list[int] | None:
     """How many images there were at each report; None where all were there."""
     reports: list[int] = []
     is_new = make(folder, plan, lambda done, _: reports.append(done), processes)
@@ -90,7 +90,7 @@ def test_a_plan_names_each_image_once(
     classes: int, rounds: int, more: int, data: st.DataObject
 ) -> None:
     images = classes * rounds + more % classes
-    plan = Plan(images, classes)
+    plan = DatasetPlan(images, classes)
     index = data.draw(st.integers(0, images - 1))
     paths = [plan.path(i) for i in range(images)]
     assert len(set(paths)) == images
@@ -99,7 +99,7 @@ def test_a_plan_names_each_image_once(
     held_out = sum(count for (part, _), count in parts.items() if part == "val")
     assert held_out <= max(classes, images / 10 + classes)
     # A longer plan has the same images, and more.
-    assert Plan(images + 7, classes).path(index) == plan.path(index)
+    assert DatasetPlan(images + 7, classes).path(index) == plan.path(index)
 
 
 def test_the_folders_are_what_training_opens_whatever_the_processes(
@@ -153,7 +153,7 @@ def test_one_interrupted_while_it_moved_up_is_completed(copy: Path, whole: Path)
 
 
 def test_the_usual_dataset_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpegs, "USUAL", Plan(4, 2))
+    monkeypatch.setattr(jpegs, "USUAL", DatasetPlan(4, 2))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     said: list[str] = []
     begun: list[str] = []

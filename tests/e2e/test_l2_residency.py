@@ -15,7 +15,7 @@ from samples.train_cases import case_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from e2e.aten import WARM, Cold, Pool, TensorSpec, describe, kind_of, materialise
+from e2e.aten import WARM, ColdL2, Pool, TensorSpec, describe, kind_of, materialise
 from e2e.networks import find
 from e2e.prediction.padding import Padding, padding
 from e2e.prediction.predictor import key_of, trace
@@ -124,7 +124,9 @@ def test_parts_of_a_storage_count_together_and_small_arguments_are_no_matter() -
     assert one_call(3, lambda: x.add_(y), x, y).cold.arguments == (1,)
     assert one_call(3, lambda: x.relu_(), x).cold == WARM
     call = describe(ATEN.exp.default, (rows(2),), {})
-    near, far = (TracedOp(call, (), "", 0, 0, cold) for cold in (WARM, Cold((0,), cache_bytes=MB)))
+    near, far = (
+        TracedOp(call, (), "", 0, 0, cold) for cold in (WARM, ColdL2((0,), cache_bytes=MB))
+    )
     case = case_of(find("cnn-cifar"))
     assert key_of(case, near) != key_of(case, far)
     # They cost a launch no more than the latency of their first bytes.

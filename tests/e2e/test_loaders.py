@@ -219,7 +219,7 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
             assert set(first[1].tolist()) == set(range(data.classes))
             assert same([first], [again])
             assert (first[0] is again[0]) == (name == "synthetic")
-            assert (feed.ahead, feed.pids) == (0, ())
+            assert (feed.queue_depth, feed.pids) == (0, ())
             feed.close()
     for loader in FIXED:
         data = open_data("synthetic", Options((64,), classes=5, tokens=50))
@@ -244,7 +244,7 @@ def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Pat
     assert same([feed.to_device(next(feed))], want)
     wait_for(lambda: len(feed.arrivals_s) > 2)
     feed.start()
-    assert feed.ahead == 0
+    assert feed.queue_depth == 0
     feed.close()
     with pytest.raises(AssertionError, match="closed"):
         next(busy)

@@ -33,7 +33,7 @@ from e2e.training.step_timer import (
     union_s,
 )
 from e2e.training.timing import SpeedByTurn, VariantFailed, Watch, time_interleaved
-from e2e.training.variant import Part, Variant
+from e2e.training.variant import TimedPart, Variant
 from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import KernelTime
@@ -221,7 +221,7 @@ def stub(name: str) -> Variant:
     trainer: Any = SimpleNamespace(skipped_steps=0, set_backend_flags=lambda: None)
     feed: Any = SimpleNamespace(wait_until_full=lambda: None, drop_prefetched=lambda: None)
     training = Training(TrainCase("own", name, 1, "1"), "ok", step_units=1)
-    return Variant(training, trainer, feed, (Part(name, lambda: time.sleep(1e-3), 1e-3),))
+    return Variant(training, trainer, feed, (TimedPart(name, lambda: time.sleep(1e-3), 1e-3),))
 
 
 def test_each_round_has_a_turn_of_each_variant_in_an_order_of_its_own() -> None:

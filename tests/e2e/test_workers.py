@@ -36,7 +36,7 @@ from e2e.data.types import Arrays, LoadSpec
 from e2e.results.types import Training
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.step_timer import StepBlock
-from e2e.training.variant import Part, Variant
+from e2e.training.variant import TimedPart, Variant
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
     feed = opened(root).load(LoadSpec(4, CPU, 1, workers=2))
     assert feed.pids == ()
     next(feed)
-    assert feed.ahead == 4
+    assert feed.queue_depth == 4
     victim = feed.pids[1]
     assert signal.getsignal(signal.SIGCHLD) == before
     kill(victim)
@@ -294,7 +294,7 @@ def test_a_refill_lasts_until_the_workers_rest_and_who_waits_is_known_by_its_blo
             rested += len(select([worker.stdout], [], [], 0)[0])
             worker.kill()
     assert rested
-    parts = (Part("", lambda: None, 0.01),)
+    parts = (TimedPart("", lambda: None, 0.01),)
     fed = Variant(Training(FED, "ok"), None, None, parts)  # type: ignore[arg-type]
     assert fed.waits, "nothing is known yet"
     for waited_s, waits in ((0.0, False), (0.01, False), (0.2, True), (0.0, True)):

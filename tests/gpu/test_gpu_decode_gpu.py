@@ -83,7 +83,8 @@ class Opened:
         self.feeds: list[Loader] = []
 
     def __call__(self, name: str, files: Files, **wanted: object) -> Loader:
-        spec = LoadSpec(BATCH, DEVICE, SEED, name, size=SIZE, tell=self.broken.extend, **wanted)  # type: ignore[arg-type]
+        broken = self.broken.extend
+        spec = LoadSpec(BATCH, DEVICE, SEED, name, size=SIZE, on_broken=broken, **wanted)  # type: ignore[arg-type]
         self.feeds.append(open_loader(files, spec))
         return self.feeds[-1]
 
@@ -176,7 +177,7 @@ def test_a_strict_reader_is_told_in_fetch(tmp_path: Path):
         if broken:
             raise UserError(f"broken image {Path(broken[0][0]).name}")
 
-    spec = LoadSpec(BATCH, DEVICE, SEED, "gpu-decode", workers=1, size=SIZE, tell=strict)
+    spec = LoadSpec(BATCH, DEVICE, SEED, "gpu-decode", workers=1, size=SIZE, on_broken=strict)
     feed = open_loader(written(tmp_path, [coded(0), b""]), spec)
     with pytest.raises(UserError, match=r"broken image 01.jpg"):
         next(feed)

@@ -15,6 +15,7 @@ from e2e.results.types import (
     LIMITS,
     PREDICTED,
     Cause,
+    DeviceState,
     Evaluation,
     LayerGain,
     LedgerLine,
@@ -22,7 +23,6 @@ from e2e.results.types import (
     Predicted,
     Repeat,
     SensorStats,
-    State,
     StepTimes,
     Training,
 )
@@ -132,7 +132,7 @@ ran = any_of(
     Training, status=st.sampled_from(["ok", "skipped", "failed"]),
     unit=st.sampled_from(["img", "tok", "sample"]), steps=st.none() | step_times(),
     phases=some(any_of(Phase)),
-    state=any_of(State, gpu_util_pct=st.none() | any_of(SensorStats)),
+    state=any_of(DeviceState, gpu_util_pct=st.none() | any_of(SensorStats)),
     speedup=st.dictionaries(
         st.sampled_from(["fp32", "tf32", "previous", "first"]) | words, ratios, max_size=3
     ),

@@ -10,12 +10,12 @@ from e2e.case import TrainCase
 from e2e.results.types import (
     PREDICTED,
     Cause,
+    DeviceState,
     LedgerLine,
     Phase,
     Predicted,
     Repeat,
     SensorStats,
-    State,
     StepTimes,
     Training,
 )
@@ -121,7 +121,7 @@ def amp_run() -> Run:
             recipe,
             per_s,
             memory_peak_bytes=int(peak_gb * GB),
-            state=State(SensorStats(98.6, 93, 100), 1_755.0, power_w, 58.0, ("power cap",)),
+            state=DeviceState(SensorStats(98.6, 93, 100), 1_755.0, power_w, 58.0, ("power cap",)),
             phases=tuple(
                 Phase(name, gpu * 4_690 / per_s, host) for name, (gpu, host) in phases.items()
             ),
@@ -147,7 +147,7 @@ def ladder_run() -> Run:
         found.append(
             arm(recipe, per_s, case=options, rung=rung, speedup=speedup,
                 memory_peak_bytes=int((41.6 if recipe != "amp" else 21.7) * GB),
-                state=State(power_w=690.0 - 10 * len(found)),
+                state=DeviceState(power_w=690.0 - 10 * len(found)),
                 compile_s=34.0 if options.get("compile") else 0.8,
                 setup_s=38.0 if options.get("compile") else 2.0)
         )  # fmt: skip
@@ -277,7 +277,7 @@ def tokens_run() -> Run:
         arm(recipe, per_s, units=16 * 1024, case=case, unit="tok",
             busy=0.77 if recipe == "amp-bf16" else 0.99,
             limit="host" if recipe == "amp-bf16" else "gpu",
-            memory_peak_bytes=18 * GB, state=State(power_w=610.0))
+            memory_peak_bytes=18 * GB, state=DeviceState(power_w=610.0))
         for recipe, per_s in rates.items()
     ]  # fmt: skip
     return run_of(*compared(arms))

@@ -62,10 +62,10 @@ class Images:
     """
 
     def __init__(
-        self, source: Source, classes: int, normal: Normal, options: Options, tell: OnBroken
+        self, source: Source, classes: int, normal: Normal, options: Options, on_broken: OnBroken
     ) -> None:
         self.source, self.sample, self.classes = source, options.sample, classes
-        self._normal, self._tell, self._options = normal, tell, options
+        self._normal, self._on_broken, self._options = normal, on_broken, options
         self._noise = Synthetic(options.sample, classes, share=options.share)
         usual = "resident" if isinstance(source, Arrays) else "torchvision"
         self._usual = name = options.loader or usual
@@ -94,7 +94,7 @@ class Images:
         height, width = self.sample[1:]
         spec = replace(
             spec, size=(height, width), normal=self._normal, share=self._options.share,
-            note=self._note, tell=self._tell,
+            on_note=self._note, on_broken=self._on_broken,
         )  # fmt: skip
         return open_loader(self.source, spec)
 
@@ -159,9 +159,9 @@ class Folder(Images):
         self.name = name
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
-        self.tell(self._listing.broken.items())
+        self.on_broken(self._listing.broken.items())
         source, classes = Files(self._listing.train, root), len(self._listing.classes)
-        super().__init__(source, classes, IMAGENET, options, self.tell)
+        super().__init__(source, classes, IMAGENET, options, self.on_broken)
 
     @property
     def train_samples(self) -> int:
@@ -202,7 +202,7 @@ class Folder(Images):
         kept = self._listing.held_out
         kept = [kept[i] for i in some_of(len(kept), count)]
         for some in once(kept, spec):
-            self.tell(some.broken)
+            self.on_broken(some.broken)
             seen += len(some.images)
             if len(some.images):
                 yield place(some.images, some.labels)
@@ -211,7 +211,7 @@ class Folder(Images):
                 f"none of the {len(kept):,} held-out images in {self._listing.root} can be decoded"
             )
 
-    def tell(self, broken: Iterable[tuple[str, str]]) -> None:
+    def on_broken(self, broken: Iterable[tuple[str, str]]) -> None:
         """Note broken files, as (path, reason)."""
         self._broken |= dict(broken)
 

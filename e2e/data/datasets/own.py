@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class ItemSource:
     """A Dataset, how its items become a batch, and what its workers begin with.
 
     `count` is None for an IterableDataset.
@@ -144,14 +144,14 @@ class Own:
                 f"--loader {loader} reads images; for --data {self.name} there is {fit}"
             )
 
-    def _part(self, made: object) -> Part:
+    def _part(self, made: object) -> ItemSource:
         name, collate, on_start = self.name, cast("Any", default_collate), None
         dataset: object = made
         if isinstance(made, DataLoader):
             loader = cast("Any", made)
             dataset, collate, on_start = loader.dataset, loader.collate_fn, loader.worker_init_fn
         if isinstance(dataset, IterableDataset):
-            return Part(dataset, collate, on_start, None)
+            return ItemSource(dataset, collate, on_start, None)
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise UserError(
                 f"--data {name}: {name}() returned {kind_of(dataset)}; it must be a Dataset "
@@ -160,9 +160,9 @@ class Own:
         count = len(cast("Sequence[Any]", dataset))
         if not count:
             raise UserError(f"--data {name}: {name}() returned data without an item")
-        return Part(dataset, collate, on_start, count)
+        return ItemSource(dataset, collate, on_start, count)
 
-    def _batch(self, part: Part, numbers: Sequence[int]) -> object:
+    def _batch(self, part: ItemSource, numbers: Sequence[int]) -> object:
         """A batch of these items; of an IterableDataset, of its first one."""
 
         def make() -> object:
@@ -196,7 +196,7 @@ class OwnLoader(Workers):
     """Batches of the user's own items, copied to the device as they are."""
 
     def __init__(
-        self, data: Own, part: Part, spec: LoadSpec, batch_bytes: int, order: dict[str, Any]
+        self, data: Own, part: ItemSource, spec: LoadSpec, batch_bytes: int, order: dict[str, Any]
     ) -> None:
         super().__init__(
             part.dataset, spec, batch_bytes=batch_bytes, pinned=spec.pinned,

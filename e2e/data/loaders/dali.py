@@ -43,7 +43,7 @@ class Dali(Loader):
         self._batches: Any = None
 
     @property
-    def ahead(self) -> int:
+    def queue_depth(self) -> int:
         """How many batches may be ready before they are fetched."""
         return PREFETCH
 

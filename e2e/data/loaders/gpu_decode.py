@@ -52,7 +52,7 @@ class GpuDecoded(Loader):
     """Batches that a thread makes on the device."""
 
     def __init__(self, files: Files, spec: LoadSpec) -> None:
-        self._files, self._tell = files, spec.tell
+        self._files, self._on_broken = files, spec.on_broken
         self._device = _numbered(spec.device)
         encoded = Encoded(files.pictures, spec.cold)
         self._decoder = Decoder(encoded.by_pillow, spec, self._device)
@@ -67,9 +67,9 @@ class GpuDecoded(Loader):
         self._batches = Ahead(self._make, READY)
 
     @property
-    def ahead(self) -> int:
+    def queue_depth(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._workers.ahead + READY + 1
+        return self._workers.queue_depth + READY + 1
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class GpuDecoded(Loader):
         UserError for a broken image of strict data, or when all are broken.
         """
         ready = self._batches.get()
-        self._tell(ready.broken)
+        self._on_broken(ready.broken)
         if not len(ready.labels):
             raise none_left(self._files)
         return ready

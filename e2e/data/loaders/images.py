@@ -128,7 +128,7 @@ class ImageLoader(Workers):
     def __next__(self) -> Batch:
         """Wait for the next batch. UserError for a broken image if strict, or if all are broken."""
         batch: Batch = super().__next__()
-        self._spec.tell(batch.broken)
+        self._spec.on_broken(batch.broken)
         if not len(batch.images):
             raise none_left(self._source)
         return batch

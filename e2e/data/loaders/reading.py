@@ -110,7 +110,7 @@ class ReadLoader(Workers):
     def __next__(self) -> Read:
         """Wait until the next batch is read."""
         read_: Read = super().__next__()
-        self._spec.tell(read_.broken)
+        self._spec.on_broken(read_.broken)
         return read_
 
 

@@ -89,7 +89,7 @@ def _decoded(files: Files, spec: LoadSpec) -> Kept:
     at = 0
     some = _in_workers(replace(spec, size=size, batch=DECODED_AT_ONCE, share=ALL), count)
     for batch in once(files.pictures, some, middle(size, max(size))):
-        spec.tell(batch.broken)
+        spec.on_broken(batch.broken)
         good = len(batch.labels)
         if good:
             images[at : at + good] = batch.images
@@ -98,7 +98,7 @@ def _decoded(files: Files, spec: LoadSpec) -> Kept:
     if not at:
         raise none_left(files)
     took_s = time.perf_counter() - start_s
-    spec.note(f"{at:,} images decoded once, in {took_s:.0f} s (workers: {some.workers})")
+    spec.on_note(f"{at:,} images decoded once, in {took_s:.0f} s (workers: {some.workers})")
     return images[:at], classes[:at]
 
 

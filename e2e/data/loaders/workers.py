@@ -65,9 +65,9 @@ class Workers(Loader):
         self._closed = False
 
     @property
-    def ahead(self) -> int:
+    def queue_depth(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._spec.ahead
+        return self._spec.queue_depth
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -133,9 +133,9 @@ class Workers(Loader):
         return batches
 
     def _check_shared_memory(self) -> None:
-        under_way, free = self.ahead + 1, free_shared_memory()
+        under_way, free = self.queue_depth + 1, free_shared_memory()
         needed = under_way * self._batch_bytes
-        if not self.ahead or free is None or needed <= free:
+        if not self.queue_depth or free is None or needed <= free:
             return
         raise UserError(
             f"--workers {self._spec.workers} has {under_way} batches of "

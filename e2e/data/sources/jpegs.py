@@ -107,7 +107,7 @@ def _field() -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DatasetPlan:
     """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one.
 
     UserError for numbers that do not fit.
@@ -133,7 +133,7 @@ class Plan:
         return f"{part}/class-{index % self.classes:04}/{index:08}.jpg"
 
 
-USUAL = Plan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
+USUAL = DatasetPlan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
 
 
 def cached(
@@ -163,7 +163,9 @@ def cached(
     return cache / name
 
 
-def make(folder: Path, plan: Plan, on_progress: OnProgress, processes: int | None = None) -> bool:
+def make(
+    folder: Path, plan: DatasetPlan, on_progress: OnProgress, processes: int | None = None
+) -> bool:
     """Generate a dataset in a folder that holds nothing else; False if it is there already.
 
     UserError for a folder with other content, too little disk space, and a file that cannot be
@@ -208,7 +210,7 @@ def _manifest(folder: Path) -> ItemsView[str, object]:
     return manifest.items()
 
 
-def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
+def _write(work: Path, plan: DatasetPlan, processes: int, on_progress: OnProgress) -> None:
     """Write what is not there yet. UserError when a process was killed."""
     todo = [index for index in range(plan.images) if not (work / plan.path(index)).exists()]
     needed, free = MEAN_BYTES * len(todo), shutil.disk_usage(work).free
@@ -251,7 +253,7 @@ def _write(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> N
             process.join()
 
 
-def _write_chunk(work: Path, plan: Plan, indices: Sequence[int]) -> int:
+def _write_chunk(work: Path, plan: DatasetPlan, indices: Sequence[int]) -> int:
     for index in indices:
         path = work / plan.path(index)
         draft = path.with_name(path.name + DRAFT)

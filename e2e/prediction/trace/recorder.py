@@ -25,7 +25,7 @@ from e2e.aten import (
     WARM,
     Call,
     CannotReplay,
-    Cold,
+    ColdL2,
     TensorSpec,
     describe,
     kind_of,
@@ -63,7 +63,7 @@ class TracedOp:
     phase: str
     allocated: int
     freed: int
-    cold: Cold = WARM
+    cold: ColdL2 = WARM
 
 
 class Cache:
@@ -233,7 +233,7 @@ class Recorder(TorchDispatchMode):
 
     def _touched(
         self, call: Call, taken: Sequence[Tensor], made: Sequence[tuple[Tensor, int]]
-    ) -> Cold:
+    ) -> ColdL2:
         """The arguments that the cache does not hold; afterwards it holds what the call touched.
 
         A call that touches much more than the cache holds leaves nothing for its next launch.
@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):
         for storage, size in touched.items():
             cache.touch(storage, size, new_of=number if storage in new else None)
         moving = tuple(i for i in movable(call) if i in gone) if gone else ()
-        return Cold(moving, cache_bytes=cache.size) if moving else WARM
+        return ColdL2(moving, cache_bytes=cache.size) if moving else WARM
 
     def _run(
         self, name: str, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
