@@ -18,7 +18,7 @@ from samples.feeding import Batches, Census, convolutions, noise, small_cnn, tra
 from torch import Tensor, nn
 
 from e2e.case import FULL, OFF, SHORT, TrainCase
-from e2e.commands.convergence import BEHIND_SHARE, judged
+from e2e.commands.convergence import BEHIND_SHARE, with_convergence
 from e2e.data.datasets import Options, open_data
 from e2e.data.types import LoadSpec
 from e2e.networks import find
@@ -287,7 +287,7 @@ def training_of(recipe: str, *repeats: Repeat, chance: float | None = 0.1) -> Tr
 
 
 def verdicts(*trainings: Training, held_out: int | None = HELD_OUT) -> list[bool | None]:
-    found = judged(trainings, held_out)
+    found = with_convergence(trainings, held_out)
     for training in found:
         assert (training.convergence is None) == (
             training.converged is True or not training.repeats
@@ -338,7 +338,7 @@ def test_the_verdict_on_recipes(name: str) -> None:
         for recipe, accuracies in arms.items()
     ]  # fmt: skip
     assert verdicts(*trainings, held_out=10_000) == expected
-    reasons = " ".join(t.convergence or "" for t in judged(trainings, 10_000))
+    reasons = " ".join(t.convergence or "" for t in with_convergence(trainings, 10_000))
     assert [word for word in words if word not in reasons] == []
 
 
@@ -381,7 +381,7 @@ def test_a_verdict_always_has_its_reason_and_nan_never_converges(
     one: list[Repeat], other: list[Repeat], held_out: int | None
 ) -> None:
     trainings = [training_of("fp32", *one), training_of("amp", *other)]
-    found = judged(trainings, held_out)
+    found = with_convergence(trainings, held_out)
     for before, after in zip(trainings, found, strict=True):
         assert replace(after, converged=None, convergence=None) == before
         if not before.repeats:
