@@ -78,8 +78,8 @@ def _answer(run: Run) -> list[Line]:
     if said:
         first = said[0].removesuffix(")")
         said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
-    if not run.results and not said:
-        said = ["No case was measured"]
+    if not said and not own:
+        said = _not_measured(run, asked) if run.results else ["No case was measured"]
     lines = [Line("", text) for text in said]
     lines += [*why(run, shown), *([] if own else _do(run))] if said else []
     return [*lines, *no_verdict(unclear, alone=not said)]
@@ -117,54 +117,62 @@ def _calls(run: Run) -> list[Result]:
             and any(name in r.vs_backend for name in others)]  # fmt: skip
 
 
+Pair = tuple[Result, str, Ratio]  # a library's call, another back end, the call over that
+
+
 def _one_call(run: Run, unclear: dict[str, float]) -> list[str]:
-    """ "torch picks cudnn, 1.42 to 1.64 times as fast as flash; no other is faster in 8 cases";
-    "bmm is 2.41 times as fast as a kernel for each product in bf16".
-    """
-    found: dict[tuple[str, str, str], list[Ratio]] = {}
-    faster: dict[str, str] = {}
-    calls = _calls(run)
+    """What one call of a library is held against: what it picks from, or a kernel for each part."""
+    calls, pairs = _calls(run), list[Pair]()
     for result in calls:
-        problem, ran, precision = (
-            result.case.problem,
-            result.variant or "",
-            result.case.precision_name,
-        )
+        ran = result.variant or ""
         for name in _others(run):
             ratio = result.vs_backend.get(name)
             if ratio is None or name == ran:
                 continue
-            if ratio.ruined_pct or result.ruined_pct:
-                unclear[f"{ran} against {name}"] = max(ratio.ruined_pct, result.ruined_pct)
-                continue
-            if isinstance(problem, Gemm):
-                key = problem.apart, ran, precision
+            if ruined := max(ratio.ruined_pct, result.ruined_pct):
+                unclear[f"{ran} against {name}"] = ruined
             else:
-                key = name, "", ""
-                if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN:
-                    what = f"{name} at {fmt.problem(result.case)} in {precision}"
-                    faster.setdefault(result.case.key, what)
-            found.setdefault(key, []).append(ratio)
-    if not any(map(picked, calls)):
-        said: dict[str, list[str]] = {}
-        for (apart, call, precision), ratios in found.items():
-            times = (
-                f"is {known_ratio(ratios)} times as fast as {apart}"
-                if apart not in said
-                else known_ratio(ratios)
-            )
-            said.setdefault(apart, []).append(f"{call} {times} in {precision}")
-        return [", ".join(texts) for texts in said.values()]
+                pairs.append((result, name, ratio))
+    return _picks(calls, pairs) if any(map(picked, calls)) else _apart(pairs)
+
+
+def _picks(calls: Sequence[Result], pairs: Sequence[Pair]) -> list[str]:
+    """ "torch picks cudnn, 1.42 to 1.64 times as fast as flash; no other is faster in 8 cases"."""
+    found: dict[str, list[Ratio]] = {}
+    faster: dict[str, str] = {}
+    for result, name, ratio in pairs:
+        found.setdefault(name, []).append(ratio)
+        if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN:
+            what = f"{name} at {fmt.problem(result.case)} in {result.case.precision_name}"
+            faster.setdefault(result.case.key, what)
+    known = len({result.case.key for result, *_ in pairs})
     picks = Counter(picked(result) for result in calls if picked(result))
     named = [name if count == len(calls) else f"{name} in {count} of {len(calls)}"
              for name, count in picks.most_common()]  # fmt: skip
     times = [f"{known_ratio(ratios)} {'as' if i else 'times as fast as'} {name}"
-             for i, ((name, *_), ratios) in enumerate(found.items())]  # fmt: skip
-    best = f"no other is faster in any of {fmt.count(len(calls), 'case')}"
+             for i, (name, ratios) in enumerate(found.items())]  # fmt: skip
+    best = [f"no other is faster in any of {fmt.count(known, 'case')}"] if known else []
     if faster:
         first = next(iter(faster.values()))
-        best = f"another is faster in {len(faster)} of {len(calls)} cases ({first})"
-    return [f"torch picks {', '.join([*named, *times])}; {best}"]
+        best = [f"another is faster in {len(faster)} of {known} cases ({first})"]
+    return ["; ".join([f"torch picks {', '.join([*named, *times])}", *best])]
+
+
+def _apart(pairs: Sequence[Pair]) -> list[str]:
+    """ "bmm is 2.41 times as fast as a kernel for each product in bf16"."""
+    found: dict[str, dict[str, list[Ratio]]] = {}
+    for result, _, ratio in pairs:
+        problem, precision = result.case.problem, result.case.precision_name
+        assert isinstance(problem, Gemm)
+        calls = found.setdefault(problem.apart, {})
+        calls.setdefault(f"{result.variant} {{}} in {precision}", []).append(ratio)
+    said: list[str] = []
+    for apart, calls in found.items():
+        texts = [text.format(known_ratio(ratios)) for text, ratios in calls.items()]
+        (text, ratios), *_ = calls.items()
+        texts[0] = text.format(f"is {known_ratio(ratios)} times as fast as {apart}")
+        said.append(", ".join(texts))
+    return said
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -183,11 +191,10 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
         for baseline in reversed(precisions_of(run).baselines):
             if some := [one for one in found if one.baseline == baseline and not one.uncertain]:
                 known.append(_gain(some, "as" if known else "times as fast as"))
-        results = [r for r in run.results if r.case.precision_name == name]
         if known:
             said[name] = f"{name} is {', '.join(known)}"
-        elif not any(result.measurement for result in results):
-            said[name] = f"{name} was not measured: {reasons(results)}"
+        elif absent := _not_measured(run, [name]):
+            said[name] = absent[0]
     means = means_of(run)
     if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not means:
         return list(said.values())
@@ -196,6 +203,13 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     also = f" ({fmt.listed(near)} within 2 %)" if near else ""
     fastest = f"{best}, on average the fastest of {len(means)} precisions{also},"
     return [said[best].replace(best, fastest, 1)] if best in said else list(said.values())
+
+
+def _not_measured(run: Run, names: Sequence[str]) -> list[str]:
+    """The precisions that have no figure, each with the reason."""
+    by = {name: [r for r in run.results if r.case.precision_name == name] for name in names}
+    return [f"{name} was not measured: {reasons(results)}" for name, results in by.items()
+            if not any(result.measurement for result in results)]  # fmt: skip
 
 
 def means_of(run: Run) -> dict[str, float]:

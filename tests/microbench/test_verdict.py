@@ -220,6 +220,11 @@ def test_one_call_is_held_against_what_it_picks_from_or_a_kernel_for_each_part()
         "torch picks cudnn, 1.50 times as fast as flash, 10.2 to 20.5 as math; no other is faster "
         "in any of 2 cases (x, attention 1024..2048, torch)"
     )
+    wide = {name: Ratio(1.5, (0.5, 4.5)) for name in ("flash", "math")}
+    doubtful = replace(found[-4], vs_backend=wide)
+    assert lines(run_of(doubtful, *found[-3:]))[0] == "torch picks cudnn (x, attention 2048, torch)"
+    skipped = [Result(r.case, "skipped", "no such card") for r in found]
+    assert lines(run_of(*skipped)) == ["bf16 was not measured: no such card"]
     shown, *_ = report(run_of(*found)).shown()
     assert [column.title for column in shown.columns if column.title.startswith("x ")] == [
         "x cudnn", "x flash", "x math",
