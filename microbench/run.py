@@ -295,14 +295,15 @@ class Runner:
 
         One process measures what the schedule says; each of the others measures again what is
         `planned` and has been measured, with the same seconds for a case. The device's ceilings are
-        measured after the first group, so that its row is there early; they explain it all the
-        same.
+        measured after the first group, so that its row is there early (they explain it all the
+        same), but where that waits for a compiler anyway.
         """
         self._session = self.start_session()
         self._fewest = schedule.fewest
-        calibrated = False
         try:
-            self._session.expect(schedule.cases)
+            calibrated = self._session.expect(schedule.cases)
+            if calibrated:
+                self._calibrate(schedule.cases)
             while (following := schedule.next()) is not None:
                 group, share_s = following
                 share_s /= self.processes

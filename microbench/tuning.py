@@ -113,12 +113,15 @@ class Tuner:
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
     _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
 
-    def expect(self, cases: Sequence[Case]) -> None:
-        """Begin to compile what these cases will time, in their order; it ends with the process."""
+    def expect(self, cases: Sequence[Case]) -> bool:
+        """Begin to compile what these cases will time, in their order; it ends with the process.
+        Whether there is any.
+        """
         unknown = [case for case in cases if self._tunes(case) and self._unknown(case)]
         self._ahead = {case.key: Future[Broken]() for case in unknown}
         if unknown:
             Thread(target=self._compile_ahead, args=(unknown,), daemon=True).start()
+        return bool(unknown)
 
     def _compile_ahead(self, cases: Sequence[Case]) -> None:
         for case in cases:
