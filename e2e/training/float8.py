@@ -139,7 +139,7 @@ def layer_gains(
     """
     found: dict[str, LayerGain] = {}
     chosen: set[str] = set()
-    for part in _parts(module, forward):
+    for part in _parts(module, forward, way):
         names = {shape: _key(part, shape, way) for shape in part.layers}
         each = {shape: gain for shape, name in names.items() if (gain := known(name))}
         if len(each) < len(names):
@@ -163,7 +163,7 @@ def _key(part: _Part, shape: Shape, way: Way) -> str:
     return f"{version('torchao')}/{way.scaling}/{passes}/{launched}/{padded}/{part.key}/k={k},n={n}"
 
 
-def _parts(module: nn.Module, forward: Callable[[], object]) -> list[_Part]:
+def _parts(module: nn.Module, forward: Callable[[], object], way: Way) -> list[_Part]:
     """The parts with layers that FP8 takes, as a forward pass calls them."""
     able, _ = _fitting(module)
     modules = _named(module)
@@ -194,7 +194,7 @@ def _parts(module: nn.Module, forward: Callable[[], object]) -> list[_Part]:
         *(one.register_forward_pre_hook(partial(counted, name)) for name, one in able.items()),
     ]  # fmt: skip
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(not way.evaluates):
             forward()
     finally:
         for handle in handles:
@@ -221,14 +221,16 @@ def _structure(module: nn.Module) -> str:
 
 
 def _described(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.dtype, tuple(value.shape), value.stride(), value.requires_grad
 
 
 def _leaf(value: Any) -> Any:
-    """A copy of a tensor, which gets a gradient where it can have one."""
+    """A copy of a tensor, which gets a gradient where it has one."""
     if not isinstance(value, Tensor):
         return value
-    return value.detach().clone().requires_grad_(value.is_floating_point())
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _measured(part: _Part, way: Way, timer: StepTimer) -> dict[Shape, LayerGain]:

@@ -839,7 +839,8 @@ def test_layers_are_timed_in_the_part_around_them(monkeypatch: pytest.MonkeyPatc
             return given + self.down(self.up(given).relu()) + self.odd(given).sum()
 
     network = nn.Sequential(Twice(), Twice(), nn.Linear(32, 16))
-    inputs, kept, said = torch.randn(3, 8, 32), dict[str, LayerGain](), list[str]()
+    inputs = torch.randn(3, 8, 32, requires_grad=True)
+    kept, said = dict[str, LayerGain](), list[str]()
     way = Way("tensorwise", 3, evaluates=False, compiles=False, captures=False)
     for _ in range(2):
         found, chosen = layer_gains(
