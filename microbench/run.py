@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
-ARM_BUDGET_S = {"large": 0.8, "small": 0.25}
+ARM_BUDGET_S = {"large": 0.7, "small": 0.25}
 CPU_BUDGET_S = 25.0
 # A problem with less than this share of a network's step needs fewer rounds: where its interval is
 # ±10 %, that of the step gets a thousandth of it.
