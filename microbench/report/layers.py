@@ -422,8 +422,8 @@ def _end(run: Run, precision: str, rows: Sequence[Json]) -> str:
 
 def _by_layer(run: Run, layers: Sequence[Layer], base: str) -> Part:
     """A row a layer: where our split-K gains over the library, and where the library splits K."""
-    ours = {r.case.group: r for r in run.results
-            if r.case.precision_name == base and (r.variant or "").startswith(SPLIT_K)}  # fmt: skip
+    ours = {r.case.group: r for r in run.results if r.case.precision_name == base
+            and (r.variant or "").startswith(SPLIT_K) and "/k" in (r.variant or "")}  # fmt: skip
     by_label: dict[str, list[Layer]] = {}
     for layer in layers:
         by_label.setdefault(layer.label, []).append(layer)

@@ -78,7 +78,8 @@ def shared_memory(config: GemmConfig, precision: Precision) -> int:
     """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
     the tile on its way to C. Only the compiler knows the exact number.
     """
-    buffers = config.stages * (config.bm + config.bn) * config.bk * precision.bytes_per_element
+    rows = config.bm * precision.bytes_per_element + config.bn * precision.bytes_of("storage_b")
+    buffers = config.stages * config.bk * rows
     staged = config.bm * config.bn * precision.output_bytes // config.epilogue_subtiles
     if config.kernel == POINTER:
         return max(buffers, staged)
