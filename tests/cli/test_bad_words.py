@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from samples.commands import ROOT, no_children, run_here
 from samples.images import put
 
@@ -44,6 +45,9 @@ def wide():
 
 def half():
     return nn.Linear(3, 3).half()
+
+def narrow():
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))
 
 class Broken(nn.Module):
     def __init__(self):
@@ -116,7 +120,7 @@ AT_ONCE = {
     "gemm --backend bad:numbr": "did you mean number",
     "gemm --backend no_such_module:f": "no module 'no_such_module'",
     "gemm --backend bad:": "module:function",
-    "gemm --backend folder/bad.py:gemm": "folder.bad:gemm",
+    "gemm --backend ./folder/bad.py:gemm": "write folder.bad:gemm",
     "gemm --backend syntax:gemm": "importing syntax raised SyntaxError",
     "gemm --without tma/* --autotune": "--without",
     "gemm --no-tune --autotune": "exclude each other",
@@ -268,6 +272,7 @@ BY_THE_DEVICE = {
     "train bad:number --device cpu": "Module",
     "train :build --device cpu": ":build",
     "train bad:Broken --device cpu --input 3x8x8": "forward is broken",
+    "stalls bad:narrow --device cpu --data folder:pets": "outputs 1 classes, but the data have 2",
     "train cnn-cifar --device cpu --loss nonsense": "nonsense",
     "train cnn-cifar --device cpu --data folder:empty": "empty",
     "train cnn-cifar --device cpu --data folder:words": "words",
@@ -291,6 +296,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         put(folder / name, text.encode())
     (folder / "empty").mkdir()
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (folder / "pets" / place).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(folder / "pets" / place / "a.png")
     return folder
 
 
