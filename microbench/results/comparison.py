@@ -53,7 +53,7 @@ MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
-MOST_FACTS = 3
+MOST_FACTS, NOT_SET = 3, ["not set"]  # of runs without a case in common
 
 
 @dataclass(frozen=True)
@@ -185,25 +185,18 @@ def _by_key(run: Run) -> dict[str, Entry]:
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
-    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value.
-
-    After them those that one alone names: "search is short in A, not set in B".
+    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value, or that one
+    alone names.
     """
     ours, theirs = _facts(a), _facts(b)
     if not ours or not theirs:
         return ""
-    apart = [
-        f"{name} is {_or(ours[name])} in A, {_or(theirs[name])} in B"
-        for name in ours
-        if name in theirs and not ours[name].keys() & theirs[name].keys()
+    said = [
+        f"{name} is {_or(ours.get(name, NOT_SET))} in A, {_or(theirs.get(name, NOT_SET))} in B"
+        for name in sorted({**ours, **theirs}, key=lambda name: (name in ours) != (name in theirs))
+        if not ours.get(name, {}).keys() & theirs.get(name, {}).keys()
     ]
-    apart += [
-        f"{name} is {_or(ours.get(name, ['not set']))} in A, "
-        f"{_or(theirs.get(name, ['not set']))} in B"
-        for name in [*ours, *theirs]
-        if (name in ours) != (name in theirs)
-    ]
-    shown = apart[:1] if ours.get("kind") != theirs.get("kind") else apart[:MOST_FACTS]
+    shown = said[:1] if ours["kind"] != theirs["kind"] else said[:MOST_FACTS]
     return f": {'; '.join(shown)}" if shown else ": no case has all its settings in both"
 
 
@@ -211,11 +204,10 @@ def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:
     """The values of each fact that the cases' keys name, "gemm/m=256,n=256/nt", in their order."""
     found: dict[str, dict[str, None]] = {}
     for key in keys:
-        kind, *rest = key.split("/")
-        facts = [fact for part in rest for fact in part.split(",") if "=" in fact]
-        for fact in (f"kind={kind}", *facts):
-            name, _, value = fact.partition("=")
-            found.setdefault(name, {})[value] = None
+        for fact in f"kind={key}".replace("/", ",").split(","):
+            name, given, value = fact.partition("=")
+            if given:
+                found.setdefault(name, {})[value] = None
     return found
 
 
