@@ -7,7 +7,8 @@ winner in the user's cache. What fails to compile or to launch is left out; it n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from kernels import OPS, tune
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.files import warn_not_kept
 from kernels.op import TUNED
-from kernels.tune import NONE, WIDE, Choice
+from kernels.tune import LISTED, NONE, WIDE, Choice
 from microbench import precompile
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
@@ -29,6 +30,7 @@ MOST_SAMPLES = 24  # of a short launch: what one gate holds
 QUICK_S = 0.004  # that a candidate of a quick tune is timed for, in each round
 WARM_S = 0.01  # of launches before the first is timed: a card that waited for a compiler is slow
 ESTIMATE_SAMPLES = 3
+MEASURING_CORES = 2  # that no compiler is to take
 SIGN_S = 5.0  # between two signs of life while a compiler is waited for
 
 Broken = Mapping[str, str]  # configurations that do not compile, and why
@@ -119,11 +121,12 @@ class Tuner:
         """
         unknown = [case for case in cases if self._tunes(case) and self._unknown(case)]
         self._ahead = {case.key: Future[Broken]() for case in unknown}
-        if unknown:
-            Thread(target=self._compile_ahead, args=(unknown,), daemon=True).start()
+        todo, cores = iter(unknown), len(os.sched_getaffinity(0)) - MEASURING_CORES
+        for _ in range(max(1, cores // LISTED)):  # cases at once
+            Thread(target=self._compile_ahead, args=(todo,), daemon=True).start()
         return bool(unknown)
 
-    def _compile_ahead(self, cases: Sequence[Case]) -> None:
+    def _compile_ahead(self, cases: Iterator[Case]) -> None:
         for case in cases:
             broken: Broken = {}
             with suppress(Exception):  # the case meets it again, in its turn

@@ -52,9 +52,9 @@ for case, label in pickle.load(sys.stdin.buffer):
     operands = Session(Target("cpu", "cpu"), 0).pool.get(case)
     config = backend.parse(label)
     if case.op == "gemm":
-        from kernels.gemm.triton.config import Problem
+        from kernels.gemm.triton.config import GemmProblem
         steps = backend.Launcher(
-            Problem.of(case), operands.a, operands.b, operands.c, 132).bind(config)
+            GemmProblem.of(case), operands.a, operands.b, operands.c, 132).bind(config)
     else:
         steps = backend.bind(config, case, operands, target)
     for step in steps:

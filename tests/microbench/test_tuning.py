@@ -192,9 +192,9 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
     other = [c.label for c in backend.configurations(cases[1], H200).tried(QUICK)]
     timer.seconds |= {label: 1e-5 for label in other}
     tuner.choose(cases[1], prepared([candidate(label) for label in other]), announce)
-    assert begun == cases, "each once"
+    assert sorted(begun, key=cases.index) == cases, "each once"
     assert not tuning.Tuner(H200, timer, NONE, lambda _: None).expect(cases)
-    assert begun == cases, "where nothing is timed, nothing is compiled"
+    assert len(begun) == len(cases), "where nothing is timed, nothing is compiled"
 
 
 def test_a_wide_search_times_more_into_the_same_cache(
