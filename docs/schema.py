@@ -94,13 +94,14 @@ def documents() -> Iterator[type]:
     # Older files have null for no lines of a ledger, and for no causes.
     trained = of(types.Training, "steps", "state")
     trained |= {name: trained[name] | None for name in codec.LISTS}
+    state = get_type_hints(types.Training)["state"]
     steps = {name: hint | UnsetType for name, hint in of(types.StepTimes, null=True).items()}
     mean = struct(
         "MeanAndDeviation", dict.fromkeys(("mean", "std"), float) | maybe(float, "population_std")
     )
     exchange = of(Exchange) | maybe(float, "overlapped", "bus_bytes_per_s")
     yield struct("TrainResult", {
-        "op": Literal[codec.OP], **trained, **of(types.State),
+        "op": Literal[codec.OP], **trained, **of(state),
         "case": struct("TrainCase", of(TrainCase) | maybe(int, "image_size")),
         "step_s": steps.pop("median_s"), **steps,
         "exchange": struct("Exchange", exchange) | UnsetType,

@@ -86,8 +86,9 @@ class Loaded:
 
 def peak_kernels(name: str, target: Target) -> list[PeakKernel]:
     """The kernels of a precision's fastest instruction; [] where that is not known."""
-    factors, hopper = precision(name).factors, target.capability == (9, 0)
-    if target.capability not in KNOWN or (factors.is_float8 and target.capability < (8, 9)):
+    kind, hopper = precision(name), target.capability == (9, 0)
+    factors, since = kind.factors, min(kind.min_capability.values())
+    if target.capability not in KNOWN or target.capability < since:
         return []
     if name == "fp32":
         return [_ffma(threads, blocks) for threads, blocks in ((512, 2), (1024, 1))]

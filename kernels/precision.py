@@ -21,7 +21,7 @@ class Precision:
 
     `storage`, `accumulate` and `output` are torch dtype names. `multiply` names the arithmetic of
     the multiplication: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
-    mantissa bits, "fp8" casts to float8 first, "bf16" widens to bfloat16. `rel_tolerance` bounds
+    mantissa bits, "fp8" and "fp4" cast to that first, "bf16" widens. `rel_tolerance` bounds
     ||out - ref|| / ||ref|| against a float64 GEMM of the *rounded* operands, so it covers
     accumulation and output rounding, not the storage rounding.
     `min_capability` maps each GPU back end that can run the precision to the compute capability it
@@ -76,6 +76,11 @@ class Precision:
     @property
     def output_bytes(self) -> int:
         return DTYPE_BYTES[self.output]
+
+    @property
+    def casts(self) -> bool:
+        """Whether its numbers are cast to fewer bits, with scales, before they are multiplied."""
+        return self.multiply in ("fp8", "fp4")
 
     @property
     def widens(self) -> bool:
@@ -150,15 +155,17 @@ _ALL_PRECISIONS = (
         "float32", "bfloat16", 8e-3, _since(9, 0, backends="triton"), rate="bf16",
         simt_twin=("bf16", 1), storage_b="float8_e4m3fn", only="gemm",
     ),
-    # Of linear layers: bfloat16 in and out, cast to FP8 with scales from the largest values. The
-    # casts err by 0.037 on random data (kernels/linear).
+    # Of linear layers: bfloat16 in and out, cast with scales from the largest values. The casts err
+    # by 0.037 on random data, to fp4 by 0.135 (kernels/linear).
     *(Precision(
-        f"fp8-{scaling}", f"bfloat16 multiplied as float8, one scale a {part}", "bfloat16", "fp8",
-        "float32", "bfloat16", 1e-2, _since(*since, backends="cublas"), least_error=1e-2,
-        rate="fp8", simt_twin=_AS_FP16, only="linear",
-    ) for scaling, part, since in (
-        ("tensor", "tensor", (8, 9)), ("row", "row", (9, 0)),
-        ("block", "block of 128, of weights 128x128", (9, 0)),
+        name, f"bfloat16 multiplied as {kind.replace('fp', 'float')}, one scale a {part}",
+        "bfloat16", kind, "float32", "bfloat16", 1e-2, _since(*since, backends="cublas"),
+        least_error=least, rate=kind, simt_twin=_AS_FP16, only="linear",
+    ) for name, kind, part, since, least in (
+        ("fp8-tensor", "fp8", "tensor", (8, 9), 1e-2), ("fp8-row", "fp8", "row", (9, 0), 1e-2),
+        ("fp8-block", "fp8", "block of 128, of weights 128x128", (9, 0), 1e-2),
+        ("mxfp8", "fp8", "block of 32, a power of two", (10, 0), 1e-2),
+        ("nvfp4", "fp4", "block of 16, in float8, and one a tensor", (10, 0), 5e-2),
     )),
     Precision(  # simt_twin: DP4A, four multiply-adds a lane
         "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32", 0.0,

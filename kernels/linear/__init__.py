@@ -28,7 +28,8 @@ PRODUCTS: Mapping[str, tuple[str, str]] = {
 OUTPUTS = {"fprop": ("y",), "dgrad": ("dx",), "wgrad": ("dw",), "step": tuple(PRODUCTS)}
 # What casts to FP8 err by on random data, relative to the product of what was cast: rounding to
 # three bits of mantissa errs by 0.026 an operand, to two, which e5m2 gradients have, by 0.052.
-CASTS, CASTS_E5M2 = 5e-2, 7e-2
+# To one bit, by 0.096.
+CASTS, CASTS_E5M2, CASTS_FP4 = 5e-2, 7e-2, 0.2
 PROBED = 128  # at most, of a problem that is tried small
 
 
@@ -103,10 +104,10 @@ class Linear(Problem):
     def tolerance(self, precision: Precision) -> float:
         """With casts, what they err by too."""
         own = precision.rel_tolerance
-        if self.quantised or precision.multiply != "fp8":
+        if self.quantised or not precision.casts:
             return own
         e5m2 = precision.name == "fp8-tensor" and self.which != "fprop"
-        return own + (CASTS_E5M2 if e5m2 else CASTS)
+        return own + (CASTS_FP4 if precision.multiply == "fp4" else CASTS_E5M2 if e5m2 else CASTS)
 
     def may_run_exactly(self, precision: Precision, backend: str) -> bool:
         """Where the operands are FP8 already, only products are left to err."""
@@ -116,12 +117,15 @@ class Linear(Problem):
         read, written = (
             sum(prod(self.stored(name)) for name in names) for names in (self.inputs, self.outputs)
         )
-        given = 1 if self.quantised and precision.multiply == "fp8" else precision.bytes_per_element
-        return read * given + written * precision.output_bytes
+        if self.quantised and precision.casts:
+            read //= 2 if precision.multiply == "fp4" else 1
+        else:
+            read *= precision.bytes_per_element
+        return read + written * precision.output_bytes
 
     def rows(self, precision: Precision) -> tuple[tuple[str, int], ...]:
         """What FP8 products sum over has to be whole 16-byte rows of FP8."""
-        width = 1 if precision.multiply == "fp8" else precision.bytes_per_element
+        width = 1 if precision.casts else precision.bytes_per_element
         return tuple((name, width) for name in "mkn")
 
     def probe(self, scale: int = 1) -> Linear:

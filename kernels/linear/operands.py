@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
+from torch.nn.functional import pad
 
 from kernels.case import Case
 from kernels.conv.operands import ConvOperands, SampledPart
@@ -15,26 +16,37 @@ from kernels.linear import PRODUCTS, Linear
 
 BLOCK = 128  # elements that share a scale in fp8-block; of a weight as many rows too
 SMALLEST = 1e-12  # scale, of rows that are all zeros
+MX_BLOCK, FP4_BLOCK = 32, 16  # elements of a row that share a scale in mxfp8, in nvfp4
+FP4_LARGEST, E4M3_LARGEST, E4M3_SMALLEST = 6.0, 448.0, 2.0**-9
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the three bits below the sign
+MANTISSA = 0x7FFFFF  # of a float32's bits
 
 
 @dataclass(frozen=True)
 class Quantised:
     """FP8 `values` [R, C], row-major, and what they are to be multiplied by: float32 `scales`, one
-    a tensor [1, 1], a row [R, 1], or a block [R or R/128, C/128].
+    a tensor [1, 1], a row [R, 1], or a block [R or R/128, C/128]. In mxfp8 a block is 32 of a row;
+    in nvfp4 16, `values` are bytes [R, C/2] of two numbers each, and `whole` [1] is the tensor's
+    scale. `stored` are the scales as both are given to the Tensor Cores.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+    stored: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
 
     @property
     def exact(self) -> torch.Tensor:
         """What they stand for, in float32."""
+        values, scales = self.values, self.scales
+        if self.whole is not None:
+            scales = scales * self.whole
+            numbers = torch.tensor((*FP4, *(-one for one in FP4)), device=values.device)
+            values = numbers[torch.stack((values & 15, values >> 4), -1).long()].flatten(1)
         rows, columns = (
-            whole // parts
-            for whole, parts in zip(self.values.shape, self.scales.shape, strict=True)
+            whole // parts for whole, parts in zip(values.shape, scales.shape, strict=True)
         )
-        scales = self.scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-        return self.values.float() * scales
+        return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
 
 def quantised(given: Mapping[str, torch.Tensor], name: str, precision: str) -> Quantised:
@@ -51,6 +63,8 @@ def quantised(given: Mapping[str, torch.Tensor], name: str, precision: str) -> Q
         cast = quantised(given, base, precision)
         return Quantised(cast.values.t().contiguous(), cast.scales.t())
     matrix = given[base] if base == name else given[base].t()
+    if precision in BLOCK_SCALED:
+        return BLOCK_SCALED[precision](matrix.float().contiguous())
     rows, columns = matrix.shape
     tall, wide = {
         "tensor": (rows, columns), "row": (1, columns), "block": (BLOCK if shared else 1, BLOCK),
@@ -62,6 +76,47 @@ def quantised(given: Mapping[str, torch.Tensor], name: str, precision: str) -> Q
     scales = (largest / torch.finfo(dtype).max).clamp(min=SMALLEST)
     values = (tiles / scales).to(dtype).reshape(rows, columns)
     return Quantised(values.contiguous(), scales.reshape(rows // tall, columns // wide))
+
+
+def mxfp8(matrix: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Quantised:
+    """A block's scale is the least power of two that nothing in it is too large for."""
+    tiles = matrix.reshape(len(matrix), -1, MX_BLOCK)
+    least = tiles.abs().amax(2) / torch.finfo(dtype).max
+    # A power of two has no bits of mantissa; what has some is carried to the next.
+    bits = least.clamp(min=torch.finfo(torch.float32).tiny).view(torch.int32) + MANTISSA
+    scales = (bits & ~MANTISSA).view(torch.float32)
+    values = (matrix / scales.repeat_interleave(MX_BLOCK, 1)).to(dtype)
+    return Quantised(values, scales, swizzled(scales).to(torch.float8_e8m0fnu))
+
+
+def nvfp4(matrix: torch.Tensor) -> Quantised:
+    """A block's scale is the nearest FP8 number to what makes its largest value that of FP4, beside
+    the tensor's, which makes the largest of those the largest of FP8. Halves go to even.
+    """
+    largest = matrix.reshape(len(matrix), -1, FP4_BLOCK).abs().amax(2)
+    whole = (largest.amax() / (FP4_LARGEST * E4M3_LARGEST)).clamp(min=SMALLEST).reshape(1)
+    scales = (largest / FP4_LARGEST / whole).clamp(E4M3_SMALLEST, E4M3_LARGEST)
+    scales = scales.to(torch.float8_e4m3fn).float()
+    scaled = matrix / (scales * whole).repeat_interleave(FP4_BLOCK, 1)
+    size = scaled.abs().clamp(max=FP4_LARGEST)
+    # The codes of 0 to 2 are in steps of a half, of 2 to 4 of one, of 4 to 6 of two.
+    large = torch.where(size < 4, 2 + size.round(), 4 + (size / 2).round())
+    code = torch.where(size < 2, (2 * size).round(), large).to(torch.uint8)
+    code = code | torch.where(scaled < 0, 8, 0).to(torch.uint8)
+    values = code[:, ::2] | code[:, 1::2] << 4
+    return Quantised(values, scales, swizzled(scales).to(torch.float8_e4m3fn), whole)
+
+
+BLOCK_SCALED: Mapping[str, Callable[[torch.Tensor], Quantised]] = {"mxfp8": mxfp8, "nvfp4": nvfp4}
+
+
+def swizzled(scales: torch.Tensor) -> torch.Tensor:
+    """In the order of the Tensor Cores (cuBLAS, "1D Block Scaling Factors Layout"): tiles of 128
+    rows and 4 blocks, in which rows that are 32 apart stand together.
+    """
+    padded = pad(scales, (0, -scales.shape[1] % 4, 0, -scales.shape[0] % 128))
+    tiles = padded.reshape(padded.shape[0] // 128, 4, 32, padded.shape[1] // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).flatten()
 
 
 @dataclass(frozen=True)
@@ -135,7 +190,7 @@ def operands(
         {name: tensors[name] for name in names} for names in (problem.inputs, problem.outputs)
     )
     factors: dict[str, tuple[Quantised, Quantised]] = {}
-    if problem.quantised and case.precision.multiply == "fp8":
+    if problem.quantised and case.precision.casts:
         for name in problem.outputs:
             a, b = (quantised(given, one, case.precision_name) for one in PRODUCTS[name])
             factors[name] = a, b

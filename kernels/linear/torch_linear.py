@@ -18,7 +18,15 @@ from torch.nn import functional as F
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.linear import PRODUCTS, Linear
-from kernels.linear.operands import BLOCK, LinearOperands, Quantised, matrix, quantised
+from kernels.linear.operands import (
+    BLOCK,
+    BLOCK_SCALED,
+    MX_BLOCK,
+    LinearOperands,
+    Quantised,
+    matrix,
+    quantised,
+)
 from kernels.messages import first_line
 
 TORCHAO = "torchao"  # the back end of its layer
@@ -37,19 +45,23 @@ def check(case: Case, target: Target) -> None:
     """CannotRun, with the reason, where torch or torchao cannot run this."""
     problem, precision, name = case.problem, case.precision, case.precision_name
     assert isinstance(problem, Linear)
-    if precision.multiply != "fp8" and name != "bf16":
-        raise CannotRun("a linear layer is measured in bf16, fp8-tensor, fp8-row and fp8-block")
+    if not precision.casts and name != "bf16":
+        raise CannotRun(
+            "a linear layer is measured in bf16, fp8-tensor, -row, -block, mxfp8, nvfp4"
+        )
     if target.kind == "cpu" and problem.layout in ("graph", "quantised"):
         raise CannotRun("a CPU has no CUDA graphs: --layout launched, eager or quantised-launched")
+    if target.kind == "cpu" and problem.layout == "launched" and name in BLOCK_SCALED:
+        raise CannotRun(f"a CPU computes {name} by its definition, uncompiled: --layout eager")
     if case.backend == TORCHAO:
         if name not in RECIPES or problem.which != "step" or problem.quantised:
             raise CannotRun("torchao's layer is a whole step in fp8-tensor or fp8-row, with casts")
         if find_spec(TORCHAO) is None:
             raise CannotRun("torchao is not installed: pip install 'halfway[fp8]'")
-    multiple = BLOCK if name == "fp8-block" else FP8_MULTIPLE
+    multiple = BLOCK if name == "fp8-block" else MX_BLOCK if name in BLOCK_SCALED else FP8_MULTIPLE
     free = problem.which in ("fprop", "dgrad") and name != "fp8-block"  # nothing is summed over M
     for dim in "kn" if free else "mkn":
-        if precision.multiply == "fp8" and getattr(problem, dim) % multiple:
+        if precision.casts and getattr(problem, dim) % multiple:
             size = f"{dim.upper()}={getattr(problem, dim)}"
             raise CannotRun(f"{name} needs multiples of {multiple}, not {size}")
 
@@ -95,18 +107,22 @@ def _products(
 def _product(
     given: Given, output: str, name: str, factors: tuple[Quantised, Quantised] | None = None
 ) -> Tensor:
-    """ "y", "dx" or "dw"; its operands are cast first where the precision is FP8. As in torchao
-    the forward product alone is added up fast.
+    """ "y", "dx" or "dw"; its operands are cast first where the precision is not bf16. As in
+    torchao the forward product alone is added up fast.
     """
     first, second = PRODUCTS[output]
-    if not name.startswith("fp8"):
+    if name == "bf16":
         return matrix(given, first) @ matrix(given, second).t()
     a, b = factors or (quantised(given, first, name), quantised(given, second, name))
-    return _multiplied(a, b, name, fast=output == "y")
+    return multiplied(a, b, name, fast=output == "y")
 
 
-def _multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
-    """a @ b transposed, in bfloat16; `fast` is how FP8 products are added up, less exactly."""
+def multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
+    """a @ b transposed, in bfloat16; `fast` is how FP8 products are added up, less exactly. On a
+    CPU torch has no products with scales of 32 or 16, so there they are of what they stand for.
+    """
+    if name in BLOCK_SCALED:
+        return _block_scaled(a, b) if a.values.is_cuda else (a.exact @ b.exact.t()).bfloat16()
     if name == "fp8-block":
         kinds, square = F.ScalingType, b.scales.shape[0] < b.values.shape[0]
         more = -b.scales.shape[1] % PADDED_SCALES
@@ -119,6 +135,24 @@ def _multiplied(a: Quantised, b: Quantised, name: str, *, fast: bool) -> Tensor:
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         a.values, b.values.t(), a.scales, b.scales.t(), out_dtype=torch.bfloat16,
         use_fast_accum=fast,
+    )  # fmt: skip
+
+
+def _block_scaled(a: Quantised, b: Quantised) -> Tensor:
+    assert a.stored is not None
+    assert b.stored is not None
+    kinds, swizzles = F.ScalingType, F.SwizzleType
+    if a.whole is None or b.whole is None:
+        kind, swizzle = [kinds.BlockWise1x32], [swizzles.SWIZZLE_32_4_4]
+        left, right, scales = a.values, b.values, ([a.stored], [b.stored])
+    else:
+        kind = [kinds.BlockWise1x16, kinds.TensorWise]
+        swizzle = [swizzles.SWIZZLE_32_4_4, swizzles.NO_SWIZZLE]
+        left, right = (one.values.view(torch.float4_e2m1fn_x2) for one in (a, b))
+        scales = [a.stored, a.whole], [b.stored, b.whole]
+    return F.scaled_mm(
+        left, right.t(), scales[0], kind, scales[1], kind, swizzle, swizzle,
+        output_dtype=torch.bfloat16,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from samples.measuring import measured, measurer_of, ready_or_why
+from samples.scaled_blocks import product_error
 
 from kernels import OPS
 from kernels.attention import LAYOUTS, PASSES, Attention
@@ -14,6 +15,7 @@ from kernels.case import Case
 from kernels.linear import LAYOUTS as LAUNCHED
 from kernels.linear import PASSES as PRODUCTS
 from kernels.linear import Linear
+from kernels.linear.operands import BLOCK_SCALED
 from kernels.op import Session
 from kernels.precision import PRECISIONS
 from microbench.device.device import DeviceInfo
@@ -75,7 +77,8 @@ def test_each_is_timed_and_torchs_pick_runs_the_kernels_of_the_back_end_it_names
 
 NAMES = ["bf16", *(name for name, kind in PRECISIONS.items() if kind.only == "linear")]
 # What Hopper must do; blocks of 128 need cuBLAS 12.9 too.
-MUST_RUN = {"bf16": (8, 0), "fp8-tensor": (8, 9), "fp8-row": (9, 0)}
+MUST_RUN = {"bf16": (8, 0), "fp8-tensor": (8, 9), "fp8-row": (9, 0), "mxfp8": (10, 0),
+            "nvfp4": (10, 0)}  # fmt: skip
 SIZES = [(256, 384, 512), (512, 128, 640)]  # of blocks, no whole fours too
 
 
@@ -86,12 +89,15 @@ def test_every_pass_of_a_linear_layer_is_right_or_says_why_not(
     name: str, which: str, layout: str, session: Session
 ) -> None:
     able = (session.target.capability or (0, 0)) >= MUST_RUN.get(name, (99, 0))
+    ran = ""
     for sizes, backend in product(SIZES, ("torch", "torchao") if which == "step" else ("torch",)):
         what = Case(Linear(*sizes, which, layout), name, backend)
         ready, reason = ready_or_why(session, what)
         assert ready or not able or backend == "torchao", reason
         if ready is None:
+            ran = ran or reason
             continue
+        ran = "yes"
         (launch,) = ready.candidates
         assert launch.launched == (layout not in ("graph", "quantised"))
         assert ready.rel_error(launch) <= what.tolerance
@@ -99,13 +105,32 @@ def test_every_pass_of_a_linear_layer_is_right_or_says_why_not(
             assert ready.rel_error(launch) > what.precision.least_error  # FP8 did run
         ready.renew()
         assert ready.rel_error_again(launch, lambda sampled: sampled()) <= what.tolerance
+    if ran != "yes":
+        pytest.skip(ran)
+
+
+@pytest.mark.parametrize("name", BLOCK_SCALED)
+def test_products_of_block_scaled_matrices_are_those_of_the_float64_emulation(
+    name: str, session: Session
+) -> None:
+    what = Case(Linear(256, 256, 384, "fprop", "quantised"), name, "torch")
+    ready, reason = ready_or_why(session, what)
+    if ready is None:
+        pytest.skip(reason)
+    assert product_error(name, "cuda") < what.precision.rel_tolerance
+    for places in (4, 16):  # 32 rows off, a row off
+        planted = {"stored": lambda one, by=places: one.view(torch.uint8).roll(by).view(one.dtype)}
+        assert product_error(name, "cuda", planted) > what.precision.rel_tolerance
 
 
 @pytest.mark.quick
 def test_a_comparison_is_timed_as_launched_and_as_a_graph(gpu: DeviceInfo) -> None:
     for layout in ("graph", "launched", "quantised"):
         problem = Linear(2048, 1024, 1024, "step", layout)
-        cases = [Case(problem, name, "torch") for name in MUST_RUN]
+        able = [
+            name for name, since in MUST_RUN.items() if (gpu.target().capability or (0,)) >= since
+        ]
+        cases = [Case(problem, name, "torch") for name in able]
         for result in measured(measurer_of(gpu), *cases, budget_s=1.0):
             assert result.status == "ok", result.reason
             assert result.kernels

@@ -152,7 +152,7 @@ SINCE = {
     "fp64": (5, 0), "fp32": (5, 0), "fp16": (7, 0), "fp16-acc16": (7, 0), "int8": (7, 5),
     "tf32": (8, 0), "bf16": (8, 0), "fp8-e4m3": (8, 9), "fp8-e4m3-precise": (8, 9),
     "fp8-e5m2": (8, 9), "fp8-tensor": (8, 9), "fp8-row": (9, 0), "fp8-block": (9, 0),
-    "fp8-weights": (9, 0),
+    "fp8-weights": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0),
 }  # fmt: skip
 
 
@@ -165,8 +165,8 @@ def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Pre
     assert kind.output_bytes == kind.torch_dtype("output").itemsize
     assert kind.accumulator_bytes == kind.torch_dtype("accumulate").itemsize
     assert kind.is_float8 == (kind.bytes_per_element == 1 and kind.torch_dtype().is_floating_point)
-    casts = kind.multiply == "fp8"
-    assert kind.rate_name == ("fp8" if kind.is_float8 or casts else kind.factors.name)
+    named = kind.multiply if kind.casts else "fp8" if kind.is_float8 else kind.factors.name
+    assert kind.rate_name == named
     output = kind.torch_dtype("output")
     if output.is_floating_point:
         assert torch.finfo(output).eps / 8 <= kind.rel_tolerance <= 0.05
@@ -176,7 +176,7 @@ def test_each_entry_is_whole_and_runs_where_the_hardware_multiplies_it(kind: Pre
     expected = dict.fromkeys({"cublas", "cublaslt", "cupy", "cudnn"} - lacking, SINCE[kind.name])
     if kind.name not in ("fp64", "fp32", "fp16-acc16", "fp8-e4m3-precise"):
         expected["triton"] = max((7, 0), SINCE[kind.name])  # Triton begins with Volta
-    alone = "cublas" if casts else "triton" if kind.widens else ""
+    alone = "cublas" if kind.casts else "triton" if kind.widens else ""
     assert kind.min_capability == ({alone: SINCE[kind.name]} if alone else expected)
 
 
@@ -188,11 +188,8 @@ def test_lanes_do_what_the_storage_allows_and_other_names_lead_to_entries_withou
     assert lanes.pop("int8") == ("fp32", packed["int8"])
     assert lanes.pop("fp8-weights") == ("bf16", 1)
     assert set(lanes.values()) == {("fp16", 1)}
-    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | {
-        "fp8-tensor",
-        "fp8-row",
-        "fp8-block",
-    }
+    casts = {name for name, kind in PRECISIONS.items() if kind.casts}
+    assert set(lanes) == {"fp16-acc16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"} | casts
     assert all(target in PRECISIONS for target in ALIASES.values())
     assert not set(ALIASES) & set(PRECISIONS)
     assert precision("half").name == "fp16"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples.scaled_blocks import FP4_GRID, block_matrix, emulated, grid_of, product_error
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import OPS
@@ -21,12 +22,14 @@ from kernels.attention import Attention, operands, torch_attention
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.ceilings import peak_kernels
 from kernels.linear import LAYOUTS, PASSES, PRODUCTS, Linear
-from kernels.linear.operands import BLOCK, matrix, quantised
+from kernels.linear.operands import BLOCK, BLOCK_SCALED, matrix, mxfp8, quantised, swizzled
 from kernels.op import Session
 from kernels.precision import PRECISIONS
 
 CPU = Target("cpu", "a CPU", None, 2)
 SCALED = [name for name, kind in PRECISIONS.items() if kind.only == "linear"]
+FP8 = [name for name in SCALED if name not in BLOCK_SCALED]
+ROUNDING = {"bf16": (0, 0.005), "nvfp4": (0.11, 0.16)}  # of both operands
 SIZES = (96, 128, 160)  # tokens, features in, features out
 
 
@@ -54,7 +57,8 @@ def test_every_pass_is_right_or_says_why_not(name: str, which: str) -> None:
         assert error <= what.tolerance
         casts = name != "bf16" and layout == "eager"
         assert (error > what.precision.least_error) == casts or name == "bf16"
-        assert total < 0.005 if name == "bf16" else 0.02 < total < 0.07
+        least, most = ROUNDING.get(name, (0.02, 0.07))
+        assert least < total < most
         ready.renew()  # what was computed before is wrong now
         assert ready.rel_error_again(launch, lambda sampled: sampled()) <= what.tolerance
 
@@ -79,7 +83,7 @@ def test_one_wrong_gradient_of_a_step_is_seen(wrong: str, layout: str) -> None:
     assert spoilt(lambda result: result[:, 3].fill_(math.nan)) == math.inf
 
 
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", FP8)
 def test_a_cast_uses_all_of_fp8_and_a_transposed_matrix_is_the_same_numbers(name: str) -> None:
     sizes, g = (256, 384, 128), torch.Generator().manual_seed(0)
     problem = Linear(*sizes)
@@ -101,6 +105,88 @@ def test_a_cast_uses_all_of_fp8_and_a_transposed_matrix_is_the_same_numbers(name
         steps = 8 if cast.values.dtype is torch.float8_e5m2 else 16  # half of a mantissa's step
         least = cast.scales.max() * torch.finfo(cast.values.dtype).tiny
         assert torch.all((cast.exact - wanted).abs() <= (wanted.abs() / steps).clamp(min=least))
+
+
+MATRICES = st.builds(
+    block_matrix,
+    st.integers(0, 10**6),
+    st.integers(1, 130),
+    st.integers(1, 9),
+    st.integers(-30, 30),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(values=MATRICES, dtype=st.sampled_from((torch.float8_e4m3fn, torch.float8_e5m2)))
+def test_mxfp8_is_the_nearest_number_by_the_least_power_of_two(
+    values: torch.Tensor, dtype: torch.dtype
+) -> None:
+    cast = mxfp8(values, dtype)
+    assert cast.values.dtype == dtype
+    scales = cast.scales.double()
+    assert torch.all(scales.frexp().mantissa == 0.5)
+    assert torch.equal(cast.scales, cast.scales.to(torch.float8_e8m0fnu).float())
+    most = torch.finfo(dtype).max
+    largest = values.double().reshape(len(values), -1, 32).abs().amax(2)
+    assert torch.all(largest <= most * scales)
+    assert torch.all((largest > most * scales / 2) | (largest == 0))
+    exact = emulated(values, scales, 32, grid_of(dtype))
+    assert torch.equal((cast.exact.double() - values).abs(), (exact - values).abs())
+    steps = 8 if dtype is torch.float8_e5m2 else 16
+    least = (scales * torch.finfo(dtype).smallest_normal / steps).repeat_interleave(32, 1)
+    assert torch.all(
+        (cast.exact.double() - values).abs() <= (values.abs() / steps).clamp(min=least)
+    )
+    assert torch.equal(mxfp8(cast.exact, dtype).exact, cast.exact)
+
+
+@settings(max_examples=40, deadline=None)
+@given(values=MATRICES)
+def test_nvfp4_is_the_nearest_number_by_a_scale_of_a_block_and_one_of_the_tensor(
+    values: torch.Tensor,
+) -> None:
+    cast = BLOCK_SCALED["nvfp4"](values)
+    assert cast.whole is not None
+    assert torch.equal(cast.scales, cast.scales.to(torch.float8_e4m3fn).float())
+    scales = (cast.scales * cast.whole).double()
+    exact = emulated(values, scales, 16, FP4_GRID)
+    close = 1e-5 * scales.max()  # float32 beside float64
+    assert torch.all((cast.exact - values).abs() <= (exact - values).abs() + close)
+    largest = values.double().reshape(len(values), -1, 16).abs().amax(2)
+    if largest.max() > 0:
+        assert torch.allclose(scales.max() * 6, largest.max(), rtol=1e-5)
+    # A scale in FP8 errs by a sixteenth, a number in FP4 by a fifth, below 1 by a quarter.
+    within = largest >= 6 * 2.0**-6 * cast.whole.double()
+    assert torch.all((6 * scales / largest - 1)[within].abs() <= 1 / 16 + 1e-5)
+    off = (cast.exact - values).abs() <= torch.maximum(
+        0.2001 * values.abs(), (0.2501 * scales).repeat_interleave(16, 1)
+    )
+    assert torch.all(off | ~within.repeat_interleave(16, 1))
+    if torch.all(within):
+        assert torch.allclose(BLOCK_SCALED["nvfp4"](cast.exact).exact, cast.exact, rtol=1e-5)
+
+
+def test_halves_of_fp4_go_to_even_and_scales_stand_as_cublas_reads_them() -> None:
+    halves = torch.tensor([[0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5, 6] + [0.0] * 8])
+    even = [0, 1, -1, 2, 2, -4, 4, 6]
+    assert BLOCK_SCALED["nvfp4"](halves).exact[0, :8].tolist() == pytest.approx(even, abs=1e-6)
+    scales = torch.arange(300 * 6).reshape(300, 6)
+    found = swizzled(scales)
+    assert len(found) == 384 * 8
+    for row, block in itertools.product(range(300), range(6)):  # cuBLAS, "1D Block Scaling ..."
+        tile = 512 * (row // 128 * 2 + block // 4)
+        assert found[tile + row % 32 * 16 + row % 128 // 32 * 4 + block % 4] == scales[row, block]
+
+
+@pytest.mark.parametrize("name", BLOCK_SCALED)
+def test_products_of_block_scaled_matrices_are_those_of_the_float64_emulation(name: str) -> None:
+    assert product_error(name, "cpu") < PRECISIONS[name].rel_tolerance
+    for planted in (
+        {"scales": lambda one: one.roll(1, 1)}, {"scales": lambda one: one.roll(32, 0)},
+        {"values": lambda one: one.roll(1, 1)}, {"whole": lambda one: one and one * 1.05},
+    ):  # fmt: skip
+        if name == "nvfp4" or "whole" not in planted:
+            assert product_error(name, "cpu", planted) > PRECISIONS[name].rel_tolerance
 
 
 def test_work_is_counted_as_the_field_counts_it() -> None:
@@ -129,6 +215,8 @@ def test_work_is_counted_as_the_field_counts_it() -> None:
         (case("fp16", "step", "eager"), "measured in bf16"),
         (case("fp8-row", "wgrad", "eager", (100, 128, 128)), "M=100"),
         (case("fp8-row", "fprop", "eager", (96, 120, 128)), "K=120"),
+        (case("nvfp4", "wgrad", "eager", (48, 64, 64)), "multiples of 32, not M=48"),
+        (case("mxfp8", "step", "launched"), "by its definition"),
         (replace(case("fp8-row", "step", "quantised-launched"), backend="torchao"), "CUDA GPU"),
         (case("fp8-block", "step", "eager", (256, 128, 128)), "torch has no fp8-block here"),
     ],
@@ -140,7 +228,11 @@ def test_what_cannot_run_says_why(what: Case, reason: str) -> None:
 
 def test_precisions_of_linear_layers_are_of_no_other_op_and_fp8_is_the_ceiling() -> None:
     hopper = Target("cuda", "NVIDIA H200", (9, 0), 132)
-    for name in SCALED:
+    for name in BLOCK_SCALED:
+        assert peak_kernels(name, hopper) == []
+        with pytest.raises(CannotRun, match=f"{name} needs compute capability 10.0, .* has 9.0"):
+            OPS["linear"].check(replace(case(name, "step", "graph"), backend="torch"), hopper)
+    for name in FP8:
         assert (
             peak_kernels(name, hopper)
             == peak_kernels("fp8-e4m3", hopper)
