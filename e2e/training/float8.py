@@ -280,7 +280,7 @@ def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
     run = compiled(forward) if way.compiles else forward
 
     def evaluated() -> Sequence[Tensor]:
-        with torch.inference_mode():
+        with torch.no_grad():
             return [*tensors_in(run(given, named))]
 
     if way.evaluates:

@@ -136,7 +136,8 @@ class Trainer:
     def _launch(self, feed: Loader, mark: Mark, exchange: bool = True) -> Any:
         if self.case.evaluation:
             inputs, targets = self._next_batch(feed, mark)
-            with torch.inference_mode():
+            # torchao's layers do not run in inference mode
+            with torch.no_grad() if self.recipe.float8 else torch.inference_mode():
                 output = self._run(inputs, targets)
             mark("forward")
             return output

@@ -810,7 +810,9 @@ def test_what_pays_is_converted_and_nothing_else(
         TrainCase("gpt-tiny", recipe, 2, "16", "", "adamw", data="generated", loader="resident")
         for recipe in ("amp-bf16", "fp8-auto")
     ]
-    plain, auto = arms.set_up(cases, lambda key, stage: None)
+    evaluated = replace(cases[1], evaluation=True)
+    plain, auto, inference = arms.set_up([*cases, evaluated], lambda key, stage: None)
+    assert inference.status == "ok", inference.reason
     assert (auto.status, auto.float8_layers, auto.linear_layers) == ("ok", 2 * len(converted), 8)
     assert {one.layers for one in auto.fp8_gains} == {2}
     assert plain.fp8_gains == ()
