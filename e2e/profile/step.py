@@ -561,15 +561,16 @@ class _Idle:
             return
         number = first + known[launch.correlation]
         by = replace(self._ran[number], kernel="")
-        before = self._work[first - 1] if first else None
-        if before and before.correlation == launch.correlation and end - start > HOLE_NS:
+        of_graph = first > 0 and self._work[first - 1].correlation == launch.correlation
+        if of_graph and end - start > HOLE_NS:
             yield replace(by, start=start, end=end, term=terms.NOT_RECORDED)
             return
         ready = min(max(launch.start, start), end)
         yield from self._until(start, ready, launch.lane, replace(by, term=terms.LAUNCH))
         if ready < end:
-            # Launched, and not yet begun: the way to the device, or what it waits for there.
-            term = terms.LAUNCH if launch.start > start else BETWEEN
+            # Launched, and not yet begun: the way to the device, or what it waits for there. Where
+            # the call had not returned when the device ran dry, the CPU is late.
+            term = terms.LAUNCH if launch.end > start and not of_graph else BETWEEN
             yield replace(by, start=ready, end=end, term=term)
 
     def _group(self, lane: str) -> str:

@@ -80,14 +80,17 @@ def test_time_without_work_is_the_cpu_s_until_it_launches_and_the_device_s_after
     assert terms_of(made, tmp_path) == {LAUNCH: launch, t.MATRIX_PRODUCTS: MS, **own}
 
 
+@pytest.mark.parametrize(("launched", "late"), [(9 * MS + 10 * US, 0), (10 * MS - 500, 5 * US)])
 def test_work_that_was_queued_before_the_device_fell_idle_waits_between_kernels(
-    tmp_path: Path,
+    launched: int, late: int, tmp_path: Path
 ) -> None:
+    """But not where the call that launches it had not returned yet."""
     made = two_steps()
-    made.op("aten::relu", 9 * MS, 9 * MS + 50 * US)
-    made.kernel("relu", 10 * MS + 5 * US, 18 * MS, 9 * MS + 10 * US)
+    made.op("aten::relu", 9 * MS, 10 * MS + 50 * US)
+    made.kernel("relu", 10 * MS + 5 * US, 18 * MS, launched)
     found = terms_of(made, tmp_path)
-    assert found[t.BETWEEN] == 5 * US + MS  # the product too was launched before 18 ms
+    assert found[t.BETWEEN] == 5 * US + MS - late  # the product too was launched before 18 ms
+    assert found.get(LAUNCH, 0) == late
     assert found[TERMS["activation"]] == 8 * MS - 5 * US
 
 
@@ -288,10 +291,10 @@ def test_compiled_code_says_what_it_fused_and_compilation_is_no_launch_nor_wait(
 def graph_step(*names: str) -> Made:
     """A step to 10 ms, and one that replays a graph, launched at 11 ms, with a kernel each ms.
 
-    Those without a name were not recorded.
+    Those without a name were not recorded. The first ones run before the call returns.
     """
     made = begun(9 * MS, 18 * MS)
-    made.span("cuda_runtime", "cudaGraphLaunch", 11 * MS, 11 * MS + 50 * US, correlation=77)
+    made.span("cuda_runtime", "cudaGraphLaunch", 11 * MS, 14 * MS, correlation=77)
     for node, name in ((node, name) for node, name in enumerate(names) if name):
         made.span(
             "kernel", name, (12 + node) * MS, (13 + node) * MS - 5 * US, 7, correlation=77,
