@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kernels import OPS, is_library
+from kernels.case import Case
 from kernels.op import OWN, TUNED
 from microbench import fmt
 from microbench.device import host
@@ -38,7 +39,13 @@ MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their i
 
 RUINED = "ruined"  # of a gain: the interval is beyond RUINED_PCT
 
-ResultRatio = tuple[Result, Ratio]
+
+class SizeGain(NamedTuple):
+    """The result at one size, its ratio to the baseline's time, and what that shows, see `gain`."""
+
+    result: Result
+    ratio: Ratio
+    gain: str
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,17 @@ class Payoff:
     subject: str
     precision: str
     baseline: str
-    rows: Sequence[ResultRatio]
+    rows: Sequence[SizeGain]
+
+    @property
+    def case(self) -> Case:
+        """That of the smallest size."""
+        return self.rows[0].result.case
 
     @cached_property
     def gains(self) -> list[str]:
-        """What each row shows, see `gain`."""
-        return [gain(*row) for row in self.rows]
+        """What each row shows."""
+        return [row.gain for row in self.rows]
 
     @property
     def uncertain(self) -> Mapping[str, float]:
@@ -61,11 +73,11 @@ class Payoff:
 
         It rests on the sizes from the one below `start` up, or on all.
         """
-        first = max(0, self.start - 1) if self.from_start else 0
+        first = max(0, self.start - 1) if self.first_faster else 0
         return {
-            result.case.problem.size: max(result.ruined_pct, ratio.ruined_pct)
-            for (result, ratio), gain in list(zip(self.rows, self.gains, strict=True))[first:]
-            if gain == RUINED
+            row.result.case.problem.size: max(row.result.ruined_pct, row.ratio.ruined_pct)
+            for row in self.rows[first:]
+            if row.gain == RUINED
         }
 
     @property
@@ -77,19 +89,14 @@ class Payoff:
         return start
 
     @property
-    def from_start(self) -> Sequence[ResultRatio]:
-        """The rows from `start` on; empty where the precision is not faster at the largest size."""
-        return self.rows[self.start :]
+    def first_faster(self) -> str:
+        """The size at `start`; "" where the precision is not faster at the largest size."""
+        return next((fmt.size(row.result.case) for row in self.rows[self.start :]), "")
 
     @property
     def steady(self) -> bool:
         """Whether it is faster at the largest size, and at none below `start`."""
-        return bool(self.from_start) and "faster" not in self.gains[: self.start]
-
-    @property
-    def best(self) -> ResultRatio:
-        """The row of the largest ratio; of those not ruined, where there are any."""
-        return max(self.rows, key=lambda row: (gain(*row) != RUINED, row[1].ratio))
+        return bool(self.first_faster) and "faster" not in self.gains[: self.start]
 
 
 def gain(result: Result, ratio: Ratio | None) -> str:
@@ -107,31 +114,18 @@ def gain(result: Result, ratio: Ratio | None) -> str:
 
 def payoffs(run: Run, precision: str) -> list[Payoff]:
     """The precision against each baseline, in each setting of the run."""
+    chosen = [best for group in groups_of(run) if (best := representative(group, [precision]))]
     subjects: dict[str, list[Result]] = {}
-    for result in library_or_best([r for r in run.results if r.case.precision_name == precision]):
+    for result in sorted(chosen, key=lambda r: r.flops):
         subjects.setdefault(subject_of(result, run), []).append(result)
     found: list[Payoff] = []
     for subject, results in subjects.items():
         for baseline in OPS[results[0].case.op].baselines:
-            rows = [(r, r.speedup[baseline]) for r in results if baseline in r.speedup]
+            rows = [SizeGain(r, ratio, gain(r, ratio)) for r in results
+                    if (ratio := r.speedup.get(baseline))]  # fmt: skip
             if rows and baseline != precision:
                 found.append(Payoff(subject, precision, baseline, rows))
     return found
-
-
-def library_or_best(results: Sequence[Result]) -> list[Result]:
-    """One measured result per problem, smallest first: the library's, else the fastest."""
-    chosen: dict[str, Result] = {}
-    for result in results:
-        if result.measurement is None:
-            continue
-        before = chosen.get(result.case.group)
-        faster = before is None or (
-            not is_library(before.case) and (result.median_s or 0) < (before.median_s or 0)
-        )
-        if faster or is_library(result.case):
-            chosen[result.case.group] = result
-    return sorted(chosen.values(), key=lambda r: r.flops)
 
 
 def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:

@@ -30,11 +30,13 @@ from microbench.report.parts import (
     cells,
     doubts,
     missing,
+    value,
     warnings_part,
 )
 from microbench.results.types import RUINED_PCT, Ceiling, Json, Ratio, Result, Run
 from microbench.roofline.explain import OVER_PEAK_PCT, conversion_share
 from microbench.verdict import (
+    Payoff,
     Summary,
     baselines_of,
     groups_of,
@@ -54,21 +56,23 @@ MIXED = "mixed"
 AT_LARGE = ("power", "compute", MIXED)  # bottlenecks that a large size shows best
 JOIN = "; "  # between the values of a list in CSV
 DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
-# Names that have their places in CSV; new ones follow them.
-CSV_ORDER = (
-    "op", *DIMS, "layout", "data", "precision", "backend", "status", "reason",
-    "median_s", "ci95_low_s", "ci95_high_s", "samples", "flops", "min_bytes", "tflops", "gb_per_s",
-    "ceiling_pct",
-    "rel_error", "bound", "why", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "throttle",
-    "tensor_core", "variant", "kernels", "timer", "l2", "regime",
-    *(f"speedup_{name}{end}" for name in OPS["gemm"].baselines for end in ("", "_low", "_high")),
-)  # fmt: skip
-NEW = ("layout_change_share", "total_error", "tuned", "choice", "candidates")
+# CSV: column -> where a result has it. These keep their places; new columns follow them.
+PATHS = {
+    "op": "case.op", **{name: f"case.problem.dims.{name}" for name in DIMS},
+    "layout": "case.problem.layout", "data": "case.data", "precision": "case.precision_name",
+    "backend": "case.backend", "status": "status", "reason": "reason",
+    "median_s": "measurement.median_s", "ci95_low_s": "measurement.ci95_s.0",
+    "ci95_high_s": "measurement.ci95_s.1", "samples": "measurement.times_s", "flops": "flops",
+    "min_bytes": "min_bytes", "tflops": "flop_per_s", "gb_per_s": "byte_per_s",
+    **{name: name for name in ("ceiling_pct", "rel_error", "bound", "why")},
+    **{name: f"measurement.{name}" for name in (
+        "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "throttle")},
+    **{name: name for name in ("tensor_core", "variant", "kernels")},
+    **{name: f"measurement.{name}" for name in ("timer", "l2", "regime")},
+}  # fmt: skip
+LATER_PATHS = {"total_error": "total_error", "tuned": "tuned", "choice": "choice.how",
+               "candidates": "choice.candidates"}  # fmt: skip
 INTERVAL = ("confidence interval is", "interval")  # of a warning, as it is said in an answer
-OF_RESULT = ("status", "reason", "ceiling_pct", "total_error", "bound", "rel_error", "why",
-             "tensor_core", "variant", "tuned")  # fmt: skip
-OF_MEASUREMENT = ("median_s", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "timer", "l2",
-                  "regime")  # fmt: skip
 
 
 def made(
@@ -111,48 +115,31 @@ def made(
 
 def _raw(run: Run) -> Raw:
     """A row a result, in the order measured."""
-    libraries = libraries_beside_own(run)
-    others = [*baselines_of(run), *libraries]
-    beside = [f"speedup_{name}{end}" for name in others for end in ("", "_low", "_high")]
-    other = [name for result in run.results for name in result.case.problem.dims]
-    names = list(dict.fromkeys([*CSV_ORDER, *beside, *NEW, *other]))
-    return names, [_raw_row(result, libraries) for result in run.results]
+    ratios = {name: f"speedup.{name}" for name in (*OPS["gemm"].baselines, *baselines_of(run))}
+    ratios |= {name: f"vs_backend.{name}" for name in libraries_beside_own(run)}
+    paths = dict(PATHS)
+    for name, path in ratios.items():
+        paths |= {f"speedup_{name}": f"{path}.ratio", f"speedup_{name}_low": f"{path}.ci95.0",
+                  f"speedup_{name}_high": f"{path}.ci95.1"}  # fmt: skip
+    names = [*paths, "layout_change_share", *LATER_PATHS]
+    names += [name for result in run.results for name in result.case.problem.dims]
+    paths |= {name: f"case.problem.dims.{name}" for name in names if name not in paths}
+    rows = [_raw_row(result, paths | LATER_PATHS) for result in run.results]
+    return list(dict.fromkeys(names)), rows
 
 
-def _raw_row(result: Result, libraries: Sequence[str]) -> Mapping[str, Value]:
-    case, measured, choice = result.case, result.measurement, result.choice
-    row: dict[str, Value] = {
-        "op": case.op,
-        **{**dict.fromkeys(DIMS), **case.problem.dims},
-        "layout": case.problem.layout,
-        "data": case.data,
-        "precision": case.precision_name,
-        "backend": case.backend,
-        **{name: getattr(result, name) for name in OF_RESULT},
-        "kernels": JOIN.join(result.kernels),
-        "layout_change_share": conversion_share(result) if result.kernels_s else None,
+def _raw_row(result: Result, paths: Mapping[str, str]) -> Mapping[str, Value]:
+    row = {name: value(result, path) for name, path in paths.items()}
+    row["kernels"] = JOIN.join(result.kernels)
+    row["layout_change_share"] = conversion_share(result) if result.kernels_s else None
+    if result.measurement is None:
+        return row | dict.fromkeys(("flops", "min_bytes"))
+    return row | {
+        "samples": len(result.measurement.times_s),
+        "tflops": (result.flop_per_s or 0.0) / 1e12,
+        "gb_per_s": (result.byte_per_s or 0.0) / 1e9,
+        "throttle": JOIN.join(result.measurement.throttle),
     }
-    if choice:
-        row |= {"choice": choice.how, "candidates": choice.candidates}
-    if measured:
-        row |= {name: getattr(measured, name) for name in OF_MEASUREMENT}
-        row |= {
-            "samples": len(measured.times_s),
-            "flops": result.flops,
-            "min_bytes": result.min_bytes,
-            "tflops": (result.flop_per_s or 0.0) / 1e12,
-            "gb_per_s": (result.byte_per_s or 0.0) / 1e9,
-            "throttle": JOIN.join(measured.throttle),
-        }
-        row["ci95_low_s"], row["ci95_high_s"] = measured.ci95_s or (None, None)
-    ratios = {name: result.speedup.get(name) for name in OPS[case.op].baselines}
-    ratios |= {name: result.vs_backend.get(name) for name in libraries}
-    for name, ratio in ratios.items():
-        if ratio:
-            low, high = ratio.ci95 or (None, None)
-            row[f"speedup_{name}"] = ratio.ratio
-            row |= {f"speedup_{name}_low": low, f"speedup_{name}_high": high}
-    return row
 
 
 # ---------------------------------------------------------------- every result
@@ -337,6 +324,12 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
     return [Line("Why", JOIN.join(said))] if said else []
 
 
+def bottlenecks(of: Iterable[Payoff]) -> str:
+    """The two most common, and how many sizes have each: "memory 12, launch 3"."""
+    bounds = Counter(row.result.bound for payoff in of for row in payoff.rows if row.result.bound)
+    return ", ".join(f"{bound} {count}" for bound, count in bounds.most_common(2))
+
+
 def _flops(result: Result) -> int:
     return result.flops
 
@@ -504,7 +497,8 @@ def rate_chart(run: Run) -> Any:
         rules += drawn
     drawn = charts.lines(
         rows, x=OPS[run.results[0].case.op].axis_name, y=unit.name, rules=rules,
-        colours={s: charts.COLOURS.get(name, charts.OTHER_COLOUR) for s, name in of.items()},
+        colours={s: charts.COLOURS.get(name, charts.OTHER_COLOUR) for s, name in of.items()
+                 if s.startswith(name)},
         dashes={series: DASHES[name] for series, name in of.items() if name in DASHES},
     )  # fmt: skip
     below = ["bars: 95 % interval; dotted: peak of the datasheet, and the largest GEMM measured"]
@@ -512,8 +506,14 @@ def rate_chart(run: Run) -> Any:
 
 
 def rate_rows(run: Run) -> list[Json]:
-    """A row a result with a rate and a size that is one number; by precision, smallest first."""
+    """A row a result with a rate and a size that is one number; by precision, smallest first.
+
+    Where the library picks, each precision has its panels, and each back end its curve.
+    """
     found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
+    picks = any(map(picked, found))
+    asked = precisions_of(run).asked
+    found = [r for r in found if not picks or r.case.precision_name in asked]
     unit, backends = rate_unit(run.results), {r.case.backend for r in found}
     apart = len({(r.case.precision_name, r.case.backend) for r in found}) > MOST_ARMS
     order = list(dict.fromkeys(r.case.precision_name for r in run.results))
@@ -523,10 +523,14 @@ def rate_rows(run: Run) -> list[Json]:
         fast_s, slow_s = (result.measurement and result.measurement.ci95_s) or (None, None)
         backend = case.backend * (len(backends) > 1)
         data = case.data * ("data" in run.varying)
+        name = case.precision_name
+        series = [backend] if picks else [name, backend * (not apart)]
         rows.append({
-            "panel": " ".join(filter(None, [subject_of(result, run), data, backend * apart])),
-            "series": " ".join(filter(None, [case.precision_name, backend * (not apart)])),
-            "precision": case.precision_name, "x": case.problem.axis,
+            "panel": " ".join(filter(None, [
+                subject_of(result, run), data, name * picks or backend * apart,
+            ])),
+            "series": " ".join(filter(None, series)),
+            "precision": name, "x": case.problem.axis,
             "y": flops / (result.median_s or 1.0), "low": flops / slow_s if slow_s else None,
             "high": flops / fast_s if fast_s and fast_s > 0 else None, "note": result.bound or "",
         })  # fmt: skip

@@ -12,10 +12,12 @@ from kernels import is_library
 from kernels.gemm import Gemm
 from kernels.op import OWN, SEPARATE
 from microbench import fmt
-from microbench.report import charts, layers, payoff
+from microbench.report import charts, layers
+from microbench.report import payoff as payoff_report
 from microbench.report.cases import (
     MOST_PRECISIONS,
     beside,
+    bottlenecks,
     channels_last,
     conditions,
     known_ratio,
@@ -54,7 +56,7 @@ def report(run: Run) -> Report:
     """The report of the run's kernels."""
     if run.network:
         return layers.report(run, run.network)
-    if run.kind == "payoff" and (found := payoff.report(run)):
+    if run.kind == "payoff" and (found := payoff_report.report(run)):
         return found
     return made(run, _answer(run), _tables(run), lambda: _chart(run))
 
@@ -217,23 +219,23 @@ def means_of(run: Run) -> dict[str, float]:
 
     The baseline is that with the most of such sizes; empty where none has any.
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
+    ratios: dict[str, dict[str, dict[str, float]]] = {}  # by baseline, precision and problem
     for name in precisions_of(run).asked:
-        for one in payoffs(run, name):
-            known = found.setdefault(one.baseline, {}).setdefault(name, {})
-            for (result, ratio), gain in zip(one.rows, one.gains, strict=True):
-                if gain != RUINED and ratio.ratio > 0:
-                    known[result.case.group] = ratio.ratio
-    most = max((len(by_name) for by_name in found.values()), default=0)
+        for payoff in payoffs(run, name):
+            known = ratios.setdefault(payoff.baseline, {}).setdefault(name, {})
+            for row in payoff.rows:
+                if row.gain != RUINED and row.ratio.ratio > 0:
+                    known[row.result.case.group] = row.ratio.ratio
+    most = max((len(by_name) for by_name in ratios.values()), default=0)
     best: dict[str, dict[str, float]] = {}
     common = set[str]()
-    for by_name in reversed(found.values()):
+    for by_name in reversed(ratios.values()):
         shared = set[str].intersection(*map(set[str], by_name.values()))
         if len(by_name) == most and len(shared) > len(common):
             best, common = by_name, shared
     return {
-        name: geometric_mean(ratio for group, ratio in ratios.items() if group in common)
-        for name, ratios in best.items()
+        name: geometric_mean(ratio for group, ratio in by_group.items() if group in common)
+        for name, by_group in best.items()
     }
 
 
@@ -257,13 +259,13 @@ def _without_baseline(run: Run) -> list[str]:
     return [", ".join(said) + over] if 0 < len(said) <= MOST_PRECISIONS else []
 
 
-def _gain(found: Sequence[Payoff], times: str) -> str:
+def _gain(by_setting: Sequence[Payoff], times: str) -> str:
     """ "1.41 to 1.90 times as fast as tf32 (faster from 64 up)"."""
-    baseline = found[0].baseline
-    if all(one.gains[-1] == "unknown" for one in found):
+    baseline = by_setting[0].baseline
+    if all(payoff.gains[-1] == "unknown" for payoff in by_setting):
         unknown = "(unknown: one round, raise --budget)"
-        return f"perhaps {_range(found)} times as fast as {baseline} {unknown}"
-    return f"{_range(found)} {times} {baseline}{_where(found)}"
+        return f"perhaps {_range(by_setting)} times as fast as {baseline} {unknown}"
+    return f"{_range(by_setting)} {times} {baseline}{_where(by_setting)}"
 
 
 def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -291,37 +293,30 @@ def _best(run: Run) -> list[Result]:
     return [found[name] for name in names if name in found]
 
 
-def _range(found: Sequence[Payoff]) -> str:
+def _range(by_setting: Sequence[Payoff]) -> str:
     """ "1.41 to 1.90" over all sizes that are known well enough; "1.53 ±0.12" of one."""
-    known = [ratio for one in found for (_, ratio), gain in zip(one.rows, one.gains, strict=True)
-             if gain != RUINED]  # fmt: skip
-    return fmt.ratio(known[0]) if len(known) == 1 else fmt.span([one.ratio for one in known])
+    known = [row.ratio for payoff in by_setting for row in payoff.rows if row.gain != RUINED]
+    return fmt.ratio(known[0]) if len(known) == 1 else fmt.span([ratio.ratio for ratio in known])
 
 
-def _where(found: Sequence[Payoff]) -> str:
+def _where(by_setting: Sequence[Payoff]) -> str:
     """ " (faster from 64 up)"; "" at every size, and for several settings, which have a table."""
-    if len(found) > 1 or found[0].start == 0:
+    payoff = by_setting[0]
+    if len(by_setting) > 1 or payoff.start == 0:
         return ""
-    if found[0].steady:
-        return f" (faster from {fmt.size(found[0].from_start[0][0].case)} up)"
-    return f" (faster at {_count(found[0])}{' and every multiple of 8' * by_eights(found[0])})"
-
-
-def _count(one: Payoff) -> str:
-    """At which sizes it is faster, or how many: "100, 300", "53 of 72 sizes", "no size"."""
-    rows = zip(one.rows, one.gains, strict=True)
-    faster = [fmt.size(result.case) for (result, _), gain in rows if gain == "faster"]
+    if payoff.steady:
+        return f" (faster from {payoff.first_faster} up)"
+    faster = [fmt.size(row.result.case) for row in payoff.rows if row.gain == "faster"]
+    at = ", ".join(faster) or "no size"
     if len(faster) > MOST_PRECISIONS:
-        return f"{len(faster)} of {len(one.rows)} sizes"
-    return ", ".join(faster) or "no size"
+        at = f"{len(faster)} of {len(payoff.rows)} sizes"
+    return f" (faster at {at}{' and every multiple of 8' * by_eights(payoff)})"
 
 
-def by_eights(one: Payoff) -> bool:
+def by_eights(payoff: Payoff) -> bool:
     """Whether it is faster at every multiple of 8, of sizes that have others too."""
-    sizes = [isinstance(axis := result.case.problem.axis, int) and axis % 8 == 0
-             for result, _ in one.rows]  # fmt: skip
-    gains = [gain for gain, whole in zip(one.gains, sizes, strict=True) if whole]
-    return 1 < len(gains) < len(sizes) and set(gains) == {"faster"}
+    gains = [row.gain for row in payoff.rows if (row.result.case.problem.axis or 1) % 8 == 0]
+    return 1 < len(gains) < len(payoff.rows) and set(gains) == {"faster"}
 
 
 def _do(run: Run) -> list[Line]:
@@ -330,18 +325,20 @@ def _do(run: Run) -> list[Line]:
     advice: dict[str, list[str]] = {}
     for name in compared.asked:
         baseline = next((b for b in reversed(compared.baselines) if b != name), "")
-        found = [one for one in payoffs(run, name) if one.baseline == baseline]
-        eights = [one.subject for one in found if by_eights(one) and not one.steady]
+        by_setting = [one for one in payoffs(run, name) if one.baseline == baseline]
+        eights = [one.subject for one in by_setting if by_eights(one) and not one.steady]
         if eights:
-            where = f" ({fmt.listed(eights)})" if len(found) > 1 else ""
+            where = f" ({fmt.listed(eights)})" if len(by_setting) > 1 else ""
             advice.setdefault(f"use {{}} at multiples of 8{where}", []).append(name)
-        if len(found) != 1 or found[0].uncertain or found[0].gains[-1] == "unknown":
+        if len(by_setting) != 1:
             continue
-        if found[0].steady:
-            start = found[0].from_start
-            where = f"from {fmt.size(start[0][0].case)} up" if found[0].start else "at every size"
+        (payoff,) = by_setting
+        if payoff.uncertain or payoff.gains[-1] == "unknown":
+            continue
+        if payoff.steady:
+            where = f"from {payoff.first_faster} up" if payoff.start else "at every size"
             advice.setdefault(f"use {{}} {where}", []).append(name)
-        elif "faster" not in found[0].gains:
+        elif "faster" not in payoff.gains:
             advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
     said = [text.format(fmt.listed(names)) for text, names in advice.items()]
     useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
@@ -474,20 +471,19 @@ def _settings(run: Run) -> Part:
     rows: list[Row] = []
     for name in precisions_of(run).asked:
         by_subject: dict[str, dict[str, Any]] = {}
-        for one in payoffs(run, name):
-            row = by_subject.setdefault(one.subject, {"precision": name, "setting": one.subject})
-            start = f"{fmt.size(one.from_start[0][0].case)} up" if one.steady else "none"
-            if one.start == 0:
+        for payoff in payoffs(run, name):
+            subject, gains = payoff.subject, payoff.gains
+            cells = by_subject.setdefault(subject, {"precision": name, "setting": subject})
+            start = f"{payoff.first_faster} up" if payoff.steady else "none"
+            if payoff.start == 0:
                 start = "all"
-            elif not one.steady and "faster" in one.gains:
-                start = f"{one.gains.count('faster')} of {len(one.rows)}"
-            ratios = [ratio.ratio for _, ratio in one.rows]
-            row[one.baseline] = {"from": fmt.UNCERTAIN if one.uncertain else start,
-                                 "least": min(ratios), "most": max(ratios),
-                                 "slower": one.gains.count("slower")}  # fmt: skip
-            bounds = Counter(result.bound for result, _ in one.rows if result.bound)
-            said = [f"{bound} {count}" for bound, count in bounds.most_common(2)]
-            row |= {"sizes": len(one.rows), "bottlenecks": ", ".join(said)}
+            elif not payoff.steady and "faster" in gains:
+                start = f"{gains.count('faster')} of {len(gains)}"
+            ratios = [row.ratio.ratio for row in payoff.rows]
+            cells[payoff.baseline] = {"from": fmt.UNCERTAIN if payoff.uncertain else start,
+                                      "least": min(ratios), "most": max(ratios),
+                                      "slower": gains.count("slower")}  # fmt: skip
+            cells |= {"sizes": len(gains), "bottlenecks": bottlenecks([payoff])}
         rows += map(Row, by_subject.values())
     compared = precisions_of(run)
     several = len(compared.asked) > 1

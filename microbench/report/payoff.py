@@ -16,7 +16,15 @@ from kernels.linear import Linear
 from kernels.op import Op
 from microbench import fmt
 from microbench.report import charts
-from microbench.report.cases import channels_last, known_ratio, made, no_verdict, title_of, why
+from microbench.report.cases import (
+    bottlenecks,
+    channels_last,
+    known_ratio,
+    made,
+    no_verdict,
+    title_of,
+    why,
+)
 from microbench.report.parts import DEFAULT, VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, Ratio, Run
 from microbench.verdict import Payoff, payoffs, precisions_of, subject_of
@@ -47,7 +55,7 @@ def maps_of(run: Run) -> dict[Map, list[Payoff]]:
     found: dict[Map, list[Payoff]] = {}
     for name in precisions_of(run).asked:
         for one in payoffs(run, name):
-            subject = subject_of(one.rows[0][0], run, without=_op(run).across)
+            subject = subject_of(one.rows[0].result, run, without=_op(run).across)
             found.setdefault((subject, name, one.baseline), []).append(one)
     ordered = sorted(found, key=lambda key: key[2], reverse=True)
     return {key: sorted(found[key], key=_place) for key in ordered}
@@ -59,8 +67,8 @@ def _op(run: Run) -> Op:
 
 def _place(one: Payoff) -> tuple[int, ...]:
     """Its image and batch size, or what the op has across a map."""
-    case = one.rows[0][0].case
-    return tuple(int(case.problem.setting[name].split("x")[0]) for name in OPS[case.op].across)
+    setting = one.case.problem.setting
+    return tuple(int(setting[name].split("x")[0]) for name in OPS[one.case.op].across)
 
 
 def _area(width: object) -> int:
@@ -69,14 +77,9 @@ def _area(width: object) -> int:
     return ends[0] * ends[-1]
 
 
-def starts_of(some: Sequence[Payoff]) -> Counter[int | str]:
-    """From which width it is faster, at how many image and batch sizes; 0: at no width."""
-    found: Counter[int | str] = Counter()
-    for one in some:
-        if not one.uncertain:
-            case = one.from_start[0][0].case if one.from_start else None
-            found[(case.problem.axis or fmt.size(case)) if case else 0] += 1
-    return found
+def starts_of(some: Sequence[Payoff]) -> Counter[str]:
+    """From which width it is faster, at how many image and batch sizes; "": at no width."""
+    return Counter(one.first_faster for one in some if not one.uncertain)
 
 
 # ---------------------------------------------------------------- the answer
@@ -104,7 +107,7 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         device = run.device.get("name") or "unknown device"
         lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
         hardest = [one for key, some in maps.items() if key[2] == first for one in some]
-        lines += why(run, [result for one in hardest for result, _ in one.rows])
+        lines += why(run, [row.result for one in hardest for row in one.rows])
         lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not said)
     if any(len(one.rows) > 1 for some in maps.values() for one in some):
@@ -112,14 +115,14 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     return lines
 
 
-def _from(starts: Counter[int | str], op: Op, alone: int) -> str:
+def _from(starts: Counter[str], op: Op, alone: int) -> str:
     """ "from 8 channels for 5 of 24 sizes, 16 for 4, at no width for 2".
 
     At `alone` of them a single width was measured, from which nothing follows for wider ones.
     """
     whole = starts.total()
-    never = starts.pop(0, 0)
-    first, *others = sorted(starts, key=_area) or [0]
+    never = starts.pop("", 0)
+    first, *others = sorted(starts, key=_area) or [""]
     of = f"{starts[first]} of {whole}" if starts[first] < whole else f"all {whole}"
     start = "at" if 2 * alone > whole else "from"
     parts = [f"{start} {first} {op.axis_name} for {of} sizes"] if first else []
@@ -146,13 +149,14 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         if one.uncertain:
             unclear[_title(key)] = max(one.uncertain.values())
             continue
-        name, problem = key[1], one.rows[0][0].case.problem
+        name, problem = key[1], one.case.problem
         step = "" if problem.setting["pass"] == "step" else f" in {problem.setting['pass']}"
         how = LAUNCHED.get(problem.layout, "without casts") + step
         if problem.layout in LAUNCHED and len(one.rows) > 1:
             pays.setdefault(name, []).append(f"{_pays(one)} {how}")
         else:
-            gains.setdefault(name, []).append(f"{known_ratio([r for _, r in one.rows])} ({how})")
+            ratio = known_ratio([row.ratio for row in one.rows])
+            gains.setdefault(name, []).append(f"{ratio} ({how})")
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
         said = [f"pays {', '.join(pays[name])}"] if name in pays else []
@@ -162,11 +166,11 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     if lines:
         device, fewer = run.device.get("name") or "unknown device", len({*map(_place, every)}) > 1
         tokens = f"{_place(most)[0]} tokens{', others below' * fewer}"
-        at = "" if len(most.rows) > 1 else f"{fmt.size(most.rows[0][0].case)} features, "
+        at = "" if len(most.rows) > 1 else f"{fmt.size(most.case)} features, "
         lines[0] = Line("", f"{lines[0].text} ({device}, {at}{tokens})")
         cast, alone = (
-            {gain for one in every for (result, _), gain in zip(one.rows, one.gains, strict=True)
-             if (result.case.problem.layout in LAUNCHED) == casts} for casts in (True, False)
+            {row.gain for one in every for row in one.rows
+             if (row.result.case.problem.layout in LAUNCHED) == casts} for casts in (True, False)
         )  # fmt: skip
         if "slower" in cast and alone == {"faster"}:
             why = "where FP8 is slower, its casts and scales cost more than its products gain"
@@ -179,9 +183,8 @@ def _pays(one: Payoff) -> str:
     """ "from 2048x8192 features on and at 2048", "at every width"."""
     if one.start == 0:
         return "at every width"
-    below = [fmt.size(result.case) for (result, _), gain in
-             zip(one.rows[: one.start], one.gains, strict=False) if gain == "faster"]  # fmt: skip
-    parts = [f"from {fmt.size(one.from_start[0][0].case)} features on"] if one.from_start else []
+    below = [fmt.size(row.result.case) for row in one.rows[: one.start] if row.gain == "faster"]
+    parts = [f"from {one.first_faster} features on"] if one.first_faster else []
     parts += [f"at {fmt.listed(below)}"] if below else []
     return fmt.joined(parts) or "at no width"
 
@@ -196,7 +199,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
         for one in some:
             (tokens,) = _place(one)
             ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {_break_even(one)}")
-            for result, ratio in one.rows:
+            for result, ratio, _ in one.rows:
                 size = fmt.size(result.case)
                 row = found.setdefault(name, {}).setdefault((tokens, size), {})
                 row |= {"tokens": tokens, "size": size, subject or "gain": ratio}
@@ -230,20 +233,20 @@ def _mean(rows: Iterable[Mapping[str, Any]]) -> float:
 def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
     rows: list[Row] = []
     (first, *_), *_ = maps.values()
-    op = OPS[first.rows[0][0].case.op]
+    op = OPS[first.case.op]
     for (subject, name, baseline), some in maps.items():
         starts = starts_of(some)
-        never = starts.pop(0, 0)
+        never = starts.pop("", 0)
         ends = sorted(starts, key=_area)
-        known = [ratio.ratio for one in some for _, ratio in one.rows if not ratio.ruined_pct]
+        ratios = [row.ratio for one in some for row in one.rows]
+        known = [ratio.ratio for ratio in ratios if not ratio.ruined_pct]
         widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1])))) if starts else "-"
-        bounds = Counter(r.bound for one in some for r, _ in one.rows if r.bound)
         rows.append(Row({
             "setting": subject, "precision": name, "against": baseline, "from": widths,
             "gain": fmt.span(known) if known else None,
             "sizes": f"{starts.total()}/{len(some)}",
             "unclear": (len(some) - starts.total() - never) or None,
-            "bounds": ", ".join(f"{bound} {count}" for bound, count in bounds.most_common(2)),
+            "bounds": bottlenecks(some),
         }))  # fmt: skip
     order = list(dict.fromkeys(row.item["setting"] for row in rows))
     rows.sort(key=lambda row: (order.index(row.item["setting"]), row.item["precision"]))
@@ -263,7 +266,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
 
 def _widths(some: Sequence[Payoff]) -> list[str]:
     """The channels that the map has, narrowest first."""
-    return sorted({fmt.size(r.case) for one in some for r, _ in one.rows}, key=_area)
+    return sorted({fmt.size(row.result.case) for one in some for row in one.rows}, key=_area)
 
 
 def _map(key: Map, some: Sequence[Payoff]) -> Part:
@@ -271,14 +274,14 @@ def _map(key: Map, some: Sequence[Payoff]) -> Part:
     rows: list[Row] = []
     for one in some:
         cells = {width: "." for width in _widths(some)}
-        for result, ratio in one.rows:
+        for result, ratio, _ in one.rows:
             mark = fmt.UNCERTAIN if ratio.ruined_pct else ""
             sign = "=" if ratio.no_difference and not mark else ""
             cause = CAUSES.get(result.bound or "", "")
             text = f"{sign}{ratio.ratio:.2g}{mark}{f'/{cause}' if cause else ''}"
             cells[fmt.size(result.case)] = text
         rows.append(Row({"place": _place(one), "cells": cells, "even": _break_even(one)}))
-    op = OPS[some[0].rows[0][0].case.op]
+    op = OPS[some[0].case.op]
     columns = [
         *(Column(name, f"place.{i}") for i, name in enumerate(op.across)),
         Column("break-even", "even"),
@@ -294,12 +297,10 @@ def _break_even(one: Payoff) -> str:
     """Between the last width at which it is slower, and the first from which it stays faster, each
     by the whole interval: "64..128"; "<= 8" or "> 512" where the other end was not measured.
     """
-    widths = [fmt.size(result.case) for result, _ in one.rows]
-    slower = [width for width, gain in zip(widths[: one.start], one.gains, strict=False)
-              if gain == "slower"]  # fmt: skip
-    if not one.from_start:
+    slower = [fmt.size(row.result.case) for row in one.rows[: one.start] if row.gain == "slower"]
+    if not one.first_faster:
         return f"> {slower[-1]}" if slower else "-"
-    return f"{slower[-1]}..{widths[one.start]}" if slower else f"<= {widths[one.start]}"
+    return f"{slower[-1]}..{one.first_faster}" if slower else f"<= {one.first_faster}"
 
 
 def _title(key: Map) -> str:
@@ -321,10 +322,11 @@ def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
                     "ratio": 1.0 if ratio.no_difference or ratio.ruined_pct else ratio.ratio,
                     "low": ratio.ci95 and ratio.ci95[0], "high": ratio.ci95 and ratio.ci95[1],
                     "note": result.why or "",
-                } for result, ratio in one.rows if fmt.size(result.case) == width]  # fmt: skip
+                } for result, ratio, _ in one.rows if fmt.size(result.case) == width]  # fmt: skip
     places = sorted({_place(one) for some in maps.values() for one in some})
     across = ["/".join(map(str, place)) for place in places]
     op = _op(run)
     drawn = charts.cells(rows, x=", ".join(op.across.values()), across=across, y=op.axis_name)
-    below = ["times as fast, and the bottleneck; ~1: no difference seen; grey: not measured"]
+    what = "times as fast, and the bottleneck" if op.explained else "times as fast"
+    below = [f"{what}; ~1: no difference seen; grey: not measured"]
     return charts.titled(drawn, title_of(run), below)

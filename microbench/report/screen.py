@@ -29,15 +29,10 @@ class _PrintableTexts(RenderHook):
     """Cleans every text that a console is given; the styles of its parts stay."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_printable(one) if isinstance(one, Text) else one for one in renderables]
-
-
-def _printable(text: Text) -> Text:
-    plain = printable(text.plain)
-    if plain != text.plain:
-        text = text.copy()
-        text.plain = plain
-    return text
+        for text in renderables:
+            if isinstance(text, Text):
+                text.plain = printable(text.plain)
+        return renderables
 
 
 def make_console(

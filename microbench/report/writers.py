@@ -111,17 +111,11 @@ def to_csv(report: parts.Report) -> str:
     Names of columns have the unit and do not change; an unknown value is empty. A run with several
     kinds of results has the columns of all of them.
     """
-    return write_csv(report.raw)
-
-
-def write_csv(raw: Iterable[parts.Raw]) -> str:
-    """One CSV of several kinds of rows, with all of their columns and one header."""
-    raw = list(raw)
-    names = list(dict.fromkeys(name for columns, _ in raw for name in columns))
+    names = list(dict.fromkeys(name for columns, _ in report.raw for name in columns))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(csv_text, names))
-    for _, rows in raw:
+    for _, rows in report.raw:
         writer.writerows([csv_text(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
 

@@ -61,7 +61,7 @@ def mean(rows: Iterable[Beside]) -> float:
 
 def test_what_is_said_of_gemm() -> None:
     for one in payoffs(run("gemm-fp16"), "fp16"):
-        ratios = [ratio.ratio for _, ratio in one.rows]
+        ratios = [row.ratio.ratio for row in one.rows]
         ends = f"{min(ratios):.2f} to {max(ratios):.3g}"
         says(RESULTS, f"as fast as {one.baseline}", ends)
         if one.baseline == "tf32":
