@@ -94,12 +94,14 @@ def _answer(found: Diagnosis) -> Iterator[Line]:
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
-        most = "" if _is_exceeded(first, last) else f", {_cost(first, last)}"
-        tried = f"; tried: {_gain(first.gain)}" if first.gain else ""
+        most, gain = f", {_cost(first, last)}", first.gain
+        if gain and first.ms and gain.ms / gain.step_ms > _most(first, last)[0]:
+            most = ""  # trying it saved more
+        tried = f"; tried: {_gain(gain)}" if gain else ""
         yield Line("Why", f"{first.status}: {first.title}{most}{tried}")
         proof = " (not measured)"
-        if first.gain:
-            proof = " (tried: no certain gain)" if first.gain.low_ms <= 0 else ""
+        if gain:
+            proof = " (tried: no certain gain)" if gain.low_ms <= 0 else ""
         yield Line("Do", first.remedy + proof)
     missing = (
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
@@ -172,28 +174,22 @@ def _cost(cause: Cause, run: Traced) -> str:
     """ "at most 1.07 ms, 6 % of a step"; a share alone where times are of the recorded step."""
     if not cause.ms:
         return "no time to save"
-    as_recorded = cause.saves_ms is None and _recorded_longer(run)  # in older files
+    share, of = _most(cause, run)
+    ms = f"{fmt.number(cause.most_ms)} ms, " if of == "step" and not run.on_cpu else ""
+    return f"at most {ms}{100 * share:.0f} % of a {of}"
+
+
+def _most(cause: Cause, run: Traced) -> tuple[float, str]:
+    """The share that a fix saves at most, and of what: in older files of the recorded step."""
+    as_recorded = cause.saves_ms is None and _recorded_longer(run)
     if run.on_cpu or as_recorded:
-        share = 100 * cause.share * cause.most_ms / cause.ms
-        return f"at most {share:.0f} % of a {'recorded ' * as_recorded}step"
-    share = 100 * cause.most_ms / run.step_ms
-    return f"at most {fmt.number(cause.most_ms)} ms, {share:.0f} % of a step"
+        return cause.share * cause.most_ms / cause.ms, "recorded step" if as_recorded else "step"
+    return cause.most_ms / run.step_ms, "step"
 
 
 def _recorded_longer(run: Traced) -> bool:
     """Whether the terms are of steps that recording made longer."""
     return run.window_ns / run.steps / NS_PER_MS > (1 + SLOWED) * run.step_ms
-
-
-def _is_exceeded(cause: Cause, run: Traced) -> bool:
-    """Whether trying its fix saved more than the most that the trace has for it."""
-    gain = cause.gain
-    if gain is None or not cause.ms:
-        return False
-    most_share = cause.most_ms / run.step_ms
-    if run.on_cpu or (cause.saves_ms is None and _recorded_longer(run)):
-        most_share = cause.share * cause.most_ms / cause.ms
-    return gain.ms / gain.step_ms > most_share
 
 
 def _gain(gain: Gain) -> str:
@@ -380,11 +376,10 @@ def _layer_parts(found: Diagnosis) -> list[Part]:
     if aligned is None or not aligned.layers or aligned.share < MATCHED:
         return []
     base, other = found.runs
-    rows: list[Json] = [
-        {"layer": one, "base_ms": one.base_ns / base.steps / 1e6,
-         "other_ms": one.other_ns / other.steps / 1e6}
-        for one in aligned.layers
-    ]  # fmt: skip
+    times = [(one, one.base_ns / base.steps / 1e6, one.other_ns / other.steps / 1e6)
+             for one in aligned.layers]  # fmt: skip
+    rows = [Row({"layer": layer, "base_ms": a, "other_ms": b, "change_ms": b - a})
+            for layer, a, b in times]  # fmt: skip
     columns = [
         Column("module", "layer.module"),
         Column("phase", "layer.phase"),
@@ -392,8 +387,7 @@ def _layer_parts(found: Diagnosis) -> list[Part]:
         Column(other.name, "other_ms", MS),
         Column("change", "change_ms", CHANGE),
     ]
-    changed = [Row({**row, "change_ms": row["other_ms"] - row["base_ms"]}) for row in rows]
-    return [Part("Layers that changed most, ms a step", columns, changed, level=VERBOSE)]
+    return [Part("Layers that changed most, ms a step", columns, rows, level=VERBOSE)]
 
 
 def _match_sentence(aligned: Aligned) -> str:
