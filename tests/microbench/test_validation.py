@@ -176,7 +176,7 @@ def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     dims, fp16 = vars(ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1)), PRECISIONS["fp16"]
     layers = [Case(Conv(ConvShape(**dims), which), "fp16", "triton")
               for which in ("fprop", "wgrad")]  # fmt: skip
-    problem = gemm_config.Problem.of(case(4096, "fp16", "triton"))
+    problem = gemm_config.GemmProblem.of(case(4096, "fp16", "triton"))
     taken = [
         *(gemm_config.shared_memory(c, fp16)
           for c in gemm_config.choices(problem, CAPABILITY, SMS)),
@@ -196,7 +196,7 @@ def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.Monkey
     OPS["gemm"].check(what, gpu)
     assert datasheet_ceilings(gpu.name, [name])[0].flop_per_s == 18e12
     assert cublaslt_api.arithmetic(new) == cublaslt_api.arithmetic(PRECISIONS["fp8-e5m2"])
-    found = gemm_config.choices(gemm_config.Problem.of(what), (9, 0), 132)
+    found = gemm_config.choices(gemm_config.GemmProblem.of(what), (9, 0), 132)
     assert found
     run = run_of([measured(case(4096, p, "cublas"), 600) for p in ("fp16", name)])
     read = run_from_json(json.loads(json.dumps(run_to_json(run))))
