@@ -70,13 +70,9 @@ def completion(shell: str) -> None:
     click.echo(shell_complete(app, {}, "halfway", "_HALFWAY_COMPLETE").source())
 
 
-def _collect() -> None:
-    for group in (kernels_line.app, training_line.app):
-        for name, command in group.commands.items():
-            (dev if name in OF_DEV else app).add_command(command, name)
-
-
-_collect()
+for _group in (kernels_line.app, training_line.app):
+    for _name, _command in _group.commands.items():
+        (dev if _name in OF_DEV else app).add_command(_command, _name)
 
 
 def main(arguments: list[str] | None = None) -> int:

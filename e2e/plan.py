@@ -40,10 +40,13 @@ def plan(
         if options.loss_scale is not None:
             changes = [change | _scaled(change, options.loss_scale) for change in changes]
     else:
+        recipes = _asked(options)
+        if kind == "cpu":
+            recipes = [ON_CPU.get(name, name) for name in recipes]
         changes: list[dict[str, Any]] = [
             {"layout": layout, "recipe": recipe}
             for layout in _layouts(network, options, kind)
-            for recipe in dict.fromkeys(_recipes(options, kind))
+            for recipe in dict.fromkeys(recipes)
         ]
     ways = parse_names(options.compress or NO_COMPRESSION, COMPRESSIONS, "--compress")
     comparisons: list[Cases] = []
@@ -54,11 +57,6 @@ def plan(
             each = ways if gpus > 1 else [NO_COMPRESSION]
             comparisons.append([replace(case, compress=way) for case in cases for way in each])
     return comparisons
-
-
-def _recipes(options: TrainOptions, kind: str) -> list[str]:
-    names = _asked(options)
-    return [ON_CPU.get(name, name) for name in names] if kind == "cpu" else names
 
 
 def _asked(options: TrainOptions) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import OWN, TrainCase, is_own
@@ -53,7 +54,7 @@ def run_stalls(network: str, workers: str | None, measure: str, values: dict[str
         raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
     counts = _counts(workers, options)
     budget_s = min(STALLS_LOAD_S, options.budget or COMPARISON_S)
-    procedure = Stalls(counts, measure, budget_s)
+    procedure = partial(measure_stalls, workers=counts, measure=measure, load_budget_s=budget_s)
     return run_training(options, procedure, f"stalls-{file_name(network)}")
 
 
@@ -74,7 +75,7 @@ def run_loaders(backend: str, workers: str | None, values: dict[str, Any]) -> Do
     options = _options(network, {**values, "input": values["input"] or size})
     counts = _counts(workers, options)
     budget_s = options.budget or LOAD_BUDGET_S
-    procedure = Loaders(names, counts, budget_s)
+    procedure = partial(measure_loaders, names=names, workers=counts, load_budget_s=budget_s)
     return run_training(options, procedure, "loader")
 
 
@@ -88,72 +89,52 @@ def _options(network: str, values: dict[str, Any]) -> TrainOptions:
     return TrainOptions.of(network, values, workers=0, record=False)
 
 
-@dataclass(frozen=True)
-class Stalls:
-    """Measures recipes x `workers`.
+def measure_stalls(
+    job: Session, run: Run, *, workers: Sequence[int], measure: str, load_budget_s: float
+) -> Run:
+    """Loaders alone, recipes alone, what busy workers cost them, and points of recipe and workers.
 
     `measure` is one of MEASURED; `load_budget_s` is seconds per loader.
     """
-
-    workers: Sequence[int]
-    measure: str
-    load_budget_s: float
-
-    def __call__(self, job: Session, run: Run) -> Run:
-        """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
-        loaders = [str(job.options.loader)]
-        cases = load_cases(job, loaders, self.workers, ends=True)
-        run = _loaded(job, run, cases, self.load_budget_s)
-        for cases in job.comparisons:
-            run = self._at_batch(job, run, _changed(cases, loader="synthetic", workers=0))
-        return run
-
-    def _at_batch(self, job: Session, run: Run, plain: Cases) -> Run:
+    loader = str(job.options.loader)
+    run = _loaded(job, run, load_cases(job, [loader], workers, ends=True), load_budget_s)
+    for cases in job.comparisons:
+        plain = _changed(cases, loader="synthetic", workers=0)
         pinned = _changed(plain, loader="pinned")
-        busy = {w: self._fed(job, plain, w, cached=True) for w in busy_points(self.workers)}
+        joint = {count: _changed(plain, loader=loader, workers=count) for count in workers}
+        busy = {
+            count: _changed(plain, loader=loader, workers=count, cached=True)
+            for count in busy_points(workers)
+        }
         run = job.compare(run, [plain, pinned, *busy.values()])
-        joint = {count: self._fed(job, plain, count) for count in self.workers}
         predicted = _predicted(job, run, pinned, busy, joint)
         run = _with_predictions(job, run, predicted)
-        points = self._points(plain, joint, predicted)
-        return _with_predictions(job, job.compare(run, [joint[w] for w in points]), predicted)
-
-    def _fed(self, job: Session, plain: Cases, workers: int, *, cached: bool = False) -> Cases:
-        return _changed(plain, loader=job.options.loader, workers=workers, cached=cached)
-
-    def _points(
-        self,
-        cases: Sequence[TrainCase],
-        joint: dict[int, Cases],
-        predicted: dict[TrainCase, Predicted],
-    ) -> list[int]:
-        if self.measure == "none":
-            return []
-        if self.measure == "all":
-            return sorted(joint)
-        chosen: set[int] = set()
-        for i in range(len(cases)):
-            known = {
-                count: max(prediction.speedup.values(), default=1.0)
-                for count, comparison in joint.items()
-                if (prediction := predicted.get(comparison[i])) is not None
-            }
-            chosen.update(measured_points(known))
-        return sorted(chosen)
+        points = {"none": [], "all": sorted(joint)}.get(measure)
+        if points is None:
+            points = _points(joint, predicted)
+        run = job.compare(run, [joint[count] for count in points])
+        run = _with_predictions(job, run, predicted)
+    return run
 
 
-@dataclass(frozen=True)
-class Loaders:
-    """Measures back ends alone, each with these numbers of workers for `load_budget_s` seconds."""
+def _points(joint: dict[int, Cases], predicted: dict[TrainCase, Predicted]) -> list[int]:
+    """The numbers of workers to measure, of all recipes."""
+    chosen: set[int] = set()
+    for recipe in zip(*joint.values(), strict=True):
+        known = {
+            count: max(prediction.speedup.values(), default=1.0)
+            for count, case in zip(joint, recipe, strict=True)
+            if (prediction := predicted.get(case)) is not None
+        }
+        chosen.update(measured_points(known))
+    return sorted(chosen)
 
-    names: Sequence[str]
-    workers: Sequence[int]
-    load_budget_s: float
 
-    def __call__(self, job: Session, run: Run) -> Run:
-        """One after another; a back end that cannot run here is a result with its reason."""
-        cases = load_cases(job, self.names, self.workers)
-        return _loaded(job, run, cases, self.load_budget_s)
+def measure_loaders(
+    job: Session, run: Run, *, names: Sequence[str], workers: Sequence[int], load_budget_s: float
+) -> Run:
+    """Back ends alone, one after another; one that cannot run here is a result with its reason."""
+    return _loaded(job, run, load_cases(job, names, workers), load_budget_s)
 
 
 def _loaded(job: Session, run: Run, cases: Sequence[LoadCase], budget_s: float) -> Run:

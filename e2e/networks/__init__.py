@@ -35,11 +35,10 @@ def find(
     not do.
     """
     from e2e.networks.gpt import gpt_network
-    from e2e.networks.hub import HUBS
     from e2e.networks.images import image_network
     from e2e.networks.losses import UserLoss
     from e2e.networks.network import with_dropout
-    from e2e.networks.own import own_network
+    from e2e.networks.own import HUBS, own_network
 
     plain, share = dropout_of(name)
     if classes is not None and classes < 1:

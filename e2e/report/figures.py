@@ -55,7 +55,7 @@ def interval(value: Ratio) -> str:
     """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"; the ends where the half would
     reach 1, though the interval does not: "1.012 [1.000, 1.030]".
     """
-    if value.ci95 is None or not _is_near(value):
+    if value.ci95 is None or abs(value.ratio - 1) >= NEAR_PCT / 100:
         return fmt.interval(value)
     if not value.no_difference and not is_clear(value):
         return f"{value.ratio:.3f} [{value.ci95[0]:.3f}, {value.ci95[1]:.3f}]"
@@ -75,7 +75,3 @@ def is_clear(value: Ratio) -> bool:
 def times(value: Ratio) -> str:
     """Such as "5.80 ±0.02"; "about 5.80" without an interval."""
     return fmt.interval(value) if value.ci95 else f"about {fmt.short_ratio(value)}"
-
-
-def _is_near(value: Ratio) -> bool:
-    return abs(value.ratio - 1) < NEAR_PCT / 100

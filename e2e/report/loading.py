@@ -441,7 +441,8 @@ def loaders_answer(run: Run, device: str) -> list[Line]:
     for (status, why), names in [*lost.items()][:2]:
         what = "FAILED" if status == "failed" else "not measured"
         lines.append(Line("", f"{fmt.listed(list(dict.fromkeys(names)))} {what}: {why}"))
-    wide = [pct for row in ran if (pct := _half_pct(row)) > WIDE_PCT]
+    halves = [half_width_pct(r.per_s, r.ci95_per_s) for r in ran if r.per_s and r.ci95_per_s]
+    wide = [pct for pct in halves if pct > WIDE_PCT]
     if wide:
         text = f"{len(wide)} of {fmt.count(len(ran), 'rate')} beyond ±{WIDE_PCT:.0f} %"
         lines.append(Line("Doubt", f"{text}, up to ±{max(wide):.0f} %"))
@@ -456,10 +457,6 @@ def _rate(row: Loading) -> str:
     with_ = f" with {fmt.count(row.case.workers, 'worker')}" if row.case.workers else ""
     ends = f" (±{half})" if half else ""
     return f"{row.case.loader} delivers {fmt.throughput(row.per_s or 0.0)} img/s{with_}{ends}"
-
-
-def _half_pct(row: Loading) -> float:
-    return half_width_pct(row.per_s, row.ci95_per_s) if row.per_s and row.ci95_per_s else 0.0
 
 
 def loaders_raw(run: Run) -> Raw:

@@ -166,7 +166,7 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     else:
         lines = [Line("", _sentence(view, main[-1], device))]
     lines += [Line("", sentence) for sentence in _by_measured_steps(view, main)]
-    waits = [arm for arm in main if _may_wait(arm)]
+    waits = [arm for arm in main if (_of(arm).host_s or 0.0) > MAY_LIMIT * _of(arm).step_s]
     first = (waits or main)[-1]
     predicted = _of(first)
     if predicted.launches:
@@ -181,11 +181,6 @@ def predicted_answer(run: Run, view: View, device: str) -> list[Line]:
     measure = f"halfway train {case.network} --recipe {case.recipe} measures the step"
     lines.append(Line("Do", f"a larger batch; {measure}" if waits else measure))
     return [*lines, *(Line("Doubt", sentence) for sentence in _doubts(run, view, arms, off))]
-
-
-def _may_wait(arm: Training) -> bool:
-    predicted = _of(arm)
-    return bool(predicted.host_s and predicted.host_s > MAY_LIMIT * predicted.step_s)
 
 
 def _launches_longer(view: View, arm: Training, name: str) -> bool:

@@ -50,8 +50,8 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
 
     Causes are those of low precision, or of all where none has that.
     """
-    known = {t.case: t for t in trainings if is_recorded(t)}
     timed = {t.case for t in trainings if t.step_s}
+    known = {t.case: t for t in trainings if t.traced and t.case in timed}
     low = {case for case in timed if case.recipe not in FULL_PRECISION} or timed
     results: list[Training] = []
     for training in trainings:
@@ -66,11 +66,6 @@ def explained(trainings: Sequence[Training]) -> list[Training]:
             )  # fmt: skip
         results.append(training)
     return results
-
-
-def is_recorded(training: Training) -> bool:
-    """Whether a ledger can be made of its own steps."""
-    return training.traced is not None and training.step_s is not None
 
 
 def terms_ms(training: Training) -> dict[str, float]:

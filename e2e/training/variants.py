@@ -373,7 +373,11 @@ class Variants:
                 raise
             except Exception as error:
                 self.raise_if_dead(error)
-                unseen = _unseen(variant.training, error)
+                unseen = Warning(
+                    f"{variant.training.case.recipe}: phases and kernels were not recorded",
+                    one_line(error),
+                    "the step times are complete; run again for phases and kernels",
+                )
                 variant.training = replace(variant.training, warnings=(unseen,))
                 continue
             failed.append(replace(untimed, status="failed", reason=_not_finite(variant)))
@@ -546,14 +550,6 @@ def _not_finite(variant: Variant) -> str:
     if variant.training.case.evaluation:
         return "its outputs are not finite"
     return f"its weights are not finite after {variant.trainer.steps_done} steps"
-
-
-def _unseen(training: Training, error: Exception) -> Warning:
-    return Warning(
-        f"{training.case.recipe}: phases and kernels were not recorded",
-        one_line(error),
-        "the step times are complete; run again for phases and kernels",
-    )
 
 
 def _rounded(times: Iterable[float]) -> tuple[float, ...]:

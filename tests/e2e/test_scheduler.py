@@ -283,7 +283,7 @@ def test_what_is_announced_is_right_from_a_third_on(
     for _ in range(comparisons):
         left.begin(Begun(Stage.SETTING_UP, cases, budget_s))
         for case in cases:
-            left.arm(case.key)
+            left.variant(case.key)
             wait(set_up_s)
         left.begin(Begun(Stage.TIMING, cases, budget_s))
         wait(budget_s / 3)
@@ -291,7 +291,7 @@ def test_what_is_announced_is_right_from_a_third_on(
         wait(2 * budget_s / 3)
         left.begin(Begun(Stage.RECORDING, cases))
         for case in cases:
-            left.arm(case.key)
+            left.variant(case.key)
             wait(record_s)
         left.done()
     for _ in range(trainings):

@@ -84,10 +84,6 @@ def _generated(options: Options, folder: Path) -> Data:
     return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, options)
 
 
-def _cifar10(options: Options, folder: Path) -> Data:
-    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, options)
-
-
 def _made(options: Options, folder: Path) -> Data:
     from e2e.data.sources.jpegs import cached
 
@@ -108,7 +104,13 @@ def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
 KINDS: dict[str, Kind] = {
     "synthetic": Kind(_synthetic, tokens=True),
     "generated": Kind(_generated, sample=generated.SAMPLE, tokens=True),
-    "cifar10": Kind(_cifar10, folder=True, sample=cifar10.SAMPLE),
+    "cifar10": Kind(
+        lambda options, folder: InMemory(
+            "cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, options
+        ),
+        folder=True,
+        sample=cifar10.SAMPLE,
+    ),
     "folder": Kind(_folder, folder=True),
     "made": Kind(_made),
 }

@@ -53,10 +53,12 @@ class Dali(Loader):
             self._batches = _iterator(self._files, self._spec)
         try:
             (batch,) = next(self._batches)
-        except RuntimeError as error:
+        except RuntimeError as error:  # a text about the pipeline, of which one line says why
+            text = str(error)
+            reason = (text.partition("encountered:")[2] or text).strip().partition("\n")[0]
             raise UserError(
                 "DALI ends at a file that it cannot decode and does not name; other loaders name "
-                f"it ({_reason(error)})"
+                f"it ({reason})"
             ) from None
         return batch["images"].permute(0, 3, 1, 2), batch["labels"].flatten().long()
 
@@ -69,12 +71,6 @@ class Dali(Loader):
     def close(self) -> None:
         """End DALI's threads."""
         self._batches = None
-
-
-def _reason(error: RuntimeError) -> str:
-    """The one line that says why, of a text about the pipeline."""
-    text = str(error)
-    return (text.partition("encountered:")[2] or text).strip().partition("\n")[0]
 
 
 def _dali(module: str) -> Any:
