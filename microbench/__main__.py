@@ -56,10 +56,10 @@ def measuring(
     kind: type[Schema], backends: str, *changed: Override, but: Set[str] = frozenset()
 ) -> Callable[..., Any]:
     """The options of a measuring command, but some: those of its request, then the conditions."""
-    said = {row.name: row for row in (Override("backend", help=backends), *changed)}
+    overrides = {row.name: row for row in (Override("backend", help=backends), *changed)}
     schemas = (kind, Conditions, Outputs)
     names = [name for name in options_of(*schemas) if name not in but]
-    return click_options([said.get(name, name) for name in names], *schemas)
+    return click_options([overrides.get(name, name) for name in names], *schemas)
 
 
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:

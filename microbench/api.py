@@ -36,8 +36,8 @@ Function = Callable[..., object]
 BUDGET_S = 2.0  # of sampling, a callable
 
 
-def _fields_of(found: types.Run | types.Measurement) -> dict[str, Any]:
-    return {one.name: getattr(found, one.name) for one in fields(found)}
+def _fields_of(measured: types.Run | types.Measurement) -> dict[str, Any]:
+    return {one.name: getattr(measured, one.name) for one in fields(measured)}
 
 
 @dataclass(frozen=True)

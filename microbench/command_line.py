@@ -92,22 +92,22 @@ class Option:
 
     def click(self, **changes: Any) -> Callable[..., Any]:
         """The click option; `changes` replace its help, default or type for one command."""
-        said: dict[str, Any] = {"default": self.default, "help": self.help, "type": self.type}
-        said |= changes
-        default, shown = said["default"], {"show_default": said["default"] is not None}
-        if said["type"] is bool:
-            said |= {"type": None, "is_flag": True}
+        words: dict[str, Any] = {"default": self.default, "help": self.help, "type": self.type}
+        words |= changes
+        default, shown = words["default"], {"show_default": words["default"] is not None}
+        if words["type"] is bool:
+            words |= {"type": None, "is_flag": True}
             if "/" not in self.words:
-                del said["default"]
+                del words["default"]
             shown = {}
         elif isinstance(default, float):
-            said["default"] = f"{default:g}"  # as --help shows it
-        return click.option(self.words, self.name, **shown, **said)
+            words["default"] = f"{default:g}"  # as --help shows it
+        return click.option(self.words, self.name, **shown, **words)
 
 
-def choice(default: Any, help: str, **said: Any) -> Any:
+def choice(default: Any, help: str, **changes: Any) -> Any:
     """A field of a dataclass that is an option; `said` are fields of `Option`."""
-    return field(default=default, metadata={OPTION: Option(help=help, **said)})
+    return field(default=default, metadata={OPTION: Option(help=help, **changes)})
 
 
 @cache
@@ -117,14 +117,14 @@ def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     for schema in schemas:
         hints = get_type_hints(schema)
         for one in fields(schema):
-            found: Option | None = one.metadata.get(OPTION)
-            if found is None:
+            option: Option | None = one.metadata.get(OPTION)
+            if option is None:
                 continue
-            default = found.default
+            default = option.default
             if default is AS_FIELD:
                 default = None if one.default is MISSING else one.default
-            kind = found.type or _plain(hints[one.name])
-            options[one.name] = replace(found, name=one.name, default=default, type=kind)
+            kind = option.type or _plain(hints[one.name])
+            options[one.name] = replace(option, name=one.name, default=default, type=kind)
     return options
 
 
@@ -288,10 +288,10 @@ def _refused(error: OSError) -> str:
     if fault is not None or streams.is_of_stream(error):
         streams.redirect_to_null(sys.stdout)
         return f"cannot write the output: {(fault or error).strerror}"
-    said = error.strerror or first_line(error)
+    reason = error.strerror or first_line(error)
     if error.errno == EMFILE:
-        said += " (ulimit -n)"
-    return f"{error.filename}: {said}" if error.filename else said
+        reason += " (ulimit -n)"
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _complain(text: str, code: int) -> int:
@@ -332,8 +332,8 @@ NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your ow
 class Named(click.Argument):
     """An argument that is required, unless --resume takes it from the run file."""
 
-    def __init__(self, *words: Any, **said: Any) -> None:
-        super().__init__(*words, **{**said, "required": False})
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **{**settings, "required": False})
 
 
 class Command(click.Command):
@@ -348,8 +348,10 @@ class Command(click.Command):
     either: ClassVar[Sequence[frozenset[str]]] = ()
     values: ClassVar[Mapping[str, Collection[str]]] = {"dtype": (*PRECISIONS, *ALIASES)}
 
-    def __init__(self, *words: Any, first: Mapping[str, str] | None = None, **said: Any) -> None:
-        super().__init__(*words, **{"epilog": EXIT if first else "", **said})
+    def __init__(
+        self, *words: Any, first: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        super().__init__(*words, **{"epilog": EXIT if first else "", **settings})
         self._first = first or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -502,9 +504,9 @@ def check_there(name: str, option: str = "network") -> None:
 
     Nothing is imported: torch takes seconds.
     """
-    kind, colon, place = name.partition(":")
+    kind, colon, path = name.partition(":")
     if kind in PLACES[option]:
-        if not Path(place).expanduser().exists():
+        if not Path(path).expanduser().exists():
             raise UserError(f"{name}: no such file or folder")
     elif kind == TIMM:
         if not find_spec(TIMM):
@@ -580,13 +582,13 @@ def called(
 
 def _spelled(command: click.Command) -> dict[str, tuple[click.Option, str]]:
     """Each keyword of a command, with the option and the word that it stands for."""
-    found: dict[str, tuple[click.Option, str]] = {}
+    spellings: dict[str, tuple[click.Option, str]] = {}
     for param in command.params:
         if isinstance(param, click.Option):
             for word in (*param.opts, *param.secondary_opts):
-                found[word.lstrip("-").replace("-", "_")] = param, word
-            found.setdefault(str(param.name), (param, param.opts[0]))
-    return found
+                spellings[word.lstrip("-").replace("-", "_")] = param, word
+            spellings.setdefault(str(param.name), (param, param.opts[0]))
+    return spellings
 
 
 def _text(value: Any, between: str = ",") -> str:

@@ -55,22 +55,22 @@ def show_files(
         runfile.check_writable(html, "--html")
     if chart:
         charts.check_chart_path(chart)
-    found: dict[str, parts.Report] = {}
+    reports: dict[str, parts.Report] = {}
     for path in files:
-        found[_apart(path, found)] = report_of_file(path)
+        reports[_apart(path, reports)] = report_of_file(path)
     console = make_console()
     if chart:
-        charts.write_chart(next(iter(found.values())).chart(), chart)
+        charts.write_chart(next(iter(reports.values())).chart(), chart)
         console.print(f"Chart: {chart}", soft_wrap=True)
     if html:
-        writers.write_page(writers.page(found, overview(found).title), html)
+        writers.write_page(writers.page(reports, overview(reports).title), html)
         console.print(f"Page: {html}", soft_wrap=True)
     if not (chart or html):
-        _print_reports(found, console, form, topic or "", verbose=verbose)
+        _print_reports(reports, console, form, topic or "", verbose=verbose)
 
 
 def _print_reports(
-    found: Mapping[str, parts.Report],
+    reports: Mapping[str, parts.Report],
     console: Console,
     form: str | None,
     topic: str,
@@ -80,15 +80,15 @@ def _print_reports(
     """Print a report, or several. UserError where one has not the topic."""
     if form:
         written = {"csv": writers.to_csv, "markdown": writers.to_markdown}[form]
-        sys.stdout.write("\n".join(map(written, found.values())))
+        sys.stdout.write("\n".join(map(written, reports.values())))
         return
-    if len(found) > 1 and not (verbose or topic):
-        print_report(overview(found), console)
+    if len(reports) > 1 and not (verbose or topic):
+        print_report(overview(reports), console)
         return
-    for name, report in found.items():
+    for name, report in reports.items():
         if topic and not report.shown(topic=topic):
             raise UserError(f"{name} has no {topic}")
-        if len(found) > 1:
+        if len(reports) > 1:
             console.print(Text(f"\n{name}", "bold underline"))
         print_report(report, console, verbose=verbose, topic=topic)
 
@@ -100,20 +100,20 @@ def report_folder(folder: Path, html: Path | None) -> None:
     """
     if html:
         runfile.check_writable(html, "--html")
-    found: dict[str, parts.Report] = {}
+    reports: dict[str, parts.Report] = {}
     unread: dict[str, str] = {}
     for path in sorted(set(folder.rglob("*.json")) - set(folder.rglob(STUDY))):
         name = path.relative_to(folder).as_posix()
         try:
-            found[name] = report_of_file(path)
+            reports[name] = report_of_file(path)
         except UserError as error:
             unread[name] = str(error)
-    if not found:
+    if not reports:
         why = f": {next(iter(unread.values()))}" if unread else ""
         raise UserError(f"{folder} has no run file{why}")
-    several, console = overview(found), make_console()
+    several, console = overview(reports), make_console()
     page = html or folder / "overview.html"
-    writers.write_page(writers.page(found, several.title, unread), page)
+    writers.write_page(writers.page(reports, several.title, unread), page)
     print_report(several, console)
     if unread:
         console.print(f"Not read: {fmt.count(len(unread), 'file')} (the page says why)")
@@ -137,8 +137,8 @@ def explain_again(file: Path) -> None:
         explained = annotate(run)
         changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
         runfile.write_run(explained, file)
-        what = f"{changed} of {len(run.results)} explanations changed"
-        console.print(f"{file}: {what}", soft_wrap=True)
+        change = f"{changed} of {len(run.results)} explanations changed"
+        console.print(f"{file}: {change}", soft_wrap=True)
 
 
 def compare_with(
@@ -168,27 +168,27 @@ def compare_with(
             runfile.check_writable(path, option)
     runfile.check_apart(outputs)
     first, *others = [runfile.read_run(path) for path in files]
-    found: dict[str, Comparison] = {}
+    comparisons: dict[str, Comparison] = {}
     for path, run in zip(files[1:], others, strict=True):
         try:
-            found[_apart(path, found)] = compare(first, run, pct)
+            comparisons[_apart(path, comparisons)] = compare(first, run, pct)
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
     if json:
-        every = [{"run": name, **one.as_dict()} for name, one in found.items()]
+        every = [{"run": name, **one.as_dict()} for name, one in comparisons.items()]
         # That of one comparison is as it always was; that of several has a list of them.
-        one = {"kind": "compare", **next(iter(found.values())).as_dict()}
+        one = {"kind": "compare", **next(iter(comparisons.values())).as_dict()}
         several = {"kind": "comparisons", "baseline": files[0].name, "comparisons": every}
-        data = {"schema_version": DOCUMENT_VERSION, **(one if len(found) == 1 else several)}
+        data = {"schema_version": DOCUMENT_VERSION, **(one if len(comparisons) == 1 else several)}
         runfile.write_text(dumps(data, allow_nan=False), json)
-    report = comparison.report(found, files[0].name)
+    report = comparison.report(comparisons, files[0].name)
     if html:
         writers.write_page(writers.page({report.title: report}), html)
     if markdown:
         sys.stdout.write(writers.to_markdown(report))
     else:
         print_report(report, make_console(), verbose=verbose, more="halfway compare FILES")
-    return 1 if any(failing(one, wanted) for one in found.values()) else 0
+    return 1 if any(failing(one, wanted) for one in comparisons.values()) else 0
 
 
 def _apart(path: Path, taken: Container[str]) -> str:
@@ -211,11 +211,11 @@ def report_of_findings(findings: Sequence[Finding]) -> parts.Report:
     lines: list[parts.Line] = []
     for level, meaning in (("problem", "results would be wrong or missing"),
                            ("warning", "results may be slower or noisier")):  # fmt: skip
-        found = [finding for finding in findings if finding.level == level]
-        if found:
-            named = ", ".join(finding.name for finding in found)
-            lines.append(parts.Line("", f"{fmt.count(len(found), level)} ({named}): {meaning}"))
-            lines += [parts.Line("Do", f"{one.name}: {one.remedy}") for one in found if one.remedy]
+        graded = [finding for finding in findings if finding.level == level]
+        if graded:
+            named = ", ".join(finding.name for finding in graded)
+            lines.append(parts.Line("", f"{fmt.count(len(graded), level)} ({named}): {meaning}"))
+            lines += [parts.Line("Do", f"{one.name}: {one.remedy}") for one in graded if one.remedy]
     rows: list[parts.Row] = []
     for one in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
         more = f"; {one.remedy}" if one.level == "note" and one.remedy else ""

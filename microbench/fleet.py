@@ -50,7 +50,7 @@ def check_fleet(request: Request, threshold: str) -> int:
     # The same configurations on every GPU: what differs is then the GPU.
     conditions = replace(asked, seed=seed, no_tune=True)
     devices, console, done = devices_here(), run_console(outputs), SimpleQueue[MeasuredGpu]()
-    found, rows = list[MeasuredGpu](), list[GpuResult]()
+    gpus, rows = list[MeasuredGpu](), list[GpuResult]()
     with run_file(outputs, CHECK) as (path, _):
         # In the main thread: a child ends with the thread that started it.
         workers = [Worker(replace(conditions, device=name), HANG_S) for name in devices]
@@ -59,13 +59,13 @@ def check_fleet(request: Request, threshold: str) -> int:
                 work = (request, worker, gpu, done)
                 threading.Thread(target=_measure, args=work, daemon=True).start()
             for _ in devices:
-                found = sorted([*found, done.get()], key=lambda one: one[0])
-                rows = judged([row for *_, some in found for row in some], threshold_pct)
+                gpus = sorted([*gpus, done.get()], key=lambda one: one[0])
+                rows = judged([row for *_, measured in gpus for row in measured], threshold_pct)
                 # The facts of one GPU and not of several: the first one's.
-                facts["device"] = next((device for _, device, _ in found if device), Json())
+                facts["device"] = next((device for _, device, _ in gpus if device), Json())
                 facts["finished_at"] = now()
                 write_text(json.dumps(to_json(facts, rows), allow_nan=False), path)
-                console.print(f"{len(found)} of {len(devices)} measured")
+                console.print(f"{len(gpus)} of {len(devices)} measured")
         finally:
             for worker in workers:
                 worker.close()

@@ -219,15 +219,15 @@ def size(case: Case) -> str:
 
 def problem(case: Case) -> str:
     """The problem without precision and back end: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
-    found = case.problem
-    if not isinstance(found, Conv):
-        return clean(found.title)
-    conv = found.shape
+    described = case.problem
+    if not isinstance(described, Conv):
+        return clean(described.title)
+    conv = described.shape
     taps = f"{conv.r}x{conv.s}" + f"/{conv.stride}" * (conv.stride != 1)
     more = [f"{letter}{value}" for letter, value in (("d", conv.dilation), ("g", conv.groups))
             if value != 1]  # fmt: skip
-    image = f"@{found.setting['image']}"
-    parts = [found.which, found.layout, taps, size(case), image, f"b{conv.n}", *more]
+    image = f"@{described.setting['image']}"
+    parts = [described.which, described.layout, taps, size(case), image, f"b{conv.n}", *more]
     return clean(" ".join(parts))
 
 

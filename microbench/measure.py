@@ -116,12 +116,12 @@ class Estimator:
         session = Session(target, seed=0)  # its own: the others keep operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()
-        found: list[float] = []
-        while len(found) < PROBE_LAUNCHES and sum(found) < 1.0:
+        times: list[float] = []
+        while len(times) < PROBE_LAUNCHES and sum(times) < 1.0:
             start = time.perf_counter()
             prepared.candidates[0].call()
-            found.append(time.perf_counter() - start)
-        self.learn(small, small.problem.flops, min(found))
+            times.append(time.perf_counter() - start)
+        self.learn(small, small.problem.flops, min(times))
         session.close()
 
 
@@ -346,15 +346,15 @@ class Measurer:
         timed: dict[str, Result] = {}
         for key, item in by_key.items():
             state = self.telemetry.summary(key)
-            found = measurement_of(item.variant, self.timer, regime, state, heavy)
+            measurement = measurement_of(item.variant, self.timer, regime, state, heavy)
             try:
                 self._check_again(item, announce)
-                if reason := too_fast(item.result, found.median_s, self.target):
+                if reason := too_fast(item.result, measurement.median_s, self.target):
                     raise Wrong(reason, item.result.rel_error)
             except Exception as error:
                 failed[key] = self._failed(item.result, error)
             else:
-                timed[key] = replace(item.result, measurement=found)
+                timed[key] = replace(item.result, measurement=measurement)
         both = [*timed.values()]
         return failed | {key: with_ratios(result, both) for key, result in timed.items()}
 
@@ -482,8 +482,8 @@ def describe_failure(error: Exception, case: Case) -> str:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         need_gb = case.min_bytes / 1e9
-        said = f"out of memory: the tensors alone take {need_gb:.1f} GB"
+        reason = f"out of memory: the tensors alone take {need_gb:.1f} GB"
         others = held_by_others()
-        return f"{said}; {others}" if others else f"{said}; try a smaller problem"
+        return f"{reason}; {others}" if others else f"{reason}; try a smaller problem"
     own = OWN in case.backend and not isinstance(error, Wrong)
     return described(error) if own else first_line(error)

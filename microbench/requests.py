@@ -302,8 +302,8 @@ def _linear_layers(network: str) -> list[tuple[int, int]]:
 
     check_there(network)
     layers = traced(network, 1, None).layers
-    found = [one.problem for one in layers if one.which == "fprop"]
-    features = dict.fromkeys((p.k, p.n) for p in found if isinstance(p, Gemm))
+    problems = [one.problem for one in layers if one.which == "fprop"]
+    features = dict.fromkeys((p.k, p.n) for p in problems if isinstance(p, Gemm))
     if not features:
         raise UserError(f"--shapes {network} has no linear layers")
     return list(features)
@@ -359,12 +359,12 @@ class LayersRequest(Request):
 
 def torchvision_names() -> set[str]:
     """The names of torchvision's networks, from its source: to import it takes seconds."""
-    spec, found = find_spec("torchvision"), set[str]()
-    for place in (spec and spec.submodule_search_locations) or ():
-        for path in Path(place, "models").rglob("*.py"):
+    spec, names = find_spec("torchvision"), set[str]()
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in Path(folder, "models").rglob("*.py"):
             registered = BUILDER.findall(path.read_text(encoding="utf-8"))
-            found |= {name or function for name, function in registered}
-    return found
+            names |= {name or function for name, function in registered}
+    return names
 
 
 REQUESTS: Mapping[str, type[Request]] = {
@@ -393,12 +393,12 @@ def plan_variants(op: str, asked: Conditions, kind: str) -> list[Variant]:
     `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
     baselines ("none" for none). UserError for an unknown precision or back end.
     """
-    found = OPS[op]
-    named = found.default_backends(kind)
+    entry = OPS[op]
+    named = entry.default_backends(kind)
     if asked.backend is not None:
         named = _backends(op, asked.backend, kind)
     baselines = [] if asked.vs == "none" else sweep.parse_precisions(asked.vs, "--vs")
-    variants = [(p, found.library_backend(kind)) for p in baselines]
+    variants = [(p, entry.library_backend(kind)) for p in baselines]
     return list(dict.fromkeys([*variants, *product(sweep.parse_precisions(asked.dtype), named)]))
 
 
@@ -446,14 +446,14 @@ def _padding(text: str, kernel: tuple[int, int], dilations: tuple[int, int]) -> 
 def _padded(problems: Sequence[Conv], asked: Conditions, kind: str) -> list[Group]:
     """The padded twins of misaligned widths, measured for comparison."""
     planned, library = set(problems), OPS["conv"].library_backend(kind)
-    found: dict[Case, None] = {}
+    twins: dict[Case, None] = {}
     for problem, name in product(problems, sweep.parse_precisions(asked.dtype)):
         if "cudnn" not in PRECISIONS[name].min_capability:
             continue
         twin = problem.aligned(PRECISIONS[name])
         if twin not in planned:
-            found[Case(twin, name, library, asked.data)] = None
-    return [Group((case,)) for case in found]
+            twins[Case(twin, name, library, asked.data)] = None
+    return [Group((case,)) for case in twins]
 
 
 def plan_layers(network: Traced, asked: Conditions, kind: str) -> tuple[list[Group], NetworkUse]:

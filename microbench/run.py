@@ -419,13 +419,13 @@ class Runner:
 
 def few_processes(planned: Sequence[Group], run: Run, number: int) -> list[Group]:
     """The comparisons of which cases were measured, but not by `number` + 1 processes."""
-    found: list[Group] = []
+    again: list[Group] = []
     for group in planned:
         measured = [run.by_key.get(case.key) for case in group.cases]
         timed = [result for result in measured if result and result.measurement]
         if any(max(1, len(r.measurement.processes)) <= number for r in timed if r.measurement):
-            found.append(Group(tuple(result.case for result in timed)))
-    return found
+            again.append(Group(tuple(result.case for result in timed)))
+    return again
 
 
 def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:

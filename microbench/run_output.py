@@ -174,8 +174,8 @@ def say_stopped(program: str, path: Path) -> None:
         paths = {n: v for n, v in given(context).items() if without_folder(n, v) != v}
         words = [*typed(context.command, paths), "--resume", str(path)]
     command = shlex.join([*_program(program), *words])
-    found = f"\nStopped. Finished results are in {path}. Continue with:\n  {command}"
-    print(printable(found), file=sys.stderr)
+    text = f"\nStopped. Finished results are in {path}. Continue with:\n  {command}"
+    print(printable(text), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ def check_measured(run: Run) -> None:
     if broken:
         names = ", ".join(dict.fromkeys(result.case.backend for result in broken))
         raise NothingMeasured(f"{names} failed in {len(broken)} of {len(own)} cases")
-    found = {entry.case.op for entry in run.others}
-    first = next((op for op in kinds() if op in found), None)
+    ops = {entry.case.op for entry in run.others}
+    first = next((op for op in kinds() if op in ops), None)
     asked = [result for result in run.results if result.case.precision_name in asked_for(run)]
     others = [entry for entry in run.others if entry.case.op == first]
     judged = own or asked or run.results or others

@@ -175,7 +175,7 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-def control(what: int, value: int) -> None:
+def control(option: int, value: int) -> None:
     """prctl(2), where there is one."""
     with suppress(OSError, AttributeError):
-        _LIBC.prctl(what, value)
+        _LIBC.prctl(option, value)

@@ -76,8 +76,8 @@ def _shapes(part: str, whole: str, option: str, rank: int, more: int) -> list[Sh
     if not part:
         raise UserError(f"{option} {whole!r} has an empty part; {forms}")
     about = f"{option} {part}"
-    if found := _RANGE.fullmatch(part):
-        return [(n,) * rank for n in _expanded(found, about)]
+    if match := _RANGE.fullmatch(part):
+        return [(n,) * rank for n in _expanded(match, about)]
     if re.fullmatch(_NUMBER, part):
         return [(_positive(part, about),) * rank]
     numbers = part.split("x")
@@ -87,11 +87,11 @@ def _shapes(part: str, whole: str, option: str, rank: int, more: int) -> list[Sh
     raise UserError(f"{option}: cannot read {shown!r}; {forms}")
 
 
-def _expanded(found: re.Match[str], about: str) -> list[int]:
-    start, end = (_positive(found[i], about) for i in (1, 2))
+def _expanded(match: re.Match[str], about: str) -> list[int]:
+    start, end = (_positive(match[i], about) for i in (1, 2))
     if start > end:
         raise UserError(f"{about}: the range runs backwards; write {end}..{start}")
-    sign, step = found[3] or "*", int(found[4] or 2)
+    sign, step = match[3] or "*", int(match[4] or 2)
     if step < (2 if sign == "*" else 1):
         raise UserError(f"{about}: the step {sign}{step} never reaches the end")
     sizes = [start]
@@ -115,8 +115,8 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
         raise UserError(f"{option} is empty; choose from {', '.join(choices)}")
     for name in names:
         if name not in choices:
-            said = ", ".join(choices[:MOST_SAID]) + ", ..." * (len(choices) > MOST_SAID)
-            raise UserError(f"{option}: unknown {name!r}; choose from {said}")
+            listed = ", ".join(choices[:MOST_SAID]) + ", ..." * (len(choices) > MOST_SAID)
+            raise UserError(f"{option}: unknown {name!r}; choose from {listed}")
     return list(dict.fromkeys(names))
 
 
@@ -128,10 +128,10 @@ def parse_axes(text: str, option: str) -> tuple[int, int]:
         raise UserError(f"{option} {error}") from None
 
 
-def parse_number(text: str, what: str) -> int:
+def parse_number(text: str, name: str) -> int:
     """The number. UserError, with `what` must be one, for another text."""
     if not text.isdecimal() or len(text) > MOST_DIGITS:
-        raise UserError(f"{what}, not {text!r}")
+        raise UserError(f"{name}, not {text!r}")
     return int(text)
 
 

@@ -74,7 +74,7 @@ def ranking(
                 except Exception as error:
                     failed(candidate, error)
                     del taken[candidate]
-        times = {candidate: median(found) for candidate, found in taken.items()}
+        times = {candidate: median(samples) for candidate, samples in taken.items()}
         left = sorted(times, key=times.__getitem__)
         kept = _kept(left, times, following)
         behind = left[len(kept) :] + behind

@@ -118,14 +118,14 @@ def payoffs(run: Run, precision: str) -> list[Payoff]:
     subjects: dict[str, list[Result]] = {}
     for result in sorted(chosen, key=lambda r: r.flops):
         subjects.setdefault(subject_of(result, run), []).append(result)
-    found: list[Payoff] = []
+    by_baseline: list[Payoff] = []
     for subject, results in subjects.items():
         for baseline in OPS[results[0].case.op].baselines:
             rows = [SizeGain(r, ratio, gain(r, ratio)) for r in results
                     if (ratio := r.speedup.get(baseline))]  # fmt: skip
             if rows and baseline != precision:
-                found.append(Payoff(subject, precision, baseline, rows))
-    return found
+                by_baseline.append(Payoff(subject, precision, baseline, rows))
+    return by_baseline
 
 
 def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
@@ -223,13 +223,13 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
 
     `which` names what else is summed up apart: passes, say.
     """
-    found: dict[tuple[str, str, str], list[Beside]] = {}
+    by_key: dict[tuple[str, str, str], list[Beside]] = {}
     for result in run.results:
         row = beside(result) if is_rival(result) else None
         if row:
             key = (result.case.backend, result.case.precision_name, which(result))
-            found.setdefault(key, []).append(row)
-    return [Summary(*key, rows) for key, rows in found.items()]
+            by_key.setdefault(key, []).append(row)
+    return [Summary(*key, rows) for key, rows in by_key.items()]
 
 
 def beside(result: Result) -> Beside | None:
@@ -329,24 +329,24 @@ def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
     share, average, processes = (
         facts.get(name) or 0 for name in (host.SHARE, host.AT_START, host.PROCESSES)
     )
-    found: list[Warning] = []
+    warnings: list[Warning] = []
     if share > host.LOADED:
         symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
-        found.append(Warning(symptom, *_BUSY_CPU))
+        warnings.append(Warning(symptom, *_BUSY_CPU))
     elif average > host.LOADED:
         symptom = f"the load average was {average:.2f} per core before the run"
-        found.append(Warning(symptom, *_BUSY_CPU))
+        warnings.append(Warning(symptom, *_BUSY_CPU))
     if processes:
         held = (facts.get(host.HELD) or 0) / 1e9
         symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
-        found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
+        warnings.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
     if busy_pct := facts.get(host.COMPUTING):
         symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
-        found.append(Warning(symptom, *_BUSY_GPU))
+        warnings.append(Warning(symptom, *_BUSY_GPU))
     if later := facts.get(host.LATER):
         came = fmt.count(later, "other process was", "other processes were")
-        found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
-    return found
+        warnings.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
+    return warnings
 
 
 _BUSY_CPU = (

@@ -93,9 +93,9 @@ class Child:
 
     def greet(self) -> Greeting:
         """Its greeting, waited for once. UserError without the device; WorkerDied as in `ask`."""
-        found = self._greeting or self._answer(lambda _key, _stage: None, START_S)
-        self._greeting = found
-        return found
+        greeting = self._greeting or self._answer(lambda _key, _stage: None, START_S)
+        self._greeting = greeting
+        return greeting
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
         """The child's answer. UserError when the child refuses the request.

@@ -184,12 +184,12 @@ def memory_of_process(index: int) -> int | None:
     gpu = gpu_for(index)
     if gpu is None:
         return None
-    found = dict(gpu.processes() or ())
-    if os.getpid() in found:
-        return found[os.getpid()]
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return None if found else gpu.memory_used()
+    held = dict(gpu.processes() or ())
+    if os.getpid() in held:
+        return held[os.getpid()]
+    if len(held) == 1:
+        return next(iter(held.values()))
+    return None if held else gpu.memory_used()
 
 
 def open_sensors(info: DeviceInfo) -> NvmlGpu | None:

@@ -67,12 +67,12 @@ class Finding:
 def examine(info: DeviceInfo) -> list[Finding]:
     """What there is to say of the device and the computer that it is in."""
     gpu = gpu_state(info)  # first: what follows may make this process one of those on the GPU
-    found = [*_device(info), *_libraries(info, gpu), *_environment(info), *_host(info)]
+    findings = [*_device(info), *_libraries(info, gpu), *_environment(info), *_host(info)]
     if info.kind == "cuda" and gpu is None:
-        what = "NVML is missing: clock, power and throttling are unknown"
+        symptom = "NVML is missing: clock, power and throttling are unknown"
         remedy = "pip install nvidia-ml-py, and check nvidia-smi"
-        found.append(Finding("sensors", "warning", what, remedy))
-    return found if gpu is None else [*found, *_clock(gpu), *_sharing(info, gpu)]
+        findings.append(Finding("sensors", "warning", symptom, remedy))
+    return findings if gpu is None else [*findings, *_clock(gpu), *_sharing(info, gpu)]
 
 
 def _device(info: DeviceInfo) -> Iterator[Finding]:
@@ -80,19 +80,19 @@ def _device(info: DeviceInfo) -> Iterator[Finding]:
     memory = "unknown" if info.memory_bytes is None else f"{info.memory_bytes / GIB:.0f} GiB"
     if info.kind == "cuda":
         capability = "{}.{}".format(*info.capability or (0, 0))
-        what = f"{info.name}: compute capability {capability}, {info.sm_count} SMs, {memory}"
-        yield Finding("device", "ok", what)
+        symptom = f"{info.name}: compute capability {capability}, {info.sm_count} SMs, {memory}"
+        yield Finding("device", "ok", symptom)
         return
-    what, reason = f"{info.name}: {info.sm_count} usable cores, {memory}", why_no_cuda()
+    symptom, reason = f"{info.name}: {info.sm_count} usable cores, {memory}", why_no_cuda()
     if reason is None:
-        yield Finding("device", "note", f"{what}; there is also a GPU", "use --device cuda")
+        yield Finding("device", "note", f"{symptom}; there is also a GPU", "use --device cuda")
     elif host.has_driver():
-        what += f"; an NVIDIA driver is installed, but {reason}"
+        symptom += f"; an NVIDIA driver is installed, but {reason}"
         remedy = "install torch for CUDA; check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        yield Finding("device", "warning", what, remedy)
+        yield Finding("device", "warning", symptom, remedy)
     else:
-        what += f"; CPU only ({reason}), so GPU back ends are skipped"
-        yield Finding("device", "note", what, "run on a computer with an NVIDIA GPU and driver")
+        symptom += f"; CPU only ({reason}), so GPU back ends are skipped"
+        yield Finding("device", "note", symptom, "run on a computer with an NVIDIA GPU and driver")
 
 
 def _libraries(info: DeviceInfo, gpu: GpuState | None) -> Iterator[Finding]:
@@ -108,19 +108,19 @@ def _libraries(info: DeviceInfo, gpu: GpuState | None) -> Iterator[Finding]:
             importlib.import_module(name)
         except Exception as error:  # a broken library can raise anything as it loads
             first = (str(error).strip().splitlines() or [""])[0]
-            what = f"{name} cannot be imported ({type(error).__name__}: {first})"
+            symptom = f"{name} cannot be imported ({type(error).__name__}: {first})"
             level: Level = "problem" if info.kind == "cuda" else "note"
-            yield Finding(name, level, what, f"reinstall {name} for CUDA {software.get('cuda')}")
+            yield Finding(name, level, symptom, f"reinstall {name} for CUDA {software.get('cuda')}")
     cuda, newest = software.get("cuda"), gpu and gpu.driver_cuda
     if cuda and newest and newest < tuple(int(part) for part in cuda.split(".")[:2]):
-        what = f"driver {info.driver} supports CUDA {newest[0]}.{newest[1]}, torch has {cuda}"
+        symptom = f"driver {info.driver} supports CUDA {newest[0]}.{newest[1]}, torch has {cuda}"
         level = "problem" if newest[0] < int(cuda.split(".")[0]) else "note"
-        yield Finding("driver", level, what, f"install a driver for CUDA {cuda} or newer")
+        yield Finding("driver", level, symptom, f"install a driver for CUDA {cuda} or newer")
     built = torch.cuda.get_arch_list()
     if info.capability and built and not any(_runs_on(name, info.capability) for name in built):
         wanted = "sm_{}{}".format(*info.capability)
-        what = f"torch has no kernels for {wanted}, only for {', '.join(built)}"
-        yield Finding("torch kernels", "problem", what, f"install a torch built for {wanted}")
+        symptom = f"torch has no kernels for {wanted}, only for {', '.join(built)}"
+        yield Finding("torch kernels", "problem", symptom, f"install a torch built for {wanted}")
 
 
 def _runs_on(name: str, capability: tuple[int, int]) -> bool:
@@ -146,28 +146,28 @@ def _environment(info: DeviceInfo) -> Iterator[Finding]:
 def _host(info: DeviceInfo) -> Iterator[Finding]:
     """Cores, threads, load, and the clock of the CPU."""
     usable, total, quota = host.usable_cores(), os.cpu_count() or 1, host.cpu_quota_cores()
-    what = f"{usable} of {total} cores usable"
+    symptom = f"{usable} of {total} cores usable"
     if quota is not None and quota < usable:
-        what += f", but a CPU quota of {quota:g} cores stalls all threads when it is used up"
+        symptom += f", but a CPU quota of {quota:g} cores stalls all threads when it is used up"
         remedy = f"raise the container's CPU quota, or use at most {max(1, int(quota))} threads"
-        yield Finding("cores", "warning", what, remedy)
+        yield Finding("cores", "warning", symptom, remedy)
     elif usable < total:
         remedy = "widen the CPU affinity (taskset, --cpuset-cpus), if unintended"
-        yield Finding("cores", "note", what, remedy)
+        yield Finding("cores", "note", symptom, remedy)
     else:
-        yield Finding("cores", "ok", what)
+        yield Finding("cores", "ok", symptom)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < usable:
-        what = f"OMP_NUM_THREADS={threads}: fewer threads than usable cores"
-        yield Finding("OMP_NUM_THREADS", "note", what, "unset it, unless intended")
+        symptom = f"OMP_NUM_THREADS={threads}: fewer threads than usable cores"
+        yield Finding("OMP_NUM_THREADS", "note", symptom, "unset it, unless intended")
     load = os.getloadavg()[0]
-    what, idle = f"load average {load:.1f} on {total} cores", load < LOAD_WARNING * total
-    yield _graded("load", idle, what, "stop other programs, or wait until the load falls")
+    symptom, idle = f"load average {load:.1f} on {total} cores", load < LOAD_WARNING * total
+    yield _graded("load", idle, symptom, "stop other programs, or wait until the load falls")
     governor = host.cpu_governor()
     if info.kind == "cpu" and governor not in (None, "performance"):
-        what = f"{governor}: the CPU clock varies, and times with it"
+        symptom = f"{governor}: the CPU clock varies, and times with it"
         remedy = "sudo cpupower frequency-set -g performance"
-        yield Finding("cpu governor", "warning", what, remedy)
+        yield Finding("cpu governor", "warning", symptom, remedy)
 
 
 def _clock(gpu: GpuState) -> Iterator[Finding]:
@@ -175,50 +175,50 @@ def _clock(gpu: GpuState) -> Iterator[Finding]:
     readings = {"power": gpu.power_w, "SM clock": gpu.sm_clock_mhz,
                 "temperature": gpu.temperature_c, "throttling": gpu.event_reasons}  # fmt: skip
     if silent := [name for name, value in readings.items() if value is None]:
-        what = f"NVML does not answer for {', '.join(silent)}"
-        yield Finding("sensors", "note", what, "run outside the virtual machine or MIG slice")
+        symptom = f"NVML does not answer for {', '.join(silent)}"
+        yield Finding("sensors", "note", symptom, "run outside the virtual machine or MIG slice")
     limit_w, default_w = gpu.power_limit_w, gpu.power_limit_default_w
     if limit_w is not None and default_w is not None:
         whole = limit_w >= default_w * POWER_LIMIT_TOLERANCE
-        what = f"{limit_w:.0f} W of {default_w:.0f} W"
-        yield _graded("power limit", whole, what, f"sudo nvidia-smi -i GPU -pl {default_w:.0f}")
+        symptom = f"{limit_w:.0f} W of {default_w:.0f} W"
+        yield _graded("power limit", whole, symptom, f"sudo nvidia-smi -i GPU -pl {default_w:.0f}")
     clock_mhz, usual_mhz = gpu.application_clock_mhz, gpu.application_clock_default_mhz
     if clock_mhz is not None and usual_mhz is not None:
-        what = f"application clock {clock_mhz} MHz of {usual_mhz} MHz"
-        yield _graded("clocks", clock_mhz == usual_mhz, what, "sudo nvidia-smi -i GPU -rac")
+        symptom = f"application clock {clock_mhz} MHz of {usual_mhz} MHz"
+        yield _graded("clocks", clock_mhz == usual_mhz, symptom, "sudo nvidia-smi -i GPU -rac")
     if words := throttle_words(gpu.event_reasons):
         remedies = [THROTTLE_REMEDIES[word] for word in words if word in THROTTLE_REMEDIES]
-        what = f"the clock is limited now by {', '.join(words)}"
+        symptom = f"the clock is limited now by {', '.join(words)}"
         level: Level = "warning" if remedies else "note"
-        yield Finding("throttling", level, what, "; ".join(remedies))
+        yield Finding("throttling", level, symptom, "; ".join(remedies))
     if gpu.temperature_margin_c is not None:
         margin_c = gpu.temperature_margin_c
-        what = f"{gpu.temperature_c} °C, {margin_c} °C below the slowdown threshold"
-        yield _graded("temperature", margin_c >= MARGIN_WARNING_C, what, COOL)
+        symptom = f"{gpu.temperature_c} °C, {margin_c} °C below the slowdown threshold"
+        yield _graded("temperature", margin_c >= MARGIN_WARNING_C, symptom, COOL)
 
 
 def _sharing(info: DeviceInfo, gpu: GpuState) -> Iterator[Finding]:
     """Whether the GPU is a part of one, or works for others, and its link to the host."""
     if gpu.mig:
-        what = (
+        symptom = (
             f"MIG is on: this slice has {info.sm_count} SMs; power, clock and throttling are the "
             "whole card's, and so is the datasheet"
         )
-        yield Finding("mig", "warning", what, "measure on a GPU with MIG off")
+        yield Finding("mig", "warning", symptom, "measure on a GPU with MIG off")
     others = [size for pid, size in gpu.processes or () if pid != os.getpid()]
     if others:
         held = f"{sum(size or 0 for size in others) / GIB:.1f} GiB"
-        what = f"{len(others)} other process(es) on the GPU hold {held}"
-        yield Finding("other processes", "warning", what, OTHER_GPU)
+        symptom = f"{len(others)} other process(es) on the GPU hold {held}"
+        yield Finding("other processes", "warning", symptom, OTHER_GPU)
     if gpu.utilization_pct is not None:
-        what = f"{gpu.utilization_pct} % busy before this program launched work"
-        yield _graded("busy", gpu.utilization_pct < BUSY_WARNING_PCT, what, OTHER_GPU)
+        symptom = f"{gpu.utilization_pct} % busy before this program launched work"
+        yield _graded("busy", gpu.utilization_pct < BUSY_WARNING_PCT, symptom, OTHER_GPU)
     width, most = gpu.pcie_width, gpu.pcie_width_max
     if width is not None and most is not None and width < most:
-        what = f"PCIe x{width} of x{most}: copies from the host are slower than the card allows"
-        yield Finding("pcie", "warning", what, "reseat the card or use a wider slot")
+        symptom = f"PCIe x{width} of x{most}: copies from the host are slower than the card allows"
+        yield Finding("pcie", "warning", symptom, "reseat the card or use a wider slot")
 
 
-def _graded(name: str, good: bool, what: str, remedy: str) -> Finding:
+def _graded(name: str, good: bool, symptom: str, remedy: str) -> Finding:
     """A fact that is fine where it is `good`, else a warning with what the user can do."""
-    return Finding(name, "ok", what) if good else Finding(name, "warning", what, remedy)
+    return Finding(name, "ok", symptom) if good else Finding(name, "warning", symptom, remedy)

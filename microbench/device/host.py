@@ -58,10 +58,10 @@ def family(root: Path = ROOT) -> dict[int, list[str]]:
     below: dict[int, list[int]] = {}
     for pid, fields in stats.items():
         below.setdefault(int(fields[PARENT]), []).append(pid)
-    found = [os.getpid()]
-    for pid in found:
-        found += below.get(pid, [])
-    return {pid: stats[pid] for pid in found if pid in stats}
+    relatives = [os.getpid()]
+    for pid in relatives:
+        relatives += below.get(pid, [])
+    return {pid: stats[pid] for pid in relatives if pid in stats}
 
 
 def has_driver(root: Path = ROOT) -> bool:
@@ -244,13 +244,13 @@ def at_start(gpu: GpuState | None) -> Json:
 
     `gpu` is read before this process has a CUDA context, so all of its processes are others.
     """
-    found: Json = {AT_START: round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)}
+    load: Json = {AT_START: round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)}
     if gpu is not None and gpu.processes is not None:
         others = [size for pid, size in gpu.processes if pid != os.getpid()]
-        found |= {PROCESSES: len(others), HELD: sum(size or 0 for size in others)}
+        load |= {PROCESSES: len(others), HELD: sum(size or 0 for size in others)}
     if gpu is not None and gpu.utilization_pct:
-        found[COMPUTING] = gpu.utilization_pct
-    return found
+        load[COMPUTING] = gpu.utilization_pct
+    return load
 
 
 def others_now(gpu: GpuState | None) -> int:

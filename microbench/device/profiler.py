@@ -132,8 +132,8 @@ def tile_of(names: tuple[str, ...], case: Case) -> tuple[int, int, int] | None:
         or not problem.TILE
     ):
         return None
-    found = _TILE.search(working[0])
-    if found is None:
+    match = _TILE.search(working[0])
+    if match is None:
         return None
-    size = dict(zip(problem.TILE, map(int, found.groups()), strict=True))
+    size = dict(zip(problem.TILE, map(int, match.groups()), strict=True))
     return size["m"], size["n"], size["k"]

@@ -101,11 +101,11 @@ class Telemetry:
         """File the samples taken inside under `key`. If there was none, one is taken at the end."""
         with self._lock:
             assert self._open is None, f"a segment is open as {key!r} begins"
-            self._open = found = self._samples.setdefault(key, [])
-        before = len(found)
+            self._open = samples = self._samples.setdefault(key, [])
+        before = len(samples)
         try:
             yield
-            if len(found) == before:
+            if len(samples) == before:
                 self.poll()
         finally:
             with self._lock:
@@ -113,8 +113,8 @@ class Telemetry:
 
     def poll(self) -> None:
         """Take one sample for the open segment. The thread does this every `interval_s`."""
-        found, sensors = self._open, self._sensors
-        if found is None or sensors is None:
+        samples, sensors = self._open, self._sensors
+        if samples is None or sensors is None:
             return
         sample = SensorSample(
             power_w=sensors.power_w(),
@@ -124,8 +124,8 @@ class Telemetry:
             utilization_pct=sensors.utilization_pct(),
         )
         with self._lock:
-            if self._open is found:  # it may have ended while the sensors were read
-                found.append(sample)
+            if self._open is samples:  # it may have ended while the sensors were read
+                samples.append(sample)
 
     def summary(self, key: Hashable) -> TelemetrySummary:
         """Summary of the samples under `key`; all None, and 0 samples, for an unknown key."""

@@ -452,8 +452,8 @@ def _products(
         yield _attention(named, BPROP if "backward" in name else FPROP)
 
 
-def _skipped(what: str, reason: str, flops: int) -> NotMeasured:
-    return NotMeasured(what, reason, 0, flops)
+def _skipped(name: str, reason: str, flops: int) -> NotMeasured:
+    return NotMeasured(name, reason, 0, flops)
 
 
 def _attention(named: Mapping[str, Any], which: str) -> Layer | NotMeasured:
@@ -486,9 +486,9 @@ def _convolution(
     flops = convolution(pixels.shape[0], pixels.shape[2:], weight.shape)
     axes = weight.dim() - 2
     for which in wanted:
-        what = f"{axes}-D convolution, {which}"
+        name = f"{axes}-D convolution, {which}"
         if axes > 2:
-            yield _skipped(what, f"{axes}-D convolutions are not measured yet", flops)
+            yield _skipped(name, f"{axes}-D convolutions are not measured yet", flops)
             continue
         # 1-D is an image of one row, and a kernel of one.
         (h, w), (r, s), outputs = (
@@ -502,7 +502,7 @@ def _convolution(
         shape = ConvShape(n, c, h, w, k, r, s, steps, pads, dilations, groups)
         if (shape.p, shape.q) != outputs:
             unlike = f"output padding {output_padding} does not match any convolution"
-            yield _skipped(what, unlike, flops)
+            yield _skipped(name, unlike, flops)
         else:
             yield Layer(Conv(shape, which), which, 0, ())
 

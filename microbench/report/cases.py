@@ -83,14 +83,14 @@ def made(
     Warnings that ask for nothing are no doubts; of the user's own kernels theirs alone are.
     """
     judged = [r for r in run.results if OWN in r.case.backend] or run.results
-    found = [  # older files name the program as it was
+    warned = [  # older files name the program as it was
         (replace(one, remedy=one.remedy.replace("python -m microbench", "halfway")),
          fmt.name(r.case))
         for r in run.results for one in r.warnings
     ]  # fmt: skip
     names = {fmt.name(result.case) for result in judged}
     asking = [(replace(warning, symptom=warning.symptom.replace(*INTERVAL)), name)
-              for warning, name in found
+              for warning, name in warned
               if name in names and not warning.remedy.startswith("none needed")]  # fmt: skip
     limits = [f"{fmt.name(r.case)}: {r.why}" for r in run.results if r.why and not r.ruined_pct]
     parts = [
@@ -102,7 +102,7 @@ def made(
             below=_reading(run),
             level=VERBOSE if run.results else DEFAULT,
         ),
-        warnings_part(found),
+        warnings_part(warned),
     ]
     lost = [Line("", text) for text in _own_missing(run)]
     lines = [*lost, *answer, *_doubt(run), *doubts(asking, len(judged), most=1)]
@@ -209,16 +209,16 @@ def _with_signs(part: Part) -> Part:
     """The part, and below it what the signs mean that its table has."""
     texts = " ".join(text for line in cells(part).texts for text in line)
     unclear = f"beyond ±{RUINED_PCT:.0f} % or above the peak: no verdict"
-    found = [
+    meanings = [
         ("±?: one round only", "±?" in texts),
         (f"{fmt.NO_DIFFERENCE}: no difference seen", f" {fmt.NO_DIFFERENCE} " in texts),
         (f"{fmt.UNCERTAIN}: {unclear}", fmt.UNCERTAIN in texts.replace("±?", "")),
     ]
-    signs = JOIN.join(meaning for meaning, there in found if there)
+    signs = JOIN.join(meaning for meaning, there in meanings if there)
     return replace(part, below=[*part.below, *filter(None, [signs])])
 
 
-def rivals(found: Sequence[Summary], which: str) -> Part:
+def rivals(compared: Sequence[Summary], which: str) -> Part:
     """Kernels against the better library: a row for each precision and what else is apart."""
     columns = [
         Column("back end", "backend"),
@@ -232,11 +232,11 @@ def rivals(found: Sequence[Summary], which: str) -> Part:
         Column("most", "most.ratio.ratio", "{:.2f}".format),
     ]
     title = "Times as fast as the better of the libraries measured at each size"
-    return Part(title, columns, [Row(one) for one in found])
+    return Part(title, columns, [Row(one) for one in compared])
 
 
-def _mean(found: Summary) -> str:
-    return f"{found.mean:.3f}{fmt.UNCERTAIN * bool(found.ruined_pct)}"
+def _mean(summary: Summary) -> str:
+    return f"{summary.mean:.3f}{fmt.UNCERTAIN * bool(summary.ruined_pct)}"
 
 
 # ---------------------------------------------------------------- how to read it
@@ -280,13 +280,13 @@ def peaks(run: Run, source: str) -> list[str]:
 
     Rates of one unit have it once.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    by_unit: dict[tuple[str, str], list[str]] = {}
     for one in run.ceilings:
         if one.source == source:
             rate, _, unit = _rate(one).partition(" ")
             key = (f"{one.name}, " * bool(one.precision), unit)
-            found.setdefault(key, []).append(f"{one.precision or one.name} {rate}")
-    return [f"{name}{source}: {', '.join(rates)} {unit}" for (name, unit), rates in found.items()]
+            by_unit.setdefault(key, []).append(f"{one.precision or one.name} {rate}")
+    return [f"{name}{source}: {', '.join(rates)} {unit}" for (name, unit), rates in by_unit.items()]
 
 
 def _rate(one: Ceiling) -> str:
@@ -304,24 +304,26 @@ def _rate(one: Ceiling) -> str:
 def why(run: Run, results: Iterable[Result]) -> list[Line]:
     """The most common bottlenecks, mixed ones last, each with a case that shows it."""
     timed = sorted((r for r in results if r.measurement and not r.ruined_pct), key=_flops)
-    found: dict[str, list[Result]] = {}
+    by_bound: dict[str, list[Result]] = {}
     for result in timed:
         if result.bound:
-            found.setdefault(result.bound, []).append(result)
+            by_bound.setdefault(result.bound, []).append(result)
     several = len({subject_of(result, run) for result in timed}) > 1
     every = list(dict.fromkeys(fmt.size(result.case) for result in timed))
-    said: list[str] = []
-    for bound, some in sorted(found.items(), key=lambda one: (one[0] == MIXED, -len(one[1])))[:2]:
-        sizes = list(dict.fromkeys(fmt.size(result.case) for result in some))
+    texts: list[str] = []
+    for bound, bounded in sorted(by_bound.items(), key=lambda one: (one[0] == MIXED, -len(one[1])))[
+        :2
+    ]:
+        sizes = list(dict.fromkeys(fmt.size(result.case) for result in bounded))
         first = every.index(sizes[0])
         where = f"at {fmt.listed(sizes)}"
         if several:
-            of = f" of {fmt.count(len(timed), 'case')}" if not said else ""
-            where = f"in {len(some)}{of}"
+            of = f" of {fmt.count(len(timed), 'case')}" if not texts else ""
+            where = f"in {len(bounded)}{of}"
         elif len(sizes) > 1 and every[first : first + len(sizes)] == sizes:
             where = f"at {sizes[0]}..{sizes[-1]}"
-        said.append(f"{bound} {where}{_example(some, [] if several else sizes)}")
-    return [Line("Why", JOIN.join(said))] if said else []
+        texts.append(f"{bound} {where}{_example(bounded, [] if several else sizes)}")
+    return [Line("Why", JOIN.join(texts))] if texts else []
 
 
 def bottlenecks(of: Iterable[Payoff]) -> str:
@@ -357,20 +359,20 @@ def _example(results: Sequence[Result], sizes: Sequence[str]) -> str:
 def _own_missing(run: Run) -> list[str]:
     """The kernels of the user's that have no figures."""
     own = [result for result in run.results if OWN in result.case.backend]
-    said: list[str] = []
+    texts: list[str] = []
     for backend in dict.fromkeys(result.case.backend for result in own):
         every = [result for result in own if result.case.backend == backend]
-        said += [f"{backend} {text}" for text in _lost(every, len(every))]
-    return said
+        texts += [f"{backend} {text}" for text in _lost(every, len(every))]
+    return texts
 
 
 def _lost(results: Sequence[Result], of: int) -> list[str]:
     """Those without figures, and why: "FAILED in 2 of 12 cases: no such tile"."""
-    said: list[str] = []
+    texts: list[str] = []
     for status, words in (("failed", "FAILED"), ("skipped", "not measured")):
         if lost := [result for result in results if result.status == status]:
-            said.append(f"{words} in {len(lost)} of {fmt.count(of, 'case')}: {reasons(lost)}")
-    return said
+            texts.append(f"{words} in {len(lost)} of {fmt.count(of, 'case')}: {reasons(lost)}")
+    return texts
 
 
 def reasons(lost: Sequence[Result]) -> str:
@@ -380,39 +382,43 @@ def reasons(lost: Sequence[Result]) -> str:
     return f"{reason or 'no reason given'}{more}"
 
 
-def beside(found: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
+def beside(compared: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
     """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
     better library in fp16, 1.05 in int8 (mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
     """
     by_backend: dict[str, list[Summary]] = {}
-    for one in found:
+    for one in compared:
         if one.ruined_pct:
             unclear[f"{one.backend} in {one.precision}"] = one.ruined_pct
         else:
             by_backend.setdefault(one.backend, []).append(one)
-    said: list[str] = []
-    for backend, some in by_backend.items():
-        rows = sorted((row for one in some for row in one.rows), key=lambda row: row.ratio.ratio)
-        libraries = {name for one in some for name in one.libraries}
+    texts: list[str] = []
+    for backend, of_backend in by_backend.items():
+        rows = sorted(
+            (row for one in of_backend for row in one.rows), key=lambda row: row.ratio.ratio
+        )
+        libraries = {name for one in of_backend for name in one.libraries}
         against = libraries.pop() if len(libraries) == 1 else "the better library"
         if len(rows) == 1:
-            at = f"in {some[0].precision} at {rows[0].result.case.problem.size}"
+            at = f"in {of_backend[0].precision} at {rows[0].result.case.problem.size}"
             times = f"{fmt.ratio(rows[0].ratio)} times as fast as {rows[0].library}"
-            said.append(f"{backend} is {times} {at}")
+            texts.append(f"{backend} is {times} {at}")
             continue
-        means = [f"{one.mean:.2f} in {one.precision}" for one in some]
-        means[0] = f"{some[0].mean:.2f} times as fast as {against} in {some[0].precision}"
-        if len(some) > MOST_PRECISIONS:
-            slow, *_, fast = sorted(some, key=lambda one: one.mean)
+        means = [f"{one.mean:.2f} in {one.precision}" for one in of_backend]
+        means[0] = (
+            f"{of_backend[0].mean:.2f} times as fast as {against} in {of_backend[0].precision}"
+        )
+        if len(of_backend) > MOST_PRECISIONS:
+            slow, *_, fast = sorted(of_backend, key=lambda one: one.mean)
             means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
                      f"times as fast as {against}, by precision"]  # fmt: skip
-        counts = [len(one.rows) for one in some]
+        counts = [len(one.rows) for one in of_backend]
         sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
         ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
                            for row in (rows[0], rows[-1]))  # fmt: skip
         over = f"(mean of {sizes} sizes: {ends})"
-        said.append(f"{backend} is {', '.join(means)} {over}")
-    return said
+        texts.append(f"{backend} is {', '.join(means)} {over}")
+    return texts
 
 
 def _doubt(run: Run) -> list[Line]:
@@ -424,23 +430,23 @@ def _doubt(run: Run) -> list[Line]:
         if r.measurement is None and OWN not in r.case.backend
         and r.case.precision_name in timed | unasked
     ]  # fmt: skip
-    said = _lost(lost, len(run.results))
-    said += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
+    texts = _lost(lost, len(run.results))
+    texts += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
-        said.append("one process (--processes 3)")
-    return [Line("Doubt", JOIN.join(said))] if said else []
+        texts.append("one process (--processes 3)")
+    return [Line("Doubt", JOIN.join(texts))] if texts else []
 
 
 def channels_last(run: Run) -> str:
     """Where nhwc is faster than nchw in three of four cases that both have: how much."""
-    found: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
+    by_layout: dict[str, dict[str, Result]] = {"nhwc": {}, "nchw": {}}
     for group in groups_of(run):
         best = representative(group, precisions_of(run).asked[:1])
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
-            found.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
-    pairs = [(one, found["nchw"][same]) for same, one in found["nhwc"].items()
-             if same in found["nchw"]]  # fmt: skip
+            by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
+    pairs = [(one, by_layout["nchw"][same]) for same, one in by_layout["nhwc"].items()
+             if same in by_layout["nchw"]]  # fmt: skip
     ratios = [(nchw.median_s or 0.0) / (nhwc.median_s or 1.0) for nhwc, nchw in pairs]
     faster = sum(_ends(nhwc)[1] < _ends(nchw)[0] for nhwc, nchw in pairs)
     if not pairs or 4 * faster < 3 * len(pairs):
@@ -454,20 +460,20 @@ def _ends(result: Result) -> tuple[float, float]:
     return (result.measurement and result.measurement.ci95_s) or (median_s, median_s)
 
 
-def no_verdict(found: Mapping[str, float], *, alone: bool) -> list[Line]:
+def no_verdict(unclear: Mapping[str, float], *, alone: bool) -> list[Line]:
     """What stands in place of verdicts on figures that are too uncertain; a doubt beside others.
 
     `found` has half of the widest interval, in per cent, by what there is no verdict on.
     """
-    if not found:
+    if not unclear:
         return []
-    half = f"±{max(found.values()):.0f} %" if max(found.values()) < 999 else "beyond ±999 %"
-    what = f"verdict on {fmt.listed([*found], 2)}: the widest interval is {half}"
+    half = f"±{max(unclear.values()):.0f} %" if max(unclear.values()) < 999 else "beyond ±999 %"
+    doubt = f"verdict on {fmt.listed([*unclear], 2)}: the widest interval is {half}"
     remedy = "repeat on a quiet machine, or raise --budget"
     if not alone:
-        return [Line("Doubt", f"no {what}")]
+        return [Line("Doubt", f"no {doubt}")]
     reason = "likely other work on the machine, or clocks that changed"
-    return [Line("", f"No {what}"), Line("Why", reason), Line("Do", remedy)]
+    return [Line("", f"No {doubt}"), Line("Why", reason), Line("Do", remedy)]
 
 
 # ---------------------------------------------------------------- the chart
@@ -485,7 +491,7 @@ def rate_chart(run: Run) -> Any:
     unit, of = rate_unit(run.results), {row["series"]: row["precision"] for row in rows}
     rules: list[Json] = []
     peaks = limits_of(run, [r for r in run.results if r.flop_per_s])
-    for source, what in (("datasheet", "peak"), ("measured", "largest")):
+    for source, words in (("datasheet", "peak"), ("measured", "largest")):
         rates = {p.precision: p.flop_per_s or 0.0 for p in peaks if p.source == source}
         text = ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates.items())
         drawn = [
@@ -493,7 +499,7 @@ def rate_chart(run: Run) -> Any:
             for series, precision in of.items() if precision in rates
         ]  # fmt: skip
         if drawn:  # their texts would lie on each other
-            max(drawn, key=lambda rule: rule["y"])["text"] = f"{what}: {text}"
+            max(drawn, key=lambda rule: rule["y"])["text"] = f"{words}: {text}"
         rules += drawn
     drawn = charts.lines(
         rows, x=OPS[run.results[0].case.op].axis_name, y=unit.name, rules=rules,
@@ -510,15 +516,15 @@ def rate_rows(run: Run) -> list[Json]:
 
     Where the library picks, each precision has its panels, and each back end its curve.
     """
-    found = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
-    picks = any(map(picked, found))
+    drawn = [r for r in run.results if r.flop_per_s and r.case.problem.axis]
+    picks = any(map(picked, drawn))
     asked = precisions_of(run).asked
-    found = [r for r in found if not picks or r.case.precision_name in asked]
-    unit, backends = rate_unit(run.results), {r.case.backend for r in found}
-    apart = len({(r.case.precision_name, r.case.backend) for r in found}) > MOST_ARMS
+    drawn = [r for r in drawn if not picks or r.case.precision_name in asked]
+    unit, backends = rate_unit(run.results), {r.case.backend for r in drawn}
+    apart = len({(r.case.precision_name, r.case.backend) for r in drawn}) > MOST_ARMS
     order = list(dict.fromkeys(r.case.precision_name for r in run.results))
     rows: list[Json] = []
-    for result in sorted(found, key=lambda r: (order.index(r.case.precision_name), r.flops)):
+    for result in sorted(drawn, key=lambda r: (order.index(r.case.precision_name), r.flops)):
         case, flops = result.case, result.flops / unit.per_s
         fast_s, slow_s = (result.measurement and result.measurement.ci95_s) or (None, None)
         backend = case.backend * (len(backends) > 1)

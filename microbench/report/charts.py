@@ -79,17 +79,17 @@ def _cleaned(rows: Sequence[Json]) -> list[Json]:
 
 def _by_panel(rows: Sequence[Json]) -> dict[str, list[Json]]:
     """The rows by panel, in their order. UserError for too many panels, or for no rows."""
-    found: dict[str, list[Json]] = {}
+    panels: dict[str, list[Json]] = {}
     for row in rows:
-        found.setdefault(row.get("panel", ""), []).append(row)
-    if not found:
+        panels.setdefault(row.get("panel", ""), []).append(row)
+    if not panels:
         raise UserError("nothing to draw")
-    if len(found) > MOST_PANELS:
+    if len(panels) > MOST_PANELS:
         raise UserError(
-            f"a chart of {len(found)} panels is too large (at most {MOST_PANELS}); draw a run with "
-            "fewer settings"
+            f"a chart of {len(panels)} panels is too large (at most {MOST_PANELS}); draw a run "
+            "with fewer settings"
         )
-    return found
+    return panels
 
 
 def _panel(title: str, layers: Sequence[Any], width: int, height: int, **look: Any) -> Any:
@@ -166,17 +166,19 @@ def lines(
     dash = alt.Scale(domain=names, range=[list(dashes.get(name, [1, 0])) for name in names])
     marks = alt.Scale(domain=names, range=[MARKERS[i % len(MARKERS)] for i in range(len(names))])
     sizes = sorted({row["x"] for row in rows})
-    kind = "linear" if band else "log" if sizes[0] > 0 else "symlog"
+    scale_type = "linear" if band else "log" if sizes[0] > 0 else "symlog"
     around: Json = {"zero": False} if band else {}
-    scale = alt.Scale(type=kind, nice=False, padding=14, **around)
+    scale = alt.Scale(type=scale_type, nice=False, padding=14, **around)
     ticks = {} if band else {"values": sizes, "format": "~d"}
     along = _along(x, scale, grid=False, labelOverlap="greedy", **ticks)
     upright = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=from_zero)
     up = _up(y, upright, **({"format": "~g"} if log else {}))
     told = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
     drawn: list[Any] = []
-    for title, some in panels.items():
-        base = alt.Chart(alt.InlineData(values=_broken(some))).encode(x=along("x"), color=colour)
+    for title, of_panel in panels.items():
+        base = alt.Chart(alt.InlineData(values=_broken(of_panel))).encode(
+            x=along("x"), color=colour
+        )
         interval = base.transform_filter("isValid(datum.low)").encode(y=up("low"), y2="high:Q")
         curve = base.transform_filter("datum.mark != 'point'").mark_line(strokeWidth=2)
         point = base.transform_filter("datum.mark != 'line'").mark_point(
@@ -206,16 +208,16 @@ def lines(
 
 def _broken(rows: Sequence[Json]) -> list[Json]:
     """The rows with `segment`, the unbroken stretch of the curve that each is in."""
-    places = {x: place for place, x in enumerate(sorted({row["x"] for row in rows}))}
+    places = {x: index for index, x in enumerate(sorted({row["x"] for row in rows}))}
     seen: dict[str, tuple[int, int]] = {}  # series -> place of its last point, segment
-    found: list[Json] = []
+    broken: list[Json] = []
     for row in sorted(rows, key=lambda row: row["x"]):
-        name, place = row["series"], places[row["x"]]
-        last, segment = seen.get(name, (place, 0))
-        segment += place > last + 1
-        seen[name] = place, segment
-        found.append({"mark": "", **row, "segment": f"{name} {segment}"})
-    return found
+        name, index = row["series"], places[row["x"]]
+        last, segment = seen.get(name, (index, 0))
+        segment += index > last + 1
+        seen[name] = index, segment
+        broken.append({"mark": "", **row, "segment": f"{name} {segment}"})
+    return broken
 
 
 def bars(rows: Sequence[Json], *, x: str) -> Any:
@@ -226,17 +228,19 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
     """
     alt, rows = library(), _cleaned(rows)
     drawn: list[Any] = []
-    for title, some in _by_panel(rows).items():
-        ends = [row.get(name) or 0.0 for row in some for name in ("start", "value", "high", "base")]
+    for title, of_panel in _by_panel(rows).items():
+        ends = [
+            row.get(name) or 0.0 for row in of_panel for name in ("start", "value", "high", "base")
+        ]
         low, high = min(0.0, *ends), max(ends)
         along = _along(x, alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False))
-        step = max(9, min(STEP, 800 // len(some)))
+        step = max(9, min(STEP, 800 // len(of_panel)))
         font = min(12, step - 1)
         names = alt.Axis(
             labelLimit=240, labelOverlap=False, labelFontSize=font, ticks=False,
-            labelExpr=f"{dumps([row['label'] for row in some])}[datum.value]",
+            labelExpr=f"{dumps([row['label'] for row in of_panel])}[datum.value]",
         )  # fmt: skip
-        placed = [{"start": 0.0, **row, "place": place} for place, row in enumerate(some)]
+        placed = [{"start": 0.0, **row, "place": index} for index, row in enumerate(of_panel)]
         base = (
             alt.Chart(alt.InlineData(values=placed))
             .transform_calculate(
@@ -259,7 +263,7 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
                 x=along("end"), text="text:N"
             ),
         ]
-        drawn.append(_panel(title, layers, WIDTH, step * len(some)))
+        drawn.append(_panel(title, layers, WIDTH, step * len(of_panel)))
     return _placed(drawn, columns=1)
 
 
@@ -269,9 +273,9 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
     alt, names = library(), _names(rows)
     up = _up(y, alt.Scale(type="log", nice=False, padding=12), format="~g")
     drawn: list[Any] = []
-    for title, some in _by_panel(rows).items():
+    for title, of_panel in _by_panel(rows).items():
         labels = alt.Axis(labelAngle=-30, labelLimit=200)
-        base = alt.Chart(alt.InlineData(values=list(some))).encode(
+        base = alt.Chart(alt.InlineData(values=list(of_panel))).encode(
             x=alt.X("label:N", sort=None, title=x, axis=labels),
             xOffset=alt.XOffset("series:N", sort=names),
             color=_colour(names, colours),
@@ -284,7 +288,7 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
             interval.encode(y=up("low"), y2="high:Q"),
             base.mark_point(filled=True, size=60, opacity=1).encode(y=up("ratio")),
         ]
-        drawn.append(_panel(title, layers, max(400, min(900, 20 * len(some))), SEVERAL[1]))
+        drawn.append(_panel(title, layers, max(400, min(900, 20 * len(of_panel))), SEVERAL[1]))
     return _beside(drawn)
 
 
@@ -301,11 +305,11 @@ def cells(rows: Sequence[Json], *, x: str, y: str, across: Sequence[str] = ()) -
     )  # fmt: skip
     far = f"datum.ratio > {DARK_RATIO} || datum.ratio < {1 / DARK_RATIO}"
     drawn: list[Any] = []
-    for title, some in _by_panel(rows).items():
-        there, up = (list(dict.fromkeys(str(row[name]) for row in some)) for name in "xy")
+    for title, of_panel in _by_panel(rows).items():
+        there, up = (list(dict.fromkeys(str(row[name]) for row in of_panel)) for name in "xy")
         columns = [name for name in across if name in there] or there
         names = alt.Axis(labelAngle=0, labelExpr="split(datum.label, '/')")
-        base = alt.Chart(alt.InlineData(values=list(some))).encode(
+        base = alt.Chart(alt.InlineData(values=list(of_panel))).encode(
             x=alt.X("x:N", title=x, scale=alt.Scale(domain=columns), axis=names),
             y=alt.Y("y:N", title=y, scale=alt.Scale(domain=up)),
             tooltip=["x:N", "y:N", "ratio:Q", "low:Q", "high:Q", "small:N", "note:N"],

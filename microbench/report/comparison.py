@@ -33,18 +33,23 @@ ORDER = list(COLOURS)
 assert set(ORDER) == set(VERDICTS)
 
 
-def report(found: Mapping[str, Comparison], baseline: str) -> Report:
+def report(comparisons: Mapping[str, Comparison], baseline: str) -> Report:
     """Runs, by name, each against one baseline."""
     alone = [
         f"only in {side}: {case_name(case)}"
-        for one in found.values()
+        for one in comparisons.values()
         for side, cases in (("A", one.only_a), ("B", one.only_b))
         for case in cases
     ]
     more = Part("Cases that only one run has", below=alone, level=VERBOSE)
-    title = f"{', '.join(found)} compared with {baseline}"
-    return Report(title, _answer(found, baseline), [*_tables(found), more], raw=[_raw(found)],
-                  chart=partial(_chart, found))  # fmt: skip
+    title = f"{', '.join(comparisons)} compared with {baseline}"
+    return Report(
+        title,
+        _answer(comparisons, baseline),
+        [*_tables(comparisons), more],
+        raw=[_raw(comparisons)],
+        chart=partial(_chart, comparisons),
+    )
 
 
 def case_name(case: AnyCase) -> str:
@@ -57,21 +62,21 @@ def case_name(case: AnyCase) -> str:
 # ---------------------------------------------------------------- the answer
 
 
-def _answer(found: Mapping[str, Comparison], baseline: str) -> list[Line]:
-    several = len(found) > 1
+def _answer(comparisons: Mapping[str, Comparison], baseline: str) -> list[Line]:
+    several = len(comparisons) > 1
     lines: list[Line] = []
     lost, new = list[str](), list[str]()
-    for name, one in found.items():
+    for name, one in comparisons.items():
         counts = [f"{one.count(verdict)} {verdict}" for verdict in ORDER
                   if one.count(verdict) or verdict in ("slower", "faster")]  # fmt: skip
-        said = f"{', '.join(counts)} of {fmt.count(len(one.rows), 'case')}"
+        verdicts = f"{', '.join(counts)} of {fmt.count(len(one.rows), 'case')}"
         runs = f"B = {name}, A = {baseline}"
-        lines.append(Line("", f"{name}: {said}" if several else f"{said} ({runs})"))
+        lines.append(Line("", f"{name}: {verdicts}" if several else f"{verdicts} ({runs})"))
         b = name if several else "B"
         lost += [f"not in {b}: {_named(one.only_a)}"] if one.only_a else []
         new += [f"only in {b}: {_named(one.only_b)}"] if one.only_b else []
     lines += [Line("", text) for text in [f"each against A = {baseline}"] * several + lost]
-    every, rows = found.values(), [row for one in found.values() for row in one.rows]
+    every, rows = comparisons.values(), [row for one in comparisons.values() for row in one.rows]
     why = list(dict.fromkeys(text for one in every for text in _why(one)))
     lines += [Line("Why", "; ".join(why))] if why else []
     for count, meaning in (
@@ -95,8 +100,8 @@ def _why(one: Comparison) -> Iterator[str]:
         row.reason for row in one.rows if row.verdict in ("cannot tell", NOT_MEASURED)
     )
     if reasons:
-        said = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(2))
-        yield f"cannot tell: {said}"
+        texts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(2))
+        yield f"cannot tell: {texts}"
     if one.card:
         yield one.card
     if one.differences:
@@ -113,10 +118,10 @@ def _named(cases: Sequence[AnyCase]) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _tables(found: Mapping[str, Comparison]) -> list[Part]:
+def _tables(comparisons: Mapping[str, Comparison]) -> list[Part]:
     """What is not the same or cannot be told: slower ones first, then the largest differences; and
     every case."""
-    every = [(name, row) for name, one in found.items() for row in one.rows]
+    every = [(name, row) for name, one in comparisons.items() for row in one.rows]
     every.sort(key=lambda one: (ORDER.index(one[1].verdict), -abs(math.log(one[1].ratio or 1.0))))
     told = [one for one in every if one[1].verdict != SAME][:MOST_ROWS]
     verdicts = {row.verdict for _, row in told}
@@ -131,7 +136,7 @@ def _tables(found: Mapping[str, Comparison]) -> list[Part]:
             below.append(f"{len(hidden)} more {verdict}{ends}")
     first = [
         Column("B is", "verdict", once=True),
-        *([Column("B", "run")] if len(found) > 1 else []),
+        *([Column("B", "run")] if len(comparisons) > 1 else []),
         Column("case", "case"),
         Column("A / B", "ratio"),
         Column("needs", "needs"),
@@ -139,7 +144,7 @@ def _tables(found: Mapping[str, Comparison]) -> list[Part]:
     ]
     more = [Column("time A", "a_s", fmt.duration, 4), Column("time B", "b_s", fmt.duration, 3),
             Column("note", "note", drop=2)]  # fmt: skip
-    differ = [f"A | B: {text}" for one in found.values() for text in one.differences]
+    differ = [f"A | B: {text}" for one in comparisons.values() for text in one.differences]
     return [
         Part(title * bool(told), first, [_row(*one) for one in told], below),
         Part("Every case", [*first, *more], [_row(*one) for one in every], differ, VERBOSE),
@@ -162,11 +167,11 @@ def _row(run: str, row: CompareRow) -> Row:
     return Row(item, style=COLOURS[row.verdict])
 
 
-def _raw(found: Mapping[str, Comparison]) -> Raw:
+def _raw(comparisons: Mapping[str, Comparison]) -> Raw:
     """Every case of each run."""
     names = ["verdict", "key", "a_s", "b_s", "ratio", "note", "threshold_pct", "reason"]
     rows: list[dict[str, Value]] = []
-    for run, comparison in found.items():
+    for run, comparison in comparisons.items():
         for row in comparison.rows:
             low, high = row.ci95 or (None, None)
             values = {name: getattr(row, name) for name in names}
@@ -174,13 +179,13 @@ def _raw(found: Mapping[str, Comparison]) -> Raw:
     return ["run", *names, "ci95_low", "ci95_high"], rows
 
 
-def _chart(found: Mapping[str, Comparison]) -> Any:
+def _chart(comparisons: Mapping[str, Comparison]) -> Any:
     """Every ratio with its interval, a panel a run. UserError where there is none."""
     rows: list[Json] = [
         {"label": case_name(row.case), "series": row.verdict, "ratio": row.ratio,
          "low": row.ci95 and row.ci95[0], "high": row.ci95 and row.ci95[1],
-         "panel": name * (len(found) > 1)}
-        for name, one in found.items() for row in one.rows if row.ratio
+         "panel": name * (len(comparisons) > 1)}
+        for name, one in comparisons.items() for row in one.rows if row.ratio
     ]  # fmt: skip
     if not rows:
         raise UserError("nothing to draw: no case has a time in both runs")

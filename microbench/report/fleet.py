@@ -53,12 +53,12 @@ class GpuResult:
 
     def of(self, result: Result) -> GpuResult:
         """A kernel's result on this GPU."""
-        case, found = result.case, result.measurement
+        case, measurement = result.case, result.measurement
         layout = (
             "" if case.problem.layout == "nt" else case.problem.layout
         )  # the usual one goes without saying
         words = (case.precision_name, fmt.size(case), layout, case.backend)
-        read = {name: getattr(found, name) for name in READ} if found else {}
+        read = {name: getattr(measurement, name) for name in READ} if measurement else {}
         return replace(self, case=" ".join(filter(None, words)), work=result.flops,
                        status=result.status, reason=result.reason, **read)  # fmt: skip
 
@@ -76,7 +76,7 @@ def judged(rows: Sequence[GpuResult], threshold_pct: float) -> list[GpuResult]:
 
     Slow is one whose whole interval, where it has one, is beyond the threshold.
     """
-    found: list[GpuResult] = []
+    graded: list[GpuResult] = []
     for row in rows:
         ratio, finding = _relative(row, rows), FAILED if row.status == FAILED else ""
         if ratio and ratio.ruined_pct:
@@ -84,8 +84,8 @@ def judged(rows: Sequence[GpuResult], threshold_pct: float) -> list[GpuResult]:
         elif ratio and (ratio.ci95 or (ratio.ratio,))[0] > 1 + threshold_pct / 100:
             finding = SLOW
         distance_pct = 100 * (1 / ratio.ratio - 1) if ratio else None
-        found.append(replace(row, vs_others_pct=distance_pct, finding=finding))
-    return found
+        graded.append(replace(row, vs_others_pct=distance_pct, finding=finding))
+    return graded
 
 
 def _relative(row: GpuResult, rows: Sequence[GpuResult]) -> Ratio | None:
@@ -144,12 +144,12 @@ def _answer(rows: Sequence[GpuResult], models: Sequence[str], pct: float) -> lis
     bad = [row for row in rows if row.finding]
     lines: list[Line] = []
     for gpu in dict.fromkeys(row.gpu for row in bad):
-        said = [
+        texts = [
             f"{row.finding} ({row.reason})" if row.vs_others_pct is None
             else f"{row.finding} ({fmt.signed_pct(row.vs_others_pct)} in {row.case})"
             for row in bad if row.gpu == gpu
         ]  # fmt: skip
-        lines.append(Line("", f"GPU {gpu} is {', '.join(said)}"))
+        lines.append(Line("", f"GPU {gpu} is {', '.join(texts)}"))
     distances = [row.vs_others_pct for row in rows if row.vs_others_pct is not None]
     slowest = f"; slowest {fmt.signed_pct(min(distances))}" if distances else ""
     whole = f"({', '.join(models)}{slowest}, threshold {pct:g} %)"
@@ -173,10 +173,10 @@ def figures(data: Mapping[str, object]) -> Report:
         for name, value in data.items()
         if name not in HEADER
     ]
-    said = [f"{row['figure']} {row['value']}" for row in rows]
+    texts = [f"{row['figure']} {row['value']}" for row in rows]
     columns = [Column("figure", "figure"), Column("value", "value")]
     part = Part("", columns, list(map(Row, rows)))
-    answer = [Line("", fmt.listed(said))] if said else []
+    answer = [Line("", fmt.listed(texts))] if texts else []
     return Report("", answer, [part], raw=[(["figure", "value"], rows)])
 
 

@@ -68,23 +68,23 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    said = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
+    texts = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
     if not own and precisions_of(run).baselines:
-        said = [*_one_call(run, unclear), *_gains(run, unclear), *said]
+        texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
         rates = _highest(run, unclear)
         calls = [*_one_call(run, unclear), *_without_baseline(run)]
-        said = [*rates, *said] if run.kind == "peak" else [*calls, *said, *rates]
+        texts = [*rates, *texts] if run.kind == "peak" else [*calls, *texts, *rates]
     if run.kind == "ceilings" and not run.results:
-        said = peaks(run, "measured")
-    if said:
-        first = said[0].removesuffix(")")
-        said[0] = f"{first}{'; ' if first != said[0] else ' ('}{_context(run, shown)})"
-    if not said and not own:
-        said = _not_measured(run, asked) if run.results else ["No case was measured"]
-    lines = [Line("", text) for text in said]
-    lines += [*why(run, shown), *([] if own else _do(run))] if said else []
-    return [*lines, *no_verdict(unclear, alone=not said)]
+        texts = peaks(run, "measured")
+    if texts:
+        first = texts[0].removesuffix(")")
+        texts[0] = f"{first}{'; ' if first != texts[0] else ' ('}{_context(run, shown)})"
+    if not texts and not own:
+        texts = _not_measured(run, asked) if run.results else ["No case was measured"]
+    lines = [Line("", text) for text in texts]
+    lines += [*why(run, shown), *([] if own else _do(run))] if texts else []
+    return [*lines, *no_verdict(unclear, alone=not texts)]
 
 
 def _context(run: Run, shown: Sequence[Result]) -> str:
@@ -168,13 +168,13 @@ def _apart(pairs: Sequence[Pair]) -> list[str]:
         assert isinstance(problem, Gemm)
         calls = found.setdefault(problem.apart, {})
         calls.setdefault(f"{result.variant} {{}} in {precision}", []).append(ratio)
-    said: list[str] = []
+    sentences: list[str] = []
     for apart, calls in found.items():
         texts = [text.format(known_ratio(ratios)) for text, ratios in calls.items()]
         (text, ratios), *_ = calls.items()
         texts[0] = text.format(f"is {known_ratio(ratios)} times as fast as {apart}")
-        said.append(", ".join(texts))
-    return said
+        sentences.append(", ".join(texts))
+    return sentences
 
 
 def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
@@ -182,29 +182,31 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
 
     Of many, the fastest on average.
     """
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name in precisions_of(run).asked:
-        found = payoffs(run, name)
-        for one in found:
+        by_setting = payoffs(run, name)
+        for one in by_setting:
             if one.uncertain:
                 title = filter(None, (one.subject, name, "against", one.baseline))
                 unclear[" ".join(title)] = max(one.uncertain.values())
         known: list[str] = []
         for baseline in reversed(precisions_of(run).baselines):
-            if some := [one for one in found if one.baseline == baseline and not one.uncertain]:
-                known.append(_gain(some, "as" if known else "times as fast as"))
+            if of_baseline := [
+                one for one in by_setting if one.baseline == baseline and not one.uncertain
+            ]:
+                known.append(_gain(of_baseline, "as" if known else "times as fast as"))
         if known:
-            said[name] = f"{name} is {', '.join(known)}"
+            texts[name] = f"{name} is {', '.join(known)}"
         elif absent := _not_measured(run, [name]):
-            said[name] = absent[0]
+            texts[name] = absent[0]
     means = means_of(run)
-    if len(said) <= (1 if run.varying else MOST_PRECISIONS) or not means:
-        return list(said.values())
+    if len(texts) <= (1 if run.varying else MOST_PRECISIONS) or not means:
+        return list(texts.values())
     best = max(means, key=lambda name: means[name])
     near = [name for name in means if name != best and MIN_GAIN * means[name] >= means[best]]
     also = f" ({fmt.listed(near)} within 2 %)" if near else ""
     fastest = f"{best}, on average the fastest of {len(means)} precisions{also},"
-    return [said[best].replace(best, fastest, 1)] if best in said else list(said.values())
+    return [texts[best].replace(best, fastest, 1)] if best in texts else list(texts.values())
 
 
 def _not_measured(run: Run, names: Sequence[str]) -> list[str]:
@@ -242,7 +244,7 @@ def means_of(run: Run) -> dict[str, float]:
 def _without_baseline(run: Run) -> list[str]:
     """Without a baseline, the other precisions against the first that was asked for."""
     base, *others = precisions_of(run).asked
-    said: list[str] = []
+    texts: list[str] = []
     for name in others:
         ratios: list[float] = []
         for group in groups_of(run):
@@ -254,9 +256,9 @@ def _without_baseline(run: Run) -> list[str]:
             if all(times.values()):
                 ratios.append(min(times[base]) / min(times[name]))
         if ratios:
-            said.append(f"{name} is {fmt.span(ratios)} times as fast as {base}")
+            texts.append(f"{name} is {fmt.span(ratios)} times as fast as {base}")
     over = ", medians of the fastest back end of each"
-    return [", ".join(said) + over] if 0 < len(said) <= MOST_PRECISIONS else []
+    return [", ".join(texts) + over] if 0 < len(texts) <= MOST_PRECISIONS else []
 
 
 def _gain(by_setting: Sequence[Payoff], times: str) -> str:
@@ -285,12 +287,12 @@ def _highest(run: Run, unclear: dict[str, float]) -> list[str]:
 
 def _best(run: Run) -> list[Result]:
     """The highest rate of each precision; one that is known well, where there is one."""
-    found: dict[str, Result] = {}
+    best: dict[str, Result] = {}
     for result in sorted(run.results, key=lambda r: (not r.ruined_pct, r.flop_per_s or 0.0)):
         if result.flop_per_s:
-            found[result.case.precision_name] = result
+            best[result.case.precision_name] = result
     names = dict.fromkeys(result.case.precision_name for result in run.results)
-    return [found[name] for name in names if name in found]
+    return [best[name] for name in names if name in best]
 
 
 def _range(by_setting: Sequence[Payoff]) -> str:
@@ -340,10 +342,10 @@ def _do(run: Run) -> list[Line]:
             advice.setdefault(f"use {{}} {where}", []).append(name)
         elif "faster" not in payoff.gains:
             advice.setdefault(f"stay with {baseline}: {{}} is faster at no size", []).append(name)
-    said = [text.format(fmt.listed(names)) for text, names in advice.items()]
+    texts = [text.format(fmt.listed(names)) for text, names in advice.items()]
     useful = [name for text, names in advice.items() if text.startswith("use") for name in names]
-    said += filter(None, (_price(useful, run), channels_last(run)))
-    return [Line("Do", "; ".join(said))] if said else []
+    texts += filter(None, (_price(useful, run), channels_last(run)))
+    return [Line("Do", "; ".join(texts))] if texts else []
 
 
 def _price(names: Sequence[str], run: Run) -> str:
@@ -449,11 +451,11 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
             key = str(result.case.problem.dims["pass"]), fmt.size(result.case)
         apart.setdefault(key, []).append(result)
     rows: list[Row] = []
-    for (which, size), some in apart.items():
-        cells: dict[str, Any] = {"which": which, "size": size or None, "cases": len(some)}
-        cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in some))
+    for (which, size), results in apart.items():
+        cells: dict[str, Any] = {"which": which, "size": size or None, "cases": len(results)}
+        cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in results))
         for name in _others(run):
-            known = [one for r in some if (one := r.vs_backend.get(name)) and not one.ruined_pct]
+            known = [one for r in results if (one := r.vs_backend.get(name)) and not one.ruined_pct]
             cells[name] = known or None
         rows.append(Row(cells))
     columns = [

@@ -183,18 +183,18 @@ def cells(part: Part) -> Cells:
 CaseWarning = tuple[Warning, str]  # and the case it is about, in words; "" for all of them
 
 
-def _alike(found: Sequence[CaseWarning]) -> list[tuple[str, list[str], Warning]]:
+def _alike(warned: Sequence[CaseWarning]) -> list[tuple[str, list[str], Warning]]:
     """(worst symptom, cases, one of the warnings) of those with one cause and remedy."""
     alike: dict[tuple[str, str], list[CaseWarning]] = {}
-    for warning, case in found:
+    for warning, case in warned:
         alike.setdefault((warning.cause, warning.remedy), []).append((warning, case))
     return [
         (
-            _worst({warning.symptom for warning, _ in some}),
-            list(dict.fromkeys(case for _, case in some if case)),
-            some[0][0],
+            _worst({warning.symptom for warning, _ in group}),
+            list(dict.fromkeys(case for _, case in group if case)),
+            group[0][0],
         )
-        for some in alike.values()
+        for group in alike.values()
     ]
 
 
@@ -206,13 +206,13 @@ def _worst(symptoms: Collection[str]) -> str:
     return re.sub(r"(up to )?±\d{4,}[.\d]* %", "beyond ±999 %", worst)
 
 
-def doubts(found: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Line]:
+def doubts(warned: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Line]:
     """What makes figures unreliable, a line each: the warnings of most cases first.
 
     "22 of 30 cases: the interval is up to ±7.4 %; measure longer".
     """
     lines: list[str] = []
-    alike = sorted(_alike(found), key=lambda one: -(len(one[1]) or cases))
+    alike = sorted(_alike(warned), key=lambda one: -(len(one[1]) or cases))
     for worst, named, warning in alike[:most]:
         which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
         lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")
@@ -221,19 +221,19 @@ def doubts(found: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Line
     return [Line("Doubt", line) for line in lines]
 
 
-def warnings_part(found: Sequence[CaseWarning]) -> Part:
+def warnings_part(warned: Sequence[CaseWarning]) -> Part:
     """Every warning once, with its cause, what to try, and its cases."""
     lines = [
         f"{worst}{f' [{fmt.listed(named, most=2)}]' if named else ''}; cause: {warning.cause}; "
         f"try: {warning.remedy}"
-        for worst, named, warning in _alike(found)
+        for worst, named, warning in _alike(warned)
     ]
     return Part("Warnings", below=lines, level=VERBOSE)
 
 
-def missing(found: Sequence[tuple[str, str]]) -> list[str]:
+def missing(reasons: Sequence[tuple[str, str]]) -> list[str]:
     """Why cases, (case, reason) each, have no figures: every reason once, with its cases."""
     by_reason: dict[str, list[str]] = {}
-    for case, reason in found:
+    for case, reason in reasons:
         by_reason.setdefault(reason or "no reason given", []).append(case)
     return [f"{fmt.listed(names, most=2)}: {reason}" for reason, names in by_reason.items()]

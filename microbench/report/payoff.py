@@ -52,13 +52,13 @@ def report(run: Run) -> Report | None:
 
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:
     """Each image and batch size with its widths, TF32 first; by setting, precision and baseline."""
-    found: dict[Map, list[Payoff]] = {}
+    maps: dict[Map, list[Payoff]] = {}
     for name in precisions_of(run).asked:
         for one in payoffs(run, name):
             subject = subject_of(one.rows[0].result, run, without=_op(run).across)
-            found.setdefault((subject, name, one.baseline), []).append(one)
-    ordered = sorted(found, key=lambda key: key[2], reverse=True)
-    return {key: sorted(found[key], key=_place) for key in ordered}
+            maps.setdefault((subject, name, one.baseline), []).append(one)
+    ordered = sorted(maps, key=lambda key: key[2], reverse=True)
+    return {key: sorted(maps[key], key=_place) for key in ordered}
 
 
 def _op(run: Run) -> Op:
@@ -86,31 +86,31 @@ def starts_of(some: Sequence[Payoff]) -> Counter[str]:
 
 
 def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
-    said: dict[str, list[str]] = {}  # of a setting each; of several precisions, of a precision
+    sentences: dict[str, list[str]] = {}  # of a setting each; of several precisions, of a precision
     unclear: dict[str, float] = {}
     first = next(iter(maps))[2]
     op, several = _op(run), len({name for _, name, _ in maps}) > 1
-    for (subject, name, baseline), some in maps.items():
-        starts = starts_of(some)
-        if doubtful := [pct for one in some for pct in one.uncertain.values()]:
+    for (subject, name, baseline), cells in maps.items():
+        starts = starts_of(cells)
+        if doubtful := [pct for one in cells for pct in one.uncertain.values()]:
             unclear[_title((subject, name, baseline))] = max(doubtful)
         if starts and baseline == first:
             where = f"in {subject} " if subject else ""
             key = name if several else subject
-            what = f"{name} is faster than {baseline} "
-            what = "" if where and (said if not several else key in said) else what
-            alone = sum(len(one.rows) == 1 for one in some if not one.uncertain)
-            said.setdefault(key, []).append(f"{what}{where}{_from(starts, op, alone)}")
-    lines = [Line("", "; ".join(texts)) for texts in said.values()]
-    if said:
+            start = f"{name} is faster than {baseline} "
+            start = "" if where and (sentences if not several else key in sentences) else start
+            alone = sum(len(one.rows) == 1 for one in cells if not one.uncertain)
+            sentences.setdefault(key, []).append(f"{start}{where}{_from(starts, op, alone)}")
+    lines = [Line("", "; ".join(texts)) for texts in sentences.values()]
+    if sentences:
         sizes = f"{' and '.join(op.across)} sizes"
         device = run.device.get("name") or "unknown device"
         lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
-        hardest = [one for key, some in maps.items() if key[2] == first for one in some]
+        hardest = [one for key, cells in maps.items() if key[2] == first for one in cells]
         lines += why(run, [row.result for one in hardest for row in one.rows])
         lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
-    lines += no_verdict(unclear, alone=not said)
-    if any(len(one.rows) > 1 for some in maps.values() for one in some):
+    lines += no_verdict(unclear, alone=not sentences)
+    if any(len(one.rows) > 1 for cells in maps.values() for one in cells):
         lines.append(Line("Doubt", BETWEEN))
     return lines
 
@@ -159,10 +159,10 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
             gains.setdefault(name, []).append(f"{ratio} ({how})")
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
-        said = [f"pays {', '.join(pays[name])}"] if name in pays else []
+        texts = [f"pays {', '.join(pays[name])}"] if name in pays else []
         if name in gains:
-            said.append(f"is {', '.join(gains[name])} times as fast as {most.baseline}")
-        lines.append(Line("", f"{name} {'; it '.join(said)}"))
+            texts.append(f"is {', '.join(gains[name])} times as fast as {most.baseline}")
+        lines.append(Line("", f"{name} {'; it '.join(texts)}"))
     if lines:
         device, fewer = run.device.get("name") or "unknown device", len({*map(_place, every)}) > 1
         tokens = f"{_place(most)[0]} tokens{', others below' * fewer}"
@@ -193,7 +193,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
     """A table a precision, the one that gains most first: a row for each number of tokens and
     features, a column for each way to launch.
     """
-    found: dict[str, dict[tuple[int, str], dict[str, Any]]] = {}
+    by_name: dict[str, dict[tuple[int, str], dict[str, Any]]] = {}
     ends: dict[str, dict[int, list[str]]] = {}
     for (subject, name, _), some in maps.items():
         for one in some:
@@ -201,7 +201,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
             ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {_break_even(one)}")
             for result, ratio, _ in one.rows:
                 size = fmt.size(result.case)
-                row = found.setdefault(name, {}).setdefault((tokens, size), {})
+                row = by_name.setdefault(name, {}).setdefault((tokens, size), {})
                 row |= {"tokens": tokens, "size": size, subject or "gain": ratio}
     ways = dict.fromkeys(subject or "gain" for subject, *_ in maps)
     columns = [
@@ -210,7 +210,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
         *(Column(way.replace("gain", "times as fast"), way, fmt.ratio) for way in ways),
     ]
     parts: list[Part] = []
-    for name, rows in sorted(found.items(), key=lambda one: -_mean(one[1].values())):
+    for name, rows in sorted(by_name.items(), key=lambda one: -_mean(one[1].values())):
         every = [Row(rows[key]) for key in sorted(rows, key=lambda key: (-key[0], _area(key[1])))]
         tokens = sorted(ends[name], reverse=True)
         below = [f"break-even at {n} tokens: {', '.join(ends[name][n])}" for n in tokens]
@@ -327,6 +327,6 @@ def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
     across = ["/".join(map(str, place)) for place in places]
     op = _op(run)
     drawn = charts.cells(rows, x=", ".join(op.across.values()), across=across, y=op.axis_name)
-    what = "times as fast, and the bottleneck" if op.explained else "times as fast"
-    below = [f"{what}; ~1: no difference seen; grey: not measured"]
+    shown = "times as fast, and the bottleneck" if op.explained else "times as fast"
+    below = [f"{shown}; ~1: no difference seen; grey: not measured"]
     return charts.titled(drawn, title_of(run), below)

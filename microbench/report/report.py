@@ -79,8 +79,8 @@ def overview(reports: Mapping[str, parts.Report]) -> parts.Report:
     """What several files, by name, say: each its finding, below its name."""
     cards = list(dict.fromkeys(str(one.facts.get("name") or "") for one in reports.values()))
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
-    found = [parts.Part(name, below=[one.finding]) for name, one in reports.items()]
-    return parts.Report(title, [parts.Line("", title)], found)
+    findings = [parts.Part(name, below=[one.finding]) for name, one in reports.items()]
+    return parts.Report(title, [parts.Line("", title)], findings)
 
 
 def _title(run: Run) -> str:

@@ -60,9 +60,9 @@ def make_console(
 
 
 def _columns(console: Console) -> int:
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked):
-        return max(NARROWEST, int(asked))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(NARROWEST, int(columns))
     return console.width if console.is_terminal else WIDTH
 
 
@@ -103,14 +103,14 @@ def _print_answer(report: Report, console: Console, more: str) -> None:
     for line in report.answer:
         if not line.label:
             _say(console, line.text, "bold")
-    said = [(line.label, line.text) for line in report.answer if line.label]
+    lines = [(line.label, line.text) for line in report.answer if line.label]
     if more and (options := _options(report)):
-        said.append(("More", f"{more} {' | '.join(options)}"))
+        lines.append(("More", f"{more} {' | '.join(options)}"))
     grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"))
     grid.padding = (0, GAP, 0, 0)
-    for label, text in said:
+    for label, text in lines:
         grid.add_row(label, Text(fmt.clean(text)))
-    if said:
+    if lines:
         _put(console, grid, prose_width(console))
 
 
@@ -140,8 +140,8 @@ def _fitted(part: Part, width: int) -> tuple[Table, list[str]]:
 
     Long texts fold first, then columns go, least important first; a last one is cut.
     """
-    found = cells(part)
-    columns, texts = found.columns, found.texts
+    content = cells(part)
+    columns, texts = content.columns, content.texts
     widths = [
         max(map(cell_len, [*column.title.split("\n"), *(line[i] for line in texts)]))
         for i, column in enumerate(columns)
@@ -155,7 +155,7 @@ def _fitted(part: Part, width: int) -> tuple[Table, list[str]]:
     for i in kept:
         table.add_column(
             columns[i].title,
-            justify="right" if found.numbers[i] else "left",
+            justify="right" if content.numbers[i] else "left",
             vertical="top" if folds else "bottom",
             no_wrap=widths[i] <= PROSE,
             overflow="ellipsis" if widths[i] <= PROSE else "fold",
@@ -181,9 +181,9 @@ def _say(console: Console, text: str, style: str = "") -> None:
     _put(console, Text(fmt.clean(text), style, overflow="fold"), prose_width(console))
 
 
-def _put(console: Console, what: Table | Text, width: int) -> None:
+def _put(console: Console, renderable: Table | Text, width: int) -> None:
     """Print without blanks at the ends of lines."""
-    for line in console.render_lines(what, console.options.update(width=width), pad=False):
+    for line in console.render_lines(renderable, console.options.update(width=width), pad=False):
         while line and not line[-1].text.strip():
             line.pop()
         if line:

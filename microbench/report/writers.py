@@ -32,20 +32,20 @@ COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
 
 def to_markdown(report: parts.Report) -> str:
     """The answer, then every part."""
-    said = [
+    lines = [
         f"**{line.label}:** {line.text}" if line.label else f"**{line.text}**"
         for line in report.answer
     ]
     shown = [part_markdown(part) for part in report.shown(verbose=True)]
-    return _plain_markdown("\n\n".join([*map(fmt.clean, said), *shown]) + "\n")
+    return _plain_markdown("\n\n".join([*map(fmt.clean, lines), *shown]) + "\n")
 
 
 def part_markdown(part: parts.Part) -> str:
     """The title, the table without its empty columns, and the sentences below."""
-    found = parts.cells(part)
-    rules = ["---:" if number else "---" for number in found.numbers]
-    titles = [fmt.clean(column.title) for column in found.columns]
-    table = "\n".join(map(_markdown_row, [titles, rules, *found.texts])) if found.texts else ""
+    content = parts.cells(part)
+    rules = ["---:" if number else "---" for number in content.numbers]
+    titles = [fmt.clean(column.title) for column in content.columns]
+    table = "\n".join(map(_markdown_row, [titles, rules, *content.texts])) if content.texts else ""
     title = f"### {fmt.clean(part.title)}" if part.title else ""
     return "\n\n".join(filter(None, [title, table, *map(fmt.clean, part.below)]))
 
@@ -66,13 +66,13 @@ def _plain_markdown(text: str) -> str:
 
 def to_html(report: parts.Report) -> str:
     """The answer, then every part, as HTML elements for notebooks."""
-    said = [
+    lines = [
         f"<p>{escape(line.label)}: {escape(fmt.clean(line.text))}</p>"
         if line.label
         else f"<p><b>{escape(fmt.clean(line.text))}</b></p>"
         for line in report.answer
     ]
-    return "\n".join([*said, *map(part_html, report.shown(verbose=True))])
+    return "\n".join([*lines, *map(part_html, report.shown(verbose=True))])
 
 
 def part_html(part: parts.Part) -> str:
@@ -84,21 +84,21 @@ def part_html(part: parts.Part) -> str:
 
 def table_html(part: parts.Part) -> str:
     """The table of a part as an HTML element; "" for one without rows."""
-    found = parts.cells(part)
-    if not found.texts:
+    content = parts.cells(part)
+    if not content.texts:
         return ""
-    kinds = ["number" if number else "" for number in found.numbers]
+    styles = ["number" if number else "" for number in content.numbers]
 
     def row(tag: str, texts: Iterable[str]) -> str:
         line = ""
-        for kind, text in zip(kinds, texts, strict=True):
-            mark = kind or "prose" * (len(text) > parts.PROSE)
+        for style, text in zip(styles, texts, strict=True):
+            mark = style or "prose" * (len(text) > parts.PROSE)
             line += f'<{tag} class="{mark}">' if mark else f"<{tag}>"
             line += f"{escape(text)}</{tag}>"
         return f"<tr>{line}</tr>"
 
-    head = row("th", [fmt.clean(column.title) for column in found.columns])
-    body = "".join(row("td", texts) for texts in found.texts)
+    head = row("th", [fmt.clean(column.title) for column in content.columns])
+    body = "".join(row("td", texts) for texts in content.texts)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -159,8 +159,8 @@ def page(
     several = len(reports) > 1
     note = f"Charts are drawn for the first {MOST_CHARTS} files." * (len(reports) > MOST_CHARTS)
     sections = [
-        _section(name, report, several, drawn=place < MOST_CHARTS)
-        for place, (name, report) in enumerate(reports.items())
+        _section(name, report, several, drawn=index < MOST_CHARTS)
+        for index, (name, report) in enumerate(reports.items())
     ]
     heading = title if several else next(iter(reports.values())).title
     return template("page.html").render(

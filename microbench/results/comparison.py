@@ -169,8 +169,8 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
 
 def parse_threshold(text: str) -> float:
     """Per cent from "5%" or "5". UserError unless above 0 and at most MAX_THRESHOLD_PCT."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text, re.ASCII)
-    pct = float(found[1]) if found else 0.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text, re.ASCII)
+    pct = float(match[1]) if match else 0.0
     if not 0 < pct <= MAX_THRESHOLD_PCT:
         raise UserError(
             f"--threshold takes per cent above 0 and at most {MAX_THRESHOLD_PCT:.0f}, as 5%, "
@@ -181,7 +181,7 @@ def parse_threshold(text: str) -> float:
 
 def _by_key(run: Run) -> dict[str, Entry]:
     """Everything that the run measured, kernels first."""
-    return {found.case.key: found for found in run.entries}
+    return {entry.case.key: entry for entry in run.entries}
 
 
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
@@ -191,24 +191,24 @@ def _apart(a: Iterable[str], b: Iterable[str]) -> str:
     ours, theirs = _facts(a), _facts(b)
     if not ours or not theirs:
         return ""
-    said = [
+    texts = [
         f"{name} is {_or(ours.get(name, NOT_SET))} in A, {_or(theirs.get(name, NOT_SET))} in B"
         for name in sorted({**ours, **theirs}, key=lambda name: (name in ours) != (name in theirs))
         if not ours.get(name, {}).keys() & theirs.get(name, {}).keys()
     ]
-    shown = said[:1] if ours["kind"] != theirs["kind"] else said[:MOST_FACTS]
+    shown = texts[:1] if ours["kind"] != theirs["kind"] else texts[:MOST_FACTS]
     return f": {'; '.join(shown)}" if shown else ": no case has all its settings in both"
 
 
 def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:
     """The values of each fact that the cases' keys name, "gemm/m=256,n=256/nt", in their order."""
-    found: dict[str, dict[str, None]] = {}
+    facts: dict[str, dict[str, None]] = {}
     for key in keys:
         for fact in f"kind={key}".replace("/", ",").split(","):
             name, given, value = fact.partition("=")
             if given:
-                found.setdefault(name, {})[value] = None
-    return found
+                facts.setdefault(name, {})[value] = None
+    return facts
 
 
 def _or(values: Iterable[str]) -> str:
@@ -230,15 +230,15 @@ def _refuse_other_settings(a: Run, b: Run) -> None:
 
 
 def _differences(a: Run, b: Run) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     for ours, theirs in ((a.device, b.device), (a.software, b.software)):
         for name in sorted(ours.keys() | theirs.keys()):
             if name != CARD and ours.get(name) != theirs.get(name):
-                found.append(f"{name}: {ours.get(name)} | {theirs.get(name)}")
+                texts.append(f"{name}: {ours.get(name)} | {theirs.get(name)}")
     clock_a, clock_b = _mean_clock(a), _mean_clock(b)
     if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
-        found.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
-    return found
+        texts.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
+    return texts
 
 
 def _card(a: Run, b: Run) -> str | None:
@@ -302,13 +302,13 @@ def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[AnyCase]:
     "slower" is also what A measured and B did not, and every case where neither measured any.
     """
     rows = comparison.rows
-    found = [row.case for row in rows if row.verdict in fail_on]
+    failed = [row.case for row in rows if row.verdict in fail_on]
     if "slower" in fail_on:
         lost = [row for row in rows if row.verdict == NOT_MEASURED]
         if len(lost) < len(rows):
             lost = [row for row in lost if row.a_s is not None]
-        found += [*(row.case for row in lost), *comparison.missing]
-    return found
+        failed += [*(row.case for row in lost), *comparison.missing]
+    return failed
 
 
 # ---------------------------------------------------------------- one case

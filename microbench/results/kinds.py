@@ -116,9 +116,9 @@ def document_of(data: Json) -> Document | None:
     if "schema_version" in data and "check" not in data:
         return None
     _load()
-    found = [
+    matching = [
         document for document in _DOCUMENTS
         if all(name in data and value in (None, data[name])
                for name, value in document.fields.items())
     ]  # fmt: skip
-    return max(found, key=lambda document: any(document.fields.values()), default=None)
+    return max(matching, key=lambda document: any(document.fields.values()), default=None)

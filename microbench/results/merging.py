@@ -34,7 +34,7 @@ def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: 
 def newest(results: Sequence[Result]) -> int:
     """The number of the last process that measured one of them; 0 where only the first one did."""
     measured = [result.measurement for result in results if result.measurement]
-    return max((one.number for found in measured for one in found.processes), default=0)
+    return max((one.number for measurement in measured for one in measurement.processes), default=0)
 
 
 def running_mean(before: float | None, newest: float | None, count: int) -> float | None:
@@ -51,10 +51,10 @@ def ratio_of_processes(other: Sampled, own: Sampled, tick_s: float = 0.0) -> Rat
     rounds. None where they took turns in none.
     """
     theirs, ours = other.by_process, own.by_process
-    found = [ratio_interval(theirs[n], ours[n], tick_s) for n in _together(other, own)]
-    if len(found) < 2:
-        return Ratio(*found[0]) if found else None
-    return Ratio(*mean_interval([ratio for ratio, _ in found]))
+    ratios = [ratio_interval(theirs[n], ours[n], tick_s) for n in _together(other, own)]
+    if len(ratios) < 2:
+        return Ratio(*ratios[0]) if ratios else None
+    return Ratio(*mean_interval([ratio for ratio, _ in ratios]))
 
 
 def _together(a: Sampled, b: Sampled) -> list[int]:

@@ -332,12 +332,12 @@ class Result:
     @property
     def timed(self) -> Timed | None:
         """Its time; None if not measured. The CPU's is not in it: kernels wait behind a gate."""
-        found = self.measurement
-        if found is None:
+        measurement = self.measurement
+        if measurement is None:
             return None
         return Timed(
-            found.median_s, found.ci95_s, found.sm_clock_mhz,
-            processes=found.processes, cycles=found.cycles,
+            measurement.median_s, measurement.ci95_s, measurement.sm_clock_mhz,
+            processes=measurement.processes, cycles=measurement.cycles,
         )  # fmt: skip
 
     @property
@@ -472,10 +472,10 @@ class Run:
         merged[entry.case.key] = entry
         return replace(self, others=tuple(merged.values()))
 
-    def with_all(self, kind: type[E], found: Sequence[E]) -> Run:
+    def with_all(self, kind: type[E], entries: Sequence[E]) -> Run:
         """The run with these results of a kind in place of all that it had of that kind."""
         rest = tuple(entry for entry in self.others if not isinstance(entry, kind))
-        return replace(self, others=(*found, *rest))
+        return replace(self, others=(*entries, *rest))
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """The results of a kind, in the order in which they were measured."""

@@ -84,21 +84,21 @@ def calibrate(
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)
     reading = median(measurer.timer.block(launch, COPY_SAMPLES).times_s)
-    found = [Ceiling("memory", "measured", byte_per_s=moved / reading, reference="copy")]
+    ceilings = [Ceiling("memory", "measured", byte_per_s=moved / reading, reference="copy")]
     floors = library_group(precisions, kind, FLOOR_SIZE)
-    found += [
+    ceilings += [
         Ceiling("latency floor", "measured", one.case.precision_name, seconds=one.median_s,
                 reference=one.case.key)
         for one in measurer.measure(floors, FLOOR_BUDGET_S, announce)
         if one.median_s and not one.ruined_pct
     ]  # fmt: skip
-    found += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
-    known = {ceiling.precision for ceiling in found if ceiling.name == INSTRUCTION}
+    ceilings += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
+    known = {ceiling.precision for ceiling in ceilings if ceiling.name == INSTRUCTION}
     if large := [name for name in large if name not in known]:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
         budget_s = LARGE_BUDGET_S * len(large)
-        found += large_ceilings(measurer.measure(group, budget_s, announce), kind)
-    return found
+        ceilings += large_ceilings(measurer.measure(group, budget_s, announce), kind)
+    return ceilings
 
 
 def instruction_ceilings(
@@ -109,15 +109,15 @@ def instruction_ceilings(
     Good to a per cent, in tens of milliseconds each; without what is not known of the device, and
     what does not run. RuntimeError: the device is unusable.
     """
-    found: list[Ceiling] = []
+    ceilings: list[Ceiling] = []
     for name in precisions if find_spec("cupy") else ():
         tried: list[Ceiling] = []
         for variant in peak_kernels(name, target):
             announce(name, f"trying {variant.instruction} {variant.label}")
             tried += _tried(variant, name, target, timer)
         rate = "flop_per_clock" if all(one.flop_per_clock for one in tried) else "flop_per_s"
-        found += sorted(tried, key=attrgetter(rate))[-1:]
-    return found
+        ceilings += sorted(tried, key=attrgetter(rate))[-1:]
+    return ceilings
 
 
 def _tried(variant: PeakKernel, name: str, target: Target, timer: Timer) -> list[Ceiling]:

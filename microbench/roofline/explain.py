@@ -157,8 +157,8 @@ def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
     "mixed".
     """
     for cause in CAUSES:
-        if found := cause(result, limits, run):
-            name, why = found
+        if bottleneck := cause(result, limits, run):
+            name, why = bottleneck
             return name, why + (_ours(result, run) if name in OF_A_KERNEL else "")
     return "mixed", _shares(result, limits, run)
 
@@ -270,8 +270,8 @@ def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
     off, share = case.problem.misaligned(case.precision), _share(result, limits)
     if run.device.get("kind") != "cuda" or not off or share is None:
         return None
-    what, stride = off
-    rows = f"{what} gives rows of {stride} bytes, not a multiple of {ALIGNMENT_BYTES}"
+    size, stride = off
+    rows = f"{size} gives rows of {stride} bytes, not a multiple of {ALIGNMENT_BYTES}"
     padded = case.aligned
     if twin := _same_but(result, padded, run):
         gain, interval = _gain(result, twin)

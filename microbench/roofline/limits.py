@@ -179,10 +179,10 @@ def most_per_sm(result: Result, run: Run) -> int:
     """
     assert result.tile
     tile_m, tile_n, tile_k = result.tile
-    kind = result.case.precision
-    registers = tile_m * tile_n * kind.accumulator_bytes / 4
+    precision = result.case.precision
+    registers = tile_m * tile_n * precision.accumulator_bytes / 4
     least = LEAST_THREADS * math.ceil(registers / LEAST_THREADS / MOST_ACCUMULATORS)
     threads = threads_of(result) or least
-    shared = (stages_of(result) or 1) * (tile_m + tile_n) * tile_k * kind.bytes_per_element
+    shared = (stages_of(result) or 1) * (tile_m + tile_n) * tile_k * precision.bytes_per_element
     sm = architecture(capability_of(run))
     return sm.blocks_per_sm(threads, registers / threads, shared)

@@ -46,9 +46,9 @@ def rates_of(run: Run, source: str) -> Rates:
     measured = [c for c in run.ceilings if c.source == "measured"]
     flop_per_s: dict[str, float] = {}
     for one in measured:
-        kind = PRECISIONS.get(one.precision or "")
-        if kind and one.name in ARITHMETIC and one.flop_per_s:
-            name = kind.rate_name
+        precision = PRECISIONS.get(one.precision or "")
+        if precision and one.name in ARITHMETIC and one.flop_per_s:
+            name = precision.rate_name
             flop_per_s[name] = max(one.flop_per_s, flop_per_s.get(name, 0.0))
     moved = [c.byte_per_s for c in measured if c.name.startswith(MEMORY) and c.byte_per_s]
     return Rates(str(run.device.get("name", "")), source, flop_per_s, max(moved, default=None))
@@ -56,10 +56,10 @@ def rates_of(run: Run, source: str) -> Rates:
 
 def read_rates(path: Path) -> Rates:
     """The rates in a run file. UserError where it has none, or cannot be read."""
-    found = rates_of(read_run(path), path.name)
-    if not found.flop_per_s:
+    rates = rates_of(read_run(path), path.name)
+    if not rates.flop_per_s:
         raise UserError(f"{path} has no measured rates: it is no run of halfway gemm on a GPU")
-    return found
+    return rates
 
 
 def known_rates(device: str) -> Rates | None:
