@@ -12,9 +12,8 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
@@ -182,9 +181,6 @@ class Measurer:
                 results[case.key] = outcome
             else:
                 ready.append(outcome)
-        fresh = [item for item in ready if item.variant.key not in checked]
-        if fresh and self.target.kind == "cuda":
-            self._name_kernels(fresh, announce)
         if ready:
             results.update(self._take_turns(ready, budget_s, announce, fewest))
         self.timer.forget()
@@ -251,12 +247,17 @@ class Measurer:
         ):
             reason = f"too exact for {case.precision_name} ({error:.1g}): another arithmetic ran"
             raise Wrong(reason, error)
+        seen: tuple[kernel_names.KernelTime, ...] = ()
+        if self.target.kind == "cuda":
+            seen = kernel_names.record(candidate.call)
+        names = tuple(kernel.name for kernel in seen)
         return replace(
             blank,
             rel_error=error,
             total_error=total_error,
-            kernels=(candidate.kernel,) if candidate.kernel else (),
-            tile=candidate.tile,
+            kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
+            kernels_s=tuple(k.seconds for k in seen),
+            tile=candidate.tile or kernel_names.tile_of(names, case),
             tiles=candidate.tiles,
         )
 
@@ -282,24 +283,6 @@ class Measurer:
         )
 
     # ------------------------------------------------------------ all variants, interleaved
-
-    def _name_kernels(self, ready: Sequence[_Ready], announce: Announce) -> None:
-        """Note the kernels of a launch of each."""
-
-        def launch(item: _Ready) -> None:
-            announce(item.variant.key, "profiling")
-            with suppress(Exception):  # which timing meets again
-                item.variant.launch()
-
-        launches = [partial(launch, item) for item in ready]
-        for item, seen in zip(ready, kernel_names.record(*launches), strict=True):
-            names, found = tuple(kernel.name for kernel in seen), item.result
-            item.result = replace(
-                found,
-                kernels=names or found.kernels,
-                kernels_s=tuple(kernel.seconds for kernel in seen),
-                tile=found.tile or kernel_names.tile_of(names, found.case),
-            )
 
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce, fewest: int

@@ -219,7 +219,7 @@ def busy_time(
         for _ in range(count):
             launch()
 
-    return busy_in(record(steps)[0], count, exchange_s)
+    return busy_in(record(steps), count, exchange_s)
 
 
 def busy_in(

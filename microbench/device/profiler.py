@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,48 +33,28 @@ class KernelTime:
     start_s: float = 0.0
 
 
-MARKER = "spin_kernel"  # in the name of torch.cuda._sleep's kernel, which ends a launch's own
+def record(launch: Callable[[], object]) -> tuple[KernelTime, ...]:
+    """The GPU kernels that one launch runs, in order, by torch's profiler; () where it saw none.
 
-
-def record(*launches: Callable[[], object]) -> list[tuple[KernelTime, ...]]:
-    """The GPU kernels that each launch runs, in order, by torch's profiler; () where it saw none.
-
-    All in one profile: beginning one takes a tenth of a second. What a launch raises is passed on.
+    What the launch raises is passed on.
     """
     import torch
     from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
-    cuda: Any = torch.cuda
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for launch in launches:
-                launch()
-                cuda.synchronize()
-                cuda._sleep(1)
-                cuda.synchronize()
+    # torch.profiler's own profile loads torch's compiler first, which takes five seconds.
+    with profile(use_cpu=False, use_device="cuda", use_kineto=True) as profiler:
+        launch()
+        torch.cuda.synchronize()
     # The profiler's own list: torch's events of it take ten times as long to make.
-    found: Any = getattr(profiler.profiler, "kineto_results", None)
+    found: Any = getattr(profiler, "kineto_results", None)
     events: Any = found.events() if found is not None else ()
     kernels = [
         KernelTime(event.name(), event.duration_ns() * 1e-9, event.start_ns() * 1e-9)
         for event in events
         if event.device_type() == DeviceType.CUDA and not event.name().startswith("Activity")
     ]
-    return by_launch(kernels, len(launches))
-
-
-def by_launch(kernels: Sequence[KernelTime], launches: int) -> list[tuple[KernelTime, ...]]:
-    """The kernels of each launch, of which a marker follows each; () where not all were seen."""
-    parts: list[list[KernelTime]] = [[]]
-    for kernel in sorted(kernels, key=lambda kernel: kernel.start_s):
-        if MARKER in kernel.name:
-            parts.append([])
-        else:
-            parts[-1].append(kernel)
-    whole = len(parts) == launches + 1
-    return [tuple(part) for part in parts[:-1]] if whole else [()] * launches
+    return tuple(sorted(kernels, key=lambda kernel: kernel.start_s))
 
 
 def is_conversion(name: str) -> bool:

@@ -335,7 +335,7 @@ def empty_kernel_s(device_index: int) -> float:
     sees no kernel.
     """
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile
 
     from microbench.timing.instruments import Instruments
 
@@ -344,13 +344,13 @@ def empty_kernel_s(device_index: int) -> float:
         return known
     instruments = Instruments(device_index, 16, 1)  # nothing is flushed
     try:
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        with profile(use_cpu=False, use_device="cuda", use_kineto=True) as profiler:
             for _ in range(PROFILED_LAUNCHES):
                 instruments.launch_empty()
             torch.cuda.synchronize()
     except RuntimeError:  # a driver that does not allow profiling
         return EMPTY_KERNEL_S
-    events: Any = profiler.events() or ()
+    events: Any = getattr(profiler, "function_events", None) or ()
     seen_s: list[float] = [
         event.time_range.elapsed_us() * 1e-6 for event in events if event.name == "empty"
     ]

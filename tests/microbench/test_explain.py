@@ -14,14 +14,7 @@ from kernels.conv import Conv
 from kernels.conv.shape import ConvShape
 from kernels.gemm import Gemm
 from kernels.precision import PRECISIONS
-from microbench.device.profiler import (
-    MARKER,
-    KernelTime,
-    by_launch,
-    fewer_operations,
-    is_conversion,
-    tile_of,
-)
+from microbench.device.profiler import fewer_operations, is_conversion, tile_of
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
@@ -235,14 +228,6 @@ def test_which_rows_are_off(
     shape: tuple[int, int, int], precision: str, layout: str, off: tuple[str, int] | None
 ) -> None:
     assert Gemm(*shape, layout).misaligned(PRECISIONS[precision]) == off
-
-
-def test_the_kernels_of_several_launches_are_told_apart() -> None:
-    names = ["a", MARKER, "b", "c", MARKER, MARKER]
-    seen = [KernelTime(name, 1e-6, float(i)) for i, name in enumerate(names)]
-    parts = by_launch(seen[::-1], 3)
-    assert [[kernel.name for kernel in part] for part in parts] == [["a"], ["b", "c"], []]
-    assert by_launch(seen[:-1], 3) == by_launch([], 3) == [()] * 3, "a marker was not seen"
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def profiler_sees(monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] | No
             for s in seconds
         ]
         other = SimpleNamespace(name="gate", time_range=SimpleNamespace(elapsed_us=lambda: 1e6))
-        yield SimpleNamespace(events=lambda: [*events, other])
+        yield SimpleNamespace(function_events=[*events, other])
 
-    monkeypatch.setattr(torch.profiler, "profile", profile)
+    monkeypatch.setattr(torch.autograd.profiler, "profile", profile)
     return asked
 
 
