@@ -25,7 +25,7 @@ CPU = Target("cpu", "stand-in", capability=(9, 0))
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 DIMS = {"m": 48, "n": 32, "k": 64}
 STREAM = 0x5EED
-CUPY = [name for name, kind in PRECISIONS.items() if not kind.is_float8]
+CUPY = [name for name, kind in PRECISIONS.items() if "cupy" in kind.min_capability]
 
 
 def case(precision: str, layout: str = "nt", **dims: int) -> Case:
