@@ -36,6 +36,7 @@ from microbench.results.types import (
 from microbench.timing.stats import (
     CORRELATED,
     DEFAULT_PRIOR,
+    FEWEST_CASES,
     PRIORS,
     Variance,
     VariancePrior,
@@ -397,26 +398,41 @@ def _know_clocks(*runs: Timed) -> bool:
     return all(process.sm_clock_mhz for timed in runs for process in timed.processes)
 
 
+UNKNOWN = VariancePrior(0.0, 0.0)  # of too few cases: each has its own variance alone
+
+
 @dataclass(frozen=True)
 class ProcessPriors:
-    """What is usual between processes, in seconds and in cycles, and at one CPU speed."""
+    """What is usual between processes, in seconds and in cycles, and at one CPU speed; and between
+    the rounds of one process, in cycles, as far as they are known.
+    """
 
     seconds: VariancePrior = DEFAULT_PRIOR
     cycles: VariancePrior = DEFAULT_PRIOR
     at_one_speed: VariancePrior = DEFAULT_PRIOR  # of steps that the CPU limits
+    rounds: VariancePrior = UNKNOWN
 
 
 def fit_priors(pairs: Sequence[tuple[Timed, Timed]]) -> ProcessPriors:
-    """What is usual, from the cases that several processes measured in both runs."""
+    """What is usual, from the cases of both runs."""
     every = [(a, b) for a, b in pairs if in_processes(a, b)]
     several = [(a, b) for a, b in every if not (a.cpu_bound or b.cpu_bound)]
     paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
     clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
+    rounds = [_of_rounds(a, b) for a, b in pairs if min(len(a.cycles), len(b.cycles)) > 1]
+    known = {"rounds": VariancePrior.fit(rounds)} if len(rounds) >= FEWEST_CASES else {}
     return ProcessPriors(
         VariancePrior.fit([_own(a, b, _seconds) for a, b in several]),
         VariancePrior.fit([_own(a, b, _cycles) for a, b in clocked]),
         VariancePrior.fit([_own(a, b, _at_one_speed) for a, b in paced]),
+        **known,
     )
+
+
+def _of_rounds(a: Timed, b: Timed) -> Variance:
+    """How much the cycles of one case vary between the rounds of each run."""
+    own = pooled([variance_between(timed.cycles) for timed in (a, b)])
+    return own._replace(value=CORRELATED**2 * own.value)
 
 
 def _own(a: Timed, b: Timed, quantity: Quantity) -> Variance:
@@ -481,13 +497,12 @@ def judge(a: Timed, b: Timed, noise: Noise, priors: ProcessPriors | None = None)
 
 def _steady(a: Timed, b: Timed, priors: ProcessPriors | None) -> Interval | None:
     """The interval of the ratio in cycles, of processes or rounds; None where it is not known."""
+    priors = priors or ProcessPriors()
     if in_processes(a, b) and _know_clocks(a, b):
-        return _over_processes(a, b, _cycles, (priors or ProcessPriors()).cycles).ci95
+        return _over_processes(a, b, _cycles, priors.cycles).ci95
     if min(len(a.cycles), len(b.cycles)) < 2:
         return None
-    own = pooled([variance_between(a.cycles), variance_between(b.cycles)])
-    own = own._replace(value=CORRELATED**2 * own.value)
-    return ratio_over(a.cycles, b.cycles, own)[1]
+    return ratio_over(a.cycles, b.cycles, priors.rounds.posterior(_of_rounds(a, b)))[1]
 
 
 def _in_cycles(times: Ratio, a: Timed, b: Timed, priors: ProcessPriors | None) -> Ratio | None:
