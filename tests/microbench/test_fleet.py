@@ -151,6 +151,7 @@ def test_equal_gpus_pass_show_prints_the_same_and_a_slow_one_fails_beyond_the_th
     assert [row["gpu"] for row in data["rows"]] == [i for i in range(4) for _ in (COPY, CASE)]
     assert sorted(machine.closed) == [f"cuda:{i}" for i in range(4)]
     assert data["device"]["card"] is None
+    assert (data["kind"], data["schema_version"]) == ("fleet", 1)
     assert socket.gethostname() not in machine.path.read_text()
     machine.seconds = {"cuda:2": 1.2e-3}
     for words, code in (((), 1), (("--threshold", "30%"), 0)):
