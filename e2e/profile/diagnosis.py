@@ -250,7 +250,8 @@ def diagnose_ranks(paths: Sequence[Path], ceilings: Path | None = None) -> Diagn
     sides = [_Side.of(path, given) for path in paths]
     ranks = ranks_of([side.run for side in sides])
     if ranks is None:
-        raise UserError("these traces have no communication in common: they are not of one run")
+        why = "they are not of one run, or of a CPU"
+        raise UserError(f"these traces have no communication between GPUs in common: {why}")
     facts = [side.trace.facts.get("rank", number) for number, side in enumerate(sides)]
     latest = sides[facts.index(ranks.latest.rank)]
     return Diagnosis((latest.traced(None, None),), None, ranks)
