@@ -171,6 +171,7 @@ def test_only_the_operand_that_wgmma_cannot_read_is_transposed() -> None:
     assert copies == {
         ("fp16", "nt"): 0, ("fp16", "tt"): 0, ("fp16", "tn"): 0, ("bf16", "nn"): 0,
         ("bf16", "nt"): 0, ("fp8-e4m3", "nn"): 1, ("tf32", "nt"): 0, ("int8", "nt"): 0,
+        ("fp8-weights", "nt"): 0,
     }  # fmt: skip
 
 
