@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # torch is loaded when there is a trace to read
     from e2e.profile.diagnosis import Diagnosis, Replay, Traced
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
+APART = "these traces share no communication between GPUs: they are not of one run, or of a CPU"
 LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
 
 
@@ -171,12 +172,18 @@ class Report:
 
         `names` is what the runs are called; without it, their files.
         """
-        from e2e.profile.diagnosis import diagnose
+        from e2e.profile.diagnosis import diagnose, diagnose_ranks
         from e2e.profile.step import NothingSeen
 
         *_, last = runs
         try:
-            found = self._of_ranks(last, bool(names)) if len(runs) == 1 < len(last) else None
+            found = None
+            if len(runs) == 1 < len(last):
+                found = diagnose_ranks(last, self.ceilings)
+                if found is None and not names:
+                    raise UserError(APART)
+                if found is None:
+                    self.console.print(f"{APART}: rank 0 alone is explained.")
             if found is None:
                 replay = _replay() if self.prove else None
                 found = diagnose([traces[0] for traces in runs], self.ceilings, replay)
@@ -191,21 +198,6 @@ class Report:
         if met:
             print(clean(f"--fail-on: {met}"), file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
-
-    def _of_ranks(self, traces: Sequence[Path], or_first: bool) -> Diagnosis | None:
-        """None, where the first is to do, if they have nothing in common: on a CPU, say."""
-        from e2e.profile.diagnosis import diagnose_ranks
-        from e2e.profile.step import NothingSeen
-
-        try:
-            return diagnose_ranks(traces, self.ceilings)
-        except NothingSeen:
-            raise
-        except UserError as error:
-            if not or_first:
-                raise
-            self.console.print(f"{error}: rank 0 alone is explained.")
-            return None
 
     def _put(self, document: Json) -> None:
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)

@@ -240,18 +240,17 @@ def diagnose(
     return Diagnosis((*runs, last.traced(base, replay)), aligned)
 
 
-def diagnose_ranks(paths: Sequence[Path], ceilings: Path | None = None) -> Diagnosis:
+def diagnose_ranks(paths: Sequence[Path], ceilings: Path | None = None) -> Diagnosis | None:
     """The diagnosis of a training over several GPUs, from the traces of all its ranks.
 
-    It is that of the rank which the others wait for. UserError as of `diagnose`, and where the
-    traces have no collectives in common.
+    It is that of the rank which the others wait for; None where they have no collectives in common.
+    UserError as of `diagnose`.
     """
     given = read_rates(ceilings) if ceilings else None
     sides = [_Side.of(path, given) for path in paths]
     ranks = ranks_of([side.run for side in sides])
     if ranks is None:
-        why = "they are not of one run, or of a CPU"
-        raise UserError(f"these traces have no communication between GPUs in common: {why}")
+        return None
     facts = [side.trace.facts.get("rank", number) for number, side in enumerate(sides)]
     latest = sides[facts.index(ranks.latest.rank)]
     return Diagnosis((latest.traced(None, None),), None, ranks)

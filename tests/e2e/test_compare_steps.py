@@ -240,7 +240,8 @@ def test_the_last_of_ranks_takes_the_transfer_and_other_runs_are_refused(tmp_pat
     early = rank(tmp_path, 0, [5 * MS, 6 * MS, 7 * MS])
     late = rank(tmp_path, 1, [12 * MS, 12 * MS, 12 * MS])
     found = diagnose_ranks([early, late])
-    assert found.ranks is not None
+    assert found
+    assert found.ranks
     first, second = found.ranks.ranks
     assert found.ranks.transfer_ms == pytest.approx(2)
     assert second.last == 1.0
@@ -252,8 +253,7 @@ def test_the_last_of_ranks_takes_the_transfer_and_other_runs_are_refused(tmp_pat
     assert found.ranks.bus_byte_per_s == pytest.approx(2 * ELEMENTS / (TRANSFER / 1e9))
     assert found.runs[0].name == "amp.rank1.json"  # what the others wait for is explained
     theirs = rank(tmp_path, 1, [5 * MS, 5 * MS], name="broadcast")
-    with pytest.raises(UserError, match="not of one run"):
-        diagnose_ranks([early, theirs])
+    assert diagnose_ranks([early, theirs]) is None
 
 
 # ---------------------------------------------------------------- compare trainings
