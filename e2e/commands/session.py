@@ -38,7 +38,7 @@ from e2e.results.baselines import baselines
 from e2e.results.ledger import explained, without_waits
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.terms import TracedStep
-from e2e.results.types import PREDICTED, LayerGain, Repeat, Training
+from e2e.results.types import PREDICTED, PartGain, Repeat, Training
 from e2e.training.host_speed import SmallStepSpeed
 from e2e.training.once import train_once
 from e2e.training.processes import merged, newest, timed_by
@@ -75,7 +75,7 @@ class Session:
         self.announce = announce
         self._info, self._pipe = info, pipe
         chooses = any(recipe_of(case).auto for cases in comparisons for case in cases)
-        gains = Store(info.as_dict(), devices.software(), "fp8", LayerGain) if chooses else None
+        gains = Store(info.as_dict(), devices.software(), "fp8", PartGain) if chooses else None
         self._variants = Variants(task, info.target(), telemetry, gains)
         self._ranks = self._variants.ranks
         self._meter = LoadMeter(task.data, self._variants.device, task.seed)

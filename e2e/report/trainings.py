@@ -268,7 +268,7 @@ def _chosen(view: View, arm: Training) -> str:
     label = view.label(arm)
     if not arm.float8_layers:
         return f"{label}: no layer pays, so it is {BF16}"
-    saved_s = arm.case.accumulate * sum(one.saved_s for one in arm.fp8_gains if one.pays)
+    saved_s = arm.case.accumulate * sum(one.saved_s(one.gain) for one in arm.fp8_gains)
     words = (
         f"{label} converts {arm.float8_layers} of {arm.linear_layers} linear layers; predicted "
         f"{fmt.milliseconds(saved_s)} ms saved"
@@ -285,27 +285,26 @@ def gains_part(view: View) -> Part:
     """What FP8 gains in each shape of linear layer, of the arms that chose by it."""
     rows = [
         {
-            "label": view.named(arm), "one": one, "fp8": "yes" if one.pays else "no",
-            "bf16_ms": 1e3 * one.bf16_s, "fp8_ms": 1e3 * one.fp8_s,
-            "saved_ms": 1e3 * arm.case.accumulate * one.saved_s,
+            "label": view.named(arm), "layers": part.places * one.count, "one": one,
+            "bf16_ms": 1e3 * part.bf16_s, "fp8": "yes" if one.converted else "no",
+            "saved_ms": 1e3 * arm.case.accumulate * part.saved_s(one.gain),
         }
-        for arm in view.arms for one in arm.fp8_gains
+        for arm in view.arms for part in arm.fp8_gains for one in part.layers
     ]  # fmt: skip
     columns = [
         Column("", "label", once=True),
-        Column("layers", "one.layers"),
-        Column("rows", "one.rows", drop=2),
+        Column("layers", "layers"),
+        Column("rows", "one.rows", drop=1),
         Column("K", "one.k"),
         Column("N", "one.n"),
-        Column("part in\nBF16 ms", "bf16_ms", "{:.3f}".format),
-        Column("with it\nin FP8", "fp8_ms", "{:.3f}".format, drop=1),
-        Column("times\nas fast", "one.gain", ratio),
+        Column("block in\nBF16 ms", "bf16_ms", "{:.3f}".format),
+        Column("with it in FP8\ntimes as fast", "one.gain", ratio),
         Column("saves\nms/step", "saved_ms", "{:+.2f}".format),
         Column("in FP8", "fp8"),
     ]
     below = [
-        "each shape was timed in FP8 alone, in the part of the network around it (its block): "
-        "forward, and backward of a training; in FP8 is what was faster beyond the interval",
+        "each shape was timed in FP8 alone, in the block around it; in FP8 are those that gain, or "
+        "all of a block, whichever is faster together",
         *(words for arm in view.arms if (words := _chosen(view, arm))),
     ]
     title = "Linear layers, and what FP8 gains in them"

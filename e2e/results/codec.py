@@ -154,7 +154,11 @@ def _odd_intervals(training: Training) -> Iterator[str]:
     if training.predicted and not _is_interval(training.predicted.interval_s):
         yield "predicted.interval_s is no interval of times"
     ratios = {f"speedup.{name}": ratio for name, ratio in training.speedup.items()}
-    ratios |= {f"fp8_gains[{i}].gain": one.gain for i, one in enumerate(training.fp8_gains)}
+    for i, part in enumerate(training.fp8_gains):
+        ratios |= {
+            f"fp8_gains[{i}].layers[{j}].gain": one.gain for j, one in enumerate(part.layers)
+        }
+        ratios |= {f"fp8_gains[{i}].gain": part.gain} if part.gain else {}
     for name, ratio in ratios.items():
         if ratio.ratio <= 0 or not _is_interval(ratio.ci95):
             yield f"{name} is no ratio above zero"

@@ -234,34 +234,32 @@ class Cause:
 
 @dataclass(frozen=True)
 class LayerGain:
-    """What FP8 gains in `layers` linear layers of a network: [rows, k] times [k, n].
-
-    A part of the network with `inside` of them takes `bf16_s` forward and backward; where they
-    alone multiply in FP8 it is `gain` times as fast.
+    """Linear layers of one shape in a part of a network, [rows, k] times [k, n]: by which factor
+    FP8 in these `count` layers alone makes the part faster, and whether they were converted.
     """
 
     rows: AtLeastOne
     k: AtLeastOne
     n: AtLeastOne
-    layers: AtLeastOne
-    inside: AtLeastOne
-    bf16_s: Positive
+    count: AtLeastOne
     gain: Ratio
+    converted: bool = False
 
-    @property
-    def pays(self) -> bool:
-        """Whether FP8 is faster beyond the interval."""
-        return self.gain.ci95 is not None and self.gain.ci95[0] > 1
 
-    @property
-    def fp8_s(self) -> float:
-        """Seconds of the part where they multiply in FP8."""
-        return self.bf16_s / self.gain.ratio
+@dataclass(frozen=True)
+class PartGain:
+    """What FP8 gains in a part that a network has at `places`: forward and backward, which take
+    `bf16_s` in bfloat16. `gain` is of the converted layers together; None where none is.
+    """
 
-    @property
-    def saved_s(self) -> float:
-        """Seconds that FP8 saves in all of them, forward and backward once; negative: it costs."""
-        return (self.bf16_s - self.fp8_s) * self.layers / self.inside
+    places: AtLeastOne
+    bf16_s: Positive
+    layers: Annotated[tuple[LayerGain, ...], NOT_EMPTY]
+    gain: Ratio | None
+
+    def saved_s(self, gain: Ratio | None) -> float:
+        """Seconds that a gain saves at all places, forward and backward once; below 0: it costs."""
+        return self.places * self.bf16_s * (1 - 1 / gain.ratio) if gain else 0.0
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,7 @@ class Training:
     float8_layers: Count | None = None
     linear_layers: Count | None = None
     exchange: Exchange | None = None
-    fp8_gains: tuple[LayerGain, ...] = ()
+    fp8_gains: tuple[PartGain, ...] = ()
 
     @property
     def timed(self) -> Timed | None:

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from e2e.results.types import LayerGain
+from e2e.results.types import LayerGain, PartGain
 from e2e.training.step_timer import StepTimer
 from kernels.linear.torch_linear import captured, compiled
 from microbench.network.networks import tensors_in
 from microbench.results.types import Ratio
-from microbench.timing.stats import Blocks, median, ratio_interval
+from microbench.timing.stats import median, ratio_interval
 from microbench.timing.timers import Launch
 
 MULTIPLE = 16  # of sizes that the card's FP8 products take
@@ -101,7 +101,9 @@ def _fitting(module: nn.Module) -> tuple[dict[str, nn.Linear], int]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a training casts and launches, which decides what FP8 gains."""
+    """How a training casts and launches, which decides what FP8 gains. Compiled steps launch faster
+    than the GPU runs: of them a graph is captured, as where the training `captures` its step.
+    """
 
     scaling: str
     batch: int
@@ -124,43 +126,56 @@ class _Part:
     rows: dict[Shape, int] = field(default_factory=dict[Shape, int])
 
 
-def layer_gains(
+def part_gains(
     module: nn.Module,
     forward: Callable[[], object],
     way: Way,
     timer: StepTimer,
-    known: Callable[[str], LayerGain | None],
+    known: Callable[[str], PartGain | None],
     announce: Callable[[str], object],
-) -> tuple[dict[str, LayerGain], frozenset[str]]:
-    """(What FP8 gains by each shape of linear layer, by a name; the names of the layers that gain.)
+) -> tuple[dict[str, PartGain], frozenset[str]]:
+    """(What FP8 gains in each part of the network, by a name; the names of the layers to convert.)
 
     What is `known` by its name is not measured. `forward` calls the module on a batch.
     NothingToConvert where no layer could be converted.
     """
-    found: dict[str, LayerGain] = {}
+    found: dict[str, PartGain] = {}
     chosen: set[str] = set()
     for part in _parts(module, forward, way):
-        names = {shape: _key(part, shape, way) for shape in part.layers}
-        each = {shape: gain for shape, name in names.items() if (gain := known(name))}
-        if len(each) < len(names):
-            announce(f"timing a part of the network with and without FP8, {len(names) + 1} ways")
-            each = _measured(part, way, timer)
-        for shape, layers in part.layers.items():
-            found[names[shape]] = replace(each[shape], layers=len(layers) * len(part.places))
-            if each[shape].pays:
-                chosen |= {
-                    ".".join(filter(None, (place, layer)))
-                    for place in part.places for layer in layers
-                }  # fmt: skip
+        name = "/".join([
+            version("torchao"), way.scaling, "forward" if way.evaluates else "both",
+            "compiled" if way.compiles else "eager", "graph" if way.captures else "launched",
+            "padded" if way.batch % MULTIPLE else "whole", part.key,
+        ])  # fmt: skip
+        gains = known(name)
+        if gains is None:
+            announce("timing a part of the network with and without FP8")
+            gains = _measured(part, way, timer)
+        found[name] = replace(gains, places=len(part.places))
+        for one in gains.layers:
+            layers = part.layers[one.k, one.n] if one.converted else []
+            chosen |= {
+                ".".join(filter(None, (place, layer))) for place in part.places for layer in layers
+            }
     return found, frozenset(chosen)
 
 
-def _key(part: _Part, shape: Shape, way: Way) -> str:
-    passes = "forward" if way.evaluates else "both"
-    launched = "graph" if way.captures else "compiled" if way.compiles else "eager"
-    padded = "padded" if way.batch % MULTIPLE else ""
-    k, n = shape
-    return f"{version('torchao')}/{way.scaling}/{passes}/{launched}/{padded}/{part.key}/k={k},n={n}"
+def choice(
+    alone: Sequence[Ratio], every: Ratio, both: Callable[[frozenset[int]], tuple[Ratio, Ratio]]
+) -> tuple[frozenset[int], Ratio | None]:
+    """(Which shapes are converted, what that gains): those that gain `alone`, or all, whichever is
+    faster; none where neither gains beyond its interval.
+
+    `every` is what all of them gain; `both` times some of them and all once more.
+    """
+    whole = frozenset(range(len(alone)))
+    some = frozenset(place for place in whole if alone[place].ratio > 1)
+    found = {whole: every}
+    if some and some != whole:
+        found[some], found[whole] = both(some)
+    sure = [one for one, gain in found.items() if gain.ci95 and gain.ci95[0] > 1]
+    best = max(sure, key=lambda one: found[one].ratio, default=frozenset[int]())
+    return best, found.get(best)
 
 
 def _parts(module: nn.Module, forward: Callable[[], object], way: Way) -> list[_Part]:
@@ -233,11 +248,40 @@ def _leaf(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def _measured(part: _Part, way: Way, timer: StepTimer) -> dict[Shape, LayerGain]:
-    """What each shape of the part gains. Ways to run it take turns, in a new order each round;
-    steps follow each other without a stop, as in training.
+def _measured(part: _Part, way: Way, timer: StepTimer) -> PartGain:
+    """What FP8 gains in each shape of the part alone, and in those that are to be converted."""
+    shapes = [*part.layers]
+
+    def layers_of(places: Collection[int]) -> list[str]:
+        return [name for place in sorted(places) for name in part.layers[shapes[place]]]
+
+    every = layers_of(range(len(shapes)))
+    ways = [*part.layers.values(), *[every] * (len(shapes) > 1)]
+    bf16_s, ratios = _timed(part, ways, way, timer)
+    alone = ratios[: len(shapes)]
+    converted, gain = choice(
+        alone, ratios[-1],
+        lambda some: cast(
+            "tuple[Ratio, Ratio]", tuple(_timed(part, [layers_of(some), every], way, timer)[1])
+        ),
+    )  # fmt: skip
+    layers = tuple(
+        LayerGain(part.rows[shape], *shape, len(part.layers[shape]), one, place in converted)
+        for place, (shape, one) in enumerate(zip(shapes, alone, strict=True))
+    )
+    return PartGain(1, bf16_s, layers, gain)
+
+
+def _timed(
+    part: _Part, ways: Sequence[Sequence[str]], way: Way, timer: StepTimer
+) -> tuple[float, list[Ratio]]:
+    """(Seconds of the part in bfloat16; how many times as fast it is with these layers in FP8.)
+
+    All take turns, in a new order each round; steps follow each other without a stop, as in
+    training.
     """
-    steps = [_step(part, layers, way) for layers in ([], *part.layers.values())]
+    every: list[Sequence[str]] = [[], *ways]
+    steps = [_step(part, layers, way) for layers in every]
     each_s: list[float] = []
     for step in steps:
         timer.run(step, WARM_STEPS)
@@ -251,16 +295,9 @@ def _measured(part: _Part, way: Way, timer: StepTimer) -> dict[Shape, LayerGain]
             count = int(BLOCK_S / each_s[place]) + 1
             blocks[place].append(timer.block(steps[place], count).times_s)
     base, *others = (one[1:] for one in blocks)
-    return {
-        shape: gain_of(part.rows[shape], shape, len(part.layers[shape]), base, one)
-        for shape, one in zip(part.layers, others, strict=True)
-    }
-
-
-def gain_of(rows: int, shape: Shape, inside: int, bf16: Blocks, fp8: Blocks) -> LayerGain:
-    """What layers gain by blocks of times in seconds, which pair up by round."""
-    bf16_s = median([median(block) for block in bf16])
-    return LayerGain(rows, *shape, inside, inside, bf16_s, Ratio(*ratio_interval(bf16, fp8)))
+    return median([median(one) for one in base]), [
+        Ratio(*ratio_interval(base, one)) for one in others
+    ]
 
 
 def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
@@ -287,6 +324,7 @@ def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
         return captured(evaluated) if way.captures else evaluated
     outputs = [one for one in tensors_in(run(given, named)) if one.requires_grad]
     gradients = [torch.randn_like(one) for one in outputs]
+    del outputs  # its graph is of this stream, which a capture must not wait for
 
     def step() -> Sequence[Tensor]:
         results = [one for one in tensors_in(run(given, named)) if one.requires_grad]

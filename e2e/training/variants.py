@@ -23,7 +23,7 @@ from e2e.networks.network import Network
 from e2e.networks.weights import model_bytes, saved_bytes
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.exchange import Exchange
-from e2e.results.types import DeviceState, LayerGain, SensorStats, StepTimes, Training
+from e2e.results.types import DeviceState, PartGain, SensorStats, StepTimes, Training
 from e2e.training.allreduce import (
     all_reduce_of,
     buckets_of,
@@ -33,7 +33,7 @@ from e2e.training.allreduce import (
     exchange_of,
 )
 from e2e.training.feeds import Feeds, TimedFeed
-from e2e.training.float8 import NothingToConvert, Way, layer_gains
+from e2e.training.float8 import NothingToConvert, Way, part_gains
 from e2e.training.ranks import Ranks, RanksLost
 from e2e.training.step_timer import (
     HOST_STEPS,
@@ -89,9 +89,9 @@ class Task:
 class Gains(Protocol):
     """What FP8 gains in linear layers as it is known, by a name; later runs know what is added."""
 
-    def get(self, key: str) -> LayerGain | None: ...
+    def get(self, key: str) -> PartGain | None: ...
 
-    def add(self, times: Mapping[str, LayerGain]) -> None: ...
+    def add(self, times: Mapping[str, PartGain]) -> None: ...
 
 
 class Variants:
@@ -239,8 +239,8 @@ class Variants:
 
     def _gaining(
         self, case: TrainCase, feed: TimedFeed, announce: Announce
-    ) -> tuple[tuple[LayerGain, ...], Collection[str] | None]:
-        """(What FP8 gains by shape of linear layer, the names of the layers that gain.)
+    ) -> tuple[tuple[PartGain, ...], Collection[str] | None]:
+        """(What FP8 gains in parts of the network, the names of the layers to convert.)
 
         Of a recipe that does not choose there are no gains, and no names. Rank 0 measures.
         """
@@ -248,7 +248,10 @@ class Variants:
         if not recipe.auto:
             return (), None
         assert recipe.float8
-        way = Way(recipe.float8, case.batch, case.evaluation, case.compile, case.graph)
+        way = Way(
+            recipe.float8, case.batch, case.evaluation, case.compile,
+            captures=self.cuda and (case.compile or case.graph),
+        )  # fmt: skip
         plain = replace(case, recipe="amp-bf16", compile=False, graph=False)
         gains = self._gains
         with self.ranks.fail_together():
@@ -256,7 +259,7 @@ class Variants:
                 self.task.network, plain, recipe_of(plain), self.device, seed=self.task.seed
             )
             inputs, _ = feed.to_device(next(feed), case.layout == "nhwc")
-            found, chosen = layer_gains(
+            found, chosen = part_gains(
                 trainer.module, lambda: trainer.forward(inputs), way, self._timer,
                 lambda name: gains.get(name) if gains else None,
                 lambda doing: announce(case.key, doing),

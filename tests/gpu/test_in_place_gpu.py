@@ -16,7 +16,7 @@ from e2e.__main__ import main
 from e2e.results.ledger import terms_ms
 from e2e.results.terms import BETWEEN, CONVOLUTIONS, FLOAT8, IDLE, OTHER
 from e2e.results.types import Training
-from e2e.training.float8 import Way, convert, layer_gains
+from e2e.training.float8 import Way, convert, part_gains
 from e2e.training.step_timer import CudaSteps
 from microbench.device.device import describe
 from microbench.results.runfile import read_run
@@ -153,10 +153,10 @@ def test_a_layer_never_waits_for_the_device_and_a_gpt_is_trained_and_explained(
         assert {"matrix products", FLOAT8} <= terms
     auto = found["fp8-auto"]
     assert auto.status == "ok", auto.reason
-    assert {(one.k, one.n, one.layers) for one in auto.fp8_gains} == {
-        (64, 192, 2), (64, 64, 2), (64, 256, 2), (256, 64, 2)
-    }  # fmt: skip
-    assert auto.float8_layers == sum(one.layers for one in auto.fp8_gains if one.pays)
+    (block,) = auto.fp8_gains
+    assert {(one.k, one.n) for one in block.layers} == {(64, 192), (64, 64), (64, 256), (256, 64)}
+    assert block.places == 2
+    assert auto.float8_layers == 2 * sum(one.converted for one in block.layers)
     assert "fp8-auto" in ran.stdout
 
 
@@ -176,10 +176,11 @@ def test_fp8_pays_in_wide_layers_and_not_in_narrow_ones(compiles: bool, captures
     info = describe("cuda")
     way = Way("tensorwise", 8192, evaluates=False, compiles=compiles, captures=captures)
     timer = CudaSteps(info.index, info.sm_count)
-    found, chosen = layer_gains(network, forward, way, timer, lambda _: None, lambda _: None)
-    gains = {(one.k, one.n): one for one in found.values()}
-    assert gains[8192, 8192].gain.ratio > 1.1
-    assert gains[64, 64].layers == 2
-    assert "0" in chosen
+    found, chosen = part_gains(network, forward, way, timer, lambda _: None, lambda _: None)
+    wide, _, thin = found.values()
+    assert (wide.places, thin.places) == (1, 2)
     assert not {"2", "3"} & chosen
-    assert all(one.gain.ci95 for one in found.values())
+    if compiles:
+        assert "0" in chosen
+        assert wide.gain
+        assert wide.gain.ratio > 1.1

@@ -19,6 +19,7 @@ from e2e.results.types import (
     Evaluation,
     LayerGain,
     LedgerLine,
+    PartGain,
     Phase,
     Predicted,
     Repeat,
@@ -139,7 +140,9 @@ ran = any_of(
     repeats=some(repeats), limit=st.none() | st.sampled_from(LIMITS),
     warnings=some(any_of(Warning), 2), predicted=st.none() | steps_ahead,
     bound=st.none() | st.floats(1, 1e6), traced=st.none() | traced_steps, exchange=st.none(),
-    fp8_gains=some(any_of(LayerGain, gain=ratios)),
+    fp8_gains=some(any_of(
+        PartGain, layers=some(any_of(LayerGain, gain=ratios), least=1), gain=st.none() | ratios
+    )),
     measured_at=st.none() | words.filter(bool),
     **both,
 )  # fmt: skip
