@@ -37,7 +37,7 @@ BUDGET_S = 2.0  # of sampling, a callable
 
 
 def _fields_of(measured: types.Run | types.Measurement) -> dict[str, Any]:
-    return {one.name: getattr(measured, one.name) for one in fields(measured)}
+    return {column.name: getattr(measured, column.name) for column in fields(measured)}
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ class Variants:
         """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
         return _pandas().DataFrame([
             {
-                "name": name, "median_s": one.median_s,
-                **_ends("ci95_low_s", "ci95_high_s", one.ci95_s),
+                "name": name, "median_s": measurement.median_s,
+                **_ends("ci95_low_s", "ci95_high_s", measurement.ci95_s),
                 "speedup": ratio and ratio.ratio,
                 **_ends("speedup_low", "speedup_high", ratio and ratio.ci95),
-                "sm_clock_mhz": one.sm_clock_mhz, "power_w": one.power_w,
-                "samples": len(one.times_s),
+                "sm_clock_mhz": measurement.sm_clock_mhz, "power_w": measurement.power_w,
+                "samples": len(measurement.times_s),
             }
-            for name, one in self.measurements.items()
+            for name, measurement in self.measurements.items()
             for ratio in (self.speedups.get(name),)
         ])  # fmt: skip
 
@@ -153,8 +153,8 @@ class Variants:
     def part(self) -> Part:
         """A row a callable, as it is shown."""
         return Part(columns=_COLUMNS, rows=[
-            Row({"time": one, "speedup": self.speedups.get(name)})
-            for name, one in self.measurements.items()
+            Row({"time": measurement, "speedup": self.speedups.get(name)})
+            for name, measurement in self.measurements.items()
         ])  # fmt: skip
 
 
@@ -265,7 +265,10 @@ def compare_arms(
             for variant in sampled
         }
     made.forget()
-    named = {name: Measurement(**_fields_of(one), name=name) for name, one in found.items()}
+    named = {
+        name: Measurement(**_fields_of(measurement), name=name)
+        for name, measurement in found.items()
+    }
     first, *others = (
         [[t - made.overhead_s for t in block.times_s] for block in variant.blocks]
         for variant in sampled

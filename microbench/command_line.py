@@ -116,15 +116,15 @@ def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
     options: dict[str, Option] = {}
     for schema in schemas:
         hints = get_type_hints(schema)
-        for one in fields(schema):
-            option: Option | None = one.metadata.get(OPTION)
+        for column in fields(schema):
+            option: Option | None = column.metadata.get(OPTION)
             if option is None:
                 continue
             default = option.default
             if default is AS_FIELD:
-                default = None if one.default is MISSING else one.default
-            kind = option.type or _plain(hints[one.name])
-            options[one.name] = replace(option, name=one.name, default=default, type=kind)
+                default = None if column.default is MISSING else column.default
+            kind = option.type or _plain(hints[column.name])
+            options[column.name] = replace(option, name=column.name, default=default, type=kind)
     return options
 
 
@@ -137,23 +137,23 @@ def _plain(hint: Any) -> Any:
 
 def check_options(words: Mapping[str, Any], *schemas: type[Schema]) -> None:
     """UserError for the first invalid value; None, an option not given, is not checked."""
-    for one in options_of(*schemas).values():
-        if one.check is not None and words.get(one.name) is not None:
-            one.check(one.words, words[one.name])
+    for option in options_of(*schemas).values():
+        if option.check is not None and words.get(option.name) is not None:
+            option.check(option.words, words[option.name])
 
 
 def filled(schema: type[S], words: Mapping[str, Any], **others: Any) -> S:
     """The dataclass made from those words that are its fields, and from others."""
-    known = {one.name: words[one.name] for one in fields(schema) if one.name in words}
+    known = {column.name: words[column.name] for column in fields(schema) if column.name in words}
     return schema(**(known | others))
 
 
 def kept(*asked: Schema) -> dict[str, Any]:
     """The options that the run file keeps, and that --resume must be given again."""
     return {
-        name: getattr(one, name)
-        for one in asked
-        for name, option in options_of(type(one)).items()
+        name: getattr(schema, name)
+        for schema in asked
+        for name, option in options_of(type(schema)).items()
         if option.kept
     }
 
@@ -372,7 +372,9 @@ class Command(click.Command):
 
     def meant(self, word: str) -> str:
         """What an unknown word was perhaps meant to be: "; did you mean --batch?"."""
-        known = [one for param in self.params for one in (*param.opts, *param.secondary_opts)]
+        known = [
+            spelling for param in self.params for spelling in (*param.opts, *param.secondary_opts)
+        ]
         near = FOREIGN.get(word, "")
         if near.partition(" ")[0] in known or near.startswith(SHOW):
             return f"; did you mean {near}?"
@@ -553,7 +555,7 @@ def called(
     """
     known = _spelled(command)
     known |= {key: known[name] for key, name in also.items()}
-    positional = [one for one in arguments if one is not None]
+    positional = [argument for argument in arguments if argument is not None]
     given, by = dict[str, Any](), dict[str, str]()
     for key, value in options.items():
         if key not in known:

@@ -215,12 +215,16 @@ def report_of_findings(findings: Sequence[Finding]) -> parts.Report:
         if graded:
             named = ", ".join(finding.name for finding in graded)
             lines.append(parts.Line("", f"{fmt.count(len(graded), level)} ({named}): {meaning}"))
-            lines += [parts.Line("Do", f"{one.name}: {one.remedy}") for one in graded if one.remedy]
+            lines += [
+                parts.Line("Do", f"{finding.name}: {finding.remedy}")
+                for finding in graded
+                if finding.remedy
+            ]
     rows: list[parts.Row] = []
-    for one in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
-        more = f"; {one.remedy}" if one.level == "note" and one.remedy else ""
-        item = {"level": one.level, "check": one.name, "found": one.what + more}
-        rows.append(parts.Row(item, style=styles[one.level]))
+    for finding in sorted(findings, key=lambda finding: [*styles].index(finding.level)):
+        more = f"; {finding.remedy}" if finding.level == "note" and finding.remedy else ""
+        item = {"level": finding.level, "check": finding.name, "found": finding.what + more}
+        rows.append(parts.Row(item, style=styles[finding.level]))
     columns = [parts.Column(name, name) for name in ("level", "check", "found")]
     ready = parts.Line("", "Ready to measure: no problems found")
     return parts.Report("doctor", lines or [ready], [parts.Part("", columns, rows)])

@@ -95,9 +95,9 @@ def _measure(request: Request, worker: Worker, gpu: int, done: SimpleQueue[Measu
         row = GpuResult(gpu, greeting.target.name)
         groups = request.plan(greeting.target.kind)
         names = {case.precision_name: None for group in groups for case in group.cases}
-        for one in worker.calibrate([*names], (), _unseen):
-            if one.name == "memory" and one.byte_per_s:
-                rows.append(replace(row, case=COPY, work=1e9, median_s=1e9 / one.byte_per_s))
+        for ceiling in worker.calibrate([*names], (), _unseen):
+            if ceiling.name == "memory" and ceiling.byte_per_s:
+                rows.append(replace(row, case=COPY, work=1e9, median_s=1e9 / ceiling.byte_per_s))
         budget_s = request.conditions.budget or default_budget_s(groups, greeting.target.kind)
         whole = sum(map(group_weight, groups))
         for group in groups:

@@ -219,7 +219,7 @@ class Measurer:
             blank = replace(blank, choice=choice, tuned=choice and choice.how == TUNED)
             if known is None:
                 blank = self._checked(candidate, prepared, error, blank, announce)
-            return self._arm(candidate, prepared, blank, announce)
+            return self._variant(candidate, prepared, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
@@ -261,7 +261,7 @@ class Measurer:
             tiles=candidate.tiles,
         )
 
-    def _arm(
+    def _variant(
         self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
     ) -> _Ready:
         """The variant to time, with what one launch takes."""

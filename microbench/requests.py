@@ -284,7 +284,9 @@ class PayoffRequest(ConvRequest):
         if ":" in named or (named and named.lower() in torchvision_names()):
             features = _linear_layers(named)
         elif self.shapes:
-            return [_group_of(one, variants, data) for one in read_shapes(self.op, self.shapes)]
+            return [
+                _group_of(problem, variants, data) for problem in read_shapes(self.op, self.shapes)
+            ]
         else:
             features = sweep.parse_sizes(self.channels, "--channels", rank=2)
         return [
@@ -302,7 +304,7 @@ def _linear_layers(network: str) -> list[tuple[int, int]]:
 
     check_there(network)
     layers = traced(network, 1, None).layers
-    problems = [one.problem for one in layers if one.which == "fprop"]
+    problems = [layer.problem for layer in layers if layer.which == "fprop"]
     features = dict.fromkeys((p.k, p.n) for p in problems if isinstance(p, Gemm))
     if not features:
         raise UserError(f"--shapes {network} has no linear layers")
@@ -507,7 +509,9 @@ def check_without(text: str, cases: Iterable[Case], target: Target) -> None:
         if not left:
             return
         labels = OPS[case.op].labels(case, target)
-        left = tuple(one for one in left if not any(fnmatchcase(label, one) for label in labels))
+        left = tuple(
+            pattern for pattern in left if not any(fnmatchcase(label, pattern) for label in labels)
+        )
     if left:
         raise UserError(
             f"--without: {left[0]!r} leaves out no Triton configuration of these cases on "
@@ -523,7 +527,7 @@ def _patterns_of_labels(name: str, value: str) -> None:
     known = sorted({kernel for kind in kinds for kernel in kind.KERNELS})
     for pattern in patterns(value):
         kernel = pattern.split("/")[0]
-        if not any(fnmatchcase(one, kernel) for one in known):
+        if not any(fnmatchcase(own, kernel) for own in known):
             raise UserError(f"{name}: {pattern!r} matches none of our kernels: {', '.join(known)}")
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
 # needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
-ARM_BUDGET_S = {"large": 0.7, "small": 0.25}
+VARIANT_BUDGET_S = {"large": 0.7, "small": 0.25}
 CPU_BUDGET_S = 25.0
 # A problem with less than this share of a network's step needs fewer rounds: where its interval is
 # ±10 %, that of the step gets a thousandth of it.
@@ -68,8 +68,8 @@ def _check_plan(request: Request) -> None:
     """UserError for an option of the plan, NothingMeasured for an empty one."""
     if not request.plan("cuda"):
         network = request.network("cuda")
-        found = dict.fromkeys(one.reason for one in network.not_measured) if network else ()
-        why = "; ".join(found) or "there is no convolution and no matrix multiplication"
+        reasons = dict.fromkeys(layer.reason for layer in network.not_measured) if network else ()
+        why = "; ".join(reasons) or "there is no convolution and no matrix multiplication"
         raise NothingMeasured(f"nothing can be measured: {why}")
 
 
@@ -188,7 +188,7 @@ def check_same_task(path: Path | None, before: Run, name: str, network: NetworkU
 def group_weight(group: Group) -> float:
     """Usual seconds of sampling: more where a case can drive a GPU to its power limit."""
     large = [case.problem.flops >= LARGE_FLOPS for case in group.cases]
-    return sum(ARM_BUDGET_S["large" if one else "small"] for one in large)
+    return sum(VARIANT_BUDGET_S["large" if is_large else "small"] for is_large in large)
 
 
 def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:

@@ -59,7 +59,7 @@ def candidates(case: Case, operands: AttentionOperands, target: Target) -> Seque
         return torch.autograd.grad(out, (q, k, v), do[0], retain_graph=True)
 
     call: Callable[[], object] = backward if do else forward
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             out = forward()
@@ -67,7 +67,7 @@ def candidates(case: Case, operands: AttentionOperands, target: Target) -> Seque
         except RuntimeError as error:  # out of memory too
             if "CUDA error" in str(error):  # a fault, which is no refusal
                 raise
-            texts = [str(one.message) for one in said]
+            texts = [str(warning.message) for warning in caught]
             why = [text for text in texts if not any(words in text for words in NO_REASON)]
             reason = why[0].partition(" (Triggered")[0] if why else first_line(error)
             raise CannotRun(reason) from error
@@ -77,5 +77,7 @@ def candidates(case: Case, operands: AttentionOperands, target: Target) -> Seque
 def _picked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: dict[str, Any]) -> str:
     """The back end that torch takes by itself: what its own dispatch asks before each call."""
     choice: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
-    found = choice(q, k, v, None, 0.0, given["is_causal"], enable_gqa=given["enable_gqa"])
-    return next((name for name, one in BACKENDS.items() if int(one.value) == found), "torch")
+    number = choice(q, k, v, None, 0.0, given["is_causal"], enable_gqa=given["enable_gqa"])
+    return next(
+        (name for name, backend in BACKENDS.items() if int(backend.value) == number), "torch"
+    )

@@ -41,7 +41,7 @@ class Quantised:
         values, scales = self.values, self.scales
         if self.whole is not None:
             scales = scales * self.whole
-            numbers = torch.tensor((*FP4, *(-one for one in FP4)), device=values.device)
+            numbers = torch.tensor((*FP4, *(-number for number in FP4)), device=values.device)
             values = numbers[torch.stack((values & 15, values >> 4), -1).long()].flatten(1)
         rows, columns = (
             whole // parts for whole, parts in zip(values.shape, scales.shape, strict=True)
@@ -135,7 +135,9 @@ class LinearOperands:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """What a launch reads, and the arguments of a user's function."""
         pairs = self.factors.values()
-        return tuple(one.values for pair in pairs for one in pair) or tuple(self.given.values())
+        return tuple(factor.values for pair in pairs for factor in pair) or tuple(
+            self.given.values()
+        )
 
     @property
     def named(self) -> dict[str, object]:
@@ -174,7 +176,9 @@ def sample(
 ) -> Mapping[str, tuple[SampledPart, SampledPart]]:
     """What each output, and its transpose, are checked by; `drawn` gives an input as drawn."""
     given = {name: drawn(name) for name in problem.inputs}
-    pairs = {name: [matrix(given, one) for one in PRODUCTS[name]] for name in problem.outputs}
+    pairs = {
+        name: [matrix(given, operand) for operand in PRODUCTS[name]] for name in problem.outputs
+    }
     return {name: gemm.product_samples(a, b) for name, (a, b) in pairs.items()}
 
 
@@ -192,6 +196,6 @@ def operands(
     factors: dict[str, tuple[Quantised, Quantised]] = {}
     if problem.quantised and case.precision.casts:
         for name in problem.outputs:
-            a, b = (quantised(given, one, case.precision_name) for one in PRODUCTS[name])
+            a, b = (quantised(given, operand, case.precision_name) for operand in PRODUCTS[name])
             factors[name] = a, b
     return LinearOperands(problem, given, results, samples, factors)

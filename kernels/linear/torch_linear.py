@@ -73,7 +73,7 @@ def candidates(case: Case, operands: LinearOperands, target: Target) -> Sequence
     problem, name, given = operands.problem, case.precision_name, operands.given
     every = problem.inputs, problem.outputs, name
     try:
-        _products(*every, {}, *(one[:TRIED, :TRIED].contiguous() for one in given.values()))
+        _products(*every, {}, *(tensor[:TRIED, :TRIED].contiguous() for tensor in given.values()))
     except (RuntimeError, ValueError, NotImplementedError, AttributeError) as error:
         raise CannotRun(f"torch has no {name} here: {first_line(error)}") from error
     compiles = problem.layout in ("graph", "launched")
@@ -148,7 +148,7 @@ def _block_scaled(a: Quantised, b: Quantised) -> Tensor:
     else:
         kind = [kinds.BlockWise1x16, kinds.TensorWise]
         swizzle = [swizzles.SWIZZLE_32_4_4, swizzles.NO_SWIZZLE]
-        left, right = (one.values.view(torch.float4_e2m1fn_x2) for one in (a, b))
+        left, right = (factor.values.view(torch.float4_e2m1fn_x2) for factor in (a, b))
         scales = [a.stored, a.whole], [b.stored, b.whole]
     return F.scaled_mm(
         left, right.t(), scales[0], kind, scales[1], kind, swizzle, swizzle,

@@ -291,7 +291,7 @@ def text_config(place: str) -> tuple[str, Any]:
 def is_causal(config: Any) -> bool:
     """Whether the model of a configuration predicts the next token; else it is a classifier."""
     names: Sequence[str] = getattr(config, "architectures", None) or ()
-    return any(one.endswith(CAUSAL) for one in names)
+    return any(architecture.endswith(CAUSAL) for architecture in names)
 
 
 def most_tokens(config: Any) -> int | None:

@@ -332,7 +332,7 @@ class ProductRecorder(TorchDispatchMode):
     def layers(self) -> list[Layer]:
         """What can be measured, with counts and names, in forward order, pass by pass."""
         found = [(row, row.item) for row in self._rows.values() if isinstance(row.item, Layer)]
-        found.sort(key=lambda one: (one[0].place, ORDER.index(one[1].which)))
+        found.sort(key=lambda pair: (pair[0].place, ORDER.index(pair[1].which)))
         return [
             dataclasses.replace(layer, count=row.count, names=tuple(row.names))
             for row, layer in found

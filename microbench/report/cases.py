@@ -84,9 +84,9 @@ def made(
     """
     judged = [r for r in run.results if OWN in r.case.backend] or run.results
     warned = [  # older files name the program as it was
-        (replace(one, remedy=one.remedy.replace("python -m microbench", "halfway")),
+        (replace(warning, remedy=warning.remedy.replace("python -m microbench", "halfway")),
          fmt.name(r.case))
-        for r in run.results for one in r.warnings
+        for r in run.results for warning in r.warnings
     ]  # fmt: skip
     names = {fmt.name(result.case) for result in judged}
     asking = [(replace(warning, symptom=warning.symptom.replace(*INTERVAL)), name)
@@ -190,9 +190,9 @@ def _exactly(ratio: Ratio) -> str:
 
 def known_ratio(ratios: Sequence[Ratio]) -> str:
     """ "1.42 to 1.64"; "~1 ±0.02" of one, "~1" of several without a difference."""
-    if len(ratios) > 1 and all(one.no_difference for one in ratios):
+    if len(ratios) > 1 and all(ratio.no_difference for ratio in ratios):
         return fmt.NO_DIFFERENCE
-    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([one.ratio for one in ratios])
+    return fmt.ratio(ratios[0]) if len(ratios) == 1 else fmt.span([ratio.ratio for ratio in ratios])
 
 
 def _conversion(result: Result) -> str:
@@ -232,7 +232,7 @@ def rivals(compared: Sequence[Summary], which: str) -> Part:
         Column("most", "most.ratio.ratio", "{:.2f}".format),
     ]
     title = "Times as fast as the better of the libraries measured at each size"
-    return Part(title, columns, [Row(one) for one in compared])
+    return Part(title, columns, [Row(summary) for summary in compared])
 
 
 def _mean(summary: Summary) -> str:
@@ -266,7 +266,9 @@ def _reading(run: Run) -> list[str]:
     measured = (
         peaks(run, "measured") if run.kind != "ceilings" else []
     )  # those of `ceilings` are its answer
-    addresses = dict.fromkeys(one.reference for one in run.ceilings if "://" in one.reference)
+    addresses = dict.fromkeys(
+        ceiling.reference for ceiling in run.ceilings if "://" in ceiling.reference
+    )
     return [
         *(line for line in lines if line and run.results),
         *peaks(run, "datasheet"),
@@ -281,21 +283,25 @@ def peaks(run: Run, source: str) -> list[str]:
     Rates of one unit have it once.
     """
     by_unit: dict[tuple[str, str], list[str]] = {}
-    for one in run.ceilings:
-        if one.source == source:
-            rate, _, unit = _rate(one).partition(" ")
-            key = (f"{one.name}, " * bool(one.precision), unit)
-            by_unit.setdefault(key, []).append(f"{one.precision or one.name} {rate}")
+    for ceiling in run.ceilings:
+        if ceiling.source == source:
+            rate, _, unit = _rate(ceiling).partition(" ")
+            key = (f"{ceiling.name}, " * bool(ceiling.precision), unit)
+            by_unit.setdefault(key, []).append(f"{ceiling.precision or ceiling.name} {rate}")
     return [f"{name}{source}: {', '.join(rates)} {unit}" for (name, unit), rates in by_unit.items()]
 
 
-def _rate(one: Ceiling) -> str:
-    if one.flop_per_clock:
-        return f"{one.flop_per_clock:,.0f} FLOP per clock and SM"
-    if one.flop_per_s:
-        unit = fmt.rate_unit([one.flop_per_s], integers=one.precision == "int8")
-        return f"{unit.text(one.flop_per_s)} {unit.name}"
-    return fmt.bandwidth(one.byte_per_s) if one.byte_per_s else fmt.duration(one.seconds or 0.0)
+def _rate(ceiling: Ceiling) -> str:
+    if ceiling.flop_per_clock:
+        return f"{ceiling.flop_per_clock:,.0f} FLOP per clock and SM"
+    if ceiling.flop_per_s:
+        unit = fmt.rate_unit([ceiling.flop_per_s], integers=ceiling.precision == "int8")
+        return f"{unit.text(ceiling.flop_per_s)} {unit.name}"
+    return (
+        fmt.bandwidth(ceiling.byte_per_s)
+        if ceiling.byte_per_s
+        else fmt.duration(ceiling.seconds or 0.0)
+    )
 
 
 # ---------------------------------------------------------------- lines of an answer
@@ -311,9 +317,9 @@ def why(run: Run, results: Iterable[Result]) -> list[Line]:
     several = len({subject_of(result, run) for result in timed}) > 1
     every = list(dict.fromkeys(fmt.size(result.case) for result in timed))
     texts: list[str] = []
-    for bound, bounded in sorted(by_bound.items(), key=lambda one: (one[0] == MIXED, -len(one[1])))[
-        :2
-    ]:
+    for bound, bounded in sorted(
+        by_bound.items(), key=lambda item: (item[0] == MIXED, -len(item[1]))
+    )[:2]:
         sizes = list(dict.fromkeys(fmt.size(result.case) for result in bounded))
         first = every.index(sizes[0])
         where = f"at {fmt.listed(sizes)}"
@@ -387,32 +393,32 @@ def beside(compared: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
     better library in fp16, 1.05 in int8 (mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
     """
     by_backend: dict[str, list[Summary]] = {}
-    for one in compared:
-        if one.ruined_pct:
-            unclear[f"{one.backend} in {one.precision}"] = one.ruined_pct
+    for summary in compared:
+        if summary.ruined_pct:
+            unclear[f"{summary.backend} in {summary.precision}"] = summary.ruined_pct
         else:
-            by_backend.setdefault(one.backend, []).append(one)
+            by_backend.setdefault(summary.backend, []).append(summary)
     texts: list[str] = []
     for backend, of_backend in by_backend.items():
         rows = sorted(
-            (row for one in of_backend for row in one.rows), key=lambda row: row.ratio.ratio
+            (row for summary in of_backend for row in summary.rows), key=lambda row: row.ratio.ratio
         )
-        libraries = {name for one in of_backend for name in one.libraries}
+        libraries = {name for summary in of_backend for name in summary.libraries}
         against = libraries.pop() if len(libraries) == 1 else "the better library"
         if len(rows) == 1:
             at = f"in {of_backend[0].precision} at {rows[0].result.case.problem.size}"
             times = f"{fmt.ratio(rows[0].ratio)} times as fast as {rows[0].library}"
             texts.append(f"{backend} is {times} {at}")
             continue
-        means = [f"{one.mean:.2f} in {one.precision}" for one in of_backend]
+        means = [f"{summary.mean:.2f} in {summary.precision}" for summary in of_backend]
         means[0] = (
             f"{of_backend[0].mean:.2f} times as fast as {against} in {of_backend[0].precision}"
         )
         if len(of_backend) > MOST_PRECISIONS:
-            slow, *_, fast = sorted(of_backend, key=lambda one: one.mean)
+            slow, *_, fast = sorted(of_backend, key=lambda summary: summary.mean)
             means = [f"{slow.mean:.2f} ({slow.precision}) to {fast.mean:.2f} ({fast.precision}) "
                      f"times as fast as {against}, by precision"]  # fmt: skip
-        counts = [len(one.rows) for one in of_backend]
+        counts = [len(summary.rows) for summary in of_backend]
         sizes = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
         ends = " to ".join(f"{row.ratio.ratio:.2f} at {row.result.case.problem.size}"
                            for row in (rows[0], rows[-1]))  # fmt: skip
@@ -431,7 +437,9 @@ def _doubt(run: Run) -> list[Line]:
         and r.case.precision_name in timed | unasked
     ]  # fmt: skip
     texts = _lost(lost, len(run.results))
-    texts += dict.fromkeys(one.not_measured for one in summaries(run) if one.not_measured)
+    texts += dict.fromkeys(
+        summary.not_measured for summary in summaries(run) if summary.not_measured
+    )
     if timed and not any(r.measurement.processes for r in run.results if r.measurement):
         texts.append("one process (--processes 3)")
     return [Line("Doubt", JOIN.join(texts))] if texts else []
@@ -445,7 +453,7 @@ def channels_last(run: Run) -> str:
         if best and best.measurement and not best.ruined_pct:
             layout = best.case.problem.layout
             by_layout.setdefault(layout, {})[best.case.group.replace(layout, "")] = best
-    pairs = [(one, by_layout["nchw"][same]) for same, one in by_layout["nhwc"].items()
+    pairs = [(result, by_layout["nchw"][same]) for same, result in by_layout["nhwc"].items()
              if same in by_layout["nchw"]]  # fmt: skip
     ratios = [(nchw.median_s or 0.0) / (nhwc.median_s or 1.0) for nhwc, nchw in pairs]
     faster = sum(_ends(nhwc)[1] < _ends(nchw)[0] for nhwc, nchw in pairs)

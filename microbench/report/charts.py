@@ -281,10 +281,10 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
             color=_colour(names, colours),
             tooltip=["label:N", "series:N", "ratio:Q", "low:Q", "high:Q"],
         )
-        one = alt.Chart(alt.InlineData(values=[{"ratio": 1}]))
+        unity = alt.Chart(alt.InlineData(values=[{"ratio": 1}]))
         interval = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=4, opacity=0.5)
         layers = [
-            one.mark_rule(strokeDash=[3, 3], color=FAINT).encode(y=up("ratio")),
+            unity.mark_rule(strokeDash=[3, 3], color=FAINT).encode(y=up("ratio")),
             interval.encode(y=up("low"), y2="high:Q"),
             base.mark_point(filled=True, size=60, opacity=1).encode(y=up("ratio")),
         ]
@@ -422,8 +422,8 @@ def _page(chart: Any) -> str:
         # What a content-security-policy calls the scripts that may run.
         allowed=Markup(
             " ".join(
-                f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'"
-                for one in (own, START)
+                f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+                for script in (own, START)
             )
         ),
         title="Chart",

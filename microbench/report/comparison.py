@@ -37,8 +37,8 @@ def report(comparisons: Mapping[str, Comparison], baseline: str) -> Report:
     """Runs, by name, each against one baseline."""
     alone = [
         f"only in {side}: {case_name(case)}"
-        for one in comparisons.values()
-        for side, cases in (("A", one.only_a), ("B", one.only_b))
+        for comparison in comparisons.values()
+        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b))
         for case in cases
     ]
     more = Part("Cases that only one run has", below=alone, level=VERBOSE)
@@ -66,18 +66,21 @@ def _answer(comparisons: Mapping[str, Comparison], baseline: str) -> list[Line]:
     several = len(comparisons) > 1
     lines: list[Line] = []
     lost, new = list[str](), list[str]()
-    for name, one in comparisons.items():
-        counts = [f"{one.count(verdict)} {verdict}" for verdict in ORDER
-                  if one.count(verdict) or verdict in ("slower", "faster")]  # fmt: skip
-        verdicts = f"{', '.join(counts)} of {fmt.count(len(one.rows), 'case')}"
+    for name, comparison in comparisons.items():
+        counts = [f"{comparison.count(verdict)} {verdict}" for verdict in ORDER
+                  if comparison.count(verdict) or verdict in ("slower", "faster")]  # fmt: skip
+        verdicts = f"{', '.join(counts)} of {fmt.count(len(comparison.rows), 'case')}"
         runs = f"B = {name}, A = {baseline}"
         lines.append(Line("", f"{name}: {verdicts}" if several else f"{verdicts} ({runs})"))
         b = name if several else "B"
-        lost += [f"not in {b}: {_named(one.only_a)}"] if one.only_a else []
-        new += [f"only in {b}: {_named(one.only_b)}"] if one.only_b else []
+        lost += [f"not in {b}: {_named(comparison.only_a)}"] if comparison.only_a else []
+        new += [f"only in {b}: {_named(comparison.only_b)}"] if comparison.only_b else []
     lines += [Line("", text) for text in [f"each against A = {baseline}"] * several + lost]
-    every, rows = comparisons.values(), [row for one in comparisons.values() for row in one.rows]
-    why = list(dict.fromkeys(text for one in every for text in _why(one)))
+    every, rows = (
+        comparisons.values(),
+        [row for comparison in comparisons.values() for row in comparison.rows],
+    )
+    why = list(dict.fromkeys(text for comparison in every for text in _why(comparison)))
     lines += [Line("Why", "; ".join(why))] if why else []
     for count, meaning in (
         (sum(row.guessed for row in rows), "processes differ, and the threshold is a guess"),
@@ -94,20 +97,20 @@ def _answer(comparisons: Mapping[str, Comparison], baseline: str) -> list[Line]:
     return [*dict.fromkeys(lines), *no_verdict(ruined, alone=False)]
 
 
-def _why(one: Comparison) -> Iterator[str]:
+def _why(comparison: Comparison) -> Iterator[str]:
     """Why nothing can be told of some cases; how the runs differ."""
     reasons = Counter(
-        row.reason for row in one.rows if row.verdict in ("cannot tell", NOT_MEASURED)
+        row.reason for row in comparison.rows if row.verdict in ("cannot tell", NOT_MEASURED)
     )
     if reasons:
         texts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(2))
         yield f"cannot tell: {texts}"
-    if one.card:
-        yield one.card
-    if one.differences:
-        yield f"A | B differ in {fmt.listed(one.differences, MOST_NAMED)}"
-    if one.threshold_pct is not None:
-        yield f"threshold {one.threshold_pct:g} %"
+    if comparison.card:
+        yield comparison.card
+    if comparison.differences:
+        yield f"A | B differ in {fmt.listed(comparison.differences, MOST_NAMED)}"
+    if comparison.threshold_pct is not None:
+        yield f"threshold {comparison.threshold_pct:g} %"
 
 
 def _named(cases: Sequence[AnyCase]) -> str:
@@ -185,7 +188,7 @@ def _chart(comparisons: Mapping[str, Comparison]) -> Any:
         {"label": case_name(row.case), "series": row.verdict, "ratio": row.ratio,
          "low": row.ci95 and row.ci95[0], "high": row.ci95 and row.ci95[1],
          "panel": name * (len(comparisons) > 1)}
-        for name, one in comparisons.items() for row in one.rows if row.ratio
+        for name, comparison in comparisons.items() for row in comparison.rows if row.ratio
     ]  # fmt: skip
     if not rows:
         raise UserError("nothing to draw: no case has a time in both runs")

@@ -111,11 +111,13 @@ def report(data: Json) -> Report:
     """The file of a check. ValueError names the invalid field."""
     pct: float = decode(float, data.get("threshold_pct"), "threshold_pct")
     rows: list[GpuResult] = []
-    for i, one in enumerate(decode(tuple[Json, ...], data.get("rows"), "rows")):
+    for i, stored in enumerate(decode(tuple[Json, ...], data.get("rows"), "rows")):
         # In older files a row is a GPU.
-        readings = decode(tuple[Json, ...], one.get("readings", [{}]), f"rows[{i}].readings")
-        parts = [one | part for part in readings]
-        died = [one | {"status": FAILED}] if "readings" in one and one.get("reason") else []
+        readings = decode(tuple[Json, ...], stored.get("readings", [{}]), f"rows[{i}].readings")
+        parts = [stored | part for part in readings]
+        died = (
+            [stored | {"status": FAILED}] if "readings" in stored and stored.get("reason") else []
+        )
         rows += (decode(GpuResult, part, f"rows[{i}]") for part in parts + died)
     for row in rows:
         low, high = row.ci95_s or (1.0, 1.0)

@@ -68,7 +68,9 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    texts = beside([one for one in summaries(run) if OWN in one.backend or not own], unclear)
+    texts = beside(
+        [summary for summary in summaries(run) if OWN in summary.backend or not own], unclear
+    )
     if not own and precisions_of(run).baselines:
         texts = [*_one_call(run, unclear), *_gains(run, unclear), *texts]
     elif run.results and not own:
@@ -185,14 +187,16 @@ def _gains(run: Run, unclear: dict[str, float]) -> list[str]:
     texts: dict[str, str] = {}
     for name in precisions_of(run).asked:
         by_setting = payoffs(run, name)
-        for one in by_setting:
-            if one.uncertain:
-                title = filter(None, (one.subject, name, "against", one.baseline))
-                unclear[" ".join(title)] = max(one.uncertain.values())
+        for payoff in by_setting:
+            if payoff.uncertain:
+                title = filter(None, (payoff.subject, name, "against", payoff.baseline))
+                unclear[" ".join(title)] = max(payoff.uncertain.values())
         known: list[str] = []
         for baseline in reversed(precisions_of(run).baselines):
             if of_baseline := [
-                one for one in by_setting if one.baseline == baseline and not one.uncertain
+                payoff
+                for payoff in by_setting
+                if payoff.baseline == baseline and not payoff.uncertain
             ]:
                 known.append(_gain(of_baseline, "as" if known else "times as fast as"))
         if known:
@@ -249,9 +253,9 @@ def _without_baseline(run: Run) -> list[str]:
         ratios: list[float] = []
         for group in groups_of(run):
             times = {
-                one: [r.median_s for r in group
-                      if r.case.precision_name == one and r.median_s and not r.ruined_pct]
-                for one in (name, base)
+                precision: [r.median_s for r in group
+                      if r.case.precision_name == precision and r.median_s and not r.ruined_pct]
+                for precision in (name, base)
             }  # fmt: skip
             if all(times.values()):
                 ratios.append(min(times[base]) / min(times[name]))
@@ -455,7 +459,9 @@ def _over_others(run: Run, calls: Sequence[Result]) -> Part:
         cells: dict[str, Any] = {"which": which, "size": size or None, "cases": len(results)}
         cells["call"] = ", ".join(dict.fromkeys(result.variant or "" for result in results))
         for name in _others(run):
-            known = [one for r in results if (one := r.vs_backend.get(name)) and not one.ruined_pct]
+            known = [
+                ratio for r in results if (ratio := r.vs_backend.get(name)) and not ratio.ruined_pct
+            ]
             cells[name] = known or None
         rows.append(Row(cells))
     columns = [

@@ -101,9 +101,9 @@ class Report:
         """The parts of a topic, or else those of the level; none that are empty."""
         level = VERBOSE if verbose else DEFAULT
         chosen = [
-            one for one in self.parts if (one.topic == topic if topic else one.level <= level)
+            part for part in self.parts if (part.topic == topic if topic else part.level <= level)
         ]
-        return [one for one in chosen if one.rows or one.below]
+        return [part for part in chosen if part.rows or part.below]
 
 
 def joined(reports: Sequence[Report]) -> Report:
@@ -200,7 +200,9 @@ def _alike(warned: Sequence[CaseWarning]) -> list[tuple[str, list[str], Warning]
 
 def _worst(symptoms: Collection[str]) -> str:
     """The symptom with the largest last number: "interval is up to ±7.4 %"."""
-    worst = max(symptoms, key=lambda one: (float(re.findall(r"\d+\.?\d*", f"0 {one}")[-1]), one))
+    worst = max(
+        symptoms, key=lambda symptom: (float(re.findall(r"\d+\.?\d*", f"0 {symptom}")[-1]), symptom)
+    )
     if len(symptoms) > 1:
         worst = worst.replace("±", "up to ±", 1) if "±" in worst else f"{worst} (at worst)"
     return re.sub(r"(up to )?±\d{4,}[.\d]* %", "beyond ±999 %", worst)
@@ -212,7 +214,7 @@ def doubts(warned: Sequence[CaseWarning], cases: int, most: int = 2) -> list[Lin
     "22 of 30 cases: the interval is up to ±7.4 %; measure longer".
     """
     lines: list[str] = []
-    alike = sorted(_alike(warned), key=lambda one: -(len(one[1]) or cases))
+    alike = sorted(_alike(warned), key=lambda group: -(len(group[1]) or cases))
     for worst, named, warning in alike[:most]:
         which = f"{len(named)} of {fmt.count(cases, 'case')}: " if named and cases > 1 else ""
         lines.append(f"{which}{worst}; {re.split('[:;]', warning.remedy)[0]}")

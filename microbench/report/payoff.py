@@ -54,9 +54,9 @@ def maps_of(run: Run) -> dict[Map, list[Payoff]]:
     """Each image and batch size with its widths, TF32 first; by setting, precision and baseline."""
     maps: dict[Map, list[Payoff]] = {}
     for name in precisions_of(run).asked:
-        for one in payoffs(run, name):
-            subject = subject_of(one.rows[0].result, run, without=_op(run).across)
-            maps.setdefault((subject, name, one.baseline), []).append(one)
+        for payoff in payoffs(run, name):
+            subject = subject_of(payoff.rows[0].result, run, without=_op(run).across)
+            maps.setdefault((subject, name, payoff.baseline), []).append(payoff)
     ordered = sorted(maps, key=lambda key: key[2], reverse=True)
     return {key: sorted(maps[key], key=_place) for key in ordered}
 
@@ -65,10 +65,10 @@ def _op(run: Run) -> Op:
     return OPS[run.results[0].case.op]
 
 
-def _place(one: Payoff) -> tuple[int, ...]:
+def _place(payoff: Payoff) -> tuple[int, ...]:
     """Its image and batch size, or what the op has across a map."""
-    setting = one.case.problem.setting
-    return tuple(int(setting[name].split("x")[0]) for name in OPS[one.case.op].across)
+    setting = payoff.case.problem.setting
+    return tuple(int(setting[name].split("x")[0]) for name in OPS[payoff.case.op].across)
 
 
 def _area(width: object) -> int:
@@ -77,9 +77,9 @@ def _area(width: object) -> int:
     return ends[0] * ends[-1]
 
 
-def starts_of(some: Sequence[Payoff]) -> Counter[str]:
+def starts_of(of_map: Sequence[Payoff]) -> Counter[str]:
     """From which width it is faster, at how many image and batch sizes; "": at no width."""
-    return Counter(one.first_faster for one in some if not one.uncertain)
+    return Counter(payoff.first_faster for payoff in of_map if not payoff.uncertain)
 
 
 # ---------------------------------------------------------------- the answer
@@ -92,25 +92,25 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     op, several = _op(run), len({name for _, name, _ in maps}) > 1
     for (subject, name, baseline), cells in maps.items():
         starts = starts_of(cells)
-        if doubtful := [pct for one in cells for pct in one.uncertain.values()]:
+        if doubtful := [pct for payoff in cells for pct in payoff.uncertain.values()]:
             unclear[_title((subject, name, baseline))] = max(doubtful)
         if starts and baseline == first:
             where = f"in {subject} " if subject else ""
             key = name if several else subject
             start = f"{name} is faster than {baseline} "
             start = "" if where and (sentences if not several else key in sentences) else start
-            alone = sum(len(one.rows) == 1 for one in cells if not one.uncertain)
+            alone = sum(len(payoff.rows) == 1 for payoff in cells if not payoff.uncertain)
             sentences.setdefault(key, []).append(f"{start}{where}{_from(starts, op, alone)}")
     lines = [Line("", "; ".join(texts)) for texts in sentences.values()]
     if sentences:
         sizes = f"{' and '.join(op.across)} sizes"
         device = run.device.get("name") or "unknown device"
         lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
-        hardest = [one for key, cells in maps.items() if key[2] == first for one in cells]
-        lines += why(run, [row.result for one in hardest for row in one.rows])
+        hardest = [payoff for key, cells in maps.items() if key[2] == first for payoff in cells]
+        lines += why(run, [row.result for payoff in hardest for row in payoff.rows])
         lines += [Line("Do", advice)] if (advice := channels_last(run)) else []
     lines += no_verdict(unclear, alone=not sentences)
-    if any(len(one.rows) > 1 for cells in maps.values() for one in cells):
+    if any(len(payoff.rows) > 1 for cells in maps.values() for payoff in cells):
         lines.append(Line("Doubt", BETWEEN))
     return lines
 
@@ -141,21 +141,21 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     """
     pays, gains = dict[str, list[str]](), dict[str, list[str]]()
     unclear: dict[str, float] = {}
-    every = [one for some in maps.values() for one in some]
-    most = max(every, key=lambda one: (len(one.rows) > 1, _place(one)))
-    for key, one in ((key, one) for key, some in maps.items() for one in some):
-        if _place(one) != _place(most):
+    every = [payoff for some in maps.values() for payoff in some]
+    most = max(every, key=lambda payoff: (len(payoff.rows) > 1, _place(payoff)))
+    for key, payoff in ((key, payoff) for key, some in maps.items() for payoff in some):
+        if _place(payoff) != _place(most):
             continue
-        if one.uncertain:
-            unclear[_title(key)] = max(one.uncertain.values())
+        if payoff.uncertain:
+            unclear[_title(key)] = max(payoff.uncertain.values())
             continue
-        name, problem = key[1], one.case.problem
+        name, problem = key[1], payoff.case.problem
         step = "" if problem.setting["pass"] == "step" else f" in {problem.setting['pass']}"
         how = LAUNCHED.get(problem.layout, "without casts") + step
-        if problem.layout in LAUNCHED and len(one.rows) > 1:
-            pays.setdefault(name, []).append(f"{_pays(one)} {how}")
+        if problem.layout in LAUNCHED and len(payoff.rows) > 1:
+            pays.setdefault(name, []).append(f"{_pays(payoff)} {how}")
         else:
-            ratio = known_ratio([row.ratio for row in one.rows])
+            ratio = known_ratio([row.ratio for row in payoff.rows])
             gains.setdefault(name, []).append(f"{ratio} ({how})")
     lines: list[Line] = []
     for name in dict.fromkeys((*pays, *gains)):
@@ -169,7 +169,7 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
         at = "" if len(most.rows) > 1 else f"{fmt.size(most.case)} features, "
         lines[0] = Line("", f"{lines[0].text} ({device}, {at}{tokens})")
         cast, alone = (
-            {row.gain for one in every for row in one.rows
+            {row.gain for payoff in every for row in payoff.rows
              if (row.result.case.problem.layout in LAUNCHED) == casts} for casts in (True, False)
         )  # fmt: skip
         if "slower" in cast and alone == {"faster"}:
@@ -179,12 +179,14 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     return [*lines, *([Line("Doubt", BETWEEN)] if len(most.rows) > 1 else [])]
 
 
-def _pays(one: Payoff) -> str:
+def _pays(payoff: Payoff) -> str:
     """ "from 2048x8192 features on and at 2048", "at every width"."""
-    if one.start == 0:
+    if payoff.start == 0:
         return "at every width"
-    below = [fmt.size(row.result.case) for row in one.rows[: one.start] if row.gain == "faster"]
-    parts = [f"from {one.first_faster} features on"] if one.first_faster else []
+    below = [
+        fmt.size(row.result.case) for row in payoff.rows[: payoff.start] if row.gain == "faster"
+    ]
+    parts = [f"from {payoff.first_faster} features on"] if payoff.first_faster else []
     parts += [f"at {fmt.listed(below)}"] if below else []
     return fmt.joined(parts) or "at no width"
 
@@ -224,7 +226,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
 
 
 def _mean(rows: Iterable[Mapping[str, Any]]) -> float:
-    return fmean(one.ratio for row in rows for one in row.values() if isinstance(one, Ratio))
+    return fmean(ratio.ratio for row in rows for ratio in row.values() if isinstance(ratio, Ratio))
 
 
 # ---------------------------------------------------------------- tables
@@ -238,7 +240,7 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
         starts = starts_of(some)
         never = starts.pop("", 0)
         ends = sorted(starts, key=_area)
-        ratios = [row.ratio for one in some for row in one.rows]
+        ratios = [row.ratio for payoff in some for row in payoff.rows]
         known = [ratio.ratio for ratio in ratios if not ratio.ruined_pct]
         widths = " to ".join(dict.fromkeys(map(str, (ends[0], ends[-1])))) if starts else "-"
         rows.append(Row({
@@ -264,28 +266,30 @@ def _table(maps: Mapping[Map, Sequence[Payoff]]) -> Part:
     return Part("", columns, rows)
 
 
-def _widths(some: Sequence[Payoff]) -> list[str]:
+def _widths(of_map: Sequence[Payoff]) -> list[str]:
     """The channels that the map has, narrowest first."""
-    return sorted({fmt.size(row.result.case) for one in some for row in one.rows}, key=_area)
+    return sorted(
+        {fmt.size(row.result.case) for payoff in of_map for row in payoff.rows}, key=_area
+    )
 
 
-def _map(key: Map, some: Sequence[Payoff]) -> Part:
+def _map(key: Map, of_map: Sequence[Payoff]) -> Part:
     """Times as fast by channels, with a letter for the bottleneck."""
     rows: list[Row] = []
-    for one in some:
-        cells = {width: "." for width in _widths(some)}
-        for result, ratio, _ in one.rows:
+    for payoff in of_map:
+        cells = {width: "." for width in _widths(of_map)}
+        for result, ratio, _ in payoff.rows:
             mark = fmt.UNCERTAIN if ratio.ruined_pct else ""
             sign = "=" if ratio.no_difference and not mark else ""
             cause = CAUSES.get(result.bound or "", "")
             text = f"{sign}{ratio.ratio:.2g}{mark}{f'/{cause}' if cause else ''}"
             cells[fmt.size(result.case)] = text
-        rows.append(Row({"place": _place(one), "cells": cells, "even": _break_even(one)}))
-    op = OPS[some[0].case.op]
+        rows.append(Row({"place": _place(payoff), "cells": cells, "even": _break_even(payoff)}))
+    op = OPS[of_map[0].case.op]
     columns = [
         *(Column(name, f"place.{i}") for i, name in enumerate(op.across)),
         Column("break-even", "even"),
-        *(Column(width, f"cells.{width}", drop=1) for width in _widths(some)),
+        *(Column(width, f"cells.{width}", drop=1) for width in _widths(of_map)),
     ]
     letters = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
     below = f"times as fast by {op.axis_name}; = no difference seen; . not measured"
@@ -293,14 +297,16 @@ def _map(key: Map, some: Sequence[Payoff]) -> Part:
     return Part(_title(key), columns, rows, [below], VERBOSE)
 
 
-def _break_even(one: Payoff) -> str:
+def _break_even(payoff: Payoff) -> str:
     """Between the last width at which it is slower, and the first from which it stays faster, each
     by the whole interval: "64..128"; "<= 8" or "> 512" where the other end was not measured.
     """
-    slower = [fmt.size(row.result.case) for row in one.rows[: one.start] if row.gain == "slower"]
-    if not one.first_faster:
+    slower = [
+        fmt.size(row.result.case) for row in payoff.rows[: payoff.start] if row.gain == "slower"
+    ]
+    if not payoff.first_faster:
         return f"> {slower[-1]}" if slower else "-"
-    return f"{slower[-1]}..{one.first_faster}" if slower else f"<= {one.first_faster}"
+    return f"{slower[-1]}..{payoff.first_faster}" if slower else f"<= {payoff.first_faster}"
 
 
 def _title(key: Map) -> str:

@@ -77,9 +77,9 @@ def report_of_file(path: Path) -> parts.Report:
 
 def overview(reports: Mapping[str, parts.Report]) -> parts.Report:
     """What several files, by name, say: each its finding, below its name."""
-    cards = list(dict.fromkeys(str(one.facts.get("name") or "") for one in reports.values()))
+    cards = list(dict.fromkeys(str(report.facts.get("name") or "") for report in reports.values()))
     title = ", ".join(filter(None, [fmt.count(len(reports), "file"), *cards]))
-    findings = [parts.Part(name, below=[one.finding]) for name, one in reports.items()]
+    findings = [parts.Part(name, below=[report.finding]) for name, report in reports.items()]
     return parts.Report(title, [parts.Line("", title)], findings)
 
 

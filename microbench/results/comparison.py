@@ -461,9 +461,9 @@ def ratio_between(a: Timed, b: Timed, priors: ProcessPriors | None = None, op: s
         return _over_processes(a, b, _seconds, (priors or ProcessPriors()).seconds)
     ratio = a.median_s / b.median_s
     a_s, b_s = (
-        over_processes(one.median_s, own, prior_of(op, one.median_s))
-        if (own := one.ci95_s) and op and processes_of(one) == 1 else own
-        for one in (a, b)
+        over_processes(timed.median_s, own, prior_of(op, timed.median_s))
+        if (own := timed.ci95_s) and op and processes_of(timed) == 1 else own
+        for timed in (a, b)
     )  # fmt: skip
     if a_s is None or b_s is None:
         return Ratio(ratio, None)

@@ -34,7 +34,9 @@ def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: 
 def newest(results: Sequence[Result]) -> int:
     """The number of the last process that measured one of them; 0 where only the first one did."""
     measured = [result.measurement for result in results if result.measurement]
-    return max((one.number for measurement in measured for one in measurement.processes), default=0)
+    return max(
+        (process.number for measurement in measured for process in measurement.processes), default=0
+    )
 
 
 def running_mean(before: float | None, newest: float | None, count: int) -> float | None:

@@ -97,15 +97,17 @@ class ProcessTime:
 
 def processes_json(processes: Sequence[ProcessTime]) -> Json:
     """The field of a run file; nothing for one process. What is not known is left out."""
-    known = [{k: v for k, v in vars(one).items() if k != "host_pace" or v} for one in processes]
+    known = [
+        {k: v for k, v in vars(process).items() if k != "host_pace" or v} for process in processes
+    ]
     return {PROCESSES: known} if known else {}
 
 
 def check_processes(processes: Sequence[ProcessTime], rounds: int, where: str) -> None:
     """ValueError unless they are of so many rounds in all, or none, and each is there once."""
-    if sum(one.rounds for one in processes) not in (0, rounds):
+    if sum(process.rounds for process in processes) not in (0, rounds):
         raise ValueError(f"{where}.processes do not account for its blocks")
-    if len({one.number for one in processes}) < len(processes):
+    if len({process.number for process in processes}) < len(processes):
         raise ValueError(f"{where}.processes has a number twice")
 
 
@@ -132,7 +134,7 @@ class Sampled:
     def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
         """The rounds of each process, by its number; all are of process 0 where there is one."""
         rounds = self.blocks_s
-        counts = {one.number: one.rounds for one in self.processes} or {0: len(rounds)}
+        counts = {process.number: process.rounds for process in self.processes} or {0: len(rounds)}
         ends = accumulate(counts.values())
         return {
             number: rounds[end - count : end]

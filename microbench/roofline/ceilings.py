@@ -87,10 +87,10 @@ def calibrate(
     ceilings = [Ceiling("memory", "measured", byte_per_s=moved / reading, reference="copy")]
     floors = library_group(precisions, kind, FLOOR_SIZE)
     ceilings += [
-        Ceiling("latency floor", "measured", one.case.precision_name, seconds=one.median_s,
-                reference=one.case.key)
-        for one in measurer.measure(floors, FLOOR_BUDGET_S, announce)
-        if one.median_s and not one.ruined_pct
+        Ceiling("latency floor", "measured", result.case.precision_name, seconds=result.median_s,
+                reference=result.case.key)
+        for result in measurer.measure(floors, FLOOR_BUDGET_S, announce)
+        if result.median_s and not result.ruined_pct
     ]  # fmt: skip
     ceilings += instruction_ceilings(measurer.target, measurer.timer, precisions, announce)
     known = {ceiling.precision for ceiling in ceilings if ceiling.name == INSTRUCTION}
@@ -115,7 +115,9 @@ def instruction_ceilings(
         for variant in peak_kernels(name, target):
             announce(name, f"trying {variant.instruction} {variant.label}")
             tried += _tried(variant, name, target, timer)
-        rate = "flop_per_clock" if all(one.flop_per_clock for one in tried) else "flop_per_s"
+        rate = (
+            "flop_per_clock" if all(ceiling.flop_per_clock for ceiling in tried) else "flop_per_s"
+        )
         ceilings += sorted(tried, key=attrgetter(rate))[-1:]
     return ceilings
 

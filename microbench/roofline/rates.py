@@ -45,11 +45,11 @@ def rates_of(run: Run, source: str) -> Rates:
     """The rates that a run measured, `source`; none where it measured others alone."""
     measured = [c for c in run.ceilings if c.source == "measured"]
     flop_per_s: dict[str, float] = {}
-    for one in measured:
-        precision = PRECISIONS.get(one.precision or "")
-        if precision and one.name in ARITHMETIC and one.flop_per_s:
+    for ceiling in measured:
+        precision = PRECISIONS.get(ceiling.precision or "")
+        if precision and ceiling.name in ARITHMETIC and ceiling.flop_per_s:
             name = precision.rate_name
-            flop_per_s[name] = max(one.flop_per_s, flop_per_s.get(name, 0.0))
+            flop_per_s[name] = max(ceiling.flop_per_s, flop_per_s.get(name, 0.0))
     moved = [c.byte_per_s for c in measured if c.name.startswith(MEMORY) and c.byte_per_s]
     return Rates(str(run.device.get("name", "")), source, flop_per_s, max(moved, default=None))
 
