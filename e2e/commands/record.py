@@ -69,15 +69,15 @@ class Script:
         return [*self.launcher, *(["-m"] if self.is_module else []), name]
 
 
-def script_of(words: Sequence[str], python: str | None, **options: Any) -> Script | None:
+def script_of(command: Sequence[str], python: str | None, **options: Any) -> Script | None:
     """The script that these words start, with `options` of Script; None where they name no script.
 
     It is SCRIPT.py, -m MODULE, or a file that Python runs by its first line, such as a command of
     an installed package; the first two also after a launcher. UserError for one without.
     """
-    if not words:
+    if not command:
         return None
-    first, *rest = words
+    first, *rest = command
     if first in LAUNCHERS:
         python = python or _interpreter(shutil.which(first))
         for place, word in enumerate(rest):

@@ -197,8 +197,8 @@ def _predicted(
             if together is not None:
                 predictions[joint[count][i]] = together
     return {
-        case: replace(one, speedup=_speedups(case, predictions))
-        for case, one in predictions.items()
+        case: replace(prediction, speedup=_speedups(case, predictions))
+        for case, prediction in predictions.items()
     }
 
 

@@ -91,7 +91,7 @@ def _tried(
         trainings = session.time(run, cases, verifies=True)
         return {t.case.key: t for t in with_speedups(trainings, {})}
 
-    alike = [one for one in fixed if load_case(one) == load_case(case)]
+    alike = [variant for variant in fixed if load_case(variant) == load_case(case)]
     by_key = timed([case, *dict.fromkeys(alike)])
     for variant in fixed:
         if variant.key not in by_key:

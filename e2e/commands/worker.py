@@ -38,8 +38,8 @@ class JobProcess(Child):
         try:
             event = self._answer(on_stage, patience_s)
         except WorkerDied as death:
-            said = f": {self._errors.watchdog}" if self._errors.watchdog else ""
-            raise WorkerDied(death.key, death.reason + said) from None
+            why = f": {self._errors.watchdog}" if self._errors.watchdog else ""
+            raise WorkerDied(death.key, death.reason + why) from None
         self.ended = isinstance(event, Ended)
         return event
 

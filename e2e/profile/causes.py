@@ -14,6 +14,7 @@ from decimal import Decimal
 from functools import cached_property
 from math import prod
 
+from e2e.profile.autotuning import Autotuning, autotuning
 from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
 from e2e.profile.lines import lines_of_samples, lines_of_waits
 from e2e.profile.operators import (
@@ -30,7 +31,6 @@ from e2e.profile.operators import (
     work_of,
 )
 from e2e.profile.products import calls_of
-from e2e.profile.searches import Searches, searches
 from e2e.profile.step import ELSEWHERE, UPDATE, Op, term_of_operators
 from e2e.profile.trace import LAUNCHES, LOADING, Span
 from e2e.profile.unprofiled import Unprofiled
@@ -223,10 +223,10 @@ class Seen:
     @cached_property
     def by_term(self) -> Mapping[str, list[Op]]:
         """The operations of each term."""
-        found: dict[str, list[Op]] = defaultdict(list)
+        by_term: dict[str, list[Op]] = defaultdict(list)
         for op in self.run.step.ops:
-            found[op.term].append(op)
-        return found
+            by_term[op.term].append(op)
+        return by_term
 
     @cached_property
     def attention(self) -> Attention | None:
@@ -234,9 +234,9 @@ class Seen:
         return attention_in(self.run.step.ops)
 
     @cached_property
-    def searches(self) -> Searches:
+    def autotuning(self) -> Autotuning:
         """cuDNN's searches at new shapes."""
-        return searches(self.run.step)
+        return autotuning(self.run.step)
 
     @cached_property
     def single_updates(self) -> Sequence[Op]:
@@ -261,7 +261,7 @@ class Seen:
     @cached_property
     def launches(self) -> Sequence[Op]:
         """The waits for launches that no closer cause has."""
-        closer = self.searches.ops, self.single_updates, small_loops(self), self.regions
+        closer = self.autotuning.ops, self.single_updates, small_loops(self), self.regions
         named = {id(op) for some in closer for op in some}
         return [op for op in self.by_term[LAUNCH] if id(op) not in named]
 
@@ -271,7 +271,7 @@ class Seen:
 
         Nothing where both are no cause.
         """
-        searched = set(map(id, self.searches.ops))
+        searched = set(map(id, self.autotuning.ops))
         waits_ns = self.ns(op for op in self.by_term[SYNC] if id(op) not in searched)
         held_ns = min(self.ns(self.launches), self.run.held_up_ns)
         enough = waits_ns + held_ns >= LEAST_SHARE * self.run.whole_ns
@@ -300,15 +300,15 @@ class Seen:
 
     def places(self, ops: Iterable[Op], name: Callable[[Op], str] = lambda op: op.module) -> str:
         """The places where most of this time is: "layer1.0.conv1 0.41 ms, …"."""
-        found: dict[str, float] = defaultdict(float)
+        times: dict[str, float] = defaultdict(float)
         for op in ops:
-            found[name(op)] += self.ns([op])
+            times[name(op)] += self.ns([op])
         most = sorted(
             ((ns, f"module {place}" if place[0].isdigit() else place)
-             for place, ns in found.items() if place), reverse=True,
+             for place, ns in times.items() if place), reverse=True,
         )  # fmt: skip
         if self.run.step.on_cpu:  # its times are slowed: they say shares
-            whole = sum(found.values()) or 1.0
+            whole = sum(times.values()) or 1.0
             shares = [(100 * ns / whole, place) for ns, place in most[:MOST_PLACES]]
             return ", ".join(f"{place} {pct:.0f} %" for pct, place in shares if pct >= 1)
         return ", ".join(f"{place} {self.ms(ns):.3g} ms" for ns, place in most[:MOST_PLACES])
@@ -332,7 +332,7 @@ class Seen:
 
         Those of float32 are counted in the type `single`, or as TF32 if that is float32 too.
         """
-        calls = {id(op): op for one in ops if (op := product(one.ops)) is not None}
+        calls = {id(op): op for part in ops if (op := product(part.ops)) is not None}
         total = 0.0
         for call in calls.values():
             work = work_of(call)
@@ -349,10 +349,10 @@ def causes_of(seen: Seen) -> list[Cause]:
 
     Where the GPU waits for launches most of the time, shorter kernels alone gain nothing yet.
     """
-    found = [cause for rule in RULES for cause in rule(seen)]
+    causes = [cause for rule in RULES for cause in rule(seen)]
     if seen.run.terms.get(LAUNCH, 0) >= LAUNCH_BOUND * seen.run.whole_ns:
-        found = [replace(one, status=AFTER) if one.cause in KERNELS else one for one in found]
-    return ranked(found)
+        causes = [replace(c, status=AFTER) if c.cause in KERNELS else c for c in causes]
+    return ranked(causes)
 
 
 def ranked(causes: Iterable[Cause]) -> list[Cause]:
@@ -361,9 +361,9 @@ def ranked(causes: Iterable[Cause]) -> list[Cause]:
     What takes no time, and says why a change gains little, comes first.
     """
 
-    def rank(one: Cause) -> tuple[bool, bool, float]:
-        gain = one.gain.ms if one.status in (PROVEN, AFTER) and one.gain else one.most_ms
-        return one.status == AFTER, one.ms > 0, -gain
+    def rank(cause: Cause) -> tuple[bool, bool, float]:
+        gain = cause.gain.ms if cause.status in (PROVEN, AFTER) and cause.gain else cause.most_ms
+        return cause.status == AFTER, cause.ms > 0, -gain
 
     return sorted(causes, key=rank)
 
@@ -375,10 +375,10 @@ def layer_of(op: Op) -> str:
 
 # ---------------------------------------------------------------- rules
 
-Found = Iterator[Cause]
+Causes = Iterator[Cause]
 
 
-def _terms(seen: Seen) -> Found:
+def _terms(seen: Seen) -> Causes:
     """Terms that are causes by themselves."""
     by = seen.by_term
     calls = Counter(op.kernel for op in by[terms.ALLOCATION] if op.kernel).most_common(2)
@@ -403,7 +403,7 @@ def _terms(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _loader(seen: Seen) -> Found:
+def _loader(seen: Seen) -> Causes:
     where, remedy = "the next batch is not ready when the step needs it", ""
     notes = [n for n in seen.run.step.with_names.trace.spans["note"] if n.name.startswith(LOADING)]
     if any("_SingleProcessDataLoaderIter" in note.name for note in notes):
@@ -412,14 +412,14 @@ def _loader(seen: Seen) -> Found:
     yield from seen.cause("loader", float(seen.run.terms.get(LOADER, 0)), where, remedy=remedy)
 
 
-def _own(seen: Seen) -> Found:
+def _own(seen: Seen) -> Causes:
     """The script's own Python, and data that it makes without a DataLoader."""
     # Between two operators of a CPU there is always some Python.
     long = [op for op in seen.by_term[PYTHON] if not seen.run.step.on_cpu or op.ns >= CPU_OWN_NS]
     yield from seen.cause("own", long, lines_of_samples(seen.run.step, PYTHON))
 
 
-def _launch(seen: Seen) -> Found:
+def _launch(seen: Seen) -> Causes:
     """The GPU's waits for launches: in the optimizer, in loops beside the model, elsewhere."""
     on_cpu = seen.run.step.on_cpu
     if ours := seen.single_updates:
@@ -460,15 +460,15 @@ def small_loops(seen: Seen) -> list[Op]:
     phases = {op.phase for op in seen.run.step.ops}
     if phases <= {ELSEWHERE, UPDATE}:
         return []  # nothing tells the model's own operations
-    found = [
+    ops = [
         op for op in seen.run.step.ops
         if op.phase == ELSEWHERE and (op.term == LAUNCH or op.term in TERMS.values())
     ]  # fmt: skip
-    count = len({op.number for op in found if op.term not in IDLE})
-    return found if count >= MANY_SMALL * seen.run.step.steps else []
+    count = len({op.number for op in ops if op.term not in IDLE})
+    return ops if count >= MANY_SMALL * seen.run.step.steps else []
 
 
-def _sync(seen: Seen) -> Found:
+def _sync(seen: Seen) -> Causes:
     waits = seen.by_term[SYNC]
     names = Counter(op.name.removeprefix("aten::") for op in seen.spans("op"))
     counted = ", ".join(
@@ -479,13 +479,13 @@ def _sync(seen: Seen) -> Found:
     lines = f"the CPU waits at {lines}" if lines else seen.places(waits)
     waits_ns, held_ns = seen.sync_ns
     held = seen.ms(held_ns)
-    said = f"{held:.3g} ms of it launches that wait behind it" if held >= 0.01 else ""
+    behind = f"{held:.3g} ms of it launches that wait behind it" if held >= 0.01 else ""
     yield from seen.cause(
-        "sync", waits_ns + held_ns, "; ".join(text for text in (counted, said, lines) if text)
+        "sync", waits_ns + held_ns, "; ".join(text for text in (counted, behind, lines) if text)
     )
 
 
-def _casts(seen: Seen) -> Found:
+def _casts(seen: Seen) -> Causes:
     """Casts, but for those of small operations in a loop, and of attention that is written out."""
     of_others = {*map(id, small_loops(seen)), *(seen.attention.ids if seen.attention else ())}
     casts = [op for op in seen.by_term[TERMS["cast"]] if id(op) not in of_others]
@@ -503,7 +503,7 @@ def _casts(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _layout(seen: Seen) -> Found:
+def _layout(seen: Seen) -> Causes:
     ops = seen.by_term[LAYOUT]
     inputs = [shapes_of(o)[0] for op in ops for o in op.ops[-1:] if shapes_of(o)]
     if any(len(shape) == 5 for shape in inputs):
@@ -536,15 +536,15 @@ def _is_channels_last(op: Op) -> bool:
     return strides[place][1] == 1
 
 
-def _norms(seen: Seen) -> Found:
+def _norms(seen: Seen) -> Causes:
     """Normalisation in half precision far below the bandwidth of the card's memory."""
     times: dict[int, int] = defaultdict(int)
     calls: dict[int, Span] = {}
-    for one in seen.by_term[TERMS["norm"]]:
-        named = (o for o in reversed(one.ops) if shapes_of(o))
-        op = next((o for o in named if term_of_operators([o]) == one.term), None)
+    for part in seen.by_term[TERMS["norm"]]:
+        named = (o for o in reversed(part.ops) if shapes_of(o))
+        op = next((o for o in named if term_of_operators([o]) == part.term), None)
         if op is not None and types_of([op]) & HALF:
-            times[id(op)] += one.ns
+            times[id(op)] += part.ns
             calls[id(op)] = op
     long = [op for key, op in calls.items() if times[key] >= LONG_NORM_NS]
     ns, limit = sum(times[id(op)] for op in long), seen.card.byte_per_s if seen.card else 0.0
@@ -565,19 +565,19 @@ def _norms(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _searches(seen: Seen) -> Found:
-    found = seen.searches
-    more = ", …" if len(found.shapes) > 2 else ""
+def _autotuning(seen: Seen) -> Causes:
+    tuning = seen.autotuning
+    more = ", …" if len(tuning.shapes) > 2 else ""
     yield from seen.cause(
-        "benchmark", seen.ns(found.ops),
-        f"{found.count / seen.run.step.steps:.3g} convolutions a step, at "
-        f"{', '.join(found.shapes[:2])}{more}",
+        "benchmark", seen.ns(tuning.ops),
+        f"{tuning.count / seen.run.step.steps:.3g} convolutions a step, at "
+        f"{', '.join(tuning.shapes[:2])}{more}",
         title="cuDNN's search for kernels at new shapes",
         remedy="inputs of a few sizes (buckets), or torch.backends.cudnn.benchmark = False",
     )  # fmt: skip
 
 
-def _products(seen: Seen) -> Found:
+def _products(seen: Seen) -> Causes:
     """Products in float32, by what they run as and what the card could; and misaligned ones."""
     # A kernel in a CUDA graph has no operator of its own, whose types would be known.
     products = [
@@ -599,12 +599,12 @@ def _products(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _single(seen: Seen, single: Sequence[Op]) -> Found:
+def _single(seen: Seen, single: Sequence[Op]) -> Causes:
     """Products of a training without half precision."""
     runs_as = {
         id(calls.op): calls.precision(seen.card, seen.facts) for calls in calls_of(seen.run.step)
     }
-    found: dict[str, list[Op]] = defaultdict(list)
+    by_kind: dict[str, list[Op]] = defaultdict(list)
     same: dict[str, str] = {}  # calls of one place with the same arguments run alike
     for op in single:
         called = product(op.ops)
@@ -613,11 +613,11 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
         if id(called) in runs_as:
             kind = runs_as[id(called)]
             same[key] = kind.name if kind else ""
-        found[same.get(key, "")].append(op)
+        by_kind[same.get(key, "")].append(op)
     has_tf32 = seen.card is None or seen.card.peak(PRECISIONS["tf32"]) is not None
     has_bf16 = seen.card is None or seen.card.peak(PRECISIONS["bf16"]) is not None
     autocast = "autocast with BF16" if has_bf16 else "autocast with FP16 and a loss scaler"
-    ieee, tf32, unknown = found["fp32"], found["tf32"], found[""]
+    ieee, tf32, unknown = by_kind["fp32"], by_kind["tf32"], by_kind[""]
     places = seen.places(ieee, layer_of)
     if has_tf32:
         yield from seen.cause("tf32", ieee, places, left_ns=seen.floor_ns(ieee, "float32"))
@@ -641,22 +641,22 @@ def _single(seen: Seen, single: Sequence[Op]) -> Found:
     )  # fmt: skip
 
 
-def _attention(seen: Seen) -> Found:
-    found = seen.attention
-    if found is None:
+def _attention(seen: Seen) -> Causes:
+    attn = seen.attention
+    if attn is None:
         return
-    products = [op for op in found.ops if is_product(op)]
-    scores = f"scores of {', '.join(map(shape_words, found.shapes[:2]))}"
-    called = any(MATH in span.name for op in found.ops for span in op.ops)
+    products = [op for op in attn.ops if is_product(op)]
+    scores = f"scores of {', '.join(map(shape_words, attn.shapes[:2]))}"
+    called = any(MATH in span.name for op in attn.ops for span in op.ops)
     yield from seen.cause(
-        "sdpa" if called else "attention", found.ops,
-        "; ".join(text for text in (scores, seen.places(found.ops)) if text),
+        "sdpa" if called else "attention", attn.ops,
+        "; ".join(text for text in (scores, seen.places(attn.ops)) if text),
         title="attention: scaled_dot_product_attention runs in its math back end" if called else "",
         left_ns=2 * seen.floor_ns(products),
     )  # fmt: skip
 
 
-def _communication(seen: Seen) -> Found:
+def _communication(seen: Seen) -> Causes:
     exposed, late = seen.by_term[COMMUNICATION], seen.by_term[terms.LATE]
     ran = [w for w in seen.run.step.spans("work") if is_communication(w.name)]
     types = dict.fromkeys(
@@ -673,7 +673,7 @@ def _communication(seen: Seen) -> Found:
     yield from seen.cause("late", late, "the next computation is not launched yet")
 
 
-def _copies(seen: Seen) -> Found:
+def _copies(seen: Seen) -> Causes:
     copies = seen.by_term[terms.COPIES]
     pageable = any("Pageable" in op.kernel for op in copies)
     yield from seen.cause(
@@ -684,7 +684,7 @@ def _copies(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _compilation(seen: Seen) -> Found:
+def _compilation(seen: Seen) -> Causes:
     compiled = sum(1 for op in seen.spans("op") if op.name.startswith(COMPILE))
     yield from seen.cause(
         "", seen.by_term[terms.COMPILATION], f"{compiled} in all" if compiled else "",
@@ -694,7 +694,7 @@ def _compilation(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-def _regions(seen: Seen) -> Found:
+def _regions(seen: Seen) -> Causes:
     """Compiled code in many small parts: entering them is what takes the time."""
     regions = seen.a_step(op for op in seen.spans("op") if op.name.startswith(REGION))
     if regions < MANY_REGIONS:
@@ -709,8 +709,8 @@ def _regions(seen: Seen) -> Found:
     )  # fmt: skip
 
 
-RULES: Sequence[Callable[[Seen], Found]] = (
-    _terms, _loader, _own, _launch, _sync, _casts, _layout, _norms, _searches, _products,
+RULES: Sequence[Callable[[Seen], Causes]] = (
+    _terms, _loader, _own, _launch, _sync, _casts, _layout, _norms, _autotuning, _products,
     _attention, _communication, _copies, _compilation, _regions,
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from e2e.results import terms
 from e2e.results.terms import IDLE, PRODUCT_TERMS, TERMS
 
 # What exists for a type's, a layout's or an optimizer's sake has no counterpart in the other step.
-ALONE = frozenset((
+EXCLUDED_TERMS = frozenset((
     *IDLE, terms.COMMUNICATION, terms.LATE, terms.COPIES, terms.FILLS, terms.RECOMPUTATION,
     terms.LAYOUT,
     *(TERMS[kind] for kind in ("cast", "copy", "optimizer", "scaler")),
@@ -98,26 +98,26 @@ Times = Mapping[Key, tuple[float, int]]  # calls a step, and nanoseconds in all 
 def align(base: Step, other: Step) -> Aligned | None:
     """How far two steps match by module, phase, term and shapes; None where one has no shapes."""
     named = all(any(op.module for op in step.ops) for step in (base, other))
-    found = [_counted(step, named=named) for step in (base, other)]
-    if not all(any(key[-1] for key in times) for times in found):
+    counts = [_counted(step, named=named) for step in (base, other)]
+    if not all(any(key[-1] for key in times) for times in counts):
         return None
     matched = [
         round(sum(
             ns * min(1.0, theirs[key][0] / calls)
             for key, (calls, ns) in mine.items() if key in theirs
         ))
-        for mine, theirs in (found, found[::-1])
+        for mine, theirs in (counts, counts[::-1])
     ]  # fmt: skip
-    counted = [sum(ns for _, ns in times.values()) for times in found]
+    counted = [sum(ns for _, ns in times.values()) for times in counts]
     layers = _layers(base, other) if named else ()
-    return Aligned((matched[0], matched[1]), (counted[0], counted[1]), _alike(*found), layers)
+    return Aligned((matched[0], matched[1]), (counted[0], counted[1]), _overlap(*counts), layers)
 
 
 def _counted(step: Step, *, named: bool) -> Times:
     calls: dict[Key, set[int]] = defaultdict(set)
     times: Counter[Key] = Counter()
     for op in step.ops:
-        if op.term in ALONE or not op.ops:
+        if op.term in EXCLUDED_TERMS or not op.ops:
             continue
         multiplies = op.term in PRODUCT_TERMS
         by = (product(op.ops) if multiplies else None) or next(
@@ -132,7 +132,7 @@ def _counted(step: Step, *, named: bool) -> Times:
     return {key: (len(calls[key]) / step.steps, ns) for key, ns in times.items()}
 
 
-def _alike(base: Times, other: Times) -> float:
+def _overlap(base: Times, other: Times) -> float:
     """The share of the work with a shape that is in both, of the step with the less of it."""
     sums: list[Counter[Key]] = [Counter(), Counter()]
     for total, times in zip(sums, (base, other), strict=True):
@@ -147,10 +147,10 @@ def _alike(base: Times, other: Times) -> float:
 def _layers(base: Step, other: Step) -> tuple[LayerTime, ...]:
     """All work of both by module and phase: the changes add up to that of the GPU's work."""
     times: list[Counter[tuple[str, str]]] = [Counter(), Counter()]
-    for found, step in zip(times, (base, other), strict=True):
+    for total, step in zip(times, (base, other), strict=True):
         for op in step.ops:
             if op.term not in IDLE:
-                found[op.module, op.phase] += op.ns
+                total[op.module, op.phase] += op.ns
     rows = [
         LayerTime(*key, *(some[key] for some in times))
         for key in dict.fromkeys([*times[0], *times[1]])

@@ -65,21 +65,21 @@ def is_compiled_code(span: Span) -> bool:
 
 def fused_term(kernel: str) -> str | None:
     """The term of a kernel that inductor wrote, by its name; None for any other."""
-    found = _TRITON.fullmatch(kernel)
-    if found is None:
+    match = _TRITON.fullmatch(kernel)
+    if match is None:
         return None
-    if found["kind"] == "tem":
-        terms = (term for word, term in _TEMPLATES if re.search(word, found["ops"]))
+    if match["kind"] == "tem":
+        terms = (term for word, term in _TEMPLATES if re.search(word, match["ops"]))
         return next(terms, FUSED_KERNELS)
-    if found["ops"] in _CASTS:
+    if match["ops"] in _CASTS:
         return TERMS["cast"]
-    return _KINDS.get(found["kind"], FUSED_KERNELS)
+    return _KINDS.get(match["kind"], FUSED_KERNELS)
 
 
 def fused_words(kernel: str) -> str:
     """What a kernel of inductor's does: "gelu_native_layer_norm"; "" for any other kernel."""
-    found = _TRITON.fullmatch(kernel)
-    return found["ops"] if found else ""
+    match = _TRITON.fullmatch(kernel)
+    return match["ops"] if match else ""
 
 
 def term_of_kernel(kernel: str) -> str | None:

@@ -63,11 +63,11 @@ class Prover:
             in_time = round(BLOCK_S / max(bare_s, 1e-9))
             self._rounds, self._steps = ROUNDS, min(MOST_STEPS, max(LEAST_STEPS, in_time))
         self._tried: list[dict[str, Any]] = []
-        self._not_tried = {name: ENDED for name in TRIALS if only is None or name in only}
+        self._not_tried = {name: ENDED for name in ABLATIONS if only is None or name in only}
         self._now = ""  # what is being tried
         self.done = False
         self.steps = 0  # that have been used
-        self._plan = self._run(Scene(compiled))
+        self._plan = self._run(StepProbe(compiled))
         next(self._plan)
 
     def step(self) -> None:
@@ -91,30 +91,30 @@ class Prover:
     def _hand_over(self) -> None:
         self._keep({"steps": self.steps, "tried": self._tried, "not_tried": self._not_tried})
 
-    def _run(self, scene: Scene) -> Steps:
-        loading = _patched(loaders._BaseDataLoaderIter, "__next__", scene.feed.next)
+    def _run(self, probe: StepProbe) -> Steps:
+        loading = _patched(loaders._BaseDataLoaderIter, "__next__", probe.patch.next)
         hook: Any = torch.nn.modules.module.register_module_forward_pre_hook
         with _schedules_stopped(), loading:
-            with nullcontext() if scene.compiled else hook(scene.choose_model):
-                yield from scene.steps(1)
-            with nullcontext() if scene.compiled else scene.counting():
-                yield from scene.steps(COUNTED)
-            scene.feed.choose(1 + COUNTED)
+            with nullcontext() if probe.compiled else hook(probe.choose_model):
+                yield from probe.steps(1)
+            with nullcontext() if probe.compiled else probe.counting():
+                yield from probe.steps(COUNTED)
+            probe.patch.choose(1 + COUNTED)
             for name in list(self._not_tried):
                 self._now = name
-                yield from self._try(name, TRIALS[name], scene)
+                yield from self._try(name, ABLATIONS[name], probe)
                 self._now = ""
                 self._hand_over()
 
-    def _try(self, name: str, trial: Trial, scene: Scene) -> Steps:
+    def _try(self, name: str, ablation: Ablation, probe: StepProbe) -> Steps:
         """The rounds of one change. An exception of the change itself is why it was not tried."""
         times_s: dict[bool, list[list[float]]] = {False: [], True: []}  # as it is, changed
-        change = trial.words.format(scene)
+        change = ablation.words.format(probe)
         try:
-            why = COMPILED if trial.eager and scene.compiled else trial.when(scene)
-            if why is None and trial.may_break:
+            why = COMPILED if ablation.eager and probe.compiled else ablation.when(probe)
+            if why is None and ablation.may_break:
                 self._hand_over()  # a crash must not take what was found before
-                why = scene.rehearse(trial)
+                why = probe.rehearse(ablation)
             if why is not None:
                 self._not_tried[name] = why
                 return
@@ -123,15 +123,15 @@ class Prover:
                 if number >= LEAST_ROUNDS and time.perf_counter() - began_s > MOST_S:
                     break
                 for turn in (False, True) if number % 2 == 0 else (True, False):
-                    scene.feed.resident = trial.resident
-                    with trial.change(scene) if turn else nullcontext():
-                        times_s[turn].append((yield from self._block(scene)))
+                    probe.patch.resident = ablation.resident
+                    with ablation.change(probe) if turn else nullcontext():
+                        times_s[turn].append((yield from self._block(probe)))
         except Exception as error:  # the script's do not come by here
             self._not_tried[name] = _one_line(error)
         finally:
             rounds = min(map(len, times_s.values()))
             if rounds >= LEAST_ROUNDS:
-                resident = trial.resident and scene.feed.main is not None
+                resident = ablation.resident and probe.patch.main is not None
                 self._tried.append({
                     "name": name, "change": change, "resident": resident,
                     "as_is_s": times_s[False][:rounds], "changed_s": times_s[True][:rounds],
@@ -139,25 +139,25 @@ class Prover:
             if rounds >= LEAST_ROUNDS or not self._not_tried[name]:
                 del self._not_tried[name]
 
-    def _block(self, scene: Scene) -> Steps:
+    def _block(self, probe: StepProbe) -> Steps:
         """Seconds of each step."""
-        yield from scene.steps(DISCARDED)
+        yield from probe.steps(DISCARDED)
         marks = [self._mark()]
         for _ in range(self._steps):
-            yield from scene.steps(1)
+            yield from probe.steps(1)
             marks.append(self._mark())
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return [self._seconds(*pair) for pair in zip(marks, marks[1:])]  # noqa: B905, RUF007
 
 
-def write_beside(trace: str, found: dict[str, Any]) -> None:
+def write_beside(trace: str, results: dict[str, Any]) -> None:
     """Write results beside a trace: run.json.gz -> run.proofs.json. OSError where that fails."""
     path = trace.removesuffix(".gz").removesuffix(".json") + ".proofs.json"
     partial = f"{path}.{os.getpid()}.part"
     try:
         with open(partial, "w", encoding="utf-8") as file:
-            json.dump(found, file, separators=(",", ":"))
+            json.dump(results, file, separators=(",", ":"))
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -167,7 +167,7 @@ def write_beside(trace: str, found: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- what there is
 
 
-class Scene:
+class StepProbe:
     """The step inspector: the model and its inputs, autocast, reads of the device, optimizers.
 
     `at_end` is called at the end of each step. Compiled code is not inspected: who looks on would
@@ -177,12 +177,12 @@ class Scene:
     def __init__(self, compiled: bool) -> None:
         self.compiled = compiled
         self.other_benchmark = not torch.backends.cudnn.benchmark
-        self.feed = Feed()
+        self.patch = LoaderPatch()
         self.at_end: list[Callable[[], None]] = []
         # By the type: asking an object for its class may run code of proxies.
         optimizer: Any = torch.optim.Optimizer
         self.optimizers: list[Any] = [
-            found for found in gc.get_objects() if issubclass(type(found), optimizer)
+            there for there in gc.get_objects() if issubclass(type(there), optimizer)
         ]
         self.awaited = "cuda"  # a read waits for tensors there
         self.model: Any = None
@@ -205,7 +205,7 @@ class Scene:
         """Let the training make them."""
         for _ in range(count):
             yield
-            self.feed.taken = 0
+            self.patch.taken = 0
             for call in self.at_end:
                 call()
 
@@ -228,16 +228,16 @@ class Scene:
                 back.enter_context(_patched(self.model, "forward", self._called))
             yield
 
-    def rehearse(self, trial: Trial) -> str | None:
+    def rehearse(self, ablation: Ablation) -> str | None:
         """Why the model does not run with a change; None where it does. Gradients stay."""
         grads = [(p, p.grad) for p in self.model.parameters()]
         try:
             for parameter, _ in grads:
                 parameter.grad = None
-            with trial.change(self), self.as_called(), warnings.catch_warnings():
+            with ablation.change(self), self.as_called(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = self.model(*_detached(self.inputs), **_detached(self.named_inputs))
-                outputs = [t for t in _tensors(found) if t.requires_grad]
+                output = self.model(*_detached(self.inputs), **_detached(self.named_inputs))
+                outputs = [t for t in _tensors(output) if t.requires_grad]
                 if outputs:
                     torch.autograd.backward([t.float().mean() for t in outputs])
         except Exception as error:
@@ -272,7 +272,7 @@ class Scene:
         return original(autocast)
 
 
-class Feed:
+class LoaderPatch:
     """Stands between DataLoaders and the loop: if `resident`, one batch comes again and again."""
 
     def __init__(self) -> None:
@@ -307,7 +307,7 @@ class Feed:
 # ---------------------------------------------------------------- changes
 
 
-class Trial:
+class Ablation:
     """One change: a context in which it is made, and what it is in words.
 
     `when` says None where it can be tried, "" where there is nothing to change, or a reason.
@@ -316,11 +316,11 @@ class Trial:
     """
 
     def __init__(
-        self, change: Callable[[Scene], AbstractContextManager[None]], words: str,
-        when: Callable[[Scene], str | None], *,
+        self, change: Callable[[StepProbe], AbstractContextManager[None]], text: str,
+        when: Callable[[StepProbe], str | None], *,
         resident: bool = True, may_break: bool = False, eager: bool = False,
     ) -> None:  # fmt: skip
-        self.change, self.words, self.when = change, words, when
+        self.change, self.words, self.when = change, text, when
         self.resident, self.may_break, self.eager = resident, may_break, eager
 
 
@@ -328,13 +328,13 @@ def _if(there: object) -> str | None:
     return None if there else ""
 
 
-def loader(scene: Scene) -> AbstractContextManager[None]:
+def loader(probe: StepProbe) -> AbstractContextManager[None]:
     """No data loading."""
-    return _set(scene.feed, "resident", True)
+    return _set(probe.patch, "resident", True)
 
 
 @contextmanager
-def sync(scene: Scene) -> Generator[None]:
+def sync(probe: StepProbe) -> Generator[None]:
     """No synchronisation: the first step reads, later ones get what the same call gave then.
 
     So a loop that depends on what it reads takes the same course.
@@ -343,7 +343,7 @@ def sync(scene: Scene) -> Generator[None]:
     times: Counter[Any] = Counter()
 
     def read(name: str, original: Function, tensor: Any, *rest: Any, **named: Any) -> Any:
-        if tensor.device.type != scene.awaited:
+        if tensor.device.type != probe.awaited:
             return original(tensor, *rest, **named)
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         place = caller.f_code, caller.f_lasti, name
@@ -356,13 +356,13 @@ def sync(scene: Scene) -> Generator[None]:
     with ExitStack() as back:
         for name in READS:
             back.enter_context(_patched(torch.Tensor, name, partial(read, name)))
-        scene.at_end.append(times.clear)
-        back.callback(scene.at_end.remove, times.clear)
+        probe.at_end.append(times.clear)
+        back.callback(probe.at_end.remove, times.clear)
         yield
 
 
 @contextmanager
-def tf32(_scene: Scene) -> Generator[None]:
+def tf32(_probe: StepProbe) -> Generator[None]:
     """TF32 in GEMMs and convolutions, by the names that the script uses: torch takes no mixture."""
     with ExitStack() as back:
         try:
@@ -373,8 +373,8 @@ def tf32(_scene: Scene) -> Generator[None]:
         yield
 
 
-def _tf32_is_off(scene: Scene) -> str | None:
-    if scene.device != "cuda" or torch.cuda.get_device_capability()[0] < 8:
+def _tf32_is_off(probe: StepProbe) -> str | None:
+    if probe.device != "cuda" or torch.cuda.get_device_capability()[0] < 8:
         return ""
     try:
         return _if(not torch.backends.cuda.matmul.allow_tf32)
@@ -382,31 +382,31 @@ def _tf32_is_off(scene: Scene) -> str | None:
         return _if(torch.backends.cuda.matmul.fp32_precision != "tf32")
 
 
-def benchmark(scene: Scene) -> AbstractContextManager[None]:
+def benchmark(probe: StepProbe) -> AbstractContextManager[None]:
     """cuDNN's search for the fastest algorithm, the other way round."""
-    return _set(torch.backends.cudnn, "benchmark", scene.other_benchmark)
+    return _set(torch.backends.cudnn, "benchmark", probe.other_benchmark)
 
 
 @contextmanager
-def casts(scene: Scene) -> Generator[None]:
+def casts(probe: StepProbe) -> Generator[None]:
     """Weights are cast once a step, as if one more autocast were around it."""
     torch.autocast_increment_nesting()
-    scene.at_end.append(torch.clear_autocast_cache)
+    probe.at_end.append(torch.clear_autocast_cache)
     try:
         yield
     finally:
-        scene.at_end.remove(torch.clear_autocast_cache)
+        probe.at_end.remove(torch.clear_autocast_cache)
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
 
 
 @contextmanager
-def optimizer(scene: Scene) -> Generator[None]:
+def optimizer(probe: StepProbe) -> Generator[None]:
     """Updates of all parameters together: fused where this torch can, else foreach."""
     groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
     counts: list[tuple[dict[str, Any], Any]] = []
     try:
-        for kind, group, states in _one_at_a_time(scene):
+        for kind, group, states in _one_at_a_time(probe):
             fused = "fused" in group and _fuses(kind, group["params"][0])
             changed = {"foreach": not fused, **({"fused": True} if fused else {})}
             groups.append((group, {name: group[name] for name in changed}))
@@ -424,15 +424,15 @@ def optimizer(scene: Scene) -> Generator[None]:
             state["step"] = count.copy_(state["step"])
 
 
-def _one_at_a_time(scene: Scene) -> Iterator[tuple[Any, dict[str, Any], Any]]:
+def _one_at_a_time(probe: StepProbe) -> Iterator[tuple[Any, dict[str, Any], Any]]:
     """Groups of parameters that torch updates one at a time, though it could all together."""
-    for one in scene.optimizers:
-        for group in one.param_groups:
+    for opt in probe.optimizers:
+        for group in opt.param_groups:
             on_gpu = any(p.is_cuda for p in group["params"])
             by_default = group.get("foreach") is None and not on_gpu
             is_single = group.get("foreach") is False or by_default
             if "foreach" in group and not group.get("fused") and is_single and group["params"]:
-                yield type(one), group, one.state
+                yield type(opt), group, opt.state
 
 
 def _fuses(kind: Any, like: Any) -> bool:
@@ -447,52 +447,52 @@ def _fuses(kind: Any, like: Any) -> bool:
 
 
 @contextmanager
-def amp(scene: Scene) -> Generator[None]:
+def amp(probe: StepProbe) -> Generator[None]:
     """Autocast that does nothing, also one around the whole loop: what it brings, or costs."""
 
     def entered(original: Function, autocast: Any) -> Any:
-        asked, autocast._enabled = autocast._enabled, False
+        enabled, autocast._enabled = autocast._enabled, False
         try:
             return original(autocast)
         finally:
-            autocast._enabled = asked
+            autocast._enabled = enabled
 
-    around = nullcontext() if scene.autocasts else torch.autocast(scene.device, enabled=False)
+    around = nullcontext() if probe.autocasts else torch.autocast(probe.device, enabled=False)
     with _patched(torch.autocast, "__enter__", entered), around:
         yield
 
 
 @contextmanager
-def float32(scene: Scene) -> Generator[None]:
+def float32(probe: StepProbe) -> Generator[None]:
     """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
 
     def forward(original: Function, *given: Any, **named: Any) -> Any:
-        with torch.autocast(scene.device, torch.bfloat16):
-            found = original(*given, **named)
-        return _mapped(lambda t: t.float() if t.is_floating_point() else t, found)
+        with torch.autocast(probe.device, torch.bfloat16):
+            output = original(*given, **named)
+        return _mapped(lambda t: t.float() if t.is_floating_point() else t, output)
 
-    with _patched(scene.model, "forward", forward):
+    with _patched(probe.model, "forward", forward):
         yield
 
 
-def _float32_alone(scene: Scene) -> str | None:
-    mixed = scene.autocasts or scene.autocast_dtype is not None
-    if scene.device != "cuda" or not scene.calls or mixed or not torch.cuda.is_bf16_supported():
+def _float32_alone(probe: StepProbe) -> str | None:
+    mixed = probe.autocasts or probe.autocast_dtype is not None
+    if probe.device != "cuda" or not probe.calls or mixed or not torch.cuda.is_bf16_supported():
         return ""
-    return _if(all(p.dtype == torch.float32 for p in scene.model.parameters()))
+    return _if(all(p.dtype == torch.float32 for p in probe.model.parameters()))
 
 
 @contextmanager
-def layout(scene: Scene) -> Generator[None]:
+def layout(probe: StepProbe) -> Generator[None]:
     """Weights, what optimizers keep of them, and inputs; what the model returns is as it was."""
 
     def laid_out(value: Any, layout: Any) -> Any:
         return _mapped(lambda t: t.contiguous(memory_format=layout) if _is_image(t) else t, value)
 
     def lay_out_weights(layout: Any) -> None:
-        scene.model.to(memory_format=layout)
-        for one in scene.optimizers:
-            for state in one.state.values():
+        probe.model.to(memory_format=layout)
+        for opt in probe.optimizers:
+            for state in opt.state.values():
                 state.update(laid_out(dict(state), layout))
 
     def forward(original: Function, *given: Any, **named: Any) -> Any:
@@ -501,130 +501,130 @@ def layout(scene: Scene) -> Generator[None]:
 
     try:
         lay_out_weights(torch.channels_last)
-        with _patched(scene.model, "forward", forward):
+        with _patched(probe.model, "forward", forward):
             yield
     finally:
         lay_out_weights(torch.contiguous_format)
 
 
-def _layout_is_default(scene: Scene) -> str | None:
+def _layout_is_default(probe: StepProbe) -> str | None:
     """Images in the default layout and a model with convolutions."""
-    images = [t for t in _tensors((scene.inputs, scene.named_inputs)) if _is_image(t)]
-    weights = _convolutions(scene.model)
+    images = [t for t in _tensors((probe.inputs, probe.named_inputs)) if _is_image(t)]
+    weights = _convolutions(probe.model)
     return _if(images and weights and not _is_last(images[0]) and not _is_last(weights[-1]))
 
 
 @contextmanager
-def attention(_scene: Scene, wanted: str) -> Generator[None]:
+def attention(_probe: StepProbe, backend: str) -> Generator[None]:
     """One back end of scaled_dot_product_attention alone."""
     cuda = torch.backends.cuda
     here = [name for name in ATTENTION if hasattr(cuda, f"{name}_sdp_enabled")]
     old = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in here}
     try:
         for name in old:
-            getattr(cuda, f"enable_{name}_sdp")(name == wanted)
+            getattr(cuda, f"enable_{name}_sdp")(name == backend)
         yield
     finally:
         for name, enabled in old.items():
             getattr(cuda, f"enable_{name}_sdp")(enabled)
 
 
-def _attention(wanted: str) -> Trial:
+def _attention(backend: str) -> Ablation:
     """Where the model calls it, on a GPU, and this torch has the back end."""
 
-    def when(scene: Scene) -> str | None:
-        known = hasattr(torch.backends.cuda, f"enable_{wanted}_sdp")
-        return _if(known and scene.device == "cuda" and scene.calls and scene.attentions)
+    def when(probe: StepProbe) -> str | None:
+        known = hasattr(torch.backends.cuda, f"enable_{backend}_sdp")
+        return _if(known and probe.device == "cuda" and probe.calls and probe.attentions)
 
-    words = f"scaled_dot_product_attention by its back end {wanted} alone"
-    return Trial(partial(attention, wanted=wanted), words, when, may_break=True, eager=True)
+    text = f"scaled_dot_product_attention by its back end {backend} alone"
+    return Ablation(partial(attention, backend=backend), text, when, may_break=True, eager=True)
 
 
 @contextmanager
-def launch(scene: Scene) -> Generator[None]:
+def launch(probe: StepProbe) -> Generator[None]:
     """The model's forward and backward as graphs. Other shapes, and evaluation, run as before."""
 
     def likeness(given: Any) -> Any:
         known = [(t.shape, t.dtype, t.device, t.requires_grad) for t in _tensors(given)]
-        return known, scene.model.training, torch.is_grad_enabled()
+        return known, probe.model.training, torch.is_grad_enabled()
 
     def forward(original: Function, *given: Any, **named: Any) -> Any:
-        fits = not named and likeness(given) == wanted
+        fits = not named and likeness(given) == usual
         return graphed(*given) if fits else original(*given, **named)
 
-    scene.graphed = graphed = scene.graphed or _graphed(scene)
-    wanted = likeness(scene.inputs)
-    with _patched(scene.model, "forward", forward):
+    probe.graphed = graphed = probe.graphed or _graphed(probe)
+    usual = likeness(probe.inputs)
+    with _patched(probe.model, "forward", forward):
         yield
 
 
-def _can_be_graphed(scene: Scene) -> str | None:
+def _can_be_graphed(probe: StepProbe) -> str | None:
     """Torch captures modules that take tensors, once a step."""
-    if scene.device != "cuda" or not scene.calls:
+    if probe.device != "cuda" or not probe.calls:
         return ""
-    if scene.named_inputs or not all(map(torch.is_tensor, scene.inputs)):
+    if probe.named_inputs or not all(map(torch.is_tensor, probe.inputs)):
         return "the model takes more than tensors in their places"
-    if any(isinstance(m, torch.nn.RNNBase) for m in scene.model.modules()):
+    if any(isinstance(m, torch.nn.RNNBase) for m in probe.model.modules()):
         return "recurrent layers hold their weights twice"
-    return "the model is called several times in a step" if scene.calls > COUNTED else None
+    return "the model is called several times in a step" if probe.calls > COUNTED else None
 
 
-def _graphed(scene: Scene) -> Function:
+def _graphed(probe: StepProbe) -> Function:
     """The model with its parameters as inputs: in the same memory, and without nodes of autograd.
 
     A loss that the script keeps holds nodes of the model's own parameters. These belong to the
     usual stream, and nothing that meets them can be captured.
     """
-    names, parameters = zip(*scene.model.named_parameters())  # noqa: B905
-    count = len(scene.inputs)
+    names, parameters = zip(*probe.model.named_parameters())  # noqa: B905
+    count = len(probe.inputs)
 
     def forward(*given: Any) -> Any:
         own = dict(zip(names, given[count:]))  # noqa: B905
-        return torch.func.functional_call(scene.model, own, given[:count])
+        return torch.func.functional_call(probe.model, own, given[:count])
 
-    with scene.as_called(cache_enabled=False):
+    with probe.as_called(cache_enabled=False):
         graphed = torch.cuda.make_graphed_callables(
-            forward, _detached((*scene.inputs, *parameters)), allow_unused_input=True
+            forward, _detached((*probe.inputs, *parameters)), allow_unused_input=True
         )
     return lambda *given: graphed(*given, *parameters)
 
 
 # In order: those that a script may not bear come last.
-TRIALS: dict[str, Trial] = {
-    "loader": Trial(
+ABLATIONS: dict[str, Ablation] = {
+    "loader": Ablation(
         loader, "the same batch again and again",
-        lambda scene: _if(scene.feed.main is not None), resident=False,
+        lambda probe: _if(probe.patch.main is not None), resident=False,
     ),
-    "sync": Trial(
+    "sync": Ablation(
         sync, "reads of the device repeat what they gave first, without waiting",
-        lambda scene: _if(scene.reads), eager=True,
+        lambda probe: _if(probe.reads), eager=True,
     ),
-    "tf32": Trial(tf32, "TF32 allowed", _tf32_is_off),
-    "benchmark": Trial(
+    "tf32": Ablation(tf32, "TF32 allowed", _tf32_is_off),
+    "benchmark": Ablation(
         benchmark, "torch.backends.cudnn.benchmark = {0.other_benchmark}",
-        lambda scene: _if(scene.device == "cuda" and _convolutions(scene.model)), resident=False,
+        lambda probe: _if(probe.device == "cuda" and _convolutions(probe.model)), resident=False,
     ),
-    "casts": Trial(
+    "casts": Ablation(
         casts, "casts of weights kept until the optimizer's step",
-        lambda scene: _if(scene.autocasts > COUNTED), eager=True,
+        lambda probe: _if(probe.autocasts > COUNTED), eager=True,
     ),
-    "optimizer": Trial(
-        optimizer, "fused or foreach updates", lambda scene: _if(list(_one_at_a_time(scene))),
+    "optimizer": Ablation(
+        optimizer, "fused or foreach updates", lambda probe: _if(list(_one_at_a_time(probe))),
     ),
-    "amp": Trial(
+    "amp": Ablation(
         amp, "autocast switched off",
-        lambda scene: _if(scene.autocasts or scene.autocast_dtype is not None), eager=True,
+        lambda probe: _if(probe.autocasts or probe.autocast_dtype is not None), eager=True,
     ),
-    "float32": Trial(
+    "float32": Ablation(
         float32, "autocast with BF16 around the model", _float32_alone, may_break=True, eager=True,
     ),
-    "layout": Trial(
+    "layout": Ablation(
         layout, "model and inputs in channels_last", _layout_is_default, may_break=True, eager=True,
     ),
     "sdpa_flash": _attention("flash"),
     "sdpa_efficient": _attention("mem_efficient"),
     "sdpa_cudnn": _attention("cudnn"),
-    "launch": Trial(
+    "launch": Ablation(
         launch, "the model's forward and backward as CUDA graphs", _can_be_graphed,
         may_break=True, eager=True,
     ),

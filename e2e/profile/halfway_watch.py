@@ -114,7 +114,7 @@ class Watch:
         self._was_late = False  # and one has been counted since
         self._profiles: weakref.WeakSet[Any] | None = None  # that were prepared, ours too
         self._met_another = False
-        self._bare: _Bare | None = None
+        self._bare: _UnprofiledSteps | None = None
         self._profiler: Any = None  # of ours, that runs
         self._naming = False  # whether it is that of the second recording
         self._open_step: Any = None
@@ -223,7 +223,7 @@ class Watch:
         self._samples: list[tuple[int, str]] = []
         self.steps = steps
         if self.after == steps == 0:
-            self._bare = _Bare(self._looking)
+            self._bare = _UnprofiledSteps(self._looking)
 
     def _end(self, failed: bool) -> None:
         if self._prover is not None:
@@ -274,25 +274,25 @@ class Watch:
             self._profiles = weakref.WeakSet()
             _replace(self._open, torch.autograd.profiler.profile, "_prepare_trace", self._prepared)
         runs = torch.autograd._profiler_enabled() or any(
-            one.kineto_results is None for one in self._profiles
+            profile.kineto_results is None for profile in self._profiles
         )
         self._met_another = self._met_another or runs
         return runs
 
-    def _prepared(self, original: Function, one: Any, *rest: Any, **named: Any) -> Any:
+    def _prepared(self, original: Function, profile: Any, *rest: Any, **named: Any) -> Any:
         """A profiler begins. Torch has one at a time: if it is the script's, ours gives way."""
         if self._profiler is not None:
             self._met_another = True
             begin_anew = functools.partial(self._begin, min(self.steps, self.after - 1))
             self._guarded(functools.partial(self._end, False) if self._naming else begin_anew)()
         if self._profiles is not None:
-            self._profiles.add(one)
-        return original(one, *rest, **named)
+            self._profiles.add(profile)
+        return original(profile, *rest, **named)
 
     def _start_bare(self) -> None:
         if self._calls and self.unit == OPTIMIZER and not (self._was_late or compiled()):
             self._calls.back()  # steps end where the optimizer's do: calls need no look
-        self._bare = _Bare(self._looking)
+        self._bare = _UnprofiledSteps(self._looking)
 
     def _finish_bare(self) -> None:
         assert self._bare is not None
@@ -313,8 +313,8 @@ class Watch:
         self._start_names()
 
     def _start_names(self) -> None:
-        wanted = ["CPU", "CUDA"] if _cuda() else ["CPU"]
-        self._naming = self._start(wanted, "no trace: the profiler did not start", shapes=True)
+        activities = ["CPU", "CUDA"] if _cuda() else ["CPU"]
+        self._naming = self._start(activities, "no trace: the profiler did not start", shapes=True)
         if not self._naming:
             self._stop()
             return
@@ -415,9 +415,9 @@ class Watch:
             self._prover = None
             raise SystemExit(0)
 
-    def _keep(self, found: dict[str, Any]) -> None:
+    def _keep(self, results: dict[str, Any]) -> None:
         try:
-            self._proofs.write_beside(self.out, found)
+            self._proofs.write_beside(self.out, results)
         except OSError as error:
             self._say(f"what was tried could not be written: {_first_line(error)}")
 
@@ -515,7 +515,7 @@ def run_script(name: str, arguments: Sequence[str], watching: Watch, is_module: 
         watching.end(failed)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line: options of ours, the script, and the script's own arguments."""
     parser = argparse.ArgumentParser(
         prog="halfway_watch.py", description="Record a few steps of a training script."
@@ -533,7 +533,7 @@ def main(words: Sequence[str] | None = None) -> None:
     option("-m", dest="module", action="store_true", help="SCRIPT is a module, as of python -m")
     option("script", metavar="SCRIPT", help="the training script")
     option("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    given = parser.parse_args(words)
+    given = parser.parse_args(argv)
     if not given.module and not os.path.isfile(given.script):
         parser.error(f"no such script: {given.script}")
     if not os.path.isdir(os.path.dirname(os.path.abspath(given.out))):
@@ -557,7 +557,7 @@ def main(words: Sequence[str] | None = None) -> None:
 # ---------------------------------------------------------------- what is looked at
 
 
-class _Bare:
+class _UnprofiledSteps:
     """Times steps, and in them what only the CPU knows: data loading, reads that wait, autocasts.
 
     Only the thread that makes it counts. Where torch.compile is in use, reads and autocasts are
@@ -591,7 +591,7 @@ class _Bare:
         bare_s = [_seconds(*ends) for ends in zip(self._marks, self._marks[1:])]  # noqa: B905
         return bare_s, {
             "loading_s": self._loading_s[:-1] if self._loads else [],
-            "reads": [[*key, *found] for key, found in self._reads.items()],
+            "reads": [[*key, *read] for key, read in self._reads.items()],
             "autocasts": None if self._compiled else self._autocasts / len(bare_s),
         }
 
@@ -825,12 +825,12 @@ def _proofs() -> Any:
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), PROOFS)
     if not os.path.isfile(path):
         raise ValueError(f"--prove needs {PROOFS} beside {os.path.basename(__file__)}")
-    found = importlib.util.spec_from_file_location("halfway_prove", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # its dataclasses look it up
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("halfway_prove", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look it up
+    spec.loader.exec_module(module)
     return module
 
 

@@ -31,12 +31,12 @@ def lines_of_samples(step: Step, what: str) -> str:
     named = step.with_names
     samples = list(_samples(named))
     times = [at for at, _ in samples]
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for op in named.ops:
         if op.term == what:
             inside = samples[bisect_left(times, op.start) : bisect_right(times, op.end)]
-            found.update(line for _, line in inside)
-    if not found:
+            counts.update(line for _, line in inside)
+    if not counts:
         phases = {op.number: op.phase for op in named.ops}
         launched = {s.correlation: s.start for s in named.trace.spans[LAUNCH]}
         starts = sorted(
@@ -47,8 +47,8 @@ def lines_of_samples(step: Step, what: str) -> str:
         for at, line in samples:
             place = bisect_left(starts, (at, ""))
             if place < len(starts) and starts[place][1] == what:
-                found[line] += 1
-    return ", ".join(line for line, _ in found.most_common(MOST_LINES - 1))
+                counts[line] += 1
+    return ", ".join(line for line, _ in counts.most_common(MOST_LINES - 1))
 
 
 def _samples(step: Step) -> Iterator[tuple[int, str]]:
@@ -68,10 +68,10 @@ def _samples(step: Step) -> Iterator[tuple[int, str]]:
 
 def lines_of_waits(step: Step) -> str:
     """The lines that wait for the GPU: "train.py:88 0.31 ms, …"; "" where nothing tells."""
-    found = timed_reads(step) or _from_stack(step.with_names)
-    if not found:
+    reads = timed_reads(step) or _from_stack(step.with_names)
+    if not reads:
         return lines_of_samples(step, SYNC)
-    most = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
+    most = sorted(reads.items(), key=lambda item: (-item[1], item[0]))[:MOST_LINES]
     return ", ".join(f"{line} {ms:.3g} ms" for line, ms in most)
 
 
@@ -79,14 +79,14 @@ def timed_reads(step: Step) -> Mapping[str, float]:
     """Milliseconds a step by line of the reads that halfway_watch timed without the profiler."""
     rows: object = step.trace.facts.get("reads")
     steps = len(step.trace.seconds("bare_s"))
-    found: Counter[str] = Counter()
+    reads: Counter[str] = Counter()
     for row in cast(list[Any], rows) if isinstance(rows, list) and steps else ():
         match row:
             case [str(line), _, _, int() | Decimal() as seconds]:
-                found[line] += 1e3 * float(seconds) / steps  # type: ignore[assignment]
+                reads[line] += 1e3 * float(seconds) / steps  # type: ignore[assignment]
             case _:
                 pass
-    return found
+    return reads
 
 
 def _from_stack(step: Step) -> Mapping[str, float]:
@@ -103,12 +103,12 @@ def _from_stack(step: Step) -> Mapping[str, float]:
         elif line := _users_line(around):
             lines[id(span)] = line
     starts = [span.start for span in waits]
-    found: dict[str, float] = defaultdict(float)
+    by_line: dict[str, float] = defaultdict(float)
     for op in step.ops if lines else ():
         last = bisect_left(starts, op.end) - 1  # the call that this time is the price of
         if op.term == SYNC and last >= 0 and (line := lines.get(id(waits[last]))):
-            found[line] += op.ns / step.steps / 1e6
-    return found
+            by_line[line] += op.ns / step.steps / 1e6
+    return by_line
 
 
 def _users_line(stack: Sequence[Span]) -> str:

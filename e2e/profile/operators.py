@@ -52,8 +52,8 @@ def dtype_of(name: object) -> str:
 def types_of(ops: Sequence[Span]) -> frozenset[str]:
     """The types of the first two inputs of the innermost operator that has some."""
     for op in reversed(ops):
-        if found := [t for name in op.noted("Input type") if (t := dtype_of(name)) in FLOATS]:
-            return frozenset(found[:2])
+        if types := [t for name in op.noted("Input type") if (t := dtype_of(name)) in FLOATS]:
+            return frozenset(types[:2])
     return frozenset()
 
 
@@ -178,17 +178,17 @@ def work_of(op: Span) -> Work:
             run, args = "aten.convolution.default", args[:9]
         returned: Any = resolve(run)(*map(_meta, args))
         made = sum(t.numel() * t.itemsize for t in tree_leaves(returned) if torch.is_tensor(t))
-        found = Work(flops(call), min_bytes(call) + made, dtype)
+        work = Work(flops(call), min_bytes(call) + made, dtype)
     except BAD_ARGUMENTS:
         return Work()
-    return found if 0 <= (found.flops or 0) < MOST and 0 <= (found.bytes or 0) < MOST else Work()
+    return work if 0 <= (work.flops or 0) < MOST and 0 <= (work.bytes or 0) < MOST else Work()
 
 
 def call_of(op: Span, overload: str = "default") -> Call:
     """The operator as a call of this torch. CannotReplay where it has none."""
     name = f"aten.{op.name.removeprefix('aten::')}.{overload}"
     schema: Any = getattr(resolve(name), "_schema")  # noqa: B009
-    count = sum(not one.kwarg_only for one in schema.arguments)
+    count = sum(not argument.kwarg_only for argument in schema.arguments)
     types = op.noted("Input type")
     rows = [op.noted(kind) for kind in ("Input Dims", "Input Strides", "Concrete Inputs")]
     for row in rows:
@@ -204,13 +204,13 @@ def _argument(shape: Any, stride: Any, plain: object, kind: object) -> Argument:
             stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
         return TensorSpec(tuple(shape), tuple(stride), dtype, "cuda")
     try:
-        found: object = ast.literal_eval(str(plain))
+        value: object = ast.literal_eval(str(plain))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    if isinstance(found, list):
-        items = cast(list[object], found)
+    if isinstance(value, list):
+        items = cast(list[object], value)
         return tuple(item for item in items if isinstance(item, bool | int | float))
-    return found if isinstance(found, bool | int | float) else None
+    return value if isinstance(value, bool | int | float) else None
 
 
 def _meta(value: Argument) -> Any:

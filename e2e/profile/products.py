@@ -90,14 +90,14 @@ class Calls:
 
 def calls_of(step: Step) -> list[Calls]:
     """Every product in the steps; none without shapes."""
-    found: dict[tuple[str, ...], Calls] = {}
+    by_key: dict[tuple[str, ...], Calls] = {}
     work = step.trace.spans[WORK]
     for op in step.ops:
         if not is_product(op) or (called := product(op.ops)) is None:
             continue
         names = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
         key = op.module, op.phase, called.name, *(str(called.args.get(name)) for name in names)
-        calls = found.setdefault(key, Calls(called, op))
+        calls = by_key.setdefault(key, Calls(called, op))
         calls.ns += op.ns
         calls.ids.add(id(called))
         if step.on_cpu:
@@ -105,7 +105,7 @@ def calls_of(step: Step) -> list[Calls]:
         elif op.number not in calls.kernels:
             calls.kernel_ns += work[op.number].ns
         calls.kernels[op.number] = op.kernel
-    return [calls for calls in found.values() if calls.kernel_ns]
+    return [calls for calls in by_key.values() if calls.kernel_ns]
 
 
 def products(step: Step, card: Card | None, rates: Rates | None = None) -> tuple[Product, ...]:
@@ -180,18 +180,18 @@ class Fused:
 
 def fused_kernels(step: Step) -> tuple[Fused, ...]:
     """Each fused kernel of the steps, the longest first; none on a CPU."""
-    found: dict[tuple[str, str], list[Op]] = {}
+    by_kernel: dict[tuple[str, str], list[Op]] = {}
     for op in step.ops if not step.on_cpu else ():
         if fused_words(op.kernel):
-            found.setdefault((op.module, op.kernel), []).append(op)
+            by_kernel.setdefault((op.module, op.kernel), []).append(op)
     made = [
         Fused(
             module, fused_words(kernel), len({op.number for op in ops}), sum(op.ns for op in ops),
             next((size for op in ops for span in op.ops[-1:] if (size := _bytes(span))), None),
         )
-        for (module, kernel), ops in found.items()
+        for (module, kernel), ops in by_kernel.items()
     ]  # fmt: skip
-    return tuple(sorted(made, key=lambda one: (-one.ns, one.module, one.fuses)))
+    return tuple(sorted(made, key=lambda kernel: (-kernel.ns, kernel.module, kernel.fuses)))
 
 
 def _bytes(span: Span) -> int:
@@ -218,13 +218,13 @@ class Reach:
     of_card: float
 
 
-def of_card(step: Step, found: Sequence[Product], whole_ns: float) -> float | None:
+def of_card(step: Step, products: Sequence[Product], whole_ns: float) -> float | None:
     """Share of `whole_ns`, all steps, that their products take at least.
 
     None on a CPU, without products, and where the work of too many is not known: those whose floor
     is known must take LEAST_COUNTED of the products' time.
     """
-    known = [(p, p.floor_s) for p in found if p.floor_s]
+    known = [(p, p.floor_s) for p in products if p.floor_s]
     known_ns = sum(p.ns for p, _ in known)
     if step.on_cpu or not known:
         return None
@@ -234,12 +234,12 @@ def of_card(step: Step, found: Sequence[Product], whole_ns: float) -> float | No
     return min(1.0, floor_ns / whole_ns / step.trace.devices)
 
 
-def reach(found: Sequence[Product]) -> Reach | None:
+def reach(products: Sequence[Product]) -> Reach | None:
     """How far the products use the card; None without any, or on a card that is not known."""
-    known = [(p, p.floor_s) for p in found if p.floor_s is not None]
+    known = [(p, p.floor_s) for p in products if p.floor_s is not None]
     known_ns = sum(p.kernel_ns for p, _ in known)
     if known_ns <= 0:
         return None
     floor_ns = sum(1e9 * p.count * seconds for p, seconds in known)
-    proved_ns = sum(p.kernel_ns for p in found if p.tensor_cores)
-    return Reach(proved_ns / sum(p.kernel_ns for p in found), floor_ns / known_ns)
+    proved_ns = sum(p.kernel_ns for p in products if p.tensor_cores)
+    return Reach(proved_ns / sum(p.kernel_ns for p in products), floor_ns / known_ns)

@@ -79,11 +79,11 @@ def replayed(target: Target, run: Unprofiled) -> Tried:
     step_ms = run.whole_ns / step.steps / 1e6
     with _settings(tf32, search):
         times = _times(target, [pair for some in pairs.values() for pair in some])
-        found = [_gain(cause, some, times, step_ms) for cause, some in pairs.items()]
+        gains = [_gain(cause, some, times, step_ms) for cause, some in pairs.items()]
         for again in (_attention, _loops):
             with suppress(RuntimeError, TypeError, ValueError):  # too large, or odd shapes
-                found.append(again(run, torch.device(target.torch_device), step_ms))
-    return Tried(tuple(gain for gain in found if gain is not None), {}, 0)
+                gains.append(again(run, torch.device(target.torch_device), step_ms))
+    return Tried(tuple(gain for gain in gains if gain is not None), {}, 0)
 
 
 # ---------------------------------------------------------------- calls
@@ -91,7 +91,7 @@ def replayed(target: Target, run: Unprofiled) -> Tried:
 
 def _repeated(step: Step) -> list[Repeated]:
     """The calls of at least LEAST_SHARE of a step, the longest first."""
-    found: dict[tuple[str, bool], list[tuple[Op, Span, Call]]] = defaultdict(list)
+    by_call: dict[tuple[str, bool], list[tuple[Op, Span, Call]]] = defaultdict(list)
     known: dict[int, Call | None] = {}
     for op in step.ops:
         if op.term in IDLE or op.term in NO_CALLS or op.phase == UPDATE:
@@ -103,16 +103,16 @@ def _repeated(step: Step) -> list[Repeated]:
             known[id(span)] = _call(span)
         call = known[id(span)]
         if call is not None:
-            found[call.key, op.phase == BACKWARD].append((op, span, call))
+            by_call[call.key, op.phase == BACKWARD].append((op, span, call))
     calls: list[Repeated] = []
-    for some in found.values():
+    for some in by_call.values():
         op, span, call = some[0]
         count = len({id(span) for _, span, _ in some}) / step.steps
         name = op.module or span.name.removeprefix("aten::")
         ns = sum(op.ns for op, _, _ in some)
         calls.append(Repeated(call, count, ns, name, op.phase == BACKWARD))
     least = LEAST_SHARE * (step.end - step.start)
-    return sorted((one for one in calls if one.ns >= least), key=lambda one: -one.ns)
+    return sorted((call for call in calls if call.ns >= least), key=lambda call: -call.ns)
 
 
 def _call(op: Span) -> Call | None:
@@ -134,12 +134,12 @@ def _call(op: Span) -> Call | None:
 def _fits(call: Call) -> bool:
     """Whether its arguments are what the operator's schema asks for, as far as a trace tells."""
     schema: Any = getattr(resolve(call.name), "_schema")  # noqa: B009
-    wanted = [str(one.type) for one in schema.arguments if not one.kwarg_only]
-    return len(wanted) == len(call.args) and all(
+    kinds = [str(argument.type) for argument in schema.arguments if not argument.kwarg_only]
+    return len(kinds) == len(call.args) and all(
         kind.startswith("Optional")
         if value is None
         else isinstance(value, TensorSpec) == ("Tensor" in kind)
-        for value, kind in zip(call.args, wanted, strict=True)
+        for value, kind in zip(call.args, kinds, strict=True)
     )
 
 
@@ -147,19 +147,19 @@ def _fits(call: Call) -> bool:
 
 
 def _padded(calls: Sequence[Repeated], tf32: bool) -> Iterator[Pair]:
-    for one in calls:
-        found = padding(one.call, tf32)
-        if found is not None:
-            yield Pair(one, found.call, found.change)
+    for repeated in calls:
+        change = padding(repeated.call, tf32)
+        if change is not None:
+            yield Pair(repeated, change.call, change.change)
 
 
-def _islands(calls: Sequence[Repeated], _tf32: bool) -> Iterator[Pair]:
+def _left_in_float32(calls: Sequence[Repeated], _tf32: bool) -> Iterator[Pair]:
     """Products that stayed in float32 beside others in half precision, in that precision."""
     products = [one for one in calls if one.call.operator in _PRODUCTS]
     half = next((d for one in products if (d := _dtype(one.call)) in HALVES), None)
-    for one in products if half else ():
-        if _dtype(one.call) == "float32":
-            yield Pair(one, _cast(one.call, ("float32",), half), f"in {half}")
+    for repeated in products if half else ():
+        if _dtype(repeated.call) == "float32":
+            yield Pair(repeated, _cast(repeated.call, ("float32",), half), f"in {half}")
 
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
@@ -168,15 +168,15 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backwa
 def _cast_to(
     dtype: str, only: Sequence[str], calls: Sequence[Repeated], _tf32: bool
 ) -> Iterator[Pair]:
-    for one in calls:
-        if any(tensor.dtype in only for tensor in one.call.tensors):
-            yield Pair(one, _cast(one.call, only, dtype), f"in {dtype}")
+    for repeated in calls:
+        if any(tensor.dtype in only for tensor in repeated.call.tensors):
+            yield Pair(repeated, _cast(repeated.call, only, dtype), f"in {dtype}")
 
 
 # By cause, as findings and proofs have it.
 KINDS: dict[str, Callable[[Sequence[Repeated], bool], Iterator[Pair]]] = {
     "misaligned": _padded,
-    "islands": _islands,
+    "islands": _left_in_float32,
     "half": partial(_cast_to, "float32", HALVES),
     "bf16": partial(_cast_to, "float16", ("bfloat16",)),
 }
@@ -217,13 +217,13 @@ def _times(target: Target, pairs: Sequence[Pair]) -> dict[str, tuple[float, ...]
     calls: dict[str, PlacedCall] = {}
     for pair in pairs:
         for call in (pair.repeated.call, pair.changed):
-            one = PlacedCall(call, pair.repeated.count, pair.repeated.backward)
-            calls.setdefault(call.key, one)
+            placed = PlacedCall(call, pair.repeated.count, pair.repeated.backward)
+            calls.setdefault(call.key, placed)
     timed = time_calls(target, list(calls.values()))
     return {
-        key: found.times_s
-        for key, found in zip(calls, timed, strict=True)
-        if isinstance(found, CallTime) and len(found.times_s) == ROUNDS and min(found.times_s) > 0
+        key: time.times_s
+        for key, time in zip(calls, timed, strict=True)
+        if isinstance(time, CallTime) and len(time.times_s) == ROUNDS and min(time.times_s) > 0
     }
 
 
@@ -253,8 +253,8 @@ def _gain(
     as_is = [[total_s(chosen, number, changed=False)] for number in rounds]
     changed = [[total_s(chosen, number, changed=True)] for number in rounds]
     names = dict.fromkeys(f"{pair.repeated.name} {pair.change}" for pair in chosen)
-    said = ", ".join(list(names)[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
-    return gain_of(cause, f"replayed: {said}", as_is, changed, step_ms=step_ms)
+    named = ", ".join(list(names)[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+    return gain_of(cause, f"replayed: {named}", as_is, changed, step_ms=step_ms)
 
 
 # ---------------------------------------------------------------- one call for many
@@ -262,12 +262,12 @@ def _gain(
 
 def _attention(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None:
     """Attention that is written out against scaled_dot_product_attention of the same shapes."""
-    found = attention_in(run.step.ops)
-    products = [span for span in found.calls if _makes_scores(span, found.shapes)] if found else []
-    if found is None or not products:
+    attn = attention_in(run.step.ops)
+    products = [span for span in attn.calls if _makes_scores(span, attn.shapes)] if attn else []
+    if attn is None or not products:
         return None
-    as_is = _by_step(run, found.ops)
-    masked = any(op.ops and "add" in op.ops[-1].name for op in found.ops)
+    as_is = _by_step(run, attn.ops)
+    masked = any(op.ops and "add" in op.ops[-1].name for op in attn.ops)
     shapes = Counter(
         (*map(tuple, shapes_of(span)[-2:]), dtype_of(span.noted("Input type")[0]))
         for span in products
@@ -333,11 +333,11 @@ def _loops(run: Unprofiled, device: torch.device, step_ms: float) -> Gain | None
 
 def _by_step(run: Unprofiled, ops: Sequence[Op]) -> list[float]:
     """Seconds of these operations in each recorded step, as they are without the profiler."""
-    found = [0.0] * run.step.steps
+    seconds = [0.0] * run.step.steps
     for number, (start, end) in enumerate(pairwise(run.step.ends)):
         inside = [op for op in ops if start <= op.start < end]
-        found[number] = sum(op.ns * run.factors.get(op.term, 1.0) for op in inside) / 1e9
-    return found
+        seconds[number] = sum(op.ns * run.factors.get(op.term, 1.0) for op in inside) / 1e9
+    return seconds
 
 
 def _seconds(once: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
@@ -347,12 +347,12 @@ def _seconds(once: Callable[[], object], device: torch.device, rounds: int) -> l
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    found: list[float] = []
+    seconds: list[float] = []
     for _ in range(1 + rounds):  # the first one warms up
         wait()
         began_s = time.perf_counter()
         for _ in range(LAUNCHES):
             once()
         wait()
-        found.append((time.perf_counter() - began_s) / LAUNCHES)
-    return found[1:]
+        seconds.append((time.perf_counter() - began_s) / LAUNCHES)
+    return seconds[1:]

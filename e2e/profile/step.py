@@ -127,10 +127,10 @@ class Step:
     @cached_property
     def recorded(self) -> Mapping[str, int]:
         """Nanoseconds in all steps by term, as recorded; they add up to the window."""
-        found: Counter[str] = Counter()
+        terms: Counter[str] = Counter()
         for op in self.ops:
-            found[op.term] += op.ns
-        return found
+            terms[op.term] += op.ns
+        return terms
 
     def spans(self, kind: str) -> Iterator[Span]:
         """The spans of a kind that begin in the steps."""
@@ -164,14 +164,14 @@ def timed_by(named: Step, alone: Trace) -> Step:
         span = work[number]
         all_ns += span.ns
         step, *rest = key
-        found = theirs.get(key)
-        if found is None:  # it may be in another step
+        match = theirs.get(key)
+        if match is None:  # it may be in another step
             others = (theirs.get((other, *rest)) for other in range(1, named.steps + 1))
-            found = next((one for one in others if one is not None), None)
-        if found is None:
+            match = next((n for n in others if n is not None), None)
+        if match is None:
             continue
         matched_ns += span.ns
-        by, before = by_kernel[found]
+        by, before = by_kernel[match]
         ran[number] = replace(by, start=span.start, end=span.end, number=number)
         carried[number] = before
     callers = {w.correlation: op for w, op in zip(work, ran, strict=True)}
@@ -187,12 +187,12 @@ def _in_order(trace: Trace, ends: Sequence[int]) -> dict[tuple[object, ...], int
         range(len(work)), key=lambda n: (launched.get(work[n].correlation, 0), work[n].start)
     )
     count: Counter[tuple[object, ...]] = Counter()
-    found: dict[tuple[object, ...], int] = {}
+    places: dict[tuple[object, ...], int] = {}
     for number in order:
         key = bisect_left(ends, work[number].end), work[number].name
-        found[*key, count[key]] = number
+        places[*key, count[key]] = number
         count[key] += 1
-    return {key: n for key, n in found.items() if 0 < key[0] < len(ends)}  # type: ignore[operator]
+    return {key: n for key, n in places.items() if 0 < key[0] < len(ends)}  # type: ignore[operator]
 
 
 def _by_kernel(step: Step) -> dict[int, tuple[Op, Mapping[str, int]]]:
@@ -226,14 +226,14 @@ def _divided(trace: Trace, ran: Sequence[Op], idle: _Idle) -> Step:
     ]  # fmt: skip
     if not inside:
         raise NothingSeen("nothing ran in the steps of this trace")
-    found: list[Op] = []
+    ops: list[Op] = []
     at = start
     for op in [*_split_late(_uppermost(inside), trace, idle), Op(end, end, "")]:
         if op.start > at:
-            found += idle.between(at, op.start)
-        found.append(op)
+            ops += idle.between(at, op.start)
+        ops.append(op)
         at = op.end
-    return Step(start, end, len(ends) - 1, tuple(found[:-1]), trace, tuple(ends), steps_by)
+    return Step(start, end, len(ends) - 1, tuple(ops[:-1]), trace, tuple(ends), steps_by)
 
 
 # ---------------------------------------------------------------- where steps end
@@ -270,10 +270,10 @@ def _increasing(ends: list[int]) -> list[int]:
 
 
 def _of_ours(trace: Trace, ends: list[int]) -> list[int]:
-    lead_in, wanted = trace.facts.get("lead_in"), trace.facts.get("traced")
-    if not isinstance(lead_in, int) or not isinstance(wanted, int) or min(lead_in, wanted) < 1:
+    lead_in, traced = trace.facts.get("lead_in"), trace.facts.get("traced")
+    if not isinstance(lead_in, int) or not isinstance(traced, int) or min(lead_in, traced) < 1:
         raise UserError("what halfway_watch wrote into this trace is damaged")
-    ends = ends[lead_in - 1 : lead_in + wanted]
+    ends = ends[lead_in - 1 : lead_in + traced]
     if len(ends) < 2 or ends[-1] <= ends[0]:
         raise NothingSeen("no whole step is in this trace: record it again with halfway_watch")
     return ends
@@ -438,7 +438,7 @@ def term_of_operators(ops: Sequence[Span]) -> str:
         if kind == "optimizer" and name.startswith("_foreach_"):
             return TERMS["elementwise"]  # outside of an optimizer: clipping, an average of weights
         if kind in TERMS and kind != "other":
-            float8 = any(one.name.startswith(FLOAT8_PRODUCT) for one in ops)
+            float8 = any(op.name.startswith(FLOAT8_PRODUCT) for op in ops)
             return terms.FLOAT8 if float8 else TERMS[kind]
     return OTHER
 
@@ -645,7 +645,7 @@ class _Idle:
         make its data.
         """
         calls = sorted(span.start for span in trace.spans[LAUNCH])
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        by_lane: dict[str, list[tuple[int, int]]] = defaultdict(list)
         closed: dict[str, int] = defaultdict(int)  # end of the module, node or update around
         spans = (*trace.spans[NOTE], *trace.spans[OP], *trace.spans[LAUNCH])
         for span in sorted(spans, key=lambda s: (s.start, -s.end)):
@@ -656,15 +656,15 @@ class _Idle:
                 continue
             launches = bisect_left(calls, span.start) < bisect_left(calls, span.end)
             if span.kind != OP or inside or launches:
-                found[self._group(span.lane)].append((span.start, span.end))
-        return {group: _merged(some) for group, some in found.items()}
+                by_lane[self._group(span.lane)].append((span.start, span.end))
+        return {group: _merged(some) for group, some in by_lane.items()}
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged

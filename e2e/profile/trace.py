@@ -69,8 +69,8 @@ class Span:
 
     def noted(self, name: str) -> list[Any]:
         """What the profiler noted of each input of an operator under this name; [] without."""
-        found: object = self.args.get(name)
-        return cast(list[Any], found) if isinstance(found, list) else []
+        value: object = self.args.get(name)
+        return cast(list[Any], value) if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,22 @@ class Trace:
         """The name of the (first) GPU; "cpu" or "unknown" where the trace does not say."""
         if isinstance(named := self.facts.get("device"), str):
             return named
-        found: Any = self.header.get("deviceProperties")
+        devices: Any = self.header.get("deviceProperties")
         try:
-            return str(found[0]["name"])
+            return str(devices[0]["name"])
         except (LookupError, TypeError):
             return "unknown" if self.spans[WORK] else "CPU"
 
     def seconds(self, name: str) -> list[float]:
         """A list of seconds among the facts; [] for none, or a damaged one."""
-        found: object = self.facts.get(name)
-        if not isinstance(found, list):
+        values: object = self.facts.get(name)
+        if not isinstance(values, list):
             return []
         times = [
-            float(one) for one in cast(list[Any], found)
-            if isinstance(one, int | Decimal) and 0 <= one < 1e6
+            float(second) for second in cast(list[Any], values)
+            if isinstance(second, int | Decimal) and 0 <= second < 1e6
         ]  # fmt: skip
-        return times if len(times) == len(cast(list[Any], found)) else []
+        return times if len(times) == len(cast(list[Any], values)) else []
 
 
 def read_trace(path: Path) -> Trace:
@@ -129,10 +129,10 @@ def read_trace(path: Path) -> Trace:
     """
     spans: dict[str, list[Span]] = {kind: [] for kind in KINDS}
 
-    def keep(found: dict[str, Any]) -> dict[str, Any] | None:
-        if "ph" not in found:
-            return found  # arguments, the header
-        if span := _span(found):
+    def keep(event: dict[str, Any]) -> dict[str, Any] | None:
+        if "ph" not in event:
+            return event  # arguments, the header
+        if span := _span(event):
             spans[span.kind].append(span)
         return None  # an event is needed as a span alone
 
@@ -153,11 +153,11 @@ def read_trace(path: Path) -> Trace:
         cast(dict[str, Any], header).pop("traceEvents", None), list
     ):
         raise UserError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
-    for found in spans.values():
-        found.sort(key=lambda span: (span.start, -span.end))
-    said = cast(dict[str, Any], header)
-    facts: Any = said.pop(FACTS, {})
-    return Trace(spans, said, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
+    for some in spans.values():
+        some.sort(key=lambda span: (span.start, -span.end))
+    head = cast(dict[str, Any], header)
+    facts: Any = head.pop(FACTS, {})
+    return Trace(spans, head, cast(dict[str, Any], facts) if isinstance(facts, dict) else {})
 
 
 def _content(path: Path) -> bytes:
@@ -200,10 +200,10 @@ def _ns(value: object) -> int:
     """Nanoseconds from microseconds. ValueError for what is no time of this universe."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise ValueError("a time of an event is no number")
-    found = Decimal(value) * 1000
-    if not found.is_finite() or abs(found) >= 1 << 63:
+    ns = Decimal(value) * 1000
+    if not ns.is_finite() or abs(ns) >= 1 << 63:
         raise ValueError("a time of an event is no time")
-    return int(found)
+    return int(ns)
 
 
 # ---------------------------------------------------------------- kernels alone
@@ -214,15 +214,15 @@ def kernels_alone(trace: Trace) -> Trace | None:
 
     None where it made none, or where it is damaged.
     """
-    found: Any = trace.facts.get("times")
+    times: Any = trace.facts.get("times")
     main = next((n.lane for n in trace.spans[NOTE] if n.name.startswith(STEP)), "")
     process = main.partition("/")[0]
     spans: dict[str, list[Span]] = defaultdict(list)
     try:
-        names: list[str] = list(map(str, found["names"]))
-        ends: list[int] = list(map(int, found["ends"]))
-        work = [(WORK, n, at, ns, f"device {lane}", c) for n, _, at, ns, lane, c in found["work"]]
-        calls = [(LAUNCH, n, at, ns, f"{process}/{t}", c) for n, at, ns, t, c in found["calls"]]
+        names: list[str] = list(map(str, times["names"]))
+        ends: list[int] = list(map(int, times["ends"]))
+        work = [(WORK, n, at, ns, f"device {lane}", c) for n, _, at, ns, lane, c in times["work"]]
+        calls = [(LAUNCH, n, at, ns, f"{process}/{t}", c) for n, at, ns, t, c in times["calls"]]
         for kind, name, at, ns, lane, correlation in (*work, *calls):
             start, end = int(at), int(at) + max(0, int(ns))
             spans[kind].append(Span(kind, names[int(name)], start, end, lane, int(correlation)))

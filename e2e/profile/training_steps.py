@@ -29,11 +29,11 @@ def traced_step(step: Callable[[], object], module: Any, count: int, *, named: b
     `module` is the network, whose layers have their names in it if `named`. UserError where nothing
     can be said of what was recorded; what a step raises is raised.
     """
-    said: list[str] = []
+    remarks: list[str] = []
     with tempfile.TemporaryDirectory(prefix="halfway-trace-") as folder:
         watch = Watch(
             str(Path(folder) / "trace.json"), 0, BARE_STEPS, count, module_names=named, quiet=True,
-            say=said.append,
+            say=remarks.append,
         )  # fmt: skip
         watch.model = module
         try:
@@ -42,8 +42,8 @@ def traced_step(step: Callable[[], object], module: Any, count: int, *, named: b
                 watch.step()
         finally:
             watch.end()
-        if said:
-            raise NothingSeen(said[0])
+        if remarks:
+            raise NothingSeen(remarks[0])
         trace = read_trace(Path(watch.out))
     return summed(steps_in(trace), trace.device)
 
@@ -54,18 +54,19 @@ def summed(run: Unprofiled, device: str) -> TracedStep:
     Costs are of the steps without the profiler.
     """
     step, card, rates = run.step, find_card(device), known_rates(device)
-    found: Counter[tuple[str, ...]] = Counter()
+    totals: Counter[tuple[str, ...]] = Counter()
     for op in step.ops:
-        found[_key(op, on_cpu=step.on_cpu)] += op.ns
-    longest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        totals[_key(op, on_cpu=step.on_cpu)] += op.ns
+    longest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     return TracedStep(
         step.steps, sum(1 for _ in step.spans(WORK)),
         tuple(TracedPart(key[0], ns, *key[1:]) for key, ns in longest),
         tuple(
             TracedCost(
-                one.title, round(one.most_ms * 1e6 * step.steps), one.where, one.remedy, one.cause
+                cause.title, round(cause.most_ms * 1e6 * step.steps), cause.where, cause.remedy,
+                cause.cause,
             )
-            for one in causes_of(Seen(run, card, rates))
+            for cause in causes_of(Seen(run, card, rates))
         ),
         of_card(step, products(step, card, rates), run.whole_ns),
     )  # fmt: skip

@@ -58,21 +58,21 @@ def tried_beside(path: Path, header: Mapping[str, Any]) -> Tried | None:
     It is in a file beside the trace, of older recorders in the trace's `header`. Whatever of it is
     damaged is left out.
     """
-    found: object = header.get(PROVED_KEY)
+    content: object = header.get(PROVED_KEY)
     beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + SIDECAR)
     with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(beside.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+        content = json.loads(beside.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
         return None
-    data = cast(dict[str, Any], found)
+    data = cast(dict[str, Any], content)
     tried, reasons, steps = (data.get(name) for name in ("tried", "not_tried", "steps"))
     gains: list[Gain] = []
-    for row in cast(list[object], tried) if isinstance(tried, list) else []:
+    for raw in cast(list[object], tried) if isinstance(tried, list) else []:
         with suppress(msgspec.ValidationError):
-            one = msgspec.convert(row, _Row)
+            row = msgspec.convert(raw, _Row)
             # Of back ends of attention each has a name: sdpa_flash, sdpa_cudnn.
-            cause = "sdpa" if one.name.startswith("sdpa_") else one.name
-            gain = gain_of(cause, one.change, one.as_is_s, one.changed_s, resident=one.resident)
+            cause = "sdpa" if row.name.startswith("sdpa_") else row.name
+            gain = gain_of(cause, row.change, row.as_is_s, row.changed_s, resident=row.resident)
             gains += [gain] if gain else []
     best = {gain.cause: gain for gain in sorted(gains, key=lambda gain: gain.ms)}
     reasons = cast(dict[str, object], reasons) if isinstance(reasons, dict) else {}
@@ -96,7 +96,7 @@ def gain_of(
     ratio, interval = ratio_interval(as_is_s, changed_s)
     assert interval is not None
     took_ms = 1e3 * median([median(block) for block in as_is_s])
-    ms, low_ms, high_ms = (took_ms * (1 - 1 / one) for one in (ratio, *interval))
+    ms, low_ms, high_ms = (took_ms * (1 - 1 / end) for end in (ratio, *interval))
     step_ms = took_ms if step_ms is None else step_ms
     return Gain(cause, change, ms, low_ms, high_ms, step_ms, len(as_is_s), resident)
 
@@ -111,11 +111,11 @@ def judged(causes: Sequence[Cause], tried: Tried, step_ms: float) -> list[Cause]
     does not show in a step that waits for loader workers: it comes after that.
     """
     gains = {gain.cause: gain for gain in tried.gains}
-    kept = [_judged(one, gains.get(one.cause), tried) for one in causes]
-    whole = [one for one in kept if one is not None]
-    waits = next((one for one in whole if one.cause == "loader"), None)
+    kept = [_judged(cause, gains.get(cause.cause), tried) for cause in causes]
+    whole = [cause for cause in kept if cause is not None]
+    waits = next((cause for cause in whole if cause.cause == "loader"), None)
     hides = waits is not None and waits.share >= HIDING and "num_workers=0" not in waits.where
-    seen = {one.cause for one in causes}
+    seen = {cause.cause for cause in causes}
     for gain in tried.gains:
         after = hides and gain.resident
         least_ms = LEAST_SHARE * (gain.step_ms if after else step_ms)
@@ -126,14 +126,14 @@ def judged(causes: Sequence[Cause], tried: Tried, step_ms: float) -> list[Cause]
                 status=PROVEN, gain=gain,
             ))  # fmt: skip
     if hides:
-        hidden = {id(one) for one in whole if one.gain and one.gain.resident}
-        whole = [replace(one, status=AFTER) if id(one) in hidden else one for one in whole]
+        hidden = {id(cause) for cause in whole if cause.gain and cause.gain.resident}
+        whole = [replace(cause, status=AFTER) if id(cause) in hidden else cause for cause in whole]
     return ranked(whole)
 
 
 def refuted(causes: Sequence[Cause], tried: Tried) -> Iterator[Gain]:
     """What was tried and gains nothing that matters: it is not the cause."""
-    claims = {one.cause: one for one in causes}
+    claims = {cause.cause: cause for cause in causes}
     for gain in tried.gains:
         claim = claims.get(gain.cause)
         known = KNOWN.get(gain.cause)
@@ -144,17 +144,17 @@ def refuted(causes: Sequence[Cause], tried: Tried) -> Iterator[Gain]:
             yield gain
 
 
-def _judged(one: Cause, gain: Gain | None, tried: Tried) -> Cause | None:
+def _judged(cause: Cause, gain: Gain | None, tried: Tried) -> Cause | None:
     """The cause with its status; None where it is refuted."""
     if gain is None:
-        return replace(one, unproven=tried.not_tried.get(one.cause, ""))
-    worth = _worth(one, gain)
+        return replace(cause, unproven=tried.not_tried.get(cause.cause, ""))
+    worth = _worth(cause, gain)
     if gain.high_ms < worth or gain.ms <= 0:
         return None
     proven = gain.low_ms > 0 and gain.ms >= worth
-    return replace(one, status=PROVEN if proven else one.status, gain=gain)
+    return replace(cause, status=PROVEN if proven else cause.status, gain=gain)
 
 
-def _worth(one: Cause, gain: Gain) -> float:
+def _worth(cause: Cause, gain: Gain) -> float:
     """The least gain in ms that proves this cause."""
-    return min(FAIR * one.most_ms, LEAST_SHARE * gain.step_ms)
+    return min(FAIR * cause.most_ms, LEAST_SHARE * gain.step_ms)

@@ -126,10 +126,10 @@ def _divided(
     left_ns = max(0.0, min(idle_ns - waits_ns, usual_ns - busy_ns - waited_ns))
     if step.on_cpu:  # every term is slowed, the shares stay
         whole = sum(rest.values())
-        found = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
+        divided = {term: ns * left_ns / whole for term, ns in rest.items()} if whole else {}
     else:
-        found = {**fixed, **_scaled(rest, left_ns, _slowed(step))}
-    return found | ({LOADER: waits_ns} if waits_ns else {})
+        divided = {**fixed, **_scaled(rest, left_ns, _slowed(step))}
+    return divided | ({LOADER: waits_ns} if waits_ns else {})
 
 
 def _slowed(step: Step) -> Collection[str]:
@@ -148,9 +148,9 @@ def _scaled(terms: Mapping[str, float], whole: float, slowed: Collection[str]) -
         return {term: ns * more for term, ns in terms.items()}
     slow = sum(terms.get(term, 0.0) for term in slowed)
     cut = 1 - min(1.0, over / slow) if slow else 1.0
-    found = {term: ns * cut if term in slowed else ns for term, ns in terms.items()}
-    left = sum(found.values())
-    return {t: ns * whole / left for t, ns in found.items()} if left > whole else found
+    scaled = {term: ns * cut if term in slowed else ns for term, ns in terms.items()}
+    left = sum(scaled.values())
+    return {t: ns * whole / left for t, ns in scaled.items()} if left > whole else scaled
 
 
 def _hidden(step: Step) -> float:
@@ -168,14 +168,14 @@ def _hidden(step: Step) -> float:
 
 def _whole(terms: Mapping[str, float], whole_ns: int) -> dict[str, int]:
     """Whole nanoseconds that add up exactly: the residual is what the terms leave."""
-    found = {term: whole for term, ns in terms.items() if (whole := round(ns))}
-    rest = whole_ns - sum(found.values())
-    if abs(rest) <= len(found) and found:  # rounding
-        largest = max(found, key=lambda term: found[term])
-        found[largest] += rest
+    terms_ns = {term: whole for term, ns in terms.items() if (whole := round(ns))}
+    rest = whole_ns - sum(terms_ns.values())
+    if abs(rest) <= len(terms_ns) and terms_ns:  # rounding
+        largest = max(terms_ns, key=lambda term: terms_ns[term])
+        terms_ns[largest] += rest
         rest = 0
-    found |= {RESIDUAL: rest} if rest else {}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    terms_ns |= {RESIDUAL: rest} if rest else {}
+    return dict(sorted(terms_ns.items(), key=lambda item: -item[1]))
 
 
 def mean_interval(times: Sequence[float]) -> tuple[float, float] | None:

@@ -13,7 +13,7 @@ from samples.traces import BACKWARD, MS, US, Made, begun
 
 from e2e.profile.causes import AFTER, KNOWN, LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Cause, Gain
 from e2e.profile.diagnosis import Traced, diagnose
-from e2e.profile.halfway_prove import TRIALS
+from e2e.profile.halfway_prove import ABLATIONS
 from e2e.profile.replay import KINDS
 from e2e.profile.trials import (
     FAIR,
@@ -369,7 +369,7 @@ def test_damaged_results_tell_nothing_and_leave_the_others(beside: bool, tmp_pat
 
 def test_all_that_is_tried_is_a_known_cause(tmp_path: Path) -> None:
     """Of several ways to take one away the best counts."""
-    names = (*TRIALS, *KINDS, "attention", "loops", SAID_APART)
+    names = (*ABLATIONS, *KINDS, "attention", "loops", SAID_APART)
     rows = [{"name": name, "change": name, "as_is_s": [[99.0]] * 3, "changed_s": [[99.0 - at]] * 3}
             for at, name in enumerate(names)]  # fmt: skip
     (tmp_path / f"run{SIDECAR}").write_text(json.dumps({"tried": rows}))

@@ -16,7 +16,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from e2e.profile import halfway_prove as prove
-from e2e.profile.halfway_prove import COUNTED, ENDED, LEAST_ROUNDS, ROUNDS, TRIALS, Scene, Trial
+from e2e.profile.halfway_prove import (
+    ABLATIONS,
+    COUNTED,
+    ENDED,
+    LEAST_ROUNDS,
+    ROUNDS,
+    Ablation,
+    StepProbe,
+)
 
 BLOCK = prove.DISCARDED + prove.LEAST_STEPS  # steps
 BATCH = 4
@@ -132,7 +140,7 @@ class Switch:
         self.on, self.fails, self.at, self.entered = False, fails, at, 0
 
     @contextmanager
-    def change(self, _scene: Scene) -> Iterator[None]:
+    def change(self, _probe: StepProbe) -> Iterator[None]:
         self.entered += 1
         self.on = True
         try:
@@ -144,14 +152,14 @@ class Switch:
         if self.at == "leave":
             raise RuntimeError(self.fails)
 
-    def trial(self, why: str | None = None, **flags: bool) -> Trial:
-        return Trial(self.change, "a switch is on", lambda _: why, **flags)
+    def trial(self, why: str | None = None, **flags: bool) -> Ablation:
+        return Ablation(self.change, "a switch is on", lambda _: why, **flags)
 
 
 def test_turns_are_a_b_b_a_and_a_change_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found is handed over before the next change, which may end the process."""
     switch = Switch()
-    monkeypatch.setattr(prove, "TRIALS", {"switch": switch.trial(), "next": Switch().trial()})
+    monkeypatch.setattr(prove, "ABLATIONS", {"switch": switch.trial(), "next": Switch().trial()})
     steps = Steps()
     course = [switch.on for _ in steps][1 + COUNTED :]
     turns = [set(course[i : i + BLOCK]) for i in range(0, 2 * ROUNDS * BLOCK, BLOCK)]
@@ -171,7 +179,7 @@ def test_a_change_that_fails_is_taken_back_and_the_next_one_is_tried(
 ) -> None:
     enters, leaves = Switch("no\nsuch thing", "enter"), Switch("cannot go back", "leave")
     idle, refused, last = Switch(), Switch(), Switch()
-    monkeypatch.setattr(prove, "TRIALS", {
+    monkeypatch.setattr(prove, "ABLATIONS", {
         "enters": enters.trial(), "leaves": leaves.trial(), "idle": idle.trial(""),
         "refused": refused.trial("a reason"), "last": last.trial(),
     })  # fmt: skip
@@ -190,7 +198,7 @@ def test_a_change_that_fails_is_taken_back_and_the_next_one_is_tried(
 @pytest.mark.parametrize("when", [1, 1 + COUNTED + BLOCK + 1, 1 + COUNTED + 8 * BLOCK])
 def test_it_can_end_at_any_time(when: int, monkeypatch: pytest.MonkeyPatch) -> None:
     switch = Switch()
-    monkeypatch.setattr(prove, "TRIALS", {"one": switch.trial(), "two": Switch().trial()})
+    monkeypatch.setattr(prove, "ABLATIONS", {"one": switch.trial(), "two": Switch().trial()})
     steps = Steps()
     for number in steps:
         if number == when:
@@ -210,7 +218,7 @@ def test_it_can_end_at_any_time(when: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_compiled_code_is_neither_inspected_nor_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = {"eager": Switch().trial(eager=True), "always": Switch().trial()}
-    monkeypatch.setattr(prove, "TRIALS", trials)
+    monkeypatch.setattr(prove, "ABLATIONS", trials)
     training = Training()
     before = state_of(training)["torch"][:3], state_of(training)["reads"]
     steps = Steps(compiled=True)
@@ -318,28 +326,28 @@ def test_a_training_is_inspected_and_nothing_of_that_stays() -> None:
     training = Training(entries=3)
     training.step()
     before = state_of(training)
-    scene = inspected(training.step)
-    assert scene.model is training.net
-    assert scene.optimizers.count(training.optimizer) == 1
-    assert (scene.calls, scene.attentions, scene.autocasts) == (3 * COUNTED,) * 3
-    assert scene.autocast_dtype == torch.bfloat16
-    assert (scene.inputs[0] is training.images, scene.named_inputs) == (True, {"scale": 2.0})
-    assert scene.reads == 0, "nothing waits for a CPU"
-    assert scene.feed.main is None
+    probe = inspected(training.step)
+    assert probe.model is training.net
+    assert probe.optimizers.count(training.optimizer) == 1
+    assert (probe.calls, probe.attentions, probe.autocasts) == (3 * COUNTED,) * 3
+    assert probe.autocast_dtype == torch.bfloat16
+    assert (probe.inputs[0] is training.images, probe.named_inputs) == (True, {"scale": 2.0})
+    assert probe.reads == 0, "nothing waits for a CPU"
+    assert probe.patch.main is None
     assert state_of(training) == before
 
 
-@pytest.mark.parametrize("name", [name for name in TRIALS if name not in ON_A_GPU])
+@pytest.mark.parametrize("name", [name for name in ABLATIONS if name not in ON_A_GPU])
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool) -> None:
     """Also where the script raises in the middle of it."""
     training = Training(entries=2 if name in ("casts", "amp") else 0, foreach=False)
-    scene = inspected(training.step)
+    probe = inspected(training.step)
     before = state_of(training)
     try:
-        with TRIALS[name].change(scene):
+        with ABLATIONS[name].change(probe):
             training.step()
-            for call in scene.at_end:
+            for call in probe.at_end:
                 call()
             if broken:
                 raise KeyError
@@ -347,8 +355,8 @@ def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool
     except KeyError:
         assert broken
     assert state_of(training) == before
-    assert not scene.at_end
-    assert not scene.feed.resident
+    assert not probe.at_end
+    assert not probe.patch.resident
     training.step()
     steps = {int(state["step"]) for state in training.optimizer.state.values()}
     assert steps == {1 + COUNTED + (2 if broken else 3)}, "counted also by a fused optimizer"
@@ -358,9 +366,14 @@ def test_a_change_is_taken_back_and_the_training_goes_on(name: str, broken: bool
 def changed(name: str, entries: int = 0, **options: Any) -> Iterator[Training]:
     """A training with a change at work, after a step with it."""
     training = Training(entries, **options)
-    scene = inspected(training.step)
-    assert TRIALS[name].when(scene) is None or name not in ("amp", "casts", "optimizer", "layout")
-    with TRIALS[name].change(scene):
+    probe = inspected(training.step)
+    assert ABLATIONS[name].when(probe) is None or name not in (
+        "amp",
+        "casts",
+        "optimizer",
+        "layout",
+    )
+    with ABLATIONS[name].change(probe):
         training.step()
         yield training
 
@@ -379,14 +392,14 @@ def test_the_changes_are_what_their_words_say() -> None:
     with changed("optimizer", foreach=False) as training:
         (group,) = training.optimizer.param_groups
         assert group["fused"] or group["foreach"]
-    scene, before = inspected(Training().step), enabled_back_ends()
+    probe, before = inspected(Training().step), enabled_back_ends()
     for name, backend in (("flash",) * 2, ("efficient", "mem_efficient"), ("cudnn",) * 2):
-        trial = TRIALS[f"sdpa_{name}"]
-        with trial.change(scene):
+        trial = ABLATIONS[f"sdpa_{name}"]
+        with trial.change(probe):
             assert [one for one, is_on in enabled_back_ends().items() if is_on] == [backend]
         assert enabled_back_ends() == before
-        assert trial.when(scene) == "", "not on a CPU"
-    with TRIALS["benchmark"].change(scene):
+        assert trial.when(probe) == "", "not on a CPU"
+    with ABLATIONS["benchmark"].change(probe):
         assert torch.backends.cudnn.benchmark
 
 
@@ -395,18 +408,18 @@ def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step_where_en
 ):
     training = Training()
     with torch.autocast("cpu", torch.bfloat16):
-        scene = inspected(training.step)
-        assert (scene.autocasts, scene.autocast_dtype) == (0, torch.bfloat16)
-        assert TRIALS["amp"].when(scene) is None
-        for change, kind in ((TRIALS["amp"].change(scene), torch.float32),
+        probe = inspected(training.step)
+        assert (probe.autocasts, probe.autocast_dtype) == (0, torch.bfloat16)
+        assert ABLATIONS["amp"].when(probe) is None
+        for change, kind in ((ABLATIONS["amp"].change(probe), torch.float32),
                              (nullcontext(), torch.bfloat16)):  # fmt: skip
             with change:
                 training.step()
             assert training.net.seen["conv"].dtype == kind
-    assert TRIALS["casts"].when(inspected(Training(entries=1).step)) == ""
-    assert TRIALS["casts"].when(inspected(Training(entries=0).step)) == ""
-    scene = inspected(Training(entries=2).step)
-    assert TRIALS["casts"].when(scene) is None
+    assert ABLATIONS["casts"].when(inspected(Training(entries=1).step)) == ""
+    assert ABLATIONS["casts"].when(inspected(Training(entries=0).step)) == ""
+    probe = inspected(Training(entries=2).step)
+    assert ABLATIONS["casts"].when(probe) is None
 
     weight, ones = nn.Parameter(torch.ones(2, 2)), torch.ones(1, 2)
 
@@ -417,10 +430,10 @@ def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step_where_en
             node = next(before for before, _ in node.next_functions if before is not None)
         return node
 
-    with TRIALS["casts"].change(scene):
+    with ABLATIONS["casts"].change(probe):
         first, again = cast(), cast()
         assert first is again
-        for call in scene.at_end:
+        for call in probe.at_end:
             call()
         assert cast() is not again, "the weights are new"
     assert cast() is not cast()
@@ -429,8 +442,8 @@ def test_autocast_is_seen_around_the_loop_and_casts_weights_once_a_step_where_en
 def test_a_model_that_does_not_run_with_a_change_is_not_tried_with_it() -> None:
     """A rehearsal leaves gradients as they are."""
     training = Training()
-    scene, before = inspected(training.step), training.gradients()
-    assert scene.rehearse(TRIALS["layout"]) is None
+    probe, before = inspected(training.step), training.gradients()
+    assert probe.rehearse(ABLATIONS["layout"]) is None
     after = [parameter.grad for parameter in training.net.parameters()]
     assert all(one is old is not None for one, old in zip(after, before, strict=True))
     forward = training.net.conv.forward
@@ -467,12 +480,12 @@ def test_a_model_as_graphs_gives_its_own_parameters_their_gradients(
         return graphed
 
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
-    scene = inspected(training.step)
-    scene.named_inputs = {}
+    probe = inspected(training.step)
+    probe.named_inputs = {}
     images, few = torch.randn(BATCH, 3, 8, 8), torch.randn(1, 3, 8, 8)
     plain, count = training.gradients(images), 1 + len(list(training.net.parameters()))
     for _ in range(2):  # captured once
-        with TRIALS["launch"].change(scene):
+        with ABLATIONS["launch"].change(probe):
             torch.testing.assert_close(training.gradients(images), plain)
             training.gradients(few)
             training.net.eval()
@@ -480,8 +493,8 @@ def test_a_model_as_graphs_gives_its_own_parameters_their_gradients(
             training.net.train()
     assert captured == [count] * 3
     training.net.recurrent = nn.LSTM(2, 2)  # its forward has the weights in another list too
-    monkeypatch.setattr(Scene, "device", "cuda")
-    assert "recurrent" in str(TRIALS["launch"].when(scene))
+    monkeypatch.setattr(StepProbe, "device", "cuda")
+    assert "recurrent" in str(ABLATIONS["launch"].when(probe))
 
 
 def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> None:
@@ -493,11 +506,11 @@ def test_repeated_reads_take_the_course_of_the_first_step_without_reading() -> N
                 break
         return seen
 
-    scene = inspected(Training().step)
-    scene.awaited = "cpu"
-    with TRIALS["sync"].change(scene):
+    probe = inspected(Training().step)
+    probe.awaited = "cpu"
+    with ABLATIONS["sync"].change(probe):
         first = course([1.0, 2.0, 3.0, 4.0])
-        for call in scene.at_end:
+        for call in probe.at_end:
             call()
         assert course([7.0, 8.0, 9.0, 10.0]) == first == [1.0, 2.0, 3.0]
         # What the first step has not read is read.
@@ -523,7 +536,7 @@ def test_one_batch_comes_again_and_again_but_in_blocks_of_loading(
 ) -> None:
     """And the queue that workers have filled meanwhile is not taken for a loader that is fast."""
     rest = Switch()
-    monkeypatch.setattr(prove, "TRIALS", {"loader": TRIALS["loader"], "rest": rest.trial()})
+    monkeypatch.setattr(prove, "ABLATIONS", {"loader": ABLATIONS["loader"], "rest": rest.trial()})
     batches = batches_of(data(workers))
     course = [next(batches) for _ in Steps(only=("loader", "rest"))][1 + COUNTED :]
     blocks = [course[i : i + BLOCK] for i in range(0, len(course), BLOCK)]
@@ -543,7 +556,7 @@ def test_one_batch_comes_again_and_again_but_in_blocks_of_loading(
 def test_an_evaluation_gets_its_own_batches_and_schedules_stand_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prove, "TRIALS", {"rest": Switch().trial()})
+    monkeypatch.setattr(prove, "ABLATIONS", {"rest": Switch().trial()})
     train, held_out, training = data(0, 50), data(0, 5), Training()
     schedule = torch.optim.lr_scheduler.OneCycleLR(training.optimizer, 1.0, total_steps=5)
     batches, taken, rates = batches_of(train), list[int](), set[Any]()

@@ -12,7 +12,7 @@ from samples.recording import inspected
 from torch import nn
 
 from e2e.__main__ import main
-from e2e.profile.halfway_prove import COUNTED, TRIALS
+from e2e.profile.halfway_prove import ABLATIONS, COUNTED
 
 PLAIN = """
 import torch
@@ -141,13 +141,13 @@ def close(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 def test_a_model_gives_the_same_gradients_with_a_change(name: str) -> None:
     """Also for inputs that come later, and after the weights have changed."""
     training = Training()
-    scene = inspected(training.step)
-    assert TRIALS[name].when(scene) is None
-    assert scene.rehearse(TRIALS[name]) is None
+    probe = inspected(training.step)
+    assert ABLATIONS[name].when(probe) is None
+    assert probe.rehearse(ABLATIONS[name]) is None
     other, smaller = torch.randn(4, 8, 8, 8, device="cuda"), torch.randn(2, 8, 8, 8, device="cuda")
     training.step()
     plain = [training.gradients(images) for images in (training.images, other, smaller)]
-    with TRIALS[name].change(scene):
+    with ABLATIONS[name].change(probe):
         again = [training.gradients(images) for images in (training.images, other, smaller)]
     for mine, theirs in zip(again, plain, strict=True):
         assert close(mine, theirs)
@@ -155,10 +155,10 @@ def test_a_model_gives_the_same_gradients_with_a_change(name: str) -> None:
     assert "forward" not in vars(training.model)
 
 
-@pytest.mark.parametrize("name", list(TRIALS))
+@pytest.mark.parametrize("name", list(ABLATIONS))
 def test_a_change_is_taken_back_and_the_training_goes_on(name: str) -> None:
     training = Training()
-    scene = inspected(training.step)
+    probe = inspected(training.step)
     cuda = torch.backends.cuda
 
     def state() -> list[Any]:
@@ -170,7 +170,7 @@ def test_a_change_is_taken_back_and_the_training_goes_on(name: str) -> None:
                 dict(vars(torch.Tensor)), torch.autocast.__enter__]  # fmt: skip
 
     before = state()
-    with TRIALS[name].change(scene):
+    with ABLATIONS[name].change(probe):
         training.step()
     assert state() == before
     training.step()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from e2e.profile import halfway_prove
-from e2e.profile.halfway_prove import TRIALS, Prover, Scene, Trial
+from e2e.profile.halfway_prove import ABLATIONS, Ablation, Prover, StepProbe
 
 RECORDER = "halfway_watch.py"
 PROOFS = "halfway_prove.py"
@@ -60,16 +60,18 @@ class User:
         return sorted(path.name for path in self.folder.iterdir() if path.suffix != ".py")
 
 
-def inspected(step: Callable[[], object]) -> Scene:
+def inspected(step: Callable[[], object]) -> StepProbe:
     """What is seen of a training's steps before anything in them is changed."""
-    kept: list[Scene] = []
+    kept: list[StepProbe] = []
 
-    def when(scene: Scene) -> str:
-        kept.append(scene)
+    def when(probe: StepProbe) -> str:
+        kept.append(probe)
         return ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halfway_prove, "TRIALS", {"none": Trial(TRIALS["tf32"].change, "", when)})
+        patch.setattr(
+            halfway_prove, "ABLATIONS", {"none": Ablation(ABLATIONS["tf32"].change, "", when)}
+        )
         prover = Prover(
             time.perf_counter, lambda begin, end: end - begin, 1.0, lambda found: None,
             compiled=False,

@@ -1,4 +1,4 @@
-"""cuDNN's searches for kernels at new shapes, and what they take."""
+"""cuDNN's autotuning at new shapes (torch.backends.cudnn.benchmark), and what it takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHAPE = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 
 
 @dataclass(frozen=True)
-class Searches:
+class Autotuning:
     """How many searches there were, at which shapes, and the time that they took.
 
     Candidates that ran and waits within such a call count; what else ran meanwhile does not.
@@ -30,32 +30,32 @@ class Searches:
     ops: Sequence[Op]
 
 
-def searches(step: Step) -> Searches:
+def autotuning(step: Step) -> Autotuning:
     """The searches in the steps: calls at a shape that came for the first time."""
     named = step.with_names
     if named.trace.facts.get("cudnn_benchmark") is False:
-        return Searches(0, (), ())
+        return Autotuning(0, (), ())
     inside = [op for op in _searching(named) if named.start <= op.start < named.end]
     shapes = dict.fromkeys(shape_words(shapes_of(op)[0]) for op in inside if shapes_of(op))
     within = [(op.start, op.end, id(op)) for op in inside]
     ids = {key for *_, key in within}
-    found = [
+    ops = [
         op for op in step.ops
-        if op.term not in CARRIED and any(id(one) in ids for one in op.ops)
+        if op.term not in CARRIED and any(id(span) in ids for span in op.ops)
     ]  # fmt: skip
     if step is named:  # waits of any kind inside such a call
-        found += [
+        ops += [
             op for op in step.ops
-            if op.term in IDLE and not any(id(one) in ids for one in op.ops)
+            if op.term in IDLE and not any(id(span) in ids for span in op.ops)
             and any(start <= op.start and op.end <= end for start, end, _ in within)
         ]  # fmt: skip
-    return Searches(len(inside), tuple(shapes), found)
+    return Autotuning(len(inside), tuple(shapes), ops)
 
 
 def _searching(step: Step) -> list[Span]:
     """The first calls at a shape that waited for candidates, or launched many."""
     seen: set[tuple[str, ...]] = set()
-    found: list[Span] = []
+    calls_found: list[Span] = []
     launches = step.trace.spans[LAUNCH]
     starts = [launch.start for launch in launches]
     for op in step.trace.spans[OP]:
@@ -67,6 +67,6 @@ def _searching(step: Step) -> list[Span]:
             own = [call for call in calls if call.lane == op.lane]
             launched = sum(bool(LAUNCHES.search(call.name)) for call in own)
             if launched > MANY_KERNELS or any(idle_term(call) == SYNC for call in own):
-                found.append(op)
+                calls_found.append(op)
         seen.add(key)
-    return found
+    return calls_found
