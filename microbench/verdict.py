@@ -99,14 +99,14 @@ class Payoff:
         return bool(self.first_faster) and "faster" not in self.gains[: self.start]
 
 
-def gain(result: Result, ratio: Ratio | None) -> str:
+def gain(result: Result | None, ratio: Ratio | None) -> str:
     """ "faster" or "slower" where the whole 95 % interval is beyond MIN_GAIN, else "same".
 
     "unknown" without an interval, RUINED where that or the time's is too wide.
     """
     if ratio is None or ratio.ci95 is None:
         return "unknown"
-    if result.ruined_pct or ratio.ruined_pct:
+    if (result and result.ruined_pct) or ratio.ruined_pct:
         return RUINED
     low, high = ratio.ci95
     return "faster" if low > MIN_GAIN else "slower" if high < 1 / MIN_GAIN else "same"

@@ -6,11 +6,10 @@ The speed-up of several passes has a 95 % interval, see `total_ratio`.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 
 from kernels import is_library
@@ -23,17 +22,18 @@ from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
-from microbench.report.cases import beside, made, no_verdict, rivals, title_of
+from microbench.report.cases import JOIN, beside, made, no_verdict, rivals, title_of
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
-from microbench.roofline.limits import limits_for
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import MIN_GAIN, Summary, groups_of, precisions_of, summaries
+from microbench.verdict import RUINED, Summary, gain, groups_of, precisions_of, summaries
 from microbench.verdict import beside as beside_library
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
-DECODE, FORWARD = "tokens", "fprop"  # an option of the command; the only pass of decode
+DECODE = "tokens"  # the option of the command
+VERDICTS = {"faster": "faster", "slower": "slower", RUINED: "without a verdict"}
+UNCLEAR = "not clearly faster"
 FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
 
 
@@ -82,18 +82,6 @@ class Layer:
     uses: dict[str, LayerUse] = field(default_factory=dict[str, LayerUse])
     results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
 
-    @property
-    def tokens(self) -> int:
-        """Of decode: the rows of the forward product."""
-        (result, *_) = self.results.values()
-        return result.case.problem.mnk[0]
-
-    def summed(self, precision: str, figure: Callable[[Result], float | None]) -> float:
-        """A figure of one launch, over all uses in a step; what is not known counts as 0."""
-        found = [(use.count, self.results.get((which, precision)))
-                 for which, use in self.uses.items()]  # fmt: skip
-        return sum(count * (figure(result) or 0.0) for count, result in found if result)
-
     def seconds(self, precision: str) -> float | None:
         """Seconds per step, all passes, in a precision; None where a pass was not measured."""
         times = [
@@ -103,10 +91,21 @@ class Layer:
         ]
         return sum(times) if len(times) == len(self.uses) and all(times) else None
 
+    def rate(self, precision: str, amount: Callable[[Result], float]) -> float | None:
+        """An amount of each launch, all passes of a step, per second."""
+        seconds = self.seconds(precision)
+        amounts = (use.count * amount(self.results[which, precision])
+                   for which, use in self.uses.items() if seconds)  # fmt: skip
+        return sum(amounts) / seconds if seconds else None
+
     def bound(self, precision: str) -> str:
-        """The bottleneck of the pass that takes longest."""
-        found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
-        return max(found, key=lambda r: r.median_s or 0.0).bound or "" if found else ""
+        """The bottleneck of most of the time."""
+        by_bound: dict[str, float] = {}
+        for which, use in self.uses.items():
+            if (result := self.results.get((which, precision))) and result.median_s:
+                bound = result.bound or ""
+                by_bound[bound] = by_bound.get(bound, 0.0) + use.count * result.median_s
+        return max(by_bound, key=lambda bound: by_bound[bound], default="")
 
     def ratio(self, precision: str, baseline: str, which: str | None = None) -> Ratio | None:
         """Times as fast, all passes together or one; None where a pass was not measured."""
@@ -181,10 +180,22 @@ def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
     layers = layers_of(run, network)
     if DECODE in run.options:
-        return _decode(run, network, layers)
+        answer, tables, chart = _decode(run, network, layers)
+    else:
+        answer, tables = _answer(run, network, layers), _tables(run, layers)
+        chart = partial(_chart, run, network, layers)
     others = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
-    return made(run, _answer(run, network, layers), [*_tables(run, layers), others],
-                partial(_chart, run, network, layers))  # fmt: skip
+    return made(run, answer, [*tables, others], chart)
+
+
+def _lines(
+    run: Run, texts: Sequence[str], why: Sequence[str], unclear: dict[str, float]
+) -> list[Line]:
+    """What was found, the user's own kernels first, why, and what has no verdict."""
+    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
+    lines = [Line("", text) for text in (*own, *texts)]
+    lines += [Line("Why", JOIN.join(why))] if why else []
+    return [*lines, *no_verdict(unclear, alone=not lines)]
 
 
 def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line]:
@@ -212,10 +223,7 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
     if said:
         device = run.device.get("name") or "unknown device"
         said[0] += f" ({network.name}, batch {network.batch}, {device})"
-    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
-    lines = [Line("", text) for text in (*own, *said)]
-    lines += [Line("Why", "; ".join(why))] if why else []
-    lines += no_verdict(unclear, alone=not lines)
+    lines = _lines(run, said, why, unclear)
     lines += [Line("Do", "halfway train measures the rest of a step")] if said else []
     return [*lines, *(Line("Doubt", text) for text in _not_measured(run, network))]
 
@@ -226,17 +234,9 @@ def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
     found.sort(key=lambda one: one[1].ratio)
     by_gain: dict[str, list[tuple[Layer, Ratio]]] = {}
     for layer, ratio in found:
-        low, high = ratio.ci95 or (0.0, math.inf)
-        verdict = "not clearly faster"
-        if ratio.ruined_pct:
-            verdict = "without a verdict"
-        elif low > MIN_GAIN:
-            verdict = "faster"
-        elif high < 1 / MIN_GAIN:
-            verdict = "slower"
-        by_gain.setdefault(verdict, []).append((layer, ratio))
+        by_gain.setdefault(VERDICTS.get(gain(None, ratio), UNCLEAR), []).append((layer, ratio))
     said: list[str] = []
-    for verdict in ("faster", "slower", "not clearly faster", "without a verdict"):
+    for verdict in (*VERDICTS.values(), UNCLEAR):
         if some := by_gain.get(verdict):
             show = fmt.short_ratio if verdict == "faster" else fmt.ratio
             named = ", ".join(f"{layer.label} {show(ratio)}" for layer, ratio in some[:2])
@@ -247,13 +247,13 @@ def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
 
 
 def by_pass(run: Run, network: NetworkUse) -> list[Summary]:
-    """Our convolutions and the user's kernels against the better library, over the distinct
-    problems of each pass.
+    """Our convolutions, our kernels of decode, and the user's against the better library, over the
+    distinct problems of each pass.
     """
     uses = {use.group: use.which for use in network.layers}
     return [
         one for one in summaries(run, lambda result: uses.get(result.case.group, ""))
-        if one.rows[0].result.case.op == "conv" or OWN in one.backend
+        if one.rows[0].result.case.op == "conv" or OWN in one.backend or DECODE in run.options
     ]  # fmt: skip
 
 
@@ -313,171 +313,159 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
 # ---------------------------------------------------------------- decode
 
 
-def _decode(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Report:
-    """The report of linear layers by tokens: what they reach of the memory bandwidth."""
+def _decode(
+    run: Run, network: NetworkUse, layers: Sequence[Layer]
+) -> tuple[list[Line], list[Part], Callable[[], Any]]:
+    """The answer, the tables and the chart of linear layers by tokens."""
     base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
     by_tokens: dict[int, list[Layer]] = {}
     for layer in layers:
-        by_tokens.setdefault(layer.tokens, []).append(layer)
-    steps = {n: total_of(some, lambda layer: layer.seconds(base)) for n, some in by_tokens.items()}
+        by_tokens.setdefault(_tokens(layer), []).append(layer)
     memory = run.ceiling("memory", "datasheet") or run.ceiling("memory", "measured")
-    rows: list[Json] = []
-    for tokens, step in sorted(steps.items()):
-        if not (seconds := step.seconds(base)):
-            continue
-        rate = step.summed(base, lambda r: r.min_bytes) / seconds
-        bounds = Counter[str]()
-        for layer in by_tokens[tokens]:
-            bounds[layer.bound(base)] += round(1e9 * (layer.seconds(base) or 0.0))
-        rows.append({
-            "tokens": tokens, "s": seconds, "rate": rate, "bound": bounds.most_common(1)[0][0],
-            "share": 100 * rate / memory.byte_per_s if memory and memory.byte_per_s else None,
-            "flops": step.summed(base, lambda r: r.flops) / seconds,
-            "ratios": {name: step.ratio(name, base) for name in others}, "step": step,
-        })  # fmt: skip
+    peak = memory and memory.byte_per_s
+    steps = {n: total_of(some, lambda layer: layer.seconds(base)) for n, some in by_tokens.items()}
+    most = max((step.count for step in steps.values()), default=0)  # of a run that was cut
+    rows: list[Json] = [
+        {
+            "tokens": tokens, "step": step, "s": step.seconds(base), "bound": step.bound(base),
+            "rate": step.rate(base, lambda r: r.min_bytes),
+            "share": 100 * (step.rate(base, lambda r: r.min_bytes) or 0.0) / peak if peak else None,
+            "flops": step.rate(base, lambda r: r.flops),
+            "ratios": {name: step.ratio(name, base) for name in others},
+        }
+        for tokens, step in sorted(steps.items()) if step.count == most
+    ]  # fmt: skip
+    shows = [fmt.ratio, *[fmt.short_ratio] * len(others)]
     columns = [
         Column("tokens", "tokens"), Column(f"{base}\nms", "s", fmt.milliseconds),
         Column("GB/s", "rate", lambda rate: f"{rate / 1e9:,.0f}"),
         Column("% of\nmemory", "share", fmt.per_cent),
         Column("TFLOP/s", "flops", lambda rate: fmt.number(rate / 1e12)),
-        *(Column(f"{name}\nx {base}", f"ratios.{name}",
-                 fmt.ratio if name == others[0] else fmt.short_ratio) for name in others),
+        *(Column(f"{name}\nx {base}", f"ratios.{name}", show)
+          for name, show in zip(others, shows, strict=False)),
         Column("bottleneck", "bound", drop=6),
     ]  # fmt: skip
     tables = [
         Part("All linear layers of a step", columns, list(map(Row, rows))),
-        _by_layer(run, layers, base),
+        _split_k(run, layers, base),
     ]
-    answer = _of_decode(run, network, base, rows, tables[1])
-    return made(run, answer, tables, partial(_decode_chart, run, network, base, rows))
+    answer = _answer_of_decode(run, network, base, rows, by_tokens) if rows else []
+    return answer, tables, partial(_decode_chart, run, network, rows, peak)
 
 
-def _of_decode(
-    run: Run, network: NetworkUse, base: str, rows: Sequence[Json], by_layer: Part
-) -> list[Line]:
-    if not rows:
-        return [Line("", f"No linear layer was measured in {base} at any number of tokens")]
-    first, unclear = rows[0], dict[str, float]()
-    device = run.device.get("name") or "unknown device"
+def _tokens(layer: Layer) -> int:
+    """The rows of the product."""
+    return next(iter(layer.results.values())).case.problem.mnk[0]
+
+
+def _answer_of_decode(
+    run: Run, network: NetworkUse, base: str, rows: Sequence[Json],
+    by_tokens: Mapping[int, Sequence[Layer]],
+) -> list[Line]:  # fmt: skip
+    first, unclear, why = rows[0], dict[str, float](), list[str]()
+    step, tokens = first["step"], first["tokens"]
     source = "datasheet" if run.ceiling("memory", "datasheet") else "a copy"
     share = f", {first['share']:.0f} % of the bandwidth ({source})" if first["share"] else ""
-    said = [
-        f"{base}: the linear layers of a step of {fmt.count(first['tokens'], 'token')} take "
-        f"{fmt.as_ms(1e3 * first['s'])} ms: {fmt.bandwidth(first['rate'])}{share}; "
-        f"{_end(run, base, rows)} ({network.name}, {device})"
+    bounds = [
+        f"{bound} at {_spans([row['tokens'] for row in rows if row['bound'] == bound], by_tokens)}"
+        for bound in dict.fromkeys(row["bound"] for row in rows) if bound
+    ]  # fmt: skip
+    texts = [
+        f"{base} ({_backends(step, base)}): the linear layers of a step of "
+        f"{fmt.count(tokens, 'token')} take {fmt.as_ms(1e3 * first['s'])} ms"
+        f"{step.label.removeprefix('total')}: {fmt.bandwidth(first['rate'])}{share}"
+        f"{'; bottleneck: ' * bool(bounds)}{', '.join(bounds)} "
+        f"({network.name}, {run.device.get('name') or 'unknown device'})"
     ]
-    floor_s = min(
-        (c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds), default=None
-    )
+    doubts = ["attention over the KV cache is not measured"]
+    floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     for name in first["ratios"]:
-        found = [(row, ratio) for row in rows if (ratio := row["ratios"][name])]
-        known = [(row, ratio) for row, ratio in found if not ratio.ruined_pct]
-        if len(known) < len(found):
-            unclear[name] = max(ratio.ruined_pct for _, ratio in found)
+        ratios = {row["tokens"]: ratio for row in rows if (ratio := row["ratios"][name])}
+        known = {n: ratio for n, ratio in ratios.items() if not ratio.ruined_pct}
+        if len(known) < len(ratios):
+            unclear[name] = max(ratio.ruined_pct for ratio in ratios.values())
         if not known:
             continue
-        (row, ratio), *_, (last, least) = (*known, known[-1])
-        times = f"{fmt.ratio(ratio)} times as fast as {base} at {row['tokens']}"
-        times += f", {fmt.ratio(least)} at {last['tokens']}" * (last is not row)
-        faster = list(takewhile(lambda one: _gains(one[1]), known))
-        if 0 < len(faster) < len(known):
-            times += f" (faster up to {faster[-1][0]['tokens']})"
-        if PRECISIONS[name].is_float8 and floor_s:
-            cast_s = floor_s * sum(use.count for use in row["step"].uses.values())
-            slower = row["s"] / (row["s"] / ratio.ratio + cast_s)
-            times += f"; {fmt.times(slower)} with a launch more to cast the input of each layer"
-        said.append(f"{name}: {times}")
-    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
-    lines = [Line("", text) for text in (*own, *said)]
-    split = [row.item for row in by_layer.rows if row.item["split"]]
-    if split:
-        named = [f"{one['layer']} at tokens {one['split']} (up to {fmt.times(one['most'])} times)"
-                 for one in sorted(split, key=lambda one: -one["most"])[:2]]  # fmt: skip
-        of = f"{len(split)} of {fmt.count(len(by_layer.rows), 'layer')}"
-        gains = f"our split-K is faster than the library in {of}: {', '.join(named)}"
-        lines.append(Line("Why", gains))
-    doubt = "attention over the KV cache is not measured"
-    if any(PRECISIONS[name].is_float8 for name in first["ratios"]):
-        doubt += "; FP8 inputs are cast before the time begins"
+        start, end = min(known), max(known)
+        text = f"{fmt.ratio(known[start])} times as fast as {base} at {start}"
+        text += f", {fmt.ratio(known[end])} at {end}" * (end > start)
+        faster = _spans([n for n, one in known.items() if gain(None, one) == "faster"], by_tokens)
+        text += f"; faster at {faster}" * bool(faster)
+        texts.append(f"{name} ({_backends(step, name)}): {text}")
+        why.append(f"{name} at {tokens}: {_gainers(by_tokens[tokens], name, base)}")
+        if PRECISIONS[name].is_float8:
+            doubts.append(f"{name}'s inputs are cast before the time begins")
+            if floors and tokens in known:
+                s = first["s"] / known[tokens].ratio + min(floors) * step.count
+                gains = f"{fmt.times(first['s'] / s)} times as fast at {tokens}"
+                doubts[-1] += f" (with a launch more a layer it would be {gains})"
     if run.device.get("kind") == "cpu":
-        doubt += "; a CPU says nothing of decode on a GPU"
-    return [*lines, *no_verdict(unclear, alone=False), Line("Doubt", doubt)]
+        doubts.append("a CPU says nothing of decode on a GPU")
+    return [*_lines(run, texts, why, unclear), Line("Doubt", JOIN.join(doubts))]
 
 
-def _gains(ratio: Ratio) -> bool:
-    """Whether the whole interval is above MIN_GAIN."""
-    return (ratio.ci95 or (0.0,))[0] > MIN_GAIN and not ratio.ruined_pct
+def _backends(layer: Layer, precision: str) -> str:
+    return fmt.joined(
+        list(dict.fromkeys(r.case.backend for (_, p), r in layer.results.items() if p == precision))
+    )
 
 
-def _end(run: Run, precision: str, rows: Sequence[Json]) -> str:
-    """From how many tokens on arithmetic takes longer than memory traffic, each at its peak."""
-
-    def limit(row: Json, name: str) -> float:
-        step: Layer = row["step"]
-        return step.summed(precision, lambda r: getattr(limits_for(r, run), name))
-
-    bound = [row["tokens"] for row in rows if limit(row, "compute_s") > limit(row, "memory_s")]
-    return f"compute-bound from {bound[0]}" if bound else f"memory-bound to {rows[-1]['tokens']}"
-
-
-def _by_layer(run: Run, layers: Sequence[Layer], base: str) -> Part:
-    """A row a layer: where our split-K gains over the library, and where the library splits K."""
+def _split_k(run: Run, layers: Sequence[Layer], base: str) -> Part:
+    """Where our split-K gains over the library, where that splits K, and where memory limits it."""
     ours = {r.case.group: r for r in run.results if r.case.precision_name == base
             and (r.variant or "").startswith(SPLIT_K) and "/k" in (r.variant or "")}  # fmt: skip
-    by_label: dict[str, list[Layer]] = {}
+    by_label: dict[str, dict[int, Layer]] = {}
     for layer in layers:
-        by_label.setdefault(layer.label, []).append(layer)
+        by_label.setdefault(layer.label, {})[_tokens(layer)] = layer
     rows: list[Row] = []
-    for label, some in by_label.items():
+    for label, by_tokens in by_label.items():
         gains: dict[int, float] = {}
         splits: list[int] = []
-        for layer in some:
-            result = layer.results.get((FORWARD, base))
-            rival = ours.get(result.case.group) if result else None
-            found = beside_library(rival) if rival else None
-            if found and _gains(found.ratio):
-                gains[layer.tokens] = found.ratio.ratio
-            if result and any("splitk" in name.lower() for name in result.kernels):
-                splits.append(layer.tokens)
+        for tokens, layer in by_tokens.items():
+            for result in (r for (_, p), r in layer.results.items() if p == base):
+                rival = ours.get(result.case.group)
+                found = beside_library(rival) if rival else None
+                if found and gain(None, found.ratio) == "faster":
+                    gains[tokens] = found.ratio.ratio
+                if any("splitk" in name.lower() for name in result.kernels):
+                    splits.append(tokens)
+        memory = [n for n, layer in by_tokens.items() if layer.bound(base) == "memory"]
         rows.append(Row({
-            "layer": label, "uses": some[0].count, "split": _spans(gains, some),
-            "most": max(gains.values(), default=None), "library": _spans(splits, some),
-            "end": _end(run, base, [{"tokens": one.tokens, "step": one} for one in some]),
+            "layer": label, "uses": next(iter(by_tokens.values())).count,
+            "memory": _spans(memory, by_tokens), "split": _spans(gains, by_tokens),
+            "most": max(gains.values(), default=None), "library": _spans(splits, by_tokens),
         }))  # fmt: skip
     columns = [
         Column("layer", "layer"),
         Column("uses", "uses"),
-        Column("our split-K is\nfaster at tokens", "split"),
+        Column("memory-bound\nat tokens", "memory"),
+        Column("our split-K\nis faster at", "split"),
         Column("at most\ntimes", "most", fmt.times),
         Column("the library\nsplits K at", "library"),
-        Column("at peak rates", "end"),
     ]
-    return Part(f"Split-K and limits, layer by layer ({base})", columns, rows, level=VERBOSE)
+    return Part(f"Each layer in {base}", columns, rows)
 
 
-def _spans(tokens: Collection[int], layers: Sequence[Layer]) -> str:
+def _spans(tokens: Collection[int], measured: Collection[int]) -> str:
     """ "1..32, 128" of the numbers that were measured."""
-    measured = groupby(sorted(layer.tokens for layer in layers), lambda one: one in tokens)
-    spans = [list(some) for inside, some in measured if inside]
+    runs = groupby(sorted(measured), lambda one: one in tokens)
+    spans = [list(some) for inside, some in runs if inside]
     return ", ".join("..".join(dict.fromkeys(map(str, (one[0], one[-1])))) for one in spans)
 
 
-def _decode_chart(run: Run, network: NetworkUse, base: str, rows: Sequence[Json]) -> Any:
+def _decode_chart(run: Run, network: NetworkUse, rows: Sequence[Json], peak: float | None) -> Any:
     """Bytes per second of all linear layers against tokens, a curve a precision."""
-    found: list[Json] = []
+    points: list[Json] = []
     for row in rows:
         step: Layer = row["step"]
-        for name in (base, *row["ratios"]):
-            if seconds := step.seconds(name):
-                rate = step.summed(name, lambda r: r.min_bytes) / seconds
-                found.append({"panel": "", "series": name, "x": row["tokens"], "y": rate / 1e9,
-                              "low": None, "high": None, "note": row["bound"]})  # fmt: skip
-    if not found:
+        for name in dict.fromkeys(precision for _, precision in step.results):
+            if rate := step.rate(name, lambda r: r.min_bytes):
+                points.append({"panel": "", "series": name, "x": row["tokens"], "y": rate / 1e9,
+                               "low": None, "high": None, "note": row["bound"]})  # fmt: skip
+    if not points:
         raise UserError("nothing to draw: no linear layer was measured")
-    memory = run.ceiling("memory", "datasheet")
-    peak = memory and memory.byte_per_s
-    rules = [{"series": base, "y": peak / 1e9, "text": "datasheet"}] if peak else []
-    drawn = charts.lines(found, x="tokens", y="GB/s", log=False, rules=rules)
+    rules = [{"series": points[0]["series"], "y": peak / 1e9, "text": "memory"}] if peak else []
+    drawn = charts.lines(points, x="tokens", y="GB/s", log=False, rules=rules)
     return charts.titled(drawn, title_of(run), [f"{network.name}: all linear layers of a step"])
 
 
