@@ -7,7 +7,7 @@ sample: intervals are of the mean of the logarithms of block medians, by Student
 
 Rounds of one variant may be correlated, which intervals of medians allow for (CORRELATED). Ratios
 of a round need none of it: the order of variants in a round is random, so a ratio is as likely up
-as down whatever the card does. Simulated coverage: docs/notes/method.md, tests/samples/coverage.py.
+as down whatever the card does. Simulated coverage: docs/notes/method.md.
 
 A process places its matrices in memory, lets cuDNN choose an algorithm and meets the card in some
 state; all of its samples share that. So the same case in fresh processes differs by more than the

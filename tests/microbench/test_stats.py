@@ -1,18 +1,30 @@
-"""Medians, intervals and ratios: each is that of the method, and none depends on units or order."""
+"""Medians, intervals and ratios: each is that of the method, and none depends on units or order.
+
+`PYTHONPATH=tests python tests/microbench/test_stats.py` prints the tables of docs/notes/method.md.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples.coverage import Simulation, share
+from numpy.typing import NDArray
+from samples.measuring import PlantedTimer
 
-from microbench.timing.interleave import INTERIM_LOOKS
+from microbench.timing.interleave import (
+    INTERIM_LOOKS,
+    InterleavedSampler,
+    SamplingPlan,
+    Variant,
+)
 from microbench.timing.stats import (
     CORRELATION,
+    MAX_INTERVAL_PCT,
     excludes_one,
     half_width_pct,
     median,
@@ -21,7 +33,9 @@ from microbench.timing.stats import (
     share_interval,
     t_quantile,
 )
+from microbench.timing.timers import Block, Launch
 
+Floats = NDArray[np.float64]
 TICK_S = 32e-9
 # Two-sided quantiles of Student's t, as any table has them: (confidence, degrees) -> t.
 T_TABLE = {
@@ -202,6 +216,101 @@ def test_an_interval_with_1_shows_no_difference(interval: tuple[float, float], s
 LOW, HIGH = 93.0, 97.0
 TRIES = 600
 SLACK = 1.0  # of a simulated share: one standard error of TRIES
+TRUE_S = 1e-3
+
+
+def correlated(rng: np.random.Generator, count: int, rho: float) -> Floats:
+    """`count` normal values of variance 1, each correlated with the next one by `rho`."""
+    fresh = math.sqrt(1 - rho**2) * rng.standard_normal(count)
+    fresh[0] = rng.standard_normal()
+    for i in range(1, count):
+        fresh[i] += rho * fresh[i - 1]
+    return fresh
+
+
+def sampled(logs: Floats) -> list[list[float]]:
+    """One sample per round, at these logarithms over TRUE_S."""
+    return [[TRUE_S * math.exp(log)] for log in logs]
+
+
+class Card(PlantedTimer):
+    """A timer whose blocks read TRUE_S, changed by the logarithm of each turn, and its clock."""
+
+    def __init__(self, turns: Floats) -> None:
+        super().__init__(name="clock")
+        self.turns, self.seconds = iter(turns), 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        self.seconds += 1.0
+        return Block((TRUE_S * math.exp(next(self.turns)),))
+
+
+class Simulation:
+    """Single tries; each is whether an interval holds the truth, or 1."""
+
+    def __init__(self, seed: int = 28) -> None:
+        self.rng, self.chance = np.random.default_rng(seed), random.Random(seed)
+
+    def median(self, rounds: int, rho: float) -> bool:
+        """The median of so many rounds."""
+        return self.holds(0.01 * correlated(self.rng, rounds, rho))
+
+    def holds(self, logs: Floats) -> bool:
+        """Around the mean of the logarithms, of which the interval is; the median is no better
+        estimate of the middle of a normal distribution.
+        """
+        interval = median_interval(sampled(logs - np.median(logs) + logs.mean()))
+        assert interval is not None
+        return interval[0] <= TRUE_S <= interval[1]
+
+    def stopping(self, percent: float, rho: float) -> bool:
+        """The median of rounds that vary by `percent`, up to the first look that is narrow."""
+        logs = percent / 100 * correlated(self.rng, INTERIM_LOOKS[-1], rho)
+        for look in INTERIM_LOOKS:
+            rounds = sampled(logs[:look])
+            interval = median_interval(rounds)
+            assert interval is not None
+            if half_width_pct(float(np.median(rounds)), interval) <= MAX_INTERVAL_PCT:
+                return self.holds(logs[:look])
+        return self.holds(logs)
+
+    def same(self, rounds: int, rho: float) -> bool:
+        """The ratio of equal variants on a card whose clock is correlated from turn to turn."""
+        return self.twice(0.01 * correlated(self.rng, 2 * rounds, rho), self.chance)
+
+    def swinging(self, period: float, order: int | None = None) -> bool:
+        """The same in 7 rounds with a clock that swings; `order` seeds every comparison's order.
+
+        It swings with a period of so many turns, with noise of a quarter of that.
+        """
+        chance = self.chance if order is None else random.Random(order)
+        phase = 2 * math.pi * self.rng.random()
+        swing = np.cos(2 * math.pi * np.arange(14) / period + phase)
+        return self.twice(0.02 * swing + 0.005 * self.rng.standard_normal(14), chance)
+
+    def twice(self, turns: Floats, chance: random.Random) -> bool:
+        """Whether two equal variants, interleaved, show no difference on a card that does this."""
+        card = Card(turns)
+        variants = [Variant(key, lambda: None, TRUE_S) for key in "ab"]
+        plan = SamplingPlan(settle_s=0, warm_s=0, block_s=0, least=1, most=1)
+        InterleavedSampler(card, "sustained", len(turns), card, own_plan=plan, chance=chance).take(
+            variants
+        )
+        upper, lower = ([block.times_s for block in variant.blocks] for variant in variants)
+        _, interval = ratio_interval(upper, lower)
+        assert interval is not None
+        return not excludes_one(interval)
+
+
+def share(tries: int, one: Callable[..., bool], *given: float) -> float:
+    """Per cent of tries that hold."""
+    return 100 * sum(one(*given) for _ in range(tries)) / tries
 
 
 @pytest.mark.parametrize(
@@ -269,3 +378,26 @@ def test_a_true_difference_of_two_per_cent_is_seen() -> None:
         return interval is not None and interval[0] > 1
 
     assert share(100, sees) >= 90
+
+
+def print_coverage(tries: int = 2000) -> None:
+    """Coverage in per cent: fixed rounds, the stopping rule, and interleaved variants."""
+    rhos = (0.0, 0.15, 0.3, 0.6)
+    sim = Simulation()
+    print("| | " + " | ".join(f"{rho}" for rho in rhos) + " |\n|---|--:|--:|--:|--:|")
+    rows: list[tuple[str, Callable[..., bool], float]] = [
+        *((f"median, {n} rounds", sim.median, n) for n in (3, 5, 7, 14, 28, 56)),
+        *((f"median, stopped, rounds ±{s} %", sim.stopping, s) for s in (0.2, 0.4, 0.8, 1.3, 2)),
+        *((f"same kernel twice, {n} rounds", sim.same, n) for n in (3, 5, 7, 14, 56)),
+    ]
+    for name, one, size in rows:
+        found = [share(tries, one, size, rho) for rho in rhos]
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in found) + " |", flush=True)
+    print("\n| period in turns | new order | one order for all |\n|---|--:|--:|")
+    for period in (2, 3, 4, 7.5):
+        new, old = share(tries, sim.swinging, period), share(tries, sim.swinging, period, 7)
+        print(f"| {period} | {new:.1f} | {old:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    print_coverage()
