@@ -150,7 +150,12 @@ def part_gains(
         gains = known(name)
         if gains is None:
             announce("timing a part of the network with and without FP8")
-            gains = _measured(part, way, timer)
+            try:
+                gains = _measured(part, way, timer)
+            except RuntimeError:
+                if not way.captures:
+                    raise
+                gains = _measured(part, replace(way, captures=False), timer)  # it may wait
         found[name] = replace(gains, places=len(part.places))
         for one in gains.layers:
             layers = part.layers[one.k, one.n] if one.converted else []
@@ -322,12 +327,12 @@ def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
 
     if way.evaluates:
         return captured(evaluated) if way.captures else evaluated
-    outputs = [one for one in tensors_in(run(given, named)) if one.requires_grad]
-    gradients = [torch.randn_like(one) for one in outputs]
-    del outputs  # its graph is of this stream, which a capture must not wait for
+    gradients: list[Tensor] = []  # made in a step: a capture must not wait for other streams
 
     def step() -> Sequence[Tensor]:
         results = [one for one in tensors_in(run(given, named)) if one.requires_grad]
+        if not gradients:
+            gradients.extend(torch.randn_like(one) for one in results)
         return torch.autograd.grad(results, leaves, gradients, materialize_grads=True)
 
     return captured(step) if way.captures else step
