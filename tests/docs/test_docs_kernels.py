@@ -11,6 +11,7 @@ from samples.pages import Row, run, says, shows
 from kernels import is_library
 from microbench import fmt
 from microbench.report.layers import by_pass, layers_of, total_of
+from microbench.report.layers import report as layers_report
 from microbench.report.payoff import maps_of, starts_of
 from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
@@ -216,6 +217,28 @@ def test_the_layers_of_resnet50() -> None:
     slow = sorted((ratio, layer) for (layer, which), ratio in found_in.items() if which == "wgrad")
     for ratio, layer in slow[:2]:
         says(TABLES, "with stride 2 loses", f"{ratio} for {layer}")
+
+
+def test_decode_of_a_network() -> None:
+    """Of the linear layers, by what `halfway show` says of the file."""
+    found = run("decode-llama-8b")
+    assert found.network is not None
+    report = layers_report(found, found.network)
+    rows = {row.item["tokens"]: row.item for row in report.parts[0].rows}
+    first = rows[1]
+    fp8, weights = (first["ratios"][name] for name in ("fp8-e4m3", "fp8-weights"))
+    limited = max(tokens for tokens, row in rows.items() if row["bound"] == "memory")
+    gains = {tokens: row["ratios"]["fp8-weights"].ci95 for tokens, row in rows.items()}
+    faster = max(tokens for tokens, (low, _) in gains.items() if low > 1)
+    slower = min(tokens for tokens, (_, high) in gains.items() if high < 1)
+    floor_s = min(one.seconds for one in found.ceilings if one.seconds)
+    cast = first["s"] / (first["s"] / fp8.ratio + floor_s * first["step"].count)
+    layer = "gemm/m=1,n=1024,k=4096/nt/normal/fp8-e4m3/"
+    library, own = (found.by_key[layer + name] for name in ("cublas", "triton"))
+    says(KERNELS, "With --tokens it is decode", fmt.as_ms(1e3 * first["s"]), first["share"],
+         limited, fmt.ratio(fp8), cast, library.speedup["bf16"].ratio,
+         *(1e6 * (one.median_s or 0.0) for one in (own, library)),
+         weights.ratio, faster, slower)  # fmt: skip
 
 
 def test_shapes_outside_the_tables() -> None:
