@@ -38,7 +38,7 @@ from e2e.report.ledger import (
     title_words,
     unexplained,
 )
-from e2e.report.trainings import busy_pct, exposed, fastest, wall_gap
+from e2e.report.trainings import busy_pct, exposed, fastest, is_bf16_again, wall_gap
 from e2e.results.baselines import BASELINES, STRONG, scaling
 from e2e.results.terms import RESIDUAL
 from e2e.results.types import MAX_WALL_GAP, Cause, Training
@@ -63,7 +63,10 @@ def answer(run: Run, view: View) -> list[Line]:
     device = str(run.device.get("name") or "unknown device")
     on_gpu = run.device.get("kind") == "cuda"
     ruined = [group for group in view.groups if group.ruined_pct]
-    sound = view.only(lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm))
+    sound = view.only(
+        lambda arm: not view.group_of(arm).ruined_pct and not contradicted(view, arm)
+        and not is_bf16_again(view, arm)
+    )  # fmt: skip
     best = best_arms(sound)
     doubtful, scaling = [*_no_verdicts(view, ruined, "" if best else device)], [*_scaling(sound)]
     first, *second = [*_speeds(sound, best, device, rate=not (scaling or doubtful)), ""]

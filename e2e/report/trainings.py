@@ -259,6 +259,17 @@ def wall_gap(arm: Training) -> float:
 # ---------------------------------------------------------------- layers in FP8
 
 
+def _bf16_of(view: View, arm: Training) -> Training | None:
+    """The arm in bfloat16 that an arm is like in all else."""
+    case = replace(arm.case, recipe=BF16)
+    return next((one for one in view.arms if one.case == case), None)
+
+
+def is_bf16_again(view: View, arm: Training) -> bool:
+    """Whether no layer of it pays, so that it is another arm's training: they differ by chance."""
+    return bool(arm.fp8_gains and not arm.float8_layers and _bf16_of(view, arm))
+
+
 def _chosen(view: View, arm: Training) -> str:
     """How many layers an arm has in FP8 where it chose, and what that saves as predicted and as
     measured; "" for other arms.
@@ -273,8 +284,8 @@ def _chosen(view: View, arm: Training) -> str:
         f"{label} converts {arm.float8_layers} of {arm.linear_layers} linear layers; predicted "
         f"{fmt.milliseconds(saved_s)} ms saved"
     )
-    plain = replace(arm.case, recipe=BF16)
-    base = next((one.step_s for one in view.arms if one.case == plain), None)
+    plain = _bf16_of(view, arm)
+    base = plain.step_s if plain else None
     if base and arm.step_s:
         measured = f"{'-' * (arm.step_s > base)}{fmt.milliseconds(abs(base - arm.step_s))}"
         words += f", measured {measured} of {fmt.milliseconds(base)}"

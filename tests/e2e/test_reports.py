@@ -52,7 +52,7 @@ from e2e.report.arms import view_of
 from e2e.report.ledger import OTHERS, account, changes, is_sound, unexplained
 from e2e.report.pictures import bar_rows, fall_rows, loss_rows, training_chart, waterfall_rows
 from e2e.report.run_report import FIRST_NAMES, report
-from e2e.results.types import Cause, LedgerLine, Phase, Repeat, Training
+from e2e.results.types import Cause, LayerGain, LedgerLine, PartGain, Phase, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again
 from microbench.device.host import LOAD, SHARE
@@ -510,6 +510,21 @@ def test_no_answer_claims_more_than_its_table() -> None:
 )
 def test_a_sentence_is_what_the_data_carry(name: str, said: str) -> None:
     assert said in " ".join(answer(read_run(RESULTS / "nvidia-h200" / f"{name}.json")))
+
+
+@pytest.mark.parametrize("layers", [0, 24])
+def test_fp8_in_no_layer_is_never_faster(layers: int) -> None:
+    faster, gain = {"amp-bf16": ratio_of(1.04)}, Ratio(1.1, (1.05, 1.15))
+    shape = LayerGain(4096, 1024, 4096, 1, gain, bool(layers))
+    part = PartGain(24, 1e-3, (shape,), gain if layers else None)
+    auto = arm("fp8-auto", 104, speedup=faster, fp8_gains=(part,), float8_layers=layers,
+               linear_layers=49)  # fmt: skip
+    run = run_of(arm("amp-bf16", 100), arm("fp8", 90, speedup={"amp-bf16": ratio_of(0.9)}), auto)
+    assert ("fp8-auto trains" in " ".join(answer(run))) == bool(layers)
+    below = " ".join(line for part in report(run).parts for line in part.below)
+    saved = "predicted 2.18 ms saved, measured 98.5 of 2560"
+    said = f"fp8-auto converts 24 of 49 linear layers; {saved}"
+    assert (said if layers else "fp8-auto: no layer pays, so it is amp-bf16") in below
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("diagnose/**/*.json")), ids=lambda p: p.stem)
