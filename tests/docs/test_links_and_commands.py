@@ -1,15 +1,18 @@
-"""Links of the documentation lead somewhere, its commands parse, its lists are complete."""
+"""Links of the documentation lead somewhere, its commands parse, its notebook runs."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from samples.commands import warm_children
 from samples.pages import PAGES, ROOT, Row, rows_in, text
 
 import e2e.__main__
@@ -180,3 +183,29 @@ def test_trainings_are_whole_and_possible() -> None:
             low, high = steps.ci95_s or (steps.median_s, steps.median_s)
             assert low <= steps.median_s <= high
     assert found > 300
+
+
+# ---------------------------------------------------------------- the notebook
+
+
+def test_the_cells_of_the_notebook_run_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less time to measure. What a cell ends with is shown, as HTML where it has that."""
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples/notebooks/halfway.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    pages: list[str] = []
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        *lines, last = ast.parse(re.sub(r"budget=\d+", "budget=0.1", "".join(cell["source"]))).body
+        with warm_children():
+            exec(compile(ast.Module(lines, []), cell["id"], "exec"), names)
+            if isinstance(last, ast.Expr):
+                shown = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+                pages += [shown._repr_html_()] if hasattr(shown, "_repr_html_") else []
+            else:
+                exec(compile(ast.Module([last], []), cell["id"], "exec"), names)
+    assert len(pages) >= 4
+    assert all("<table" in page for page in pages)

@@ -150,12 +150,6 @@ def test_a_pattern_that_leaves_out_nothing_is_refused(
 # ---------------------------------------------------------------- a child process
 
 
-@pytest.fixture(autouse=True)
-def _warm() -> Iterator[None]:
-    with warm_children():
-        yield
-
-
 def test_a_process_that_says_nothing_is_ended() -> None:
     child = Child(serving.hangs, None)
     child.greet()
