@@ -54,12 +54,11 @@ class AttentionOperands:
 
     def relative_error(self) -> float:
         """The largest of any head of any output, or of any of its rows: see `_errors`."""
-        errors = [
-            error
-            for group in self._groups()
-            for name, expected in reference(self.problem, group).items()
-            for error in _errors(group[name].double(), expected)
-        ]
+        errors: list[torch.Tensor] = []
+        for group in self._groups():
+            sizes: dict[str, torch.Tensor] = {}
+            for name, expected in reference(self.problem, group, sizes).items():
+                errors += _errors(group[name].double(), expected, sizes.get(name))
         return float(torch.stack(errors).max())
 
     def total_error(self) -> float:
@@ -84,24 +83,36 @@ def _of_head(
     return tensor[b, head * count : (head + 1) * count]
 
 
-def _errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _errors(
+    got: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(error of all, worst of a row less what chance allows), over the root mean square of rows;
-    of a row that is larger, over its own.
+    of a row that is larger, or that is what is left of larger terms, `rounded`, over these.
     """
     rows, sizes = (got - expected).norm(dim=-1), expected.norm(dim=-1)
     usual = typical(sizes)
-    worst = (rows / torch.maximum(sizes, usual)).max()
+    own = sizes if rounded is None else torch.maximum(sizes, rounded)
+    worst = (rows / torch.maximum(own, usual)).max()
     return rows.square().mean().sqrt() / usual, worst / (1 + CHECKSUM_SLACK / got.shape[-1] ** 0.5)
 
 
-def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
+def reference(
+    problem: Attention, tensors: Tensors, sizes: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """The outputs by their definition in float64 of the heads [heads, S, D] that share one
     key/value head [1, S, D]; in bands of queries.
+
+    `sizes` gets, for each row of dQ and dK, how large the terms are that a kernel subtracts: dO on
+    the O that its forward pass rounded. With few keys to see they are larger than what is left.
     """
     q, k, v, *of_output = (tensors[name].double() for name in problem.inputs)
     k, v, scale, size = k[0], v[0], problem.head_size**-0.5, problem.sequence
     outputs = {name: torch.zeros_like(tensors["k" if name[-1] in "kv" else "q"], dtype=q.dtype)
              for name in problem.outputs}  # fmt: skip
+    if sizes is not None and problem.which == BPROP:
+        sizes |= {name: outputs[name].norm(dim=-1) for name in ("dq", "dk")}
+    else:
+        sizes = None
     for heads in range(len(q)):
         for start in range(0, size, step := max(1, BAND_ELEMENTS // size)):
             rows = slice(start, start + step)
@@ -117,9 +128,15 @@ def reference(problem: Attention, tensors: Tensors) -> dict[str, torch.Tensor]:
             of_shares = do @ v.t()
             mean = (shares * of_shares).sum(-1, keepdim=True)
             of_scores = shares * (of_shares - mean) * scale
+            if sizes is not None:
+                terms = (do * (shares @ v)).norm(dim=-1) * scale
+                sizes["dq"][heads, rows] = terms * (shares @ k.norm(dim=-1))
+                sizes["dk"][0] += shares.t().square() @ (terms * q[heads, rows].norm(dim=-1)) ** 2
             outputs["dq"][heads, rows] = of_scores @ k
             outputs["dk"][0] += of_scores.t() @ q[heads, rows]
             outputs["dv"][0] += shares.t() @ do
+    if sizes is not None:
+        sizes["dk"].sqrt_()
     return outputs
 
 
