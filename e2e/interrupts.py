@@ -32,10 +32,12 @@ def share_sockets_folder() -> None:
             remove_at_end(config["tempdir"])
 
 
-def ends_with_us() -> Callable[[], None]:
-    """What to call in a program before it begins (`preexec_fn`): it is killed when this process is.
+@contextmanager
+def programs_end_with_us() -> Generator[Callable[[], None]]:
+    """Where the block is stopped, every program that it has started ends, and what those started.
 
-    Linux counts the end of the thread that starts the program as that of the process.
+    It gives what to call in a program of another's before it begins (`preexec_fn`): that one is
+    killed when this process is. Linux counts the end of the thread that starts it as that.
     """
     me = os.getpid()
 
@@ -44,19 +46,9 @@ def ends_with_us() -> Callable[[], None]:
         if os.getppid() != me:  # it ended before
             os._exit(1)
 
-    return begin
-
-
-@contextmanager
-def programs_end_with_us() -> Generator[Callable[[], None]]:
-    """Where the block is stopped, every program that it has started ends, and what those started.
-
-    It gives what to call in a program of another's before it begins (`preexec_fn`): that one is
-    killed when this process is.
-    """
     control(ADOPT, 1)  # what loses its parent stays below this process
     try:
-        yield ends_with_us()
+        yield begin
     except BaseException:
         until_s = time.monotonic() + KILLING_S
         while (left := _descendants()) and time.monotonic() < until_s:

@@ -23,9 +23,9 @@ from e2e.data.types import laid_out
 from e2e.networks.network import Network
 from e2e.prediction import Prediction
 from e2e.prediction.padding import CONVOLUTIONS
+from e2e.prediction.recorder import BACKWARD, Recorder, TracedOp, cache_bytes
 from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime, PlacedCall, time_calls
-from e2e.prediction.trace.recorder import BACKWARD, Recorder, TracedOp, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, algorithms_timed, cannot_run, recipe_of
 from e2e.results.types import Predicted
 from e2e.training.backend_flags import set_backend_flags

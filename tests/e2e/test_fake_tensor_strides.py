@@ -19,9 +19,9 @@ from e2e.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
 from e2e.aten.materialise import SAVED, run_forward
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.prediction.fake_tensor_strides import CPU_RULES, RULES
 from e2e.prediction.predictor import CannotTrace, trace, trace_real
-from e2e.prediction.trace.fake_tensor_strides import CPU_RULES, RULES
-from e2e.prediction.trace.recorder import Recorder, TracedOp
+from e2e.prediction.recorder import Recorder, TracedOp
 
 ATEN = torch.ops.aten
 CPU = torch.device("cpu")

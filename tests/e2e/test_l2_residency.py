@@ -19,7 +19,7 @@ from e2e.aten import WARM, ColdL2, Pool, TensorSpec, describe, kind_of, material
 from e2e.networks import find
 from e2e.prediction.padding import Padding, padding
 from e2e.prediction.predictor import key_of, trace
-from e2e.prediction.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp
+from e2e.prediction.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten

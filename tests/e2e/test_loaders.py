@@ -24,11 +24,10 @@ from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, device_copy, open_loader
 from e2e.data.loaders import reading as cold
-from e2e.data.loaders.decode import decode
 from e2e.data.loaders.device_copy import Contended
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import Encoded, pack, random_crop
-from e2e.data.loaders.reading import Read
+from e2e.data.loaders.reading import Read, decode
 from e2e.data.loaders.resident import no_room
 from e2e.data.loaders.workers import Shuffled
 from e2e.data.types import IMAGENET, Arrays, Data, Files, ImageFile, LoadSpec

@@ -33,7 +33,7 @@ from torchvision.datasets import CIFAR10
 from e2e.data.datasets import Options, open_data, tokens
 from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.tokens import SUCCESSORS, TokenRows, entropy, rows_of_tokens
-from e2e.data.loaders.decode import decode
+from e2e.data.loaders.reading import decode
 from e2e.data.loaders.resident import PADDING
 from e2e.data.sources import generated
 from e2e.data.sources.listing import list_images

@@ -23,9 +23,9 @@ from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.prediction.predictor import Predictor, key_of, trace, trace_real
+from e2e.prediction.recorder import BACKWARD
 from e2e.prediction.store import Store
 from e2e.prediction.timer import ROUNDS, CallTime, PlacedCall, time_calls
-from e2e.prediction.trace.recorder import BACKWARD
 from e2e.recipes import recipe_of
 from e2e.results.types import Predicted
 from e2e.training.backend_flags import set_backend_flags

@@ -13,7 +13,7 @@ from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.networks.table import written
 from e2e.prediction.predictor import Trace
-from e2e.prediction.trace.recorder import TracedOp
+from e2e.prediction.recorder import TracedOp
 
 
 def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:

@@ -18,9 +18,9 @@ from typing import Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.decode import none_left
 from e2e.data.loaders.jpeg_bytes import Encoded, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
+from e2e.data.loaders.reading import none_left
 from e2e.data.loaders.workers import Shuffled, Workers
 from e2e.data.types import Files, ImageFile, Loader, LoadSpec, Source, laid_out
 
@@ -53,7 +53,9 @@ class GpuDecoded(Loader):
 
     def __init__(self, files: Files, spec: LoadSpec) -> None:
         self._files, self._on_broken = files, spec.on_broken
-        self._device = _numbered(spec.device)
+        # With its index: torchvision makes a new decoder where "cuda" becomes "cuda:0".
+        index = cast(int | None, spec.device.index)
+        self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         encoded = Encoded(files.pictures, spec.cold)
         self._decoder = Decoder(encoded.by_pillow, spec, self._device)
         self._workers = Workers(
@@ -136,12 +138,6 @@ class Ahead(Generic[Made]):
         """
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([future for future in self._pending if not future.cancelled()], within_s)
-
-
-def _numbered(device: torch.device) -> torch.device:
-    """The device with its index: torchvision makes a new decoder where "cuda" becomes "cuda:0"."""
-    index = cast(int | None, device.index)
-    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def _usual_bytes(pictures: Sequence[ImageFile]) -> int:

@@ -18,9 +18,8 @@ from torch.utils.data import (
 )
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.decode import decode, none_left, short
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.loaders.reading import read
+from e2e.data.loaders.reading import decode, none_left, read, short
 from e2e.data.loaders.resident import CENTRE, PADDING
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, ImageFile, LoadSpec, Source, shared

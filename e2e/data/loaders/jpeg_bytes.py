@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.crop_table import crop_table, upright_size
-from e2e.data.loaders.decode import decode, orientation_of, short
-from e2e.data.loaders.reading import read
+from e2e.data.loaders.reading import decode, orientation_of, read, short
 from e2e.data.loaders.workers import SeededIndex
 from e2e.data.types import Broken, ImageFile
 

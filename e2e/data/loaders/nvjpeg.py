@@ -17,9 +17,9 @@ from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
     decode_jpeg,
 )
 
-from e2e.data.loaders.decode import short
 from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
+from e2e.data.loaders.reading import short
 from e2e.data.loaders.resample import Resampling
 from e2e.data.loaders.workers import SeededIndex
 from e2e.data.types import Broken, LoadSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import CDLL, PyDLL, Structure, byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
@@ -206,18 +206,14 @@ def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
 @cache
 def _opened(index: int) -> _Library | None:
     """The library for a device, once per process; torchvision ships it."""
-    for path in _places():
+    packages = Path(torchvision.__file__).parent.parent
+    places = ("torchvision.libs/libnvjpeg*.so*", "nvidia/*/lib/libnvjpeg.so*")
+    for path in (path for place in places for path in sorted(packages.glob(place))):
         try:
             return _Library(str(path))
         except (OSError, AttributeError, NvjpegError, torch.OutOfMemoryError):
             continue
     return None
-
-
-def _places() -> Iterator[Path]:
-    packages = Path(torchvision.__file__).parent.parent
-    yield from sorted((packages / "torchvision.libs").glob("libnvjpeg*.so*"))
-    yield from sorted((packages / "nvidia").glob("*/lib/libnvjpeg.so*"))
 
 
 def _aligned(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Reads files as bytes, from the page cache or cold, and the back end that only reads.
+"""Image files: read, from the page cache or cold, and decoded; and the back end that only reads.
 
 A cold read drops the file from the page cache first, where the system can do that.
 """
@@ -8,16 +8,22 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.decode import short
+from e2e.data.loaders.crop_table import ORIENTATIONS
 from e2e.data.loaders.workers import SeededIndex, Shuffled, Workers
 from e2e.data.types import Arrays, Broken, Files, ImageFile, LoadSpec, Source
+from microbench.errors import UserError
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
@@ -129,3 +135,48 @@ class _Files(Dataset[Read]):
 def _added_up(parts: Sequence[Read]) -> Read:
     broken = [file for part in parts for file in part.broken]
     return Read(sum(part.files for part in parts), sum(part.size_bytes for part in parts), broken)
+
+
+# ---------------------------------------------------------------- decoded
+
+
+def decode(content: bytes) -> Image.Image:
+    """The image in a file's bytes as RGB, upright. Raises Pillow's error for a broken one."""
+    with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode == "RGB":
+            return image
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            return _of_16_bits(image)
+        return image.convert("RGB")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation; 1 where the image has no known one."""
+    orientation = image.getexif().get(Base.Orientation, 1)
+    return orientation if orientation in ORIENTATIONS else 1
+
+
+def short(error: Exception) -> str:
+    """What is wrong with a file, in at most 80 characters without its path."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).splitlines()
+    return lines[0][:80] if lines else type(error).__name__
+
+
+def none_left(source: Source) -> UserError:
+    """The UserError to raise when no image of a source could be decoded."""
+    assert isinstance(source, Files), "arrays do not break"
+    count = len(source.pictures)
+    return UserError(f"none of the {count:,} training images in {source.root} can be decoded")
+
+
+def _of_16_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.max() > 255:
+        values >>= 8
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -74,8 +74,8 @@ def _decoded(files: Files, spec: LoadSpec) -> Kept:
     It has workers of its own, whatever is wanted: nothing is measured meanwhile.
     """
     # These load slowly, and arrays do not need them.
-    from e2e.data.loaders.decode import none_left
     from e2e.data.loaders.images import middle, once
+    from e2e.data.loaders.reading import none_left
 
     start_s = time.perf_counter()
     device, count = spec.device, len(files.pictures)

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from e2e.data.loaders.decode import decode, none_left, short
 from e2e.data.loaders.images import ImageLoader, Sample, random_crop, seeded, together
-from e2e.data.loaders.reading import drop
+from e2e.data.loaders.reading import decode, drop, none_left, short
 from e2e.data.types import Broken, Files, LoadSpec, Source
 from microbench.errors import UserError
 

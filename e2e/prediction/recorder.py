@@ -33,7 +33,7 @@ from e2e.aten import (
     spec_of,
     tensors_among,
 )
-from e2e.prediction.trace.fake_tensor_strides import as_when_real
+from e2e.prediction.fake_tensor_strides import as_when_real
 from kernels.gpus import architecture
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step

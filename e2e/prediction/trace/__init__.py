@@ -1,1 +1,0 @@
-"""The ATen calls of a step, recorded without running it."""
