@@ -141,7 +141,7 @@ def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
 
 
 @dataclass(frozen=True)
-class Beside:
+class BesideLibrary:
     """A result and the better library: the one with the shorter time for this very problem.
 
     `ratio` is that library's time over the result's. `absent` are the libraries that were not
@@ -161,7 +161,7 @@ class Summary:
     backend: str
     precision: str
     which: str
-    rows: Sequence[Beside]
+    rows: Sequence[BesideLibrary]
 
     @property
     def mean(self) -> float:
@@ -176,12 +176,12 @@ class Summary:
         return Ratio(1.0, (math.exp(-half), math.exp(half))).ruined_pct
 
     @property
-    def least(self) -> Beside:
+    def least(self) -> BesideLibrary:
         """The size where it does worst."""
         return min(self.rows, key=lambda row: row.ratio.ratio)
 
     @property
-    def most(self) -> Beside:
+    def most(self) -> BesideLibrary:
         """The size where it does best."""
         return max(self.rows, key=lambda row: row.ratio.ratio)
 
@@ -223,16 +223,16 @@ def summaries(run: Run, which: Callable[[Result], str] = lambda _: "") -> list[S
 
     `which` names what else is summed up apart: passes, say.
     """
-    by_key: dict[tuple[str, str, str], list[Beside]] = {}
+    by_key: dict[tuple[str, str, str], list[BesideLibrary]] = {}
     for result in run.results:
-        row = beside(result) if is_rival(result) else None
+        row = beside_library(result) if is_rival(result) else None
         if row:
             key = (result.case.backend, result.case.precision_name, which(result))
             by_key.setdefault(key, []).append(row)
     return [Summary(*key, rows) for key, rows in by_key.items()]
 
 
-def beside(result: Result) -> Beside | None:
+def beside_library(result: Result) -> BesideLibrary | None:
     """The result and the better library; None where none was measured beside it."""
     names = _libraries(result)
     known = {name: result.vs_backend[name] for name in names if name in result.vs_backend}
@@ -240,7 +240,7 @@ def beside(result: Result) -> Beside | None:
         return None
     better = min(known, key=lambda name: known[name].ratio)
     absent = tuple(name for name in names if name not in known)
-    return Beside(result, better, known[better], absent)
+    return BesideLibrary(result, better, known[better], absent)
 
 
 def libraries_beside_own(run: Run) -> list[str]:

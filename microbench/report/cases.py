@@ -75,7 +75,7 @@ LATER_PATHS = {"total_error": "total_error", "tuned": "tuned", "choice": "choice
 INTERVAL = ("confidence interval is", "interval")  # of a warning, as it is said in an answer
 
 
-def made(
+def kernel_report(
     run: Run, answer: Sequence[Line], tables: Sequence[Part], chart: Callable[[], Any] | None = None
 ) -> Report:
     """The report with this answer and these tables, and what all reports of kernels have.
@@ -218,7 +218,7 @@ def _with_signs(part: Part) -> Part:
     return replace(part, below=[*part.below, *filter(None, [signs])])
 
 
-def rivals(compared: Sequence[Summary], which: str) -> Part:
+def library_table(compared: Sequence[Summary], which: str) -> Part:
     """Kernels against the better library: a row for each precision and what else is apart."""
     columns = [
         Column("back end", "backend"),
@@ -388,7 +388,7 @@ def reasons(lost: Sequence[Result]) -> str:
     return f"{reason or 'no reason given'}{more}"
 
 
-def beside(compared: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
+def library_sentences(compared: Sequence[Summary], unclear: dict[str, float]) -> list[str]:
     """Our kernels, or the user's, against the better library: "triton is 0.97 times as fast as the
     better library in fp16, 1.05 in int8 (mean of 8 sizes: 0.82 at 1536 to 1.19 at 512)".
     """

@@ -16,19 +16,19 @@ from microbench.report import charts, layers
 from microbench.report import payoff as payoff_report
 from microbench.report.cases import (
     MOST_PRECISIONS,
-    beside,
     bottlenecks,
     channels_last,
     conditions,
+    kernel_report,
     known_ratio,
-    made,
+    library_sentences,
+    library_table,
     no_verdict,
     of_peak,
     peaks,
     picked,
     rate_chart,
     reasons,
-    rivals,
     rows_of,
     why,
 )
@@ -58,7 +58,7 @@ def report(run: Run) -> Report:
         return layers.report(run, run.network)
     if run.kind == "payoff" and (found := payoff_report.report(run)):
         return found
-    return made(run, _answer(run), _tables(run), lambda: _chart(run))
+    return kernel_report(run, _answer(run), _tables(run), lambda: _chart(run))
 
 
 def _answer(run: Run) -> list[Line]:
@@ -68,7 +68,7 @@ def _answer(run: Run) -> list[Line]:
         result for group in groups_of(run) if (result := representative(group, asked[:1]))
     ]
     unclear: dict[str, float] = {}
-    texts = beside(
+    texts = library_sentences(
         [summary for summary in summaries(run) if OWN in summary.backend or not own], unclear
     )
     if not own and precisions_of(run).baselines:
@@ -382,7 +382,7 @@ def _tables(run: Run) -> list[Part]:
     asked, settings = precisions_of(run).asked, _settings(run)
     by_setting = summaries(run, lambda result: subject_of(result, run))
     few = len(by_setting) <= MOST_ROWS
-    others = rivals(by_setting if few else summaries(run), "setting")
+    others = library_table(by_setting if few else summaries(run), "setting")
     shown = own or [
         result for name in asked for group in groups_of(run)
         if (result := representative(group, [name]))

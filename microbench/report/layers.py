@@ -22,12 +22,26 @@ from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import charts
-from microbench.report.cases import JOIN, beside, made, no_verdict, rivals, title_of
+from microbench.report.cases import (
+    JOIN,
+    kernel_report,
+    library_sentences,
+    library_table,
+    no_verdict,
+    title_of,
+)
 from microbench.report.parts import VERBOSE, Column, Line, Part, Report, Row
 from microbench.results.types import Json, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.timing.stats import half_width_pct
-from microbench.verdict import RUINED, Summary, gain, groups_of, precisions_of, summaries
-from microbench.verdict import beside as beside_library
+from microbench.verdict import (
+    RUINED,
+    Summary,
+    beside_library,
+    gain,
+    groups_of,
+    precisions_of,
+    summaries,
+)
 
 PASSES = dict.fromkeys(("fprop", "dgrad", "wgrad", *OF_ATTENTION))
 MOST_LAYERS = 8
@@ -72,7 +86,7 @@ def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
 
 
 @dataclass
-class Layer:
+class MeasuredLayer:
     """A layer of the network, or all of them: the uses, a layer's by pass, and the library's
     results of each.
     """
@@ -125,17 +139,17 @@ class Layer:
         return Pass(count * b.median_s, count * a.median_s, error, errors)
 
 
-def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
+def layers_of(run: Run, network: NetworkUse) -> list[MeasuredLayer]:
     """The network's layers in order, each with its passes."""
     by_group = {group[0].case.group: group for group in groups_of(run)}
-    layers: dict[tuple[object, ...], Layer] = {}
+    layers: dict[tuple[object, ...], MeasuredLayer] = {}
     for use in network.layers:
         results = by_group.get(use.group, [])
         if not results:
             continue
         label, problem = _label(results[0], use), results[0].case.problem
         same = problem.shape if isinstance(problem, Conv) else tuple(sorted(problem.mnk))
-        layer = layers.setdefault((label, same), Layer(label, use.count))
+        layer = layers.setdefault((label, same), MeasuredLayer(label, use.count))
         layer.uses[use.which] = use
         for result in sorted(results, key=_preferred):
             if is_library(result.case) or DECODE in run.options:
@@ -162,11 +176,13 @@ def _label(result: Result, use: LayerUse) -> str:
     return f"{conv.r}x{conv.s}{stride} {conv.c}>{conv.k} @{problem.setting['image']}{groups}"
 
 
-def total_of(layers: Sequence[Layer], which: Callable[[Layer], object]) -> Layer:
+def total_of(
+    layers: Sequence[MeasuredLayer], which: Callable[[MeasuredLayer], object]
+) -> MeasuredLayer:
     """The layers together of which this is true; the label says if some are left out."""
     found = [layer for layer in layers if which(layer)]
     part = f" over {len(found)} of {len(layers)} layers" if len(found) < len(layers) else ""
-    whole = Layer(f"total{part}", sum(layer.count for layer in found))
+    whole = MeasuredLayer(f"total{part}", sum(layer.count for layer in found))
     for i, layer in enumerate(found):
         whole.uses |= {f"{i} {name}": use for name, use in layer.uses.items()}
         whole.results |= {(f"{i} {n}", p): result for (n, p), result in layer.results.items()}
@@ -184,21 +200,21 @@ def report(run: Run, network: NetworkUse) -> Report:
     else:
         answer, tables = _answer(run, network, layers), _tables(run, layers)
         chart = partial(_chart, run, network, layers)
-    others = replace(rivals(by_pass(run, network), "pass"), level=VERBOSE)
-    return made(run, answer, [*tables, others], chart)
+    others = replace(library_table(by_pass(run, network), "pass"), level=VERBOSE)
+    return kernel_report(run, answer, [*tables, others], chart)
 
 
 def _lines(
     run: Run, texts: Sequence[str], why: Sequence[str], unclear: dict[str, float]
 ) -> list[Line]:
     """What was found, the user's own kernels first, why, and what has no verdict."""
-    own = beside([one for one in summaries(run) if OWN in one.backend], unclear)
+    own = library_sentences([one for one in summaries(run) if OWN in one.backend], unclear)
     lines = [Line("", text) for text in (*own, *texts)]
     lines += [Line("Why", JOIN.join(why))] if why else []
     return [*lines, *no_verdict(unclear, alone=not lines)]
 
 
-def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line]:
+def _answer(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> list[Line]:
     ops = {result.case.op for result in run.results}
     what = "convolutions, GEMMs and attention" if "attention" in ops else "convolutions and GEMMs"
     said: list[str] = []
@@ -228,11 +244,11 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> list[Line
     return [*lines, *(Line("Doubt", text) for text in _not_measured(run, network))]
 
 
-def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> str:
+def _gainers(layers: Sequence[MeasuredLayer], name: str, baseline: str) -> str:
     """How many layers are faster, slower, neither or not known, with the least of each."""
     found = [(layer, ratio) for layer in layers if (ratio := layer.ratio(name, baseline))]
     found.sort(key=lambda one: one[1].ratio)
-    by_gain: dict[str, list[tuple[Layer, Ratio]]] = {}
+    by_gain: dict[str, list[tuple[MeasuredLayer, Ratio]]] = {}
     for layer, ratio in found:
         by_gain.setdefault(VERDICTS.get(gain(None, ratio), UNCLEAR), []).append((layer, ratio))
     said: list[str] = []
@@ -270,7 +286,7 @@ def _not_measured(run: Run, network: NetworkUse) -> list[str]:
     ]
 
 
-def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
+def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
     """The layers with most of the time for the screen; all of them with their passes."""
     compared = precisions_of(run)
     name = compared.asked[0] if compared.asked else "fp16"
@@ -314,11 +330,11 @@ def _tables(run: Run, layers: Sequence[Layer]) -> list[Part]:
 
 
 def _decode(
-    run: Run, network: NetworkUse, layers: Sequence[Layer]
+    run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]
 ) -> tuple[list[Line], list[Part], Callable[[], Any]]:
     """The answer, the tables and the chart of linear layers by tokens."""
     base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
-    by_tokens: dict[int, list[Layer]] = {}
+    by_tokens: dict[int, list[MeasuredLayer]] = {}
     for layer in layers:
         by_tokens.setdefault(_tokens(layer), []).append(layer)
     memory = run.ceiling("memory", "datasheet") or run.ceiling("memory", "measured")
@@ -353,14 +369,14 @@ def _decode(
     return answer, tables, partial(_decode_chart, run, network, rows, peak)
 
 
-def _tokens(layer: Layer) -> int:
+def _tokens(layer: MeasuredLayer) -> int:
     """The rows of the product."""
     return next(iter(layer.results.values())).case.problem.mnk[0]
 
 
 def _answer_of_decode(
     run: Run, network: NetworkUse, base: str, rows: Sequence[Json],
-    by_tokens: Mapping[int, Sequence[Layer]],
+    by_tokens: Mapping[int, Sequence[MeasuredLayer]],
 ) -> list[Line]:  # fmt: skip
     first, unclear, why = rows[0], dict[str, float](), list[str]()
     step, tokens = first["step"], first["tokens"]
@@ -404,17 +420,17 @@ def _answer_of_decode(
     return [*_lines(run, texts, why, unclear), Line("Doubt", JOIN.join(doubts))]
 
 
-def _backends(layer: Layer, precision: str) -> str:
+def _backends(layer: MeasuredLayer, precision: str) -> str:
     return fmt.joined(
         list(dict.fromkeys(r.case.backend for (_, p), r in layer.results.items() if p == precision))
     )
 
 
-def _split_k(run: Run, layers: Sequence[Layer], base: str) -> Part:
+def _split_k(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
     """Where our split-K gains over the library, where that splits K, and where memory limits it."""
     ours = {r.case.group: r for r in run.results if r.case.precision_name == base
             and (r.variant or "").startswith(SPLIT_K) and "/k" in (r.variant or "")}  # fmt: skip
-    by_label: dict[str, dict[int, Layer]] = {}
+    by_label: dict[str, dict[int, MeasuredLayer]] = {}
     for layer in layers:
         by_label.setdefault(layer.label, {})[_tokens(layer)] = layer
     rows: list[Row] = []
@@ -457,7 +473,7 @@ def _decode_chart(run: Run, network: NetworkUse, rows: Sequence[Json], peak: flo
     """Bytes per second of all linear layers against tokens, a curve a precision."""
     points: list[Json] = []
     for row in rows:
-        step: Layer = row["step"]
+        step: MeasuredLayer = row["step"]
         for name in dict.fromkeys(precision for _, precision in step.results):
             if rate := step.rate(name, lambda r: r.min_bytes):
                 points.append({"panel": "", "series": name, "x": row["tokens"], "y": rate / 1e9,
@@ -472,7 +488,7 @@ def _decode_chart(run: Run, network: NetworkUse, rows: Sequence[Json], peak: flo
 # ---------------------------------------------------------------- the chart
 
 
-def _chart(run: Run, network: NetworkUse, layers: Sequence[Layer]) -> Any:
+def _chart(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> Any:
     """A bar a layer over that of the baseline, the longest first. UserError: none was measured."""
     compared = precisions_of(run)
     name, baseline = (

@@ -19,8 +19,8 @@ from microbench.report import charts
 from microbench.report.cases import (
     bottlenecks,
     channels_last,
+    kernel_report,
     known_ratio,
-    made,
     no_verdict,
     title_of,
     why,
@@ -47,7 +47,7 @@ def report(run: Run) -> Report | None:
         answer, tables = _of_layers(run, maps), _layers(maps)
     else:
         answer, tables = _answer(run, maps), [_table(maps), *(_map(*one) for one in maps.items())]
-    return made(run, answer, tables, partial(_chart, run, maps))
+    return kernel_report(run, answer, tables, partial(_chart, run, maps))
 
 
 def maps_of(run: Run) -> dict[Map, list[Payoff]]:

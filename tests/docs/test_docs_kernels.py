@@ -15,7 +15,7 @@ from microbench.report.layers import report as layers_report
 from microbench.report.payoff import maps_of, starts_of
 from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
-from microbench.verdict import Beside, beside, payoffs, summaries
+from microbench.verdict import BesideLibrary, beside_library, payoffs, summaries
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
 KERNELS, README = "docs/kernels", "README"
@@ -50,13 +50,13 @@ def tflops(result: Result) -> float:
 
 
 @cache
-def ours(name: str) -> list[Beside]:
+def ours(name: str) -> list[BesideLibrary]:
     """Our kernels beside the better library."""
-    rows = [beside(r) for r in run(name).results if r.case.backend == "triton"]
+    rows = [beside_library(r) for r in run(name).results if r.case.backend == "triton"]
     return [row for row in rows if row]
 
 
-def mean(rows: Iterable[Beside]) -> float:
+def mean(rows: Iterable[BesideLibrary]) -> float:
     return geometric_mean([row.ratio.ratio for row in rows])
 
 
@@ -83,7 +83,7 @@ def test_what_is_said_of_gemm() -> None:
     for m, (rows, columns) in tiles.items():
         assert f"{rows}x{columns}" in " ".join(by["cublas", "fp16", m].kernels)
     doubling = [by["triton", "fp16", 256 * 2**i] for i in range(6)]
-    alone = [row.ratio.ratio for r in doubling if (row := beside(r))]
+    alone = [row.ratio.ratio for r in doubling if (row := beside_library(r))]
     says(
         TABLES,
         "At 1536 and 3072 cuBLAS wins",

@@ -20,7 +20,7 @@ from microbench.report.kernels import by_eights, means_of, report
 from microbench.report.writers import to_markdown
 from microbench.results.runfile import read_run
 from microbench.results.types import Ratio, Result, Run
-from microbench.verdict import asked_for, beside, libraries_beside_own, payoffs, summaries
+from microbench.verdict import asked_for, beside_library, libraries_beside_own, payoffs, summaries
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 SIZES = tuple(100 * i for i in range(1, 10))
@@ -55,7 +55,7 @@ def lines(run: Run, label: str = "") -> list[str]:
 
 
 def said(*rows: Result, label: str = "") -> list[str]:
-    """Beside a result of fp32 of each size."""
+    """BesideLibrary a result of fp32 of each size."""
     bases = [result(int(row.case.problem.dims["m"]), "fp32") for row in rows]
     return lines(run_of(*bases, *rows), label)
 
@@ -286,7 +286,7 @@ def test_the_better_library_is_chosen_size_by_size_and_each_back_end_has_a_line(
     assert found.mean == pytest.approx(geometric_mean([0.9, 0.8, 1.1]))
     assert found.least.result.case.problem.dims["m"] == 2048
     assert found.not_measured == "cublaslt was not measured at 1"
-    assert beside(gemm(512, {"my:gemm": 2.0})) is None, "no library"
+    assert beside_library(gemm(512, {"my:gemm": 2.0})) is None, "no library"
     run = run_of(
         gemm(1100, {"cublas": 0.5, "cublaslt": 0.6}),
         gemm(1024, {"cublas": 1.0, "cublaslt": 1.0}, tuned=True),
