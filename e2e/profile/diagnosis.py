@@ -312,7 +312,7 @@ class _Side:
 
     def _tried(self, replay: Replay | None) -> Tried | None:
         """What was tried in the training, and what by replays now; None where nothing was."""
-        live = tried_beside(self.path, self.trace.header)
+        live = tried_beside(self.path)
         again = replay(self.run) if replay else None
         if live is None or again is None:
             return live or again

@@ -18,7 +18,6 @@ import msgspec
 from e2e.profile.causes import AFTER, KNOWN, LEAST_SHARE, PROVEN, Cause, Gain, ranked
 from microbench.timing.stats import median, ratio_interval
 
-PROVED_KEY = "halfway_proved"  # of the results in a trace of before 2026-11
 SIDECAR = ".proofs.json"  # run.json.gz has run.proofs.json beside it
 LEAST_ROUNDS = 3
 
@@ -52,13 +51,12 @@ class _Row(msgspec.Struct):
     resident: bool = False
 
 
-def tried_beside(path: Path, header: Mapping[str, Any]) -> Tried | None:
+def tried_beside(path: Path) -> Tried | None:
     """What was tried after this trace was recorded; None where nothing was.
 
-    It is in a file beside the trace, of older recorders in the trace's `header`. Whatever of it is
-    damaged is left out.
+    It is in a file beside the trace. Whatever of it is damaged is left out.
     """
-    content: object = header.get(PROVED_KEY)
+    content: object = None
     beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + SIDECAR)
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(beside.read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ from e2e.profile.halfway_prove import ABLATIONS
 from e2e.profile.replay import KINDS
 from e2e.profile.trials import (
     FAIR,
-    PROVED_KEY,
     SAID_APART,
     SIDECAR,
     Tried,
@@ -343,13 +342,10 @@ def test_a_gain_is_that_of_the_ratio_and_exchanged_sides_change_its_sign(
         assert gain_of("loader", "", as_is[:rounds], changed[:rounds]) is None
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_damaged_results_tell_nothing_and_leave_the_others(beside: bool, tmp_path: Path) -> None:
-    """In the file beside the trace, or in the header of an older trace."""
-
+def test_damaged_results_tell_nothing_and_leave_the_others(tmp_path: Path) -> None:
     def read(results: object) -> Tried | None:
-        (tmp_path / f"run{SIDECAR}").write_text(json.dumps(results) if beside else "{")
-        return tried_beside(tmp_path / "run.json.gz", {} if beside else {PROVED_KEY: results})
+        (tmp_path / f"run{SIDECAR}").write_text(json.dumps(results))
+        return tried_beside(tmp_path / "run.json.gz")
 
     good = {"name": "loader", "change": "x", "as_is_s": [[2]] * 3, "changed_s": [[1]] * 3}
     junk = (None, True, -3, "text", [], [[0]], [[1], [], [1]], {"a": 1})
@@ -364,7 +360,7 @@ def test_damaged_results_tell_nothing_and_leave_the_others(beside: bool, tmp_pat
             found = read(damaged)
             assert found is None or {gain.cause for gain in found.gains} <= {"loader"}
             assert found is None or (type(found.steps) is int and found.steps >= 0)
-    assert tried_beside(tmp_path / "another.json", {}) is None
+    assert tried_beside(tmp_path / "another.json") is None
 
 
 def test_all_that_is_tried_is_a_known_cause(tmp_path: Path) -> None:
@@ -373,7 +369,7 @@ def test_all_that_is_tried_is_a_known_cause(tmp_path: Path) -> None:
     rows = [{"name": name, "change": name, "as_is_s": [[99.0]] * 3, "changed_s": [[99.0 - at]] * 3}
             for at, name in enumerate(names)]  # fmt: skip
     (tmp_path / f"run{SIDECAR}").write_text(json.dumps({"tried": rows}))
-    found = tried_beside(tmp_path / "run.json", {})
+    found = tried_beside(tmp_path / "run.json")
     assert found is not None
     assert {gain.cause for gain in found.gains} <= KNOWN.keys()
     (attention,) = (gain for gain in found.gains if gain.cause == "sdpa")
