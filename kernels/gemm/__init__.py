@@ -76,7 +76,7 @@ class Gemm(Problem):
         """What it is without a call for all of it, in words."""
         if self.form in RAGGED or self.batch > 1:
             return f"a kernel for each {'group' if self.form in RAGGED else 'product'}"
-        return f"kernels for product, bias{' and GELU' * (self.form == GELU)}"
+        return f"kernels for product{', bias and GELU' if self.form == GELU else ' and bias'}"
 
     @property
     def ends(self) -> Sequence[int]:

@@ -382,8 +382,10 @@ def _lost(results: Sequence[Result], of: int) -> list[str]:
 
 
 def reasons(lost: Sequence[Result]) -> str:
-    """The most common one, and how many others there are."""
-    (reason, _), *others = Counter(result.reason for result in lost).most_common()
+    """The most common one, its first sentence, and how many others there are."""
+    (reason, _), *others = Counter(
+        (result.reason or "").split(". ")[0] for result in lost
+    ).most_common()
     more = f" (and {fmt.count(len(others), 'other reason')})" if others else ""
     return f"{reason or 'no reason given'}{more}"
 

@@ -430,10 +430,11 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
         Column("setting", "", lambda result: subject_of(result, run), once=True),
     ]
     sized = [Column("size", "case", fmt.size)]
-    unit, short = rate_unit(results), fmt.ratio if len(others) == 1 else fmt.short_ratio
+    unit, same_size = rate_unit(results), len({fmt.size(result.case) for result in rows}) == 1
+    short = fmt.ratio if len(others) == 1 and same_size else fmt.short_ratio
     columns = [
         *(column for i, column in enumerate(named) if len({place(r)[i] for r in rows}) > 1),
-        *([] if others and len({fmt.size(r.case) for r in rows}) == 1 else sized),
+        *([] if others and same_size else sized),
         *([Column("call", "variant")] if others else []),
         Column("time", "median_s", fmt.duration),
         *(Column(f"x {name}", f"vs_backend.{name}", fmt.ratio) for name in libraries),

@@ -200,7 +200,8 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
     for (subject, name, _), some in maps.items():
         for one in some:
             (tokens,) = _place(one)
-            ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {_break_even(one)}")
+            even = _break_even(one).replace("-", "not seen")
+            ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {even}".strip())
             for result, ratio, _ in one.rows:
                 size = fmt.size(result.case)
                 row = by_name.setdefault(name, {}).setdefault((tokens, size), {})
