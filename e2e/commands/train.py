@@ -154,14 +154,12 @@ class Keeper:
                             self._until_done(Job(options, self._procedure, gpus, number), here)
                 return self._finished()
         except UserError as error:
-            raise UserError(f"{error}{self._so_far(str(error))}") from None
-
-    def _so_far(self, message: str) -> str:
-        """Where to find what was measured before a run broke off."""
-        path = self._path
-        if not path.exists() or str(path) in message:
-            return ""
-        return f"; results so far are in {path}; go on with --resume {path}"
+            path = self._path
+            if not path.exists() or str(path) in str(error):
+                raise
+            raise UserError(
+                f"{error}; results so far are in {path}; go on with --resume {path}"
+            ) from None
 
     def _lacks(self, number: int, gpus: int) -> bool:
         """Whether something that can be timed has the times of fewer processes."""

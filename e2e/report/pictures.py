@@ -68,7 +68,8 @@ def training_chart(run: Run) -> Any:
     falls = fall_rows(view)
     if not timed and not falls:
         raise UserError("nothing to draw: the run has no training with step times")
-    looks: dict[str, Any] = {"colours": colours_of(view), "dashes": dashes_of(view)}
+    colours = {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
+    looks: dict[str, Any] = {"colours": colours, "dashes": dashes_of(view)}
     reading: list[str] = []
     drawn: list[Any] = []
     family = max(view.families, key=batches_of)
@@ -110,11 +111,6 @@ def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
     evaluates = view_of(run).evaluates
     what = "evaluation" if evaluates else "training" if ran else "predicted training of"
     return f"{what} {title} on {device}", [", ".join(facts), *reading]
-
-
-def colours_of(view: View) -> dict[str, str]:
-    """A colour an arm, that of its recipe."""
-    return {view.label(arm): recipe_colour(arm.case.recipe) for arm in view.arms}
 
 
 def dashes_of(view: View) -> dict[str, list[int]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -38,7 +40,10 @@ class SmallStepSpeed:
         self._searched: set[bool] = set()
 
     def slowdown(self) -> float:
-        """The slowdown now: the median of STEPS steps after WARM_STEPS, over REFERENCE_S."""
+        """The slowdown now: the median of STEPS steps after WARM_STEPS, over REFERENCE_S.
+
+        RuntimeError if the device has no memory for its step.
+        """
         step = self._searched_step()
         for _ in range(WARM_STEPS):
             step()
@@ -72,6 +77,33 @@ class SmallStepSpeed:
                 torch.backends.cudnn.benchmark = search
             self._searched.add(tf32)
         return self._step
+
+
+class SpeedByTurn:
+    """The slowdown of interleaved variants, read where a turn ends and the next begins.
+
+    If the device has no memory for the small step there are no readings; the turns go on.
+    """
+
+    def __init__(self, host_speed: SmallStepSpeed) -> None:
+        self._host_speed: SmallStepSpeed | None = host_speed
+        self._readings: list[tuple[str, float]] = []
+
+    def begin(self, turn: str) -> None:
+        """Begin the turn of this variant and end that of another."""
+        if self._host_speed is None:
+            return
+        try:
+            self._readings.append((turn, self._host_speed.slowdown()))
+        except RuntimeError:
+            self._host_speed = None
+            self._readings.clear()
+
+    def of(self, turn: str) -> float | None:
+        """The median over its turns of the mean of both ends, a ratio; None without readings."""
+        pairs = pairwise(self._readings)
+        means = [fmean((first, last)) for (name, first), (_, last) in pairs if name == turn]
+        return median(means) if means else None
 
 
 def _small_step(device: torch.device) -> Callable[[], object]:

@@ -34,6 +34,7 @@ from e2e.training.allreduce import (
 )
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert, Way, part_gains
+from e2e.training.host_speed import SmallStepSpeed, SpeedByTurn
 from e2e.training.ranks import Ranks, RanksLost
 from e2e.training.step_timer import (
     HOST_STEPS,
@@ -50,8 +51,6 @@ from e2e.training.step_timer import (
 from e2e.training.timing import (
     SETTLED_STEPS,
     Announce,
-    HostSpeed,
-    SpeedByTurn,
     VariantFailed,
     Watch,
     time_interleaved,
@@ -331,7 +330,7 @@ class Variants:
     # ------------------------------------------------------------ timing
 
     def time(
-        self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None,
+        self, budget_s: float, announce: Announce, host_speed: SmallStepSpeed | None = None,
         left: Callable[[float], None] | None = None,
     ) -> list[Training]:  # fmt: skip
         """The held variants with times, state and phases; `budget_s` is seconds of timing in all.

@@ -19,6 +19,7 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.results.types import Training
+from e2e.training.host_speed import SpeedByTurn
 from e2e.training.ranks import Ranks
 from e2e.training.speedups import with_speedups
 from e2e.training.step_timer import (
@@ -32,7 +33,7 @@ from e2e.training.step_timer import (
     time_phases,
     union_s,
 )
-from e2e.training.timing import SpeedByTurn, VariantFailed, Watch, time_interleaved
+from e2e.training.timing import VariantFailed, Watch, time_interleaved
 from e2e.training.variant import TimedPart, Variant
 from e2e.training.variants import Task, Variants
 from microbench.device.device import describe, open_telemetry
