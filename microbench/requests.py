@@ -42,7 +42,7 @@ from microbench.command_line import (
     one_of,
 )
 from microbench.errors import UserError
-from microbench.sweep import Group, read_shapes
+from microbench.sweep import Group, read_shapes, refused
 from microbench.timing import L2_STATES, REGIMES, TIMERS
 
 if TYPE_CHECKING:  # --help is to load nothing heavy
@@ -124,22 +124,20 @@ class GemmRequest(Request):
             if asked.backend is None
             else variants[True]
         )
-        problems = read_shapes("gemm", self.shapes) if self.shapes else self._problems()
+        if self.shapes:
+            problems = read_shapes("gemm", self.shapes)
+        else:
+            layouts = sweep.parse_names(self.layout, Gemm.CHOICES["layout"], "--layout")
+            sizes = sweep.parse_sizes(self.sizes, more=1)  # the batch
+            with refused("--layout"):
+                problems = [
+                    Gemm(m, n, k, layout, *batch)
+                    for (*batch, m, n, k), layout in product(sizes, layouts)
+                ]
         return [
             _group_of(problem, variants[isinstance(problem, Gemm) and problem.plain], asked.data)
             for problem in problems
         ]
-
-    def _problems(self) -> Sequence[Problem]:
-        layouts = sweep.parse_names(self.layout, Gemm.CHOICES["layout"], "--layout")
-        sizes = sweep.parse_sizes(self.sizes, more=1)  # the batch
-        try:
-            return [
-                Gemm(m, n, k, layout, *batch)
-                for (*batch, m, n, k), layout in product(sizes, layouts)
-            ]
-        except ValueError as error:
-            raise UserError(f"--layout: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -170,44 +168,25 @@ class ConvRequest(Request):
         if self.shapes:
             problems = read_shapes("conv", self.shapes)
             return [_group_of(problem, variants, asked.data) for problem in problems]
-        dilation = sweep.parse_axes(self.dilation, "--dilation")
-        problems = [
-            self._problem(*each, dilation)
-            for each in product(
-                sweep.parse_names(self.passes, PASSES, "--pass"),
-                sweep.parse_names(self.layout, Conv.CHOICES["layout"], "--layout"),
-                sweep.parse_sizes(self.image, "--image", rank=2),
-                sweep.parse_numbers(self.batch, "--batch"),
-                sweep.parse_sizes(self.kernel, "--kernel", rank=2),
-                sweep.parse_sizes(self.channels, "--channels", rank=2),
-            )
-        ]
-        twins = _padded(problems, asked, kind)
-        return [*(_group_of(problem, variants, asked.data) for problem in problems), *twins]
-
-    def _problem(
-        self,
-        which: str,
-        layout: str,
-        image: Sequence[int],
-        batch: int,
-        kernel: Sequence[int],
-        channels: Sequence[int],
-        dilation: tuple[int, int],
-    ) -> Conv:
-        (h, w), (r, s), (c, k) = image, kernel, channels
-        by_axis = {
-            "stride": of_axes(*sweep.parse_axes(self.stride, "--stride")),
-            "padding": _padding(self.padding, (r, s), dilation),
-            "dilation": of_axes(*dilation),
-        }
-        groups = c if self.groups == "depthwise" else sweep.parse_number(self.groups, GROUPS)
-        try:
-            shape = ConvShape(batch, c, h, w, k, r, s, **by_axis, groups=groups)
-        except ValueError as error:
-            size = c if c == k else f"{c}x{k}"
-            raise UserError(f"{size} channels, image {h}x{w}: {error}") from None
-        return Conv(shape, which, layout)
+        stride = of_axes(*sweep.parse_axes(self.stride, "--stride"))
+        dilations = sweep.parse_axes(self.dilation, "--dilation")
+        convs: list[Conv] = []
+        for which, layout, (h, w), batch, (r, s), (c, k) in product(
+            sweep.parse_names(self.passes, PASSES, "--pass"),
+            sweep.parse_names(self.layout, Conv.CHOICES["layout"], "--layout"),
+            sweep.parse_sizes(self.image, "--image", rank=2),
+            sweep.parse_numbers(self.batch, "--batch"),
+            sweep.parse_sizes(self.kernel, "--kernel", rank=2),
+            sweep.parse_sizes(self.channels, "--channels", rank=2),
+        ):
+            padding = _padding(self.padding, (r, s), dilations)
+            groups = c if self.groups == "depthwise" else sweep.parse_number(self.groups, GROUPS)
+            with refused(f"{c if c == k else f'{c}x{k}'} channels, image {h}x{w}"):
+                steps = stride, padding, of_axes(*dilations)
+                shape = ConvShape(batch, c, h, w, k, r, s, *steps, groups)
+            convs.append(Conv(shape, which, layout))
+        planned = [_group_of(conv, variants, asked.data) for conv in convs]
+        return [*planned, *_padded(convs, asked, kind)]
 
 
 @dataclass(frozen=True)
@@ -231,25 +210,19 @@ class AttentionRequest(Request):
             problems = read_shapes(self.name, self.shapes)
         else:
             words = Attention.CHOICES
-            problems = [
-                self._problem(batch, heads, sequence, which, layout)
-                for which, layout, heads, batch, sequence in product(
-                    sweep.parse_names(self.passes, words["pass"], "--pass"),
-                    sweep.parse_names(self.layout, words["layout"], "--layout"),
-                    sweep.parse_sizes(self.heads, "--heads", rank=2, more=1),
-                    sweep.parse_numbers(self.batch, "--batch"),
-                    sweep.parse_numbers(self.sizes, "--sizes"),
-                )
-            ]
+            axes = product(
+                sweep.parse_names(self.passes, words["pass"], "--pass"),
+                sweep.parse_names(self.layout, words["layout"], "--layout"),
+                sweep.parse_sizes(self.heads, "--heads", rank=2, more=1),
+                sweep.parse_numbers(self.batch, "--batch"),
+                sweep.parse_numbers(self.sizes, "--sizes"),
+            )
+            with refused(f"--heads {self.heads}"):
+                problems = [
+                    Attention(batch, heads[0], heads[-2], sequence, heads[-1], which, layout)
+                    for which, layout, heads, batch, sequence in axes
+                ]
         return [_group_of(problem, variants, data) for problem in problems]
-
-    def _problem(
-        self, batch: int, heads: Sequence[int], sequence: int, which: str, layout: str
-    ) -> Attention:
-        try:
-            return Attention(batch, heads[0], heads[-2], sequence, heads[-1], which, layout)
-        except ValueError as error:
-            raise UserError(f"--heads {self.heads}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -282,7 +255,9 @@ class PayoffRequest(ConvRequest):
         variants, data = plan_variants(self.op, self.conditions, kind), self.conditions.data
         named = str(self.shapes or "")
         if ":" in named or (named and named.lower() in torchvision_names()):
-            features = _linear_layers(named)
+            products = (one.problem.mnk for one in _traced(named, tokens=(1,)).layers)
+            if not (features := [(k, n) for _, n, k in products]):
+                raise UserError(f"--shapes {named} has no linear layers")
         elif self.shapes:
             return [
                 _group_of(problem, variants, data) for problem in read_shapes(self.op, self.shapes)
@@ -298,17 +273,19 @@ class PayoffRequest(ConvRequest):
         ]
 
 
-def _linear_layers(network: str) -> list[tuple[int, int]]:
-    """Features (in, out) of a network's linear layers. UserError where it has none."""
-    from microbench.network.trace import traced
+def _traced(
+    name: str, batch: int = 1, image: int | None = None, tokens: Sequence[int] = ()
+) -> Traced:
+    """A network's step, or its linear layers by tokens. UserError where it cannot be traced."""
+    known = torchvision_names()
+    check_there(name)
+    if ":" not in name and name.lower() not in known:
+        hint = suggest(name.lower(), known) or "; your own: module:function"
+        raise UserError(f"torchvision has no network {name!r}{hint}")
+    from microbench.network.trace import decoding, traced
 
-    check_there(network)
-    layers = traced(network, 1, None).layers
-    problems = [layer.problem for layer in layers if layer.which == "fprop"]
-    features = dict.fromkeys((p.k, p.n) for p in problems if isinstance(p, Gemm))
-    if not features:
-        raise UserError(f"--shapes {network} has no linear layers")
-    return list(features)
+    network = traced(name, batch, image)
+    return decoding(network, tokens) if tokens else network
 
 
 @dataclass(frozen=True)
@@ -345,17 +322,8 @@ class LayersRequest(Request):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
-        name, known = self.network_name, torchvision_names()
-        check_there(name)
-        if ":" not in name and name.lower() not in known:
-            hint = suggest(name.lower(), known) or "; your own: module:function"
-            raise UserError(f"torchvision has no network {name!r}{hint}")
         tokens = sweep.parse_numbers(self.tokens, "--tokens") if self.tokens else ()
-        from microbench.network.trace import decoding, traced
-
-        network = traced(self.network_name, self.batch, self.image)
-        if tokens:
-            network = decoding(network, tokens)
+        network = _traced(self.network_name, self.batch, self.image, tokens)
         return plan_layers(network, self.conditions, kind)
 
 
@@ -393,40 +361,34 @@ def plan_variants(op: str, asked: Conditions, kind: str) -> list[Variant]:
     """The variants, as (precision, back end): baselines by the library, then each asked precision.
 
     `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
-    baselines ("none" for none). UserError for an unknown precision or back end.
+    baselines ("none" for none). A user's own back end brings the libraries beside it. UserError for
+    an unknown precision or back end.
     """
-    entry = OPS[op]
+    entry, library = OPS[op], OPS[op].library_backend(kind)
     named = entry.default_backends(kind)
     if asked.backend is not None:
-        named = _backends(op, asked.backend, kind)
+        known, own = _backends(asked.backend, entry.backends)
+        beside = [library, *(entry.libraries if kind == "cuda" else ())] if own else []
+        named = [*beside, *known, *own]
     baselines = [] if asked.vs == "none" else sweep.parse_precisions(asked.vs, "--vs")
-    variants = [(p, entry.library_backend(kind)) for p in baselines]
+    variants = [(p, library) for p in baselines]
     return list(dict.fromkeys([*variants, *product(sweep.parse_precisions(asked.dtype), named)]))
 
 
-def _backends(op: str, text: str, kind: str) -> list[str]:
-    """The back ends that are named. A user's own, "module:name", brings the libraries beside it."""
-    found = OPS[op]
-    ours, own = _own_backends(text)
-    choices = [*found.backends, "module:function"]
-    known = sweep.parse_names(ours, choices, "--backend") if ours or not own else []
-    beside = [found.library_backend(kind), *(found.libraries if kind == "cuda" else ())]
-    return list(dict.fromkeys([*(beside if own else ()), *known, *own]))
+def _backends(text: str, choices: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The back ends that are named of these, and the user's own, "module:name".
 
-
-def _own_backends(text: str) -> tuple[str, list[str]]:
-    """The back ends of halfway that are named, as a list with commas, and the user's own.
-
-    UserError, in one line, for one of the user's that cannot be had.
+    UserError, in one line, for one that is unknown, or of the user's that cannot be had.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     own = [name for name in names if OWN in name]
     for name in own:
-        try:
+        with refused(f"--backend {name}"):
             UserBackend(name).load()
-        except ValueError as error:
-            raise UserError(f"--backend {name}: {error}") from None
-    return ",".join(name for name in names if OWN not in name), own
+    ours = ",".join(name for name in names if OWN not in name)
+    if own and not ours:
+        return [], own
+    return sweep.parse_names(ours, [*choices, "module:function"], "--backend"), own
 
 
 def _group_of(problem: Problem, variants: Sequence[Variant], data: str) -> Group:
@@ -479,9 +441,7 @@ def _layer_variants(op: str, asked: Conditions, kind: str) -> Sequence[Variant]:
     """The user's own back ends stand beside the library, each at the op that it is for. Of those
     named, one that lacks a precision is left out where another has it.
     """
-    ours, own = _own_backends("library" if asked.backend is None else asked.backend)
-    choices = [*LAYER_BACKENDS, "module:function"]
-    names = sweep.parse_names(ours, choices, "--backend") if ours else []
+    names, own = _backends("library" if asked.backend is None else asked.backend, LAYER_BACKENDS)
     if own and "library" not in names:
         names = ["library", *names]
     library = OPS[op].library_backend(kind)

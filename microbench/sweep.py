@@ -9,7 +9,8 @@ the op's: GEMM has m, n, k and perhaps batch, layout; what is missing or empty i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ _FORMS = {
     "--image": "28, 7..56 or HxW such as 28x56",
     "--kernel": "3, 1,3 or RxS such as 1x7",
 }
+
+
+@contextmanager
+def refused(about: str, between: str = ": ") -> Generator[None]:
+    """A ValueError within is a UserError that says what it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"{about}{between}{error}") from None
 
 
 @dataclass(frozen=True)
@@ -122,10 +132,8 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
 
 def parse_axes(text: str, option: str) -> tuple[int, int]:
     """(of rows, of columns) of a number, or of a pair as 1x2. UserError for another text."""
-    try:
+    with refused(option, " "):
         return by_axis(text)
-    except ValueError as error:
-        raise UserError(f"{option} {error}") from None
 
 
 def parse_number(text: str, name: str) -> int:
@@ -140,10 +148,8 @@ def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UserError(f"{option} is empty; try {option} fp16")
-    try:
+    with refused(option):
         return list(dict.fromkeys(precision(part).name for part in parts))
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from None
 
 
 # ---------------------------------------------------------------- --shapes FILE
