@@ -116,20 +116,26 @@ class Tuner:
     _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
 
     def expect(self, cases: Sequence[Case]) -> bool:
-        """Begin to compile what these cases will time, in their order; it ends with the process.
-        Whether there is any.
+        """Begin to load our kernels, and to compile what these cases will time, in their order; it
+        ends with the process. Whether there is any to compile.
         """
-        unknown = [case for case in cases if self._tunes(case) and self._unknown(case)]
+        tunes = self.search != NONE and self.target.kind == "cuda"
+        ours = [case for case in cases if tunes and case.backend == TUNED]
+        unknown = [
+            case for case in ours if self.search == WIDE or tune.find(case, self.target) is None
+        ]
         self._ahead = {case.key: Future[Broken]() for case in unknown}
         todo, cores = iter(unknown), len(os.sched_getaffinity(0)) - MEASURING_CORES
-        for _ in range(max(1, cores // LISTED)):  # cases at once
-            Thread(target=self._compile_ahead, args=(todo,), daemon=True).start()
+        for _ in range(max(1, cores // LISTED) if ours else 0):  # cases at once
+            Thread(target=self._compile_ahead, args=(ours[0], todo), daemon=True).start()
         return bool(unknown)
 
-    def _compile_ahead(self, cases: Iterator[Case]) -> None:
+    def _compile_ahead(self, first: Case, cases: Iterator[Case]) -> None:
+        with suppress(Exception):  # a case meets it again, in its turn
+            OPS[first.op].entries[TUNED].load()
         for case in cases:
             broken: Broken = {}
-            with suppress(Exception):  # the case meets it again, in its turn
+            with suppress(Exception):
                 labels = [config.label for config in self._configurations(case).tried(self.search)]
                 broken = precompile.compile_ahead(case, self.target, labels)
             self._ahead[case.key].set_result(broken)
@@ -167,15 +173,6 @@ class Tuner:
         works = range(len(prepared.candidates))
         found, _, error = self._best(case, prepared, works, LIBRARY_STAGES, sample)
         return Chosen(found, None, error)
-
-    def _tunes(self, case: Case) -> bool:
-        return self.search != NONE and case.backend == TUNED and self.target.kind == "cuda"
-
-    def _unknown(self, case: Case) -> bool:
-        with suppress(Exception):  # it is prepared, and its error told, in its turn
-            OPS[case.op].check(case, self.target)
-            return self.search == WIDE or self._configurations(case).known is None
-        return False
 
     def _configurations(self, case: Case) -> tune.Configurations[Any]:
         return OPS[case.op].entries[TUNED].load().configurations(case, self.target)
