@@ -57,10 +57,6 @@ MORE = "--budget SECONDS allows more"  # in the reason of what is skipped for wa
 Kind = tuple[str, str, str]  # op, precision, back end
 
 
-class TooLong(Exception):
-    """The case does not fit its budget; the message has the expected time."""
-
-
 @dataclass
 class Estimator:
     """Seconds per launch of the largest case seen so far, by op, precision and back end.
@@ -83,7 +79,7 @@ class Estimator:
         return seconds * case.problem.flops / flops
 
     def admit(self, case: Case, target: Target, budget_s: float, spoken_for_s: float) -> None:
-        """TooLong when checking and timing the case would exceed the budget in seconds.
+        """CannotRun when checking and timing the case would exceed the budget in seconds.
 
         `spoken_for_s` is the seconds of one launch of each variant already admitted. A kind of case
         never seen is timed at a small size first; what that raises is passed on. Before a case is
@@ -104,7 +100,7 @@ class Estimator:
                 self._probe(larger, target)
         launch_s = self.expected_s(case)
         if LAUNCHES_NEEDED * launch_s > left_s:
-            raise TooLong(
+            raise CannotRun(
                 f"about {_words(launch_s)} a launch, estimated from a smaller size; "
                 f"{LAUNCHES_NEEDED} launches do not fit the {_words(max(left_s, 0.0))} left for it "
                 f"({MORE})"
@@ -220,7 +216,7 @@ class Measurer:
             if known is None:
                 blank = self._checked(candidate, prepared, error, blank, announce)
             return self._variant(candidate, prepared, blank, announce)
-        except (CannotRun, TooLong) as error:
+        except CannotRun as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
             return self._failed(blank, error)

@@ -474,11 +474,6 @@ class Run:
         merged[entry.case.key] = entry
         return replace(self, others=tuple(merged.values()))
 
-    def with_all(self, kind: type[E], entries: Sequence[E]) -> Run:
-        """The run with these results of a kind in place of all that it had of that kind."""
-        rest = tuple(entry for entry in self.others if not isinstance(entry, kind))
-        return replace(self, others=(*entries, *rest))
-
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """The results of a kind, in the order in which they were measured."""
         return tuple(entry for entry in self.others if isinstance(entry, kind))

@@ -239,11 +239,16 @@ def picture(measured: Sequence[int] = (1, 4)) -> Run:
     return run
 
 
+def with_trainings(run: Run, found: Sequence[Training]) -> Run:
+    rest = [entry for entry in run.others if not isinstance(entry, Training)]
+    return replace(run, others=(*found, *rest))
+
+
 def test_the_picture_says_where_amp_stops_paying() -> None:
     run = picture()
     (joint,) = loader_sweeps(run)
     fed = tuple(t for t in run.of(Training) if t.case.loads_data and not t.case.cached)
-    assert loader_sweeps(run.with_all(Training, fed)) == [], (
+    assert loader_sweeps(with_trainings(run, fed)) == [], (
         "trainings with a loader alone are none"
     )
     assert joint.recipes == ["fp32", "amp"]
@@ -265,7 +270,7 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     assert "predictions were" in text
     assert "predictions were" not in shown(picture(measured=()))
     few = [t for t in picture(()).of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
-    (slow,) = loader_sweeps(picture(()).with_all(Training, few))
+    (slow,) = loader_sweeps(with_trainings(picture(()), few))
     assert (slow.pays_from("amp", "fp32"), slow.in_full_from("amp")) == (None, None)
 
 
@@ -279,7 +284,7 @@ def test_what_failed_says_so_and_why_in_full() -> None:
         for t in run.of(Training)
     ]
     loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
-    run = run.with_all(Training, arms).with_other(replace(loader, blocks=()))
+    run = with_trainings(run, arms).with_other(replace(loader, blocks=()))
     text = " ".join(shown(run).split())
     assert f"amp with 4 workers FAILED: {why}" in text
     text = " ".join(shown(run, details=True).split())
