@@ -21,6 +21,7 @@ import triton.language as tl
 from kernels.case import Candidate
 from kernels.conv import INPUTS, OUTPUT
 from kernels.conv.operands import ConvOperands
+from kernels.conv.triton.problem import ImplicitGemm
 from kernels.triton_util import Step, row_for_tma
 
 BLOCK = 2048  # words that a program copies
@@ -70,6 +71,22 @@ def swapped(w: torch.Tensor) -> tuple[torch.Tensor, Step]:
     grid = (ceil(k / SWAP_BLOCK), ceil(c / SWAP_BLOCK), taps)
     args = (source, target, k, taps, c, SWAP_BLOCK, SWAP_BLOCK)
     return copied, Step(swap_filters, grid, args, {"num_warps": 4})
+
+
+def weights_of(
+    operands: ConvOperands, problem: ImplicitGemm
+) -> tuple[torch.Tensor, tuple[int, int], bool, Sequence[Step]]:
+    """(weights [outer, taps, inner], both sizes, whether inner is what is added up, steps).
+
+    dgrad has them the other way round, which wgmma reads of 16 bits alone: others are exchanged.
+    """
+    weights, steps = operands.w, ()
+    if problem.dgrad and problem.element_bytes == 2:
+        return weights, (problem.c, problem.k), False, steps
+    if problem.dgrad:
+        weights, step = swapped(weights)
+        steps = (step,)
+    return weights, (problem.k, problem.c), True, steps
 
 
 def padded(

@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import data_kernels as jit
-from kernels.conv.triton.copies import swapped
+from kernels.conv.triton.copies import weights_of
 from kernels.conv.triton.data_configs import GATHER, DataConfig, skips, tiles
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.precision import Precision
@@ -49,7 +49,11 @@ def _persistent(
 ) -> list[Step]:
     s, (_, rows, columns) = operands.shape, problem.output
     source = operands.y if problem.dgrad else operands.x
-    weights, k_major, before = _weights(config, operands, problem)
+    w, (outer, inner), k_major, before = weights_of(operands, problem)
+    width, block = s.r * s.s * inner, [config.bk, config.bc]
+    if not k_major:
+        block = [min(config.bc, MAX_BOX), config.bk]
+    weights = TensorDescriptor(w, [outer, width], [width, 1], block)
     count, programs = tiles(config, problem), sm_count * config.per_sm
     args = (
         _nhwc(source, problem.image, problem.c, config.box, config.bc), weights,
@@ -63,24 +67,6 @@ def _persistent(
     grid = (min(count, programs),)
     launch = Step(jit.conv_persistent, grid, args, options(config.stages, config.warps))
     return [*before, launch]
-
-
-def _weights(
-    config: DataConfig, operands: ConvOperands, problem: ImplicitGemm
-) -> tuple[TensorDescriptor, bool, list[Step]]:
-    """(the weights as a matrix, whether it is [k, taps*c], steps before): a 16-bit dgrad reads them
-    as they are, [c, taps*k]. wgmma reads operands of other than 16 bits K-major only.
-    """
-    s, w = operands.shape, operands.w
-    taps, before = s.r * s.s, list[Step]()
-    if problem.dgrad and problem.element_bytes == 2:
-        width, box = taps * problem.k, [min(config.bc, MAX_BOX), config.bk]
-        return TensorDescriptor(w, [problem.c, width], [width, 1], box), False, before
-    if problem.dgrad:
-        w, step = swapped(w)
-        before.append(step)
-    width, box = taps * problem.c, [config.bk, config.bc]
-    return TensorDescriptor(w, [problem.k, width], [width, 1], box), True, before
 
 
 def _stored_box(config: DataConfig) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
-from kernels.conv.triton.copies import padded, swapped
+from kernels.conv.triton.copies import padded, weights_of
 from kernels.conv.triton.data_configs import (
     LEAST_WIDTH,
     MOST_STRIDE,
@@ -40,7 +40,8 @@ def bind(
     problem = ImplicitGemm(operands.shape, operands.which, precision)
     s, source = operands.shape, operands.y if problem.dgrad else operands.x
     x, apart, copies = padded(source, prod(problem.image), problem.c, lines=config.padded)
-    w, row, k_major, prepared = _weights(operands, problem)
+    w, (outer, inner), k_major, before = weights_of(operands, problem)
+    w, row, prepared = padded(w, outer * s.r * s.s, inner)
     parts = parities(problem)
     used = list(dict.fromkeys(tap[0] for part in parts for tap in part.taps)) or [(0, 0)]
     stride = s.strides[0]  # along both axes
@@ -54,7 +55,7 @@ def bind(
     def weights(width: int) -> TensorDescriptor:
         """In boxes of `width` output channels by bc."""
         taps = s.r * s.s
-        sizes = (problem.k if k_major else problem.c, taps, row)
+        sizes = (outer, taps, row)
         box = [width, 1, config.bc] if k_major else [config.bc, 1, width]
         return _descriptor(w, sizes, (taps * row, row, 1), box)
 
@@ -88,26 +89,7 @@ def bind(
         threads = 32 * (config.warps + 4) * config.per_sm
         options["maxnreg"] = HOPPER.sm_registers // threads // 8 * 8
     grid = (min(count, sm_count * config.per_sm),)
-    return [*copies, *prepared, Step(conv_gluon, grid, args, options)]
-
-
-def _weights(
-    operands: ConvOperands, problem: ImplicitGemm
-) -> tuple[torch.Tensor, int, bool, Sequence[Step]]:
-    """(weights, elements from row to row, whether what is added up is adjacent, steps): rows of
-    [K, taps, C] start on 16 bytes.
-
-    dgrad reads them as they are, [C, taps, K] of its own sum, but in tf32, whose wgmma wants
-    operands that are adjacent along what is added up.
-    """
-    s, w = problem.shape, operands.w
-    taps = s.r * s.s
-    if problem.dgrad and problem.element_bytes > 2:
-        exchanged, swap = swapped(w)
-        flat, row, steps = padded(exchanged, s.c * taps, s.k)
-        return flat, row, True, (swap, *steps)
-    flat, row, steps = padded(w, s.k * taps, s.c)
-    return flat, row, not problem.dgrad, steps
+    return [*copies, *before, *prepared, Step(conv_gluon, grid, args, options)]
 
 
 # ------------------------------------------------------------ views and taps
