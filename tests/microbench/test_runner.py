@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
-from kernels.case import Case, Target
+from kernels.case import CannotRun, Case, Target
 from kernels.gemm import Gemm
-from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator, TooLong
+from microbench.measure import LAUNCHES_NEEDED, MORE, Estimator
 from microbench.requests import Conditions, GemmRequest
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, LayerUse, NetworkUse, Result, Run
@@ -415,7 +415,7 @@ def taught(size: int, seconds: float, precision: str = "fp16") -> Estimator:
 
 
 def refusal(estimator: Estimator, size: int, budget_s: float, spoken_for_s: float = 0.0) -> str:
-    with pytest.raises(TooLong) as caught:
+    with pytest.raises(CannotRun) as caught:
         estimator.admit(case(size), CPU, budget_s, spoken_for_s)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -440,12 +440,12 @@ def test_time_grows_with_the_work_a_new_kind_is_probed_and_what_does_not_fit_ref
     assert re.search(r"\d+ ms a launch", refusal(taught(256, 0.05), 256, 0.1))
     assert re.search(r"\d+ min a launch", refusal(taught(256, 1.0), 4096, 10.0))
     estimator = Estimator()
-    with pytest.raises(TooLong):  # without its matrices of 12 TB
+    with pytest.raises(CannotRun):  # without its matrices of 12 TB
         estimator.admit(case(10**6, "fp32"), CPU, 1.0, 0.0)
     estimator = Estimator()
     estimator.admit(case(256, "fp32"), CPU, 60.0, 0.0)
     assert 0 < estimator.expected_s(case(256, "fp32")) < 60.0
-    with pytest.raises(TooLong, match="estimated"):
+    with pytest.raises(CannotRun, match="estimated"):
         estimator.admit(case(10**6, "fp32"), CPU, 5.0, 0.0)
 
 
