@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,7 +31,6 @@ from e2e.commands.job import (
 )
 from e2e.data.loader_bench import LoadMeter
 from e2e.plan import Cases, rungs_of
-from e2e.prediction import Prediction
 from e2e.prediction.store import Store
 from e2e.recipes import cannot_run, recipe_of
 from e2e.results.baselines import baselines
@@ -396,13 +395,14 @@ class Session:
                 continue
             self.begin(Stage.PREDICTING, cases)
             todo = [case for case in cases if case.key not in self.job.tried]
-            trainings = self._trainings({case: self._predicted(case) for case in todo})
+            trainings = self._predicted(todo)
             # What was measured says more.
             measured = {t.case.key for t in run.of(Training) if t.steps is not None}
             run = self.saved(run, *(t for t in trainings if t.case.key not in measured))
         return run
 
-    def _predicted(self, case: TrainCase) -> Prediction:
+    def _predicted(self, cases: Cases) -> list[Training]:
+        """A training for each case of a comparison, with what is predicted and its speed-ups."""
         if self._predictor is None:
             from e2e.prediction.predictor import Predictor
             from e2e.prediction.timer import CallTime
@@ -412,22 +412,13 @@ class Session:
                 self.task.network, self._info.target(), self.task.data.classes, store,
                 self._info.memory_bytes,
             )  # fmt: skip
-        return self._predictor.predict(case, self.announce)
-
-    def _trainings(self, predictions: Mapping[TrainCase, Prediction]) -> list[Training]:
-        """A training for each prediction of a comparison, with its speed-ups."""
-        known = {case: p.predicted for case, p in predictions.items() if p.predicted}
-        trainings: list[Training] = []
-        for case, prediction in predictions.items():
-            predicted = prediction.predicted
-            if predicted:
-                others = baselines(case, list(known)).items()
+        trainings: list[Training] = [self._predictor.predict(c, self.announce) for c in cases]
+        known = {t.case: t.predicted for t in trainings if t.predicted}
+        for place, training in enumerate(trainings):
+            if predicted := training.predicted:
+                others = baselines(training.case, list(known)).items()
                 ratios = {name: known[other].step_s / predicted.step_s for name, other in others}
-                predicted = replace(predicted, speedup=ratios)
-            status = PREDICTED if predicted else "failed" if prediction.broke else "skipped"
-            units = self.network.units_per_sample * case.batch * case.accumulate
-            reason, unit = prediction.reason, self.network.unit
-            trainings.append(Training(case, status, reason, unit, units, predicted=predicted))
+                trainings[place] = replace(training, predicted=replace(predicted, speedup=ratios))
         return trainings
 
 

@@ -21,13 +21,12 @@ from e2e.case import FULL, TrainCase
 from e2e.data.loaders.device_copy import FixedBatch
 from e2e.data.types import laid_out
 from e2e.networks.network import Network
-from e2e.prediction import Prediction
 from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.recorder import BACKWARD, Recorder, TracedOp, cache_bytes
 from e2e.prediction.store import Store
 from e2e.prediction.timer import CallTime, PlacedCall, time_calls
 from e2e.recipes import DYNAMIC, Recipe, algorithms_timed, cannot_run, recipe_of
-from e2e.results.types import Predicted
+from e2e.results.types import PREDICTED, Predicted, Training
 from e2e.training.backend_flags import set_backend_flags
 from e2e.training.host_speed import REFERENCE_S, SmallStepSpeed
 from e2e.training.trainer import Trainer, storage
@@ -69,6 +68,10 @@ class Trace:
             peak = max(peak, alive + op.allocated + scratch.get(op.call.key, 0))
             alive += op.allocated
         return peak
+
+
+class CannotPredict(Exception):
+    """The message is the reason shown to the user."""
 
 
 class CannotTrace(Exception):
@@ -199,11 +202,14 @@ class Predictor:
         self._device = torch.device(target.torch_device)
         self._fresh: dict[str, CallTime] = {}  # measured by this process, the unsteady ones too
 
-    def predict(self, case: TrainCase, announce: Announce) -> Prediction:
-        """The predicted step of a case, which does not run, or the reason why there is none.
+    def predict(self, case: TrainCase, announce: Announce) -> Training:
+        """A training of the case, which does not run, with its predicted step; or why it has none.
 
         Raises what a fault raises that the device does not survive.
         """
+        network = self._network
+        units = network.units_per_sample * case.batch * case.accumulate
+        blank = Training(case, "skipped", unit=network.unit, step_units=units)
         recipe = recipe_of(case)
         reason = cannot_run(recipe, self._target.kind, self._target.capability)
         if case.compile or case.graph:
@@ -211,34 +217,37 @@ class Predictor:
         elif recipe.float8:
             reason = FLOAT8
         if reason:
-            return Prediction(reason=reason)
+            return replace(blank, reason=reason)
         try:
-            return self._predicted(case, announce)
+            return replace(blank, status=PREDICTED, predicted=self._predicted(case, announce))
         except CannotTrace as problem:
-            return Prediction(reason=f"the step cannot be traced: {problem}; train it instead")
+            why = f"the step cannot be traced: {problem}; train it instead"
+            return replace(blank, reason=why)
+        except CannotPredict as problem:
+            return replace(blank, reason=str(problem))
         except Exception as error:
             if self._target.kind == "cuda":
                 torch.cuda.synchronize(self._device)  # raises where the device is of no more use
-            return Prediction(reason=one_line(error), broke=True)
+            return replace(blank, status="failed", reason=one_line(error))
         finally:
             gc.collect()
             if self._target.kind == "cuda":
                 torch.cuda.empty_cache()  # leave the memory as it was
 
-    def _predicted(self, case: TrainCase, announce: Announce) -> Prediction:
+    def _predicted(self, case: TrainCase, announce: Announce) -> Predicted:
         began_s = time.perf_counter()
         announce(case.key, "tracing")
         traced = trace(self._network, case, self._device, self._classes)
         traced_s = time.perf_counter() - began_s
         needed, has = traced.peak_bytes(), self._memory_bytes
         if has and needed > (1 + MEMORY_ERROR) * has:
-            return Prediction(reason=f"it would need {needed / 1e9:,.1f} GB of the device's "
-                                     f"{has / 1e9:,.1f}")  # fmt: skip
+            need_gb, has_gb = needed / 1e9, has / 1e9
+            raise CannotPredict(f"it would need {need_gb:,.1f} GB of the device's {has_gb:,.1f}")
         times, problems = self._times(traced, partial(announce, case.key))
         predicted = predicted_of(traced, times, problems)
         if not predicted.step_s:
             why = next(iter(predicted.uncovered), "it launches nothing")
-            return Prediction(reason=f"nothing could be timed: {why}")
+            raise CannotPredict(f"nothing could be timed: {why}")
         if self._target.kind == "cuda":
             announce(case.key, "timing how fast the CPU launches")
             predicted = replace(
@@ -248,7 +257,7 @@ class Predictor:
             predicted = replace(predicted, interval_s=None, memory_bytes=None)
         timed_s = time.perf_counter() - began_s - traced_s
         took_s = {"tracing": round(traced_s, 3), "operations": round(timed_s, 3)}
-        return Prediction(replace(predicted, took_s=took_s))
+        return replace(predicted, took_s=took_s)
 
     def _times(
         self, traced: Trace, doing: Callable[[str], object]

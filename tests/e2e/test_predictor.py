@@ -149,7 +149,11 @@ def test_a_step_of_which_nothing_has_a_time_or_that_breaks_is_not_predicted(
         raise RuntimeError("planted\nand more")
 
     found = Predictor(NETWORK, CPU, CLASSES, empty_store).predict(CASE, broken)
-    assert (found.predicted, found.reason, found.broke) == (None, "RuntimeError: planted", True)
+    assert (found.predicted, found.reason, found.status) == (
+        None,
+        "RuntimeError: planted",
+        "failed",
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_what_is_not_predicted_has_a_reason(
     assert found.predicted is None
     assert named in (found.reason or "")
     assert "\n" not in (found.reason or "")
-    assert not found.broke
+    assert found.status == "skipped"
 
 
 @pytest.mark.parametrize("content", [
