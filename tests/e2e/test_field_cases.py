@@ -142,50 +142,6 @@ def test_memory_is_allocated_and_freed_by_many_names(name: str, tmp_path: Path) 
     assert any(has("rocm|amd", line) for line in run.missing) == amd, "untested, and marked so"
 
 
-@pytest.mark.parametrize("hole_ms", [0, 58])
-def test_a_hole_in_a_cuda_graph_is_not_a_gpu_that_idles(hole_ms: int, see: Any) -> None:
-    """F7: kernels of a replay that the profiler dropped; the CPU waits for the graph's end."""
-
-    def step(tape: Tape) -> None:
-        tape.work("aten::add_", 50 * US)
-        tape.correlation += 1
-        args = {"correlation": tape.correlation}
-        tape.span("cuda_runtime", "cudaGraphLaunch", tape.now, tape.now + 100 * US, **args)
-        at = tape.now = tape.now + 100 * US
-        for node, hole in ((1, 0), (4, hole_ms)):
-            at += hole * MS + US
-            args |= {"stream": 7, "device": 0, "graph id": 1, "graph node id": node}
-            tape.span("kernel", "cutlass_80_tensorop_s1688gemm", at, at + 2 * MS, 7, **args)
-            at += 2 * MS
-        tape.free[7] = at
-        tape.call("cudaDeviceSynchronize", at - tape.now)
-
-    run = see(step, card=A100, foreign=True)
-    texts = [term.term for term in run.terms if term.ns > run.window_ns / 2] + list(run.missing)
-    lost = "(kernel|graph).*(not record|dropped|lost)|not record.*(kernel|graph)"
-    assert any(has(lost, text) for text in texts) == bool(hole_ms)
-    assert ms(run)[BETWEEN] + ms(run)[LAUNCH] + ms(run)[SYNC] < 1
-
-
-@pytest.mark.parametrize("late_ms", [0, 8])
-def test_communication_is_not_what_a_late_cpu_leaves_alone(late_ms: int, see: Any) -> None:
-    """F8: 10 ms in which only the exchange runs; the next work is launched `late_ms` into them."""
-
-    def step(tape: Tape) -> None:
-        end = tape.product(4 * MS)
-        how = {"kernel": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "stream": 8, "tid": BACKWARD}
-        done = tape.work("c10d::allreduce_", 14 * MS - 25 * US, **how)
-        if late_ms:
-            tape.python(end + late_ms * MS - tape.now)
-        tape.work("aten::_foreach_add_", MS, after=done)
-        tape.read()
-
-    found = ms(see(step))
-    assert found["communication"] == approx(10 - late_ms, abs=0.1)
-    other = sum(found.values()) - found["communication"] - found[PRODUCTS] - 1
-    assert other == approx(late_ms, abs=0.3), "the CPU's, under another name"
-
-
 @pytest.mark.parametrize(
     ("played", "noted", "updates", "steps"),
     [(5, 0, True, (4, 5)), (1, 1, True, (1,)), (3, 4, True, (2, 3)), (5, 0, False, (1,))],
@@ -466,10 +422,6 @@ def test_a_gain_that_only_a_resident_batch_shows_comes_after_the_data_s(
     assert ("after that" in screen) == resident
 
 
-def step_ends(made: Made) -> list[int]:
-    return [e["ts"] + e["dur"] for e in made.events if str(e["name"]).startswith("ProfilerStep")]
-
-
 @settings(max_examples=20)
 @given(made=traces(), idle=st.floats(0.01, 3), bare=st.integers(1, 7), shorter=st.integers(1, 4))
 def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_saw(
@@ -482,7 +434,8 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
     for event in work:  # it begins later, and is over at the same time
         cut = event["dur"] - event["dur"] // shorter
         event["ts"], event["dur"] = event["ts"] + cut, event["dur"] - cut
-    first, *_ = ends = step_ends(made)
+    steps = (event for event in made.events if str(event["name"]).startswith("ProfilerStep"))
+    first, *_ = ends = [event["ts"] + event["dur"] for event in steps]
     calls = (event for event in made.events if event["cat"] == "cuda_runtime")
     lead_in = {call["args"].get("correlation") for call in calls if call["ts"] < first}
     at = max(e["ts"] + e["dur"] for e in work if e["args"]["correlation"] in lead_in)
@@ -498,11 +451,11 @@ def test_terms_add_up_to_the_bare_steps_and_work_to_what_the_lighter_recording_s
 
 
 START = """
-import queue, subprocess, sys, threading, time, torch
+import queue, threading, time, torch
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-def loss(batch=torch.ones(32, 64)):
+def loss(batch):
     optimizer.zero_grad()
     model(batch).square().mean().backward()
 """
@@ -531,53 +484,34 @@ for _ in range(60):
     loss(batch); optimizer.step()
 """
 LINE = 1 + (START + THREAD).split("batch = ready.get()")[0].count("\n")
-CLOSURE = """
-batch = torch.ones(4096, 64)
-for _ in range(30): optimizer.step(lambda: loss(batch))
-"""
-IN_A_CHILD = """
-for _ in range(20 * len(sys.argv[1:])): loss(); optimizer.step()
-if not sys.argv[1:]: subprocess.run([sys.executable, __file__, "child"], check=True)
-"""
-INFERENCE = """
-import torch
-model = torch.nn.Linear(64, 256)
-with torch.inference_mode():
-    for _ in range(60): model(torch.ones(4096, 64))
-"""
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "code", "said", "cause", "least", "step_ms"),
+    ("script", "said", "cause", "least", "step_ms"),
     [
-        (IN_BACKWARD, (), 0, [], "", {}, 0),
-        # two workers give a batch each 40 ms
-        (WORKERS, ("--after", "4", "--bare", "8"), 0, [], DATA, {LOADER: 0.5}, 30),
-        (THREAD, (), 0, [f"train.py:{LINE}"], f"{OWN}|data", {}, 10),
-        (CLOSURE, (), 0, [], "", {PRODUCTS: 0.3}, 0),
-        (INFERENCE, (), 0, ["call of the model"], "", {PRODUCTS: 0.01}, 0),
-        (IN_A_CHILD, (), 1, ["optimizer", "w.step()", "torchrun", "-m"], "", {}, 0),
+        (IN_BACKWARD, "", "", 0, 0),
+        (WORKERS, "", DATA, 0.5, 30),  # two workers give a batch each 40 ms
+        (THREAD, f"train.py:{LINE}", f"{OWN}|data", 0, 10),
     ],
-    ids=["F1", "F2", "F3", "F9", "F10 inference", "F10 child"],
+    ids=["F1", "F2", "F3"],
 )
 def test_a_script_on_the_cpu_is_diagnosed(
-    script: str, words: tuple[str, ...], code: int, said: list[str], cause: str,
-    least: dict[str, float], step_ms: float, tmp_path: Path, quick_python: str,
+    script: str, said: str, cause: str, least: float, step_ms: float,
+    tmp_path: Path, quick_python: str,
 ) -> None:  # fmt: skip
-    """Or it is said what to do. No training is ended by it."""
-    (tmp_path / "train.py").write_text(START * (script != INFERENCE) + script)
-    words = ("-m", "e2e", "diagnose", *STEPS, *words, "--json", "found.json", "train.py")
-    done = User(tmp_path, quick_python).run(*words, code=code, PYTHONPATH=str(ROOT))
+    (tmp_path / "train.py").write_text(START + script)
+    more = ("--after", "4", "--bare", "8") * (script == WORKERS)
+    words = ("-m", "e2e", "diagnose", *STEPS, *more, "--json", "found.json", "train.py")
+    done = User(tmp_path, quick_python).run(*words, PYTHONPATH=str(ROOT))
     assert "Traceback" not in done.stderr, done.stderr
-    text = "" if code else (tmp_path / "found.json").read_text()
-    for word in said:
-        assert word in done.stdout + done.stderr + text
-    for run in json.loads(text)["runs"] if text else []:
+    text = (tmp_path / "found.json").read_text()
+    assert said in done.stdout + done.stderr + text
+    for run in json.loads(text)["runs"]:
         share = {term["term"]: term["ns"] / run["window_ns"] for term in run["terms"]}
         assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
         assert run["window_ns"] / run["steps"] >= step_ms * MS
         assert has(cause, run["bottleneck"])
-        assert all(share[term] > part for term, part in least.items())
+        assert share.get(LOADER, 0) >= least
         assert share.get(OPTIMIZER, 0) < 0.3 or script == IN_BACKWARD
         for first in run["findings"][:1]:
             assert run["bottleneck"] in first["title"]
