@@ -158,14 +158,19 @@ def kept(*asked: Schema) -> dict[str, Any]:
     }
 
 
-def at_least(least: int) -> Check:
-    """A check, raising UserError, that a number is at least `least`."""
+def at_least(least: int, most: int | None = None) -> Check:
+    """A check, raising UserError, that a number is at least `least`, and not above `most`."""
 
     def check(name: str, value: int) -> None:
-        if value < least:
-            raise UserError(f"{name} must be at least {least}, not {value}")
+        if value < least or (most is not None and value > most):
+            limits = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise UserError(f"{name} must be {limits}, not {value}")
 
     return check
+
+
+check_processes = at_least(1, MAX_PROCESSES)
+check_seed = at_least(0, MAX_SEED - 1)
 
 
 def one_of(choices: Sequence[str]) -> Check:
@@ -182,18 +187,6 @@ def check_budget(name: str, seconds: float) -> None:
     """UserError unless the budget is a finite number of seconds above 0."""
     if not 0 < seconds < float("inf"):
         raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
-
-
-def check_processes(name: str, number: int) -> None:
-    """UserError for a number of processes that no run can have."""
-    if not 1 <= number <= MAX_PROCESSES:
-        raise UserError(f"{name} must be from 1 to {MAX_PROCESSES}, not {number}")
-
-
-def check_seed(name: str, seed: int) -> None:
-    """UserError unless the seed is from 0 to MAX_SEED - 1."""
-    if not 0 <= seed < MAX_SEED:
-        raise UserError(f"{name} must be a number from 0 to {MAX_SEED - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""What a run of a network's layers says: the time of a step, and how much each layer gains.
-
-The speed-up of several passes has a 95 % interval, see `total_ratio`.
-"""
+"""What a run of a network's layers says: the time of a step, and how much each layer gains."""
 
 from __future__ import annotations
 
@@ -51,40 +48,6 @@ UNCLEAR = "not clearly faster"
 FASTER, SLOWER, SAME = "#1f77b4", "#e07b39", "#9a9a9a"
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One pass of a layer in two precisions: seconds per step, and relative errors.
-
-    Errors are fractions. `ratio_errors` are the lower and the upper side of the speed-up's interval
-    (95 %) over the speed-up; None where only one round was measured.
-    """
-
-    own_s: float
-    base_s: float
-    own_error: float = 0.0
-    ratio_errors: tuple[float, float] | None = None
-
-
-def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
-    """How many times as fast all passes together are, with a 95 % interval; None without passes.
-
-    First-order propagation of error, with the passes' errors taken as independent: each speed-up
-    was measured interleaved, and changes the total by its share of the time.
-    """
-    own_s = sum(one.own_s for one in passes)
-    if not own_s:
-        return None
-    ratio = sum(one.base_s for one in passes) / own_s
-    below, above = 0.0, 0.0
-    for one in passes:
-        if one.ratio_errors is None:
-            return Ratio(ratio, None)
-        weight = (one.base_s - ratio * one.own_s) * one.own_error
-        below += (one.base_s * one.ratio_errors[0]) ** 2 + weight**2
-        above += (one.base_s * one.ratio_errors[1]) ** 2 + weight**2
-    return Ratio(ratio, (ratio - math.sqrt(below) / own_s, ratio + math.sqrt(above) / own_s))
-
-
 @dataclass
 class MeasuredLayer:
     """A layer of the network, or all of them: the uses, a layer's by pass, and the library's
@@ -96,47 +59,60 @@ class MeasuredLayer:
     uses: dict[str, LayerUse] = field(default_factory=dict[str, LayerUse])
     results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
 
+    def timed(self, precision: str) -> list[tuple[int, float, Result]]:
+        """Of each pass how often a step runs it, its seconds in all, and its result; nothing where
+        one was not measured.
+        """
+        passes = [
+            (use.count, use.count * result.median_s, result)
+            for which, use in self.uses.items()
+            if (result := self.results.get((which, precision))) and result.median_s
+        ]
+        return passes if len(passes) == len(self.uses) else []
+
     def seconds(self, precision: str) -> float | None:
         """Seconds per step, all passes, in a precision; None where a pass was not measured."""
-        times = [
-            use.count * (found.median_s or 0.0)
-            for which, use in self.uses.items()
-            if (found := self.results.get((which, precision)))
-        ]
-        return sum(times) if len(times) == len(self.uses) and all(times) else None
+        return sum(seconds for _, seconds, _ in self.timed(precision)) or None
 
     def rate(self, precision: str, amount: Callable[[Result], float]) -> float | None:
         """An amount of each launch, all passes of a step, per second."""
-        seconds = self.seconds(precision)
-        amounts = (use.count * amount(self.results[which, precision])
-                   for which, use in self.uses.items() if seconds)  # fmt: skip
-        return sum(amounts) / seconds if seconds else None
+        amounts = sum(count * amount(result) for count, _, result in self.timed(precision))
+        return amounts / (self.seconds(precision) or 1.0) or None
 
     def bound(self, precision: str) -> str:
         """The bottleneck of most of the time."""
         by_bound: dict[str, float] = {}
-        for which, use in self.uses.items():
-            if (result := self.results.get((which, precision))) and result.median_s:
-                bound = result.bound or ""
-                by_bound[bound] = by_bound.get(bound, 0.0) + use.count * result.median_s
+        for _, seconds, result in self.timed(precision):
+            bound = result.bound or ""
+            by_bound[bound] = by_bound.get(bound, 0.0) + seconds
         return max(by_bound, key=lambda bound: by_bound[bound], default="")
 
     def ratio(self, precision: str, baseline: str, which: str | None = None) -> Ratio | None:
-        """Times as fast, all passes together or one; None where a pass was not measured."""
-        found = [self._pass(one, precision, baseline) for one in ([which] if which else self.uses)]
-        return total_ratio([one for one in found if one]) if all(found) else None
+        """Times as fast, all passes together or one, with a 95 % interval; None where a pass was
+        not measured.
 
-    def _pass(self, which: str, precision: str, baseline: str) -> Pass | None:
-        a, b = self.results.get((which, baseline)), self.results.get((which, precision))
-        if not a or not b or not a.median_s or not b.median_s or not b.measurement:
+        First-order propagation of error, with the passes' errors taken as independent: each
+        speed-up was measured interleaved, and changes the total by its share of the time.
+        """
+        if which:
+            return replace(self, uses={which: self.uses[which]}).ratio(precision, baseline)
+        total_s, base_total_s = self.seconds(precision), self.seconds(baseline)
+        if not total_s or not base_total_s:
             return None
-        count, speedup, own = self.uses[which].count, b.speedup.get(baseline), b.measurement.ci95_s
-        errors = None
-        if speedup and speedup.ci95 and own:
-            low, high = speedup.ci95
-            errors = (speedup.ratio - low) / speedup.ratio, (high - speedup.ratio) / speedup.ratio
-        error = half_width_pct(b.median_s, own) / 100 if own else 0.0
-        return Pass(count * b.median_s, count * a.median_s, error, errors)
+        ratio, below, above = base_total_s / total_s, 0.0, 0.0
+        passes = zip(self.timed(precision), self.timed(baseline), strict=True)
+        for (_, seconds, result), (_, base_s, _) in passes:
+            speedup, own = result.speedup.get(baseline), result.measurement
+            if not speedup or not speedup.ci95 or not own or not own.ci95_s:
+                return Ratio(ratio, None)
+            error = half_width_pct(own.median_s, own.ci95_s) / 100
+            weight = (base_s - ratio * seconds) * error
+            low, high = (end / speedup.ratio for end in speedup.ci95)
+            below += (base_s * (1 - low)) ** 2 + weight**2
+            above += (base_s * (high - 1)) ** 2 + weight**2
+        return Ratio(
+            ratio, (ratio - math.sqrt(below) / total_s, ratio + math.sqrt(above) / total_s)
+        )
 
 
 def layers_of(run: Run, network: NetworkUse) -> list[MeasuredLayer]:

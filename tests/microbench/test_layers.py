@@ -15,7 +15,7 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.network.trace import Traced, trace
 from microbench.report import layers as report
-from microbench.report.layers import Pass, by_pass, layers_of, total_ratio
+from microbench.report.layers import MeasuredLayer, by_pass, layers_of
 from microbench.report.parts import cells as texts_of
 from microbench.report.parts import value
 from microbench.report.payoff import maps_of, starts_of
@@ -30,7 +30,7 @@ from microbench.requests import (
 )
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.runfile import read_run
-from microbench.results.types import Ceiling, NetworkUse, Ratio, Result, Run
+from microbench.results.types import Ceiling, LayerUse, NetworkUse, Ratio, Result, Run
 from microbench.run import check_same_task
 from microbench.sweep import Group
 from microbench.verdict import MIN_GAIN, RUINED, gain
@@ -119,13 +119,21 @@ def test_layers_are_named_by_what_their_intervals_show() -> None:
 
 
 def test_a_total_s_interval_comes_from_its_parts() -> None:
-    assert total_ratio([]) is None
-    one = Pass(1.0, 2.0, 0.0, (0.1, 0.2))
-    for parts, interval in (
-        ([one], (1.8, 2.4)), ([one] * 4, (1.9, 2.2)),  # independent errors
-        ([one, Pass(1.0, 2.0)], None),
+    case, known = cells()[0].cases[0], Ratio(2.0, (1.8, 2.4))
+    own = result_of(replace(case, precision_name="fp16"), 1.0)
+    assert own.measurement
+    own = replace(own, measurement=replace(own.measurement, ci95_s=(1.0, 1.0)))
+    for ratios, interval in (
+        ([known], (1.8, 2.4)), ([known] * 4, (1.9, 2.2)),  # independent errors
+        ([known, Ratio(2.0, None)], None),
     ):  # fmt: skip
-        found = total_ratio(parts)
+        layer = MeasuredLayer("any", 1)
+        for which, ratio in zip("abcd", ratios, strict=False):
+            layer.uses[which] = LayerUse("any", which, 1, ())
+            layer.results[which, "fp16"] = replace(own, speedup={"tf32": ratio})
+            layer.results[which, "tf32"] = result_of(case, 2.0)
+        assert layer.ratio("fp16", "fp32") is None
+        found = layer.ratio("fp16", "tf32")
         assert found
         assert found.ratio == 2.0
         assert found.ci95 == (interval and pytest.approx(interval))
