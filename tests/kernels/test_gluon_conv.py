@@ -69,7 +69,7 @@ def carried_out(
         tensor = getattr(drawn, name)
         if tensor is not drawn.output:
             tensor.copy_(torch.randint(-2, 3, tensor.shape))
-    carry_out(gluon_launch.bind(config, drawn, kind, SMS))
+    carry_out(gluon_launch.bind(config, drawn, ImplicitGemm(shape, which, kind), SMS))
     return drawn.output.double(), by_torch(drawn)
 
 

@@ -185,12 +185,14 @@ def gemm_error(label: str, precision: str, size: tuple[int, int, int], layout: s
 def conv_error(label: str, which: str, precision: str, name: str) -> float:
     """||out - reference|| / ||reference||, against torch's in float64."""
     from kernels.conv.triton import backend, data_launch, wgrad_launch
+    from kernels.conv.triton.problem import ImplicitGemm
 
     shape, kind = shape_of(name), PRECISIONS[precision]
     drawn = operands(shape, which, kind)
     drawn = replace(drawn, **{one: guarded(getattr(drawn, one)) for one in "xwy"})
     launch: Any = wgrad_launch if which == "wgrad" else data_launch
-    for step in launch.bind(backend.parse(label), drawn, kind, PROGRAMS):
+    problem = ImplicitGemm(shape, which, kind)
+    for step in launch.bind(backend.parse(label), drawn, problem, PROGRAMS):
         step.launch()
     return away(drawn) if margins_hold(drawn.output) else float("inf")
 
@@ -230,12 +232,14 @@ def wrong_copies(which: str) -> int:
     from samples.convolutions import carry_out
 
     from kernels.conv.triton import backend, gluon_launch
+    from kernels.conv.triton.problem import ImplicitGemm
 
     kind, made = PRECISIONS["fp16"], []
     config = backend.parse("conv_gluon/2x8x8x16x16/s3/w8")
     for launch in (lambda step: step.launch(), lambda step: carry_out([step])):
         drawn = operands(ConvShape(2, 5, 6, 7, 9, 3, 3, 1, 1), which, kind)
-        copies = gluon_launch.bind(config, drawn, kind, PROGRAMS)[:-1]
+        problem = ImplicitGemm(drawn.shape, which, kind)
+        copies = gluon_launch.bind(config, drawn, problem, PROGRAMS)[:-1]
         assert len(copies) == 2
         for step in copies:
             copy = step.args[1].view(torch.float16)

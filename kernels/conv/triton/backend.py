@@ -107,4 +107,4 @@ def bind(config: ConvConfig, case: Case, operands: ConvOperands, target: Target)
     if config.kernel == data_configs.GLUON:  # loaded only where this Triton has Gluon
         name = "gluon"
     launch = import_module(f"kernels.conv.triton.{name}_launch")
-    return launch.bind(config, operands, case.precision, target.sm_count)
+    return launch.bind(config, operands, ImplicitGemm.of(case), target.sm_count)

@@ -14,15 +14,13 @@ from kernels.conv.triton import data_kernels as jit
 from kernels.conv.triton.copies import weights_of
 from kernels.conv.triton.data_configs import GATHER, DataConfig, skips, tiles
 from kernels.conv.triton.problem import ImplicitGemm
-from kernels.precision import Precision
 from kernels.triton_util import MAX_BOX, MAX_INDEX, Step, input_precision, options
 
 
 def bind(
-    config: DataConfig, operands: ConvOperands, precision: Precision, sm_count: int
+    config: DataConfig, operands: ConvOperands, problem: ImplicitGemm, sm_count: int
 ) -> Sequence[Step]:
     """The launches of one pass: `kernels.conv.triton.backend.bind`."""
-    problem = ImplicitGemm(operands.shape, operands.which, precision)
     if config.kernel == GATHER:
         return [_gather(config, operands, problem)]
     return _persistent(config, operands, problem, sm_count)

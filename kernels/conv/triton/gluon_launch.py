@@ -24,7 +24,6 @@ from kernels.conv.triton.data_configs import (
 from kernels.conv.triton.gluon_kernel import conv_gluon
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.gpus import HOPPER
-from kernels.precision import Precision
 from kernels.triton_util import Step, split_n
 
 VIEWS = MOST_STRIDE**2  # arguments that the kernel has for views
@@ -34,10 +33,9 @@ Tap = tuple[tuple[int, int], int, int, int]
 
 
 def bind(
-    config: DataConfig, operands: ConvOperands, precision: Precision, sm_count: int
+    config: DataConfig, operands: ConvOperands, problem: ImplicitGemm, sm_count: int
 ) -> Sequence[Step]:
     """The launches of one pass: `kernels.conv.triton.backend.bind`."""
-    problem = ImplicitGemm(operands.shape, operands.which, precision)
     s, source = operands.shape, operands.y if problem.dgrad else operands.x
     x, apart, copies = padded(source, prod(problem.image), problem.c, lines=config.padded)
     w, (outer, inner), k_major, before = weights_of(operands, problem)

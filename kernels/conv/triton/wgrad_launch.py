@@ -15,14 +15,13 @@ from kernels.conv.triton import wgrad_kernels as jit
 from kernels.conv.triton.copies import padded
 from kernels.conv.triton.problem import ImplicitGemm
 from kernels.conv.triton.wgrad_configs import EXCHANGED, TMA, WgradConfig, seen, tiles
-from kernels.precision import Precision
 from kernels.triton_util import MAX_INDEX, Step, input_precision, options, power_of_two
 
 REDUCE_SPLIT_K, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
 
 
 def bind(
-    config: WgradConfig, operands: ConvOperands, precision: Precision, sm_count: int
+    config: WgradConfig, operands: ConvOperands, problem: ImplicitGemm, sm_count: int
 ) -> Sequence[Step]:
     """The launches that one pass takes, in order; operands.w [K, C, R, S] receives the gradient.
 
@@ -42,8 +41,7 @@ def bind(
         product, (copies, args) = jit.wgrad_tma, _tma_args(config, operands, out)
     else:
         product, copies, args = jit.wgrad_gather, (), _gather_args(config, operands, out)
-    problem = ImplicitGemm(operands.shape, operands.which, precision)
-    args = (*args, input_precision(precision))
+    args = (*args, input_precision(problem.precision))
     grid = (tiles(config, problem),)
     steps = [*copies, Step(product, grid, args, options(config.stages, config.warps))]
     if config.split_k > 1:
