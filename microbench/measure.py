@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, LeftBehind, Prepared, Target
@@ -264,19 +264,14 @@ class Measurer:
         case = blank.case
         announce(case.key, "estimating")
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
-        how = not candidate.launched, candidate.queued
-        once = Renewed(candidate.call, lambda: None, *how)
+        gated, queued = not candidate.launched, candidate.queued
+        launch = Renewed(candidate.call, prepared.renew, gated, queued)
+        once = replace(launch, renew=lambda: None)
         estimate = median(self.timer.block(once, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        variant = Variant(case.key, Renewed(candidate.call, prepared.renew, *how), estimate)
-
-        def sample(launch: Launch) -> object:
-            return self.timer.block(Renewed(launch, prepared.renew, *how), 1)
-
-        found = replace(blank, variant=candidate.label)
-        return _Ready(
-            found, variant, prepared.renew, lambda: prepared.rel_error_again(candidate, sample)
-        )
+        variant = Variant(case.key, launch, estimate)
+        again = partial(prepared.rel_error_again, candidate)
+        return _Ready(replace(blank, variant=candidate.label), variant, launch, again)
 
     # ------------------------------------------------------------ all variants, interleaved
 
@@ -286,7 +281,7 @@ class Measurer:
         by_key = {item.variant.key: item for item in ready}
         variants = [item.variant for item in ready]
         for item in ready:  # once all are checked: they share inputs, whose errors are as drawn
-            item.renew()  # the first loads modules, as a launch does
+            item.launch.renew()  # the first loads modules, as a launch does
         # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
         watched = {
             variant.key: self.chance.randint(2, INTERIM_LOOKS[0])
@@ -339,11 +334,12 @@ class Measurer:
 
     def _check_again(self, item: _Ready, announce: Announce) -> None:
         """Wrong where a timed sample leaves a wrong result, or work that is not done yet."""
-        case = item.result.case
-        announce(case.key, "checking again")
-        tolerance = case.tolerance
+        tolerance = item.result.case.tolerance
+        announce(item.variant.key, "checking again")
         try:
-            error = item.rel_error_again()
+            error = item.rel_error_again(
+                lambda launch: self.timer.block(replace(item.launch, launch=launch), 1)
+            )
         except LeftBehind:
             reason = f"{LEFT_WORK}: work was left on another stream"
             raise Wrong(reason, item.result.rel_error) from None
@@ -382,8 +378,8 @@ class _Ready:
 
     result: Result
     variant: Variant
-    renew: Callable[[], None]
-    rel_error_again: Callable[[], float]
+    launch: Renewed
+    rel_error_again: Callable[[Callable[[Launch], object]], float]
 
 
 class Wrong(Exception):
