@@ -1,24 +1,32 @@
-"""Kernels: figures and tables of README, results, kernels and when-fp16-pays are the run files'."""
+"""Kernels: figures of README, results, kernels and when-fp16- and when-fp8-pays are the files'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from statistics import geometric_mean
 
-from samples.pages import Row, run, says, shows
+from samples.pages import Row, run, says, shows, table
 
 from kernels import is_library
 from microbench import fmt
 from microbench.report.layers import by_pass, layers_of, total_of
 from microbench.report.layers import report as layers_report
 from microbench.report.payoff import maps_of, starts_of
+from microbench.report.payoff import report as payoff_report
 from microbench.results.types import Result
 from microbench.roofline.explain import conversion_share
-from microbench.verdict import BesideLibrary, beside_library, payoffs, summaries
+from microbench.verdict import (
+    MIN_GAIN,
+    BesideLibrary,
+    beside_library,
+    gain,
+    payoffs,
+    summaries,
+)
 
 FP16, RESULTS, TABLES = "docs/when-fp16-pays", "docs/results", "docs/notes/result-tables"
-KERNELS, README = "docs/kernels", "README"
+KERNELS, README, FP8 = "docs/kernels", "README", "docs/when-fp8-pays"
 WIDTHS = [8 * 2**i for i in range(9)]
 PASSES = ("fprop", "dgrad", "wgrad")
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
@@ -307,3 +315,107 @@ def test_fp8_convolutions_and_what_the_quick_tune_gains() -> None:
                     for r in run("ablation/no-tune").results)  # fmt: skip
     some = (round(100 * (geometric_mean(of) - 1)) for of in (losses, losses[:-3]))
     says(KERNELS, "the quick tune gained", *some, len(losses))
+
+
+# ---------------------------------------------------------------- linear layers, attention, batches
+
+# torchao 0.18's own filter of layers, by features in and out (float8_linear_utils).
+CONVERTS: Mapping[str, Callable[[int, int], bool]] = {
+    "fp8-tensor": lambda k, n: k > 4096 or n > 1024,
+    "fp8-row": lambda k, n: n > 2048 and k > 1024 and (n > 4096 or k > 2048),
+}
+MAPPED = [(layout, name) for name in CONVERTS for layout in ("launched", "graph")]
+MAPPED += [("quantised", name) for name in (*CONVERTS, "fp8-block")]
+
+
+def steps(*names: str) -> dict[tuple[str, str], dict[tuple[str, str, str], Result]]:
+    """Of linear layers: by tokens and features; by layout, precision and back end."""
+    found: dict[tuple[str, str], dict[tuple[str, str, str], Result]] = {}
+    for result in (r for name in names for r in run(name).results if r.measurement):
+        case, problem = result.case, result.case.problem
+        key = problem.layout, case.precision_name, case.backend
+        found.setdefault((problem.setting["batch"], problem.size), {})[key] = result
+    return found
+
+
+def test_the_map_of_linear_layers_and_where_torchaos_rule_is_wrong() -> None:
+    rows: list[Row] = []
+    wrong: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for (tokens, size), by in steps("linear-torchao", "linear-quantised").items():
+        row = [tokens, size, f"{1e3 * (by['graph', 'bf16', 'torch'].median_s or 0):.2f}"]
+        for layout, name in MAPPED:
+            one = by.get((layout, name, "torch" if layout == "quantised" else "torchao"))
+            row.append(fmt.ratio(one.speedup["bf16"]) if one else "")
+            if one and layout != "quantised" and tokens == "16384":
+                converts = CONVERTS[name](int(size.split("x")[0]), int(size.split("x")[-1]))
+                of = wrong.setdefault((name, layout), ([], []))
+                if gain(one, one.speedup["bf16"]) == ("slower" if converts else "faster"):
+                    of[not converts].append(size)
+        rows.append(row)
+    assert table(FP8, "tokens", "features") == rows
+    answer = payoff_report(run("linear-torchao"))
+    assert answer
+    pays = [line.text.partition(" (")[0] for line in answer.answer if not line.label]
+    says(FP8, "One layer of 16,384 tokens", *pays)
+    alone = [r for r in run("linear-quantised").results if r.case.precision_name == "fp8-tensor"]
+    assert {gain(r, r.speedup["bf16"]) for r in alone} == {"faster"}
+    ratios = [r.speedup["bf16"].ratio for r in alone]
+    says(FP8, "The products alone", min(ratios), max(ratios))
+    few = steps("linear-torchao")["512", "8192"]["graph", "fp8-tensor", "torchao"]
+    says(FP8, "Few tokens", fmt.ratio(few.speedup["bf16"]))
+    assert table(FP8, "torchao's rule") == [
+        [f"{name}, {layout}", *(", ".join(sizes) or "none" for sizes in both)]
+        for (name, layout), both in wrong.items()
+    ]
+
+
+def test_linear_layers_beside_transformer_engine() -> None:
+    found = steps("linear-te")
+    assert list(found) == [("15872", s) for s in ("4096x12288", "4096", "4096x16384", "16384x4096")]
+    gains: list[str] = []
+    for layout, name, backend in (
+        ("graph", "fp8-tensor", "torchao"), ("graph", "fp8-block", "torch"),
+        ("quantised", "fp8-tensor", "torch"), ("quantised", "fp8-block", "torch"),
+    ):  # fmt: skip
+        base, own = (
+            sum(by[layout, *one].median_s or 0 for by in found.values())
+            for one in (("bf16", "torch"), (name, backend))
+        )
+        gains.append(f"{base / own:.2f}")
+    assert [row[2] for row in table(FP8, "FP8 over BF16")] == gains
+
+
+def test_attention_and_batches() -> None:
+    calls = [r for r in run("attention").results if r.measurement
+             and (r.case.backend, r.case.precision_name) == ("torch", "bf16")]  # fmt: skip
+    rows: list[Row] = []
+    for result in (r for r in calls if r.case.problem.setting["heads"] == "16x64"):
+        problem, others = result.case.problem, result.vs_backend
+        if problem.layout == "causal" and problem.size in ("512", "2048", "8192", "16384"):
+            rows.append([
+                problem.setting["pass"], problem.size, result.variant or "",
+                fmt.duration(result.median_s or 0),
+                *(fmt.short_ratio(others[name]) if name in others else ""
+                  for name in ("cudnn", "flash", "efficient", "math")),
+                fmt.short_ratio(result.speedup["tf32"]),
+            ])  # fmt: skip
+    assert table(RESULTS, "pass", "length") == rows
+    faster = [r for r in calls for ratio in r.vs_backend.values()
+              if (ratio.ci95 or (1, 1))[1] < 1 / MIN_GAIN]  # fmt: skip
+    says(RESULTS, "torch picks the fastest", len(calls) - len({id(r) for r in faster}), len(calls))
+    rows = []
+    for name in ("gemm-batch", "gemm-grouped"):
+        for result in (r for r in run(name).results if "separate" in r.vs_backend):
+            case = result.case
+            if is_library(case) and case.problem.layout in ("nt", "nt-grouped", "nt-skewed"):
+                rows.append([
+                    result.variant or "", case.problem.size, case.problem.layout,
+                    fmt.duration(result.median_s or 0), fmt.ratio(result.vs_backend["separate"]),
+                ])  # fmt: skip
+    assert table(RESULTS, "call", "size") == rows
+    gains: dict[str, list[float]] = {}
+    for result in run("gemm-epilogues").results:
+        if is_library(result.case) and "separate" in result.vs_backend:
+            gains.setdefault(result.variant or "", []).append(result.vs_backend["separate"].ratio)
+    for call, ratios in gains.items():
+        says(RESULTS, f"{call} {min(ratios):.2f} to {max(ratios):.2f}")

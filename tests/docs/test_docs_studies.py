@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from samples.pages import ROOT, Row, document, run, says, table, text, trainings
+from samples.pages import ROOT, Row, document, says, table, text, trainings
 
 from e2e.report.figures import bottleneck
 from e2e.results.baselines import scaling
@@ -18,7 +18,6 @@ from e2e.studies.report import report
 from microbench import fmt
 from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
-from microbench.results.types import Result
 from microbench.timing.stats import half_width_pct
 
 STUDIES, FP8, RANKS = "docs/studies", "docs/when-fp8-pays", "docs/several-gpus"
@@ -97,52 +96,30 @@ def test_what_is_said_of_single_cells() -> None:
         says(STUDIES, "unable to get benefits with float16", gain.ratio, *gain.ci95)
 
 
-def test_fp8_products_are_those_of_the_run_file() -> None:
-    problems: dict[str, dict[str, Result]] = {}
-    for result in run("fp8-widths").results:
-        name = " x ".join(str(result.case.problem.dims[one]) for one in "mnk")
-        problems.setdefault(name, {})[result.case.precision_name] = result
-    assert len(problems) == 11
-    pairs = [(found["bf16"], found["fp8-e4m3"]) for found in problems.values()]
-    gains = [(fp8.flop_per_s or 0) / (bf16.flop_per_s or 1) for bf16, fp8 in pairs]
-    says(FP8, "The GEMMs alone are", min(gains), max(gains))
-    halves = [half_width_pct(m.median_s, m.ci95_s) for pair in pairs for r in pair
-              if (m := r.measurement) and m.ci95_s]  # fmt: skip
-    says(FP8, "scales ready", round(max(halves)))
-
-
 def terms_ms(training: Training) -> list[float]:
     assert training.traced
     one = training.traced
     return [one.terms.get(name, 0) / one.steps / 1e6 for name in TERMS]
 
 
-@pytest.mark.parametrize(
-    ("head", "card", "networks"),
-    [
-        ("torchao, H200", "nvidia-h200", ["1024", "2048", "gpt", "gpt-medium"]),
-        ("former layers, H100", "nvidia-h100", ["768", "4096", "gpt-xl", "vit_l_16"]),
-    ],
-)
-def test_steps_in_fp8(head: str, card: str, networks: list[str]) -> None:
+def test_steps_in_fp8() -> None:
     rows: list[Row] = []
     answer = text(FP8).partition("##")[0]
     least, most = map(int, re.findall(r"(\d+) to (\d+) % less at the peak", answer)[0])
-    for name in networks:
-        base, *others = trainings(f"train-fp8-{name}", card)
+    for name in ("1024", "2048", "gpt", "gpt-medium"):
+        base, *others = trainings(f"train-fp8-{name}")
         gains = {t.case.recipe: f"{(t.per_s or 0) / (base.per_s or 1):.2f}" for t in others}
         for training in others:
-            if head.startswith("torchao"):
-                share = (training.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
-                assert least <= 100 * (1 - share) < most + 1
-                assert gains[training.case.recipe] in answer
+            share = (training.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
+            assert least <= 100 * (1 - share) < most + 1
+            assert gains[training.case.recipe] in answer
         before, after = terms_ms(base), terms_ms(others[0])
         changes = before[0] - after[0], sum(after[1:]) - sum(before[1:])
         rows.append([
             "four blocks" if name.isdigit() else name, str(base.case.batch), gains["fp8"],
             *(f"{ms:.2f}" for ms in changes), gains.get("fp8-rowwise", ""),
         ])  # fmt: skip
-    assert [[row[0], *row[2:]] for row in table(FP8, head, "width")] == rows
+    assert [[row[0], *row[2:]] for row in table(FP8, "torchao, H200", "width")] == rows
 
 
 def test_the_loss_in_fp8() -> None:
