@@ -312,7 +312,8 @@ def _decode(
     base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
     by_tokens: dict[int, list[MeasuredLayer]] = {}
     for layer in layers:
-        by_tokens.setdefault(_tokens(layer), []).append(layer)
+        (result, *_) = layer.results.values()
+        by_tokens.setdefault(result.case.problem.mnk[0], []).append(layer)
     memory = run.ceiling("memory", "datasheet") or run.ceiling("memory", "measured")
     peak = memory and memory.byte_per_s
     steps = {n: total_of(some, lambda layer: layer.seconds(base)) for n, some in by_tokens.items()}
@@ -343,11 +344,6 @@ def _decode(
     ]
     answer = _answer_of_decode(run, network, base, rows, by_tokens) if rows else []
     return answer, tables, partial(_decode_chart, run, network, rows, peak)
-
-
-def _tokens(layer: MeasuredLayer) -> int:
-    """The rows of the product."""
-    return next(iter(layer.results.values())).case.problem.mnk[0]
 
 
 def _answer_of_decode(
@@ -406,26 +402,22 @@ def _split_k(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
     """Where our split-K gains over the library, where that splits K, and where memory limits it."""
     ours = {r.case.group: r for r in run.results if r.case.precision_name == base
             and (r.variant or "").startswith(SPLIT_K) and "/k" in (r.variant or "")}  # fmt: skip
-    by_label: dict[str, dict[int, MeasuredLayer]] = {}
-    for layer in layers:
-        by_label.setdefault(layer.label, {})[_tokens(layer)] = layer
     rows: list[Row] = []
-    for label, by_tokens in by_label.items():
-        gains: dict[int, float] = {}
-        splits: list[int] = []
-        for tokens, layer in by_tokens.items():
-            for result in (r for (_, p), r in layer.results.items() if p == base):
-                rival = ours.get(result.case.group)
-                found = beside_library(rival) if rival else None
-                if found and gain(None, found.ratio) == "faster":
-                    gains[tokens] = found.ratio.ratio
-                if any("splitk" in name.lower() for name in result.kernels):
-                    splits.append(tokens)
-        memory = [n for n, layer in by_tokens.items() if layer.bound(base) == "memory"]
+    for label in dict.fromkeys(layer.label for layer in layers):
+        memory, splits, gains, tokens = list[int](), list[int](), dict[int, float](), list[int]()
+        some = [layer for layer in layers if layer.label == label]
+        for _, _, result in (timed for layer in some for timed in layer.timed(base)):
+            tokens.append(result.case.problem.mnk[0])
+            rival = ours.get(result.case.group)
+            found = beside_library(rival) if rival else None
+            if found and gain(None, found.ratio) == "faster":
+                gains[tokens[-1]] = found.ratio.ratio
+            splits += tokens[-1:] * any("splitk" in name.lower() for name in result.kernels)
+            memory += tokens[-1:] * (result.bound == "memory")
         rows.append(Row({
-            "layer": label, "uses": next(iter(by_tokens.values())).count,
-            "memory": _spans(memory, by_tokens), "split": _spans(gains, by_tokens),
-            "most": max(gains.values(), default=None), "library": _spans(splits, by_tokens),
+            "layer": label, "uses": some[0].count, "memory": _spans(memory, tokens),
+            "split": _spans(gains, tokens), "most": max(gains.values(), default=None),
+            "library": _spans(splits, tokens),
         }))  # fmt: skip
     columns = [
         Column("layer", "layer"),
