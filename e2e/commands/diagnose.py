@@ -73,8 +73,8 @@ def diagnose_traces(report: Report, traces: Sequence[Path], base: Path | None) -
     for path in filter(None, [base, *traces]):
         if not path.exists():
             raise UserError(f"no such trace file: {path}")
-    words = [*(["--base", base.name] if base else []), *(path.name for path in traces)]
-    return report.of([*([[base]] if base else []), traces], words)
+    command = [*(["--base", base.name] if base else []), *(path.name for path in traces)]
+    return report.of([*([[base]] if base else []), traces], command)
 
 
 def diagnose_script(
@@ -86,12 +86,12 @@ def diagnose_script(
     with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
     """
     runs = [script] if base is None else [replace(script, arguments=base, prove=False), script]
-    said = [] if base is None else ["--base-args", shlex.join(base)]
-    words = [*script.options(), *said, *script.words()]
-    words += ["--", *script.arguments] if script.arguments else []
+    base_args = [] if base is None else ["--base-args", shlex.join(base)]
+    command = [*script.options(), *base_args, *script.words()]
+    command += ["--", *script.arguments] if script.arguments else []
     check_keeps(kept)
     with scratch_folder() as folder:
-        found: list[list[Path]] = []
+        recorded: list[list[Path]] = []
         for number, run in enumerate(runs):
             place = folder / str(number)  # with the same arguments both have one name
             place.mkdir()
@@ -109,13 +109,13 @@ def diagnose_script(
                 return NOTHING_SEEN  # the recorder has said why
             for trace in traces:
                 keep(trace, kept)
-            found.append(traces)
-        return report.of(found, words, labels(runs))
+            recorded.append(traces)
+        return report.of(recorded, command, labels(runs))
 
 
-def _trace_name(words: Sequence[str]) -> str:
+def _trace_name(command: Sequence[str]) -> str:
     """A file name of a script's name and arguments: "train --lr 3.json.gz"."""
-    name = os.fsencode(" ".join(words).replace("/", "_"))[:LONGEST_NAME]
+    name = os.fsencode(" ".join(command).replace("/", "_"))[:LONGEST_NAME]
     return name.decode(errors="ignore") + TRACE_ENDING
 
 
@@ -123,7 +123,7 @@ def _failure(script: Script, code: int) -> str:
     """ "train.py failed: exit code 7"."""
     how = f"failed: exit code {code}"
     if code < 0:
-        names = {one.value: one.name for one in signal.Signals}  # but of a real-time signal
+        names = {s.value: s.name for s in signal.Signals}  # but of a real-time signal
         how = f"was ended by {names.get(-code, f'signal {-code}')}"
     return f"{shlex.join(script.words())} {how}"
 
@@ -165,7 +165,7 @@ class Report:
             yield
 
     def of(
-        self, runs: Sequence[Sequence[Path]], words: Sequence[str], names: Sequence[str] = ()
+        self, runs: Sequence[Sequence[Path]], command: Sequence[str], names: Sequence[str] = ()
     ) -> int:
         """Diagnose the traces of a run, after those of its base if there is one; print and write
         what was found, and return the exit code. A run over several GPUs has one for each.
@@ -177,24 +177,26 @@ class Report:
 
         *_, last = runs
         try:
-            found = None
+            diagnosis = None
             if len(runs) == 1 < len(last):
-                found = diagnose_ranks(last, self.ceilings)
-                if found is None and not names:
+                diagnosis = diagnose_ranks(last, self.ceilings)
+                if diagnosis is None and not names:
                     raise UserError(APART)
-                if found is None:
+                if diagnosis is None:
                     self.console.print(f"{APART}: rank 0 alone is explained.")
-            if found is None:
+            if diagnosis is None:
                 replay = _replay() if self.prove else None
-                found = diagnose([traces[0] for traces in runs], self.ceilings, replay)
+                diagnosis = diagnose([traces[0] for traces in runs], self.ceilings, replay)
         except NothingSeen as error:
             print(clean(f"error: {error}"), file=sys.stderr)
             return NOTHING_SEEN
         if names:
-            named = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
-            found = replace(found, runs=tuple(named))
-        self._put(document_of_diagnosis(found, words))
-        met = parse_condition(self.fail_on).found_in(found.runs[-1]) if self.fail_on else ""
+            named = (
+                replace(run, name=name) for run, name in zip(diagnosis.runs, names, strict=True)
+            )
+            diagnosis = replace(diagnosis, runs=tuple(named))
+        self._put(document_of_diagnosis(diagnosis, command))
+        met = parse_condition(self.fail_on).found_in(diagnosis.runs[-1]) if self.fail_on else ""
         if met:
             print(clean(f"--fail-on: {met}"), file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
@@ -204,16 +206,16 @@ class Report:
         plain = json.loads(text)
         kind = document_of(plain)
         assert kind is not None
-        found = report_of_document(kind, plain)
+        report = report_of_document(kind, plain)
         if self.json_path == STDOUT:
             print(text)
         elif self.json_path:
             write_text(text, self.json_path)
         kept = self.json_path and self.json_path != STDOUT
         more = f"halfway show {self.json_path}" if kept else "with --json FILE halfway show FILE"
-        print_report(found, self.console, verbose=self.verbose, more=more)
+        print_report(report, self.console, verbose=self.verbose, more=more)
         if self.html:
-            write_page(page({"": found}), self.html)
+            write_page(page({"": report}), self.html)
             self.console.print(f"Page: {self.html}")
 
 
@@ -225,16 +227,16 @@ def _replay() -> Replay:
     return partial(replayed, describe("auto").target())
 
 
-def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
-    """What `--json` writes of a diagnosis; `words` are what the command was given."""
+def document_of_diagnosis(diagnosis: Diagnosis, command: Sequence[str]) -> Json:
+    """What `--json` writes of a diagnosis; `command` are what the command was given."""
     return {
         "kind": "diagnose",
         "schema_version": DOCUMENT_VERSION,
         "check": "diagnose",
-        "command": ["python", "-m", "e2e", "diagnose", *words],
+        "command": ["python", "-m", "e2e", "diagnose", *command],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "halfway": __version__,
-        **asdict(found),
+        **asdict(diagnosis),
     }
 
 
@@ -266,13 +268,13 @@ def parse_condition(text: str) -> Condition:
     """The condition that --fail-on names. UserError for what is none."""
     from e2e.report.diagnosis import WORDS
 
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise UserError(f"--fail-on: cannot read {text!r}; write busy<70, or casts>5 (%)")
-    name, sign, number = found.groups()
+    name, sign, number = match.groups()
     printed = {BUSY: BUSY, **{term: WORDS.get(term, term) for term in sorted(TERMS)}}
-    asked = " ".join(name.lower().split())
-    for term, words in printed.items():
-        if asked in (term.lower(), words.lower()):
-            return Condition(term, words, sign == "<", float(number))
+    wanted = " ".join(name.lower().split())
+    for term, title in printed.items():
+        if wanted in (term.lower(), title.lower()):
+            return Condition(term, title, sign == "<", float(number))
     raise UserError(f"--fail-on: unknown {name!r}; choose from {', '.join(printed.values())}")

@@ -62,7 +62,7 @@ class Ranks:
     @property
     def latest(self) -> RankTime:
         """The rank that arrives last most often."""
-        return max(self.ranks, key=lambda one: (one.last, -one.waiting_ms))
+        return max(self.ranks, key=lambda rank: (rank.last, -rank.waiting_ms))
 
 
 def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
@@ -73,12 +73,12 @@ def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
         return None
     transfer_ns = {key: min(side[key].ns for side in sides) for key in keys}
     last = Counter(min(range(len(runs)), key=lambda n: sides[n][key].ns) for key in keys)
-    found: list[RankTime] = []
+    times: list[RankTime] = []
     for number, (run, side) in enumerate(zip(runs, sides, strict=True)):
         scale = 1e6 * run.step.steps
         taken = sum(side[key].ns for key in keys)
         rank = run.step.trace.facts.get("rank", number)
-        found.append(RankTime(
+        times.append(RankTime(
             rank if isinstance(rank, int) else number, run.whole_ns / scale,
             max(0.0, 1 - run.idle_ns / run.whole_ns), taken / scale,
             (taken - sum(transfer_ns.values())) / scale, last[number] / len(keys),
@@ -87,7 +87,7 @@ def ranks_of(runs: Sequence[Unprofiled]) -> Ranks | None:
     timed_s = sum(transfer_ns[key] for key in sized) / 1e9
     steps = runs[0].step.steps
     return Ranks(
-        tuple(sorted(found, key=lambda one: one.rank)), len(keys) / steps,
+        tuple(sorted(times, key=lambda time: time.rank)), len(keys) / steps,
         sum(transfer_ns.values()) / steps / 1e6, sum(sized.values()) / timed_s if timed_s else None,
     )  # fmt: skip
 
@@ -96,14 +96,14 @@ def _collectives(run: Unprofiled) -> dict[tuple[object, ...], Span]:
     """The collectives in the steps by their group, kind and order."""
     step = run.step.with_names
     count: Counter[tuple[object, ...]] = Counter()
-    found: dict[tuple[object, ...], Span] = {}
+    by_order: dict[tuple[object, ...], Span] = {}
     for span in step.trace.spans[WORK]:
         if is_communication(span.name) and step.start < span.end <= step.end:
             group = span.args.get("Process Group Name", span.lane)
             key = group, span.args.get("Collective name", span.name)
-            found[*key, count[key]] = span
+            by_order[*key, count[key]] = span
             count[key] += 1
-    return found
+    return by_order
 
 
 def _bus_bytes(span: Span) -> float:
@@ -289,20 +289,20 @@ class _Side:
         tried = self._tried(replay)
         if base:
             paired = paired_causes(base.run, run, base.products, self.products)
-            known = {one.cause for one in by_trace} - {""}
-            by_trace = ranked([*by_trace, *(one for one in paired if one.cause not in known)])
+            known = {cause.cause for cause in by_trace} - {""}
+            by_trace = ranked([*by_trace, *(cause for cause in paired if cause.cause not in known)])
         step_ms = whole_ns / steps / 1e6
-        found = judged(by_trace, tried, step_ms) if tried else by_trace
+        causes = judged(by_trace, tried, step_ms) if tried else by_trace
         ruined = tuple(_ruined(run))
-        found = [] if ruined else found
+        causes = [] if ruined else causes
         busy = 1 - run.idle_ns / whole_ns if not run.step.on_cpu else 1.0
         return Traced(
             self.path.name, device, str(self.trace.facts.get("torch", "unknown")), steps, whole_ns,
             run.step_s, max(0.0, min(1.0, busy)), run.step.on_cpu,
-            _bottleneck(run, found, ruined),
+            _bottleneck(run, causes, ruined),
             tuple(TermTime(t, ns, run.is_idle(t), _where(run, t)) for t, ns in run.terms.items()),
-            tuple(found),
-            () if ruined else tuple(_no_causes(run, by_trace, found, tried)),
+            tuple(causes),
+            () if ruined else tuple(_no_causes(run, by_trace, causes, tried)),
             self.products, tuple(missing(run)), tried.gains if tried else (),
             tried.steps if tried else 0,
             self.rates.source if self.rates and any(p.measured for p in self.products) else "",
@@ -323,13 +323,13 @@ class _Side:
 
 
 def _no_causes(
-    run: Unprofiled, by_trace: Sequence[Cause], found: Sequence[Cause], tried: Tried | None
+    run: Unprofiled, by_trace: Sequence[Cause], causes: Sequence[Cause], tried: Tried | None
 ) -> Iterator[str]:
     """What takes too little of the step, and what gained too little when it was tried.
 
     Acquitted is only what the recording can show: waits for a DataLoader, if there is one.
     """
-    named, trace = {one.cause for one in found}, run.step.with_names.trace
+    named, trace = {cause.cause for cause in causes}, run.step.with_names.trace
     loads = trace.seconds("loading_s") or any(
         note.name.startswith(LOADING) for note in trace.spans[NOTE]
     )
@@ -350,7 +350,7 @@ def _bottleneck(run: Unprofiled, causes: Sequence[Cause], ruined: Sequence[str])
     """The first cause; without any, what works for most of the step."""
     if ruined:
         return "unknown"
-    first = next((one for one in causes if one.ms), None)
+    first = next((cause for cause in causes if cause.ms), None)
     if first is not None:
         return first.short
     return "CPU" if run.step.on_cpu or 2 * run.idle_ns > run.whole_ns else "GPU"
@@ -410,8 +410,8 @@ _STEPS_BY = {
 def missing(run: Unprofiled) -> Iterator[str]:
     """The lines that go missing, and what would bring them."""
     step, trace = run.step.with_names, run.step.with_names.trace
-    if said := _STEPS_BY.get(step.steps_by):
-        yield said
+    if reason := _STEPS_BY.get(step.steps_by):
+        yield reason
     if run.step.on_cpu and trace.header.get("deviceProperties"):
         yield (
             "The trace has no work of a GPU: these are the CPU's times. If the training used one, "
@@ -470,9 +470,9 @@ def changes(base: Traced, other: Traced) -> list[Change]:
 
 def _terms(run: Traced) -> dict[str, int]:
     """Nanoseconds by term; of older files, whose terms are as recorded, with the residual."""
-    found = {term.term: term.ns for term in run.terms}
+    terms = {term.term: term.ns for term in run.terms}
     rest = round(step_ns(run) * run.steps) - run.window_ns
-    return found if abs(rest) <= run.steps else found | {RESIDUAL: rest}
+    return terms if abs(rest) <= run.steps else terms | {RESIDUAL: rest}
 
 
 def step_ns(run: Traced) -> Fraction:

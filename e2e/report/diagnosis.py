@@ -32,17 +32,18 @@ WORDS = {**TERM_WORDS, PYTHON: "the script's own code"}
 
 def report(data: Json) -> Report:
     """One recording, or two held against each other. ValueError for an invalid field."""
-    found = _checked(data)
-    last, ruined = found.runs[-1], next((run.ruined for run in found.runs if run.ruined), ())
-    terms, raw = _terms_parts(found.runs)
+    diagnosis = _checked(data)
+    last = diagnosis.runs[-1]
+    ruined = next((run.ruined for run in diagnosis.runs if run.ruined), ())
+    terms, raw = _terms_parts(diagnosis.runs)
     parts = [
         *terms,
-        *([] if ruined else [_causes_part(found)]),
-        *_rank_parts(found.ranks),
-        *([] if ruined else _layer_parts(found)),
-        *chain.from_iterable(map(_product_parts, found.runs)),
+        *([] if ruined else [_causes_part(diagnosis)]),
+        *_rank_parts(diagnosis.ranks),
+        *([] if ruined else _layer_parts(diagnosis)),
+        *chain.from_iterable(map(_product_parts, diagnosis.runs)),
     ]
-    answer = _no_verdict(last, ruined) if ruined else list(_answer(found))
+    answer = _no_verdict(last, ruined) if ruined else list(_answer(diagnosis))
     command: Any = data.get("command")
     return Report(
         f"{last.name} on {last.device}", answer, parts,
@@ -57,40 +58,40 @@ def report(data: Json) -> Report:
 
 def _checked(data: Json) -> Diagnosis:
     """ValueError for an invalid field."""
-    found: Diagnosis = decode(
+    diagnosis: Diagnosis = decode(
         Diagnosis, {name: data.get(name) for name in ("runs", "aligned", "ranks")}, ""
     )
-    if len(found.runs) not in (1, 2) or any(run.steps < 1 for run in found.runs):
+    if len(diagnosis.runs) not in (1, 2) or any(run.steps < 1 for run in diagnosis.runs):
         raise ValueError("runs are not one or two of at least one step")
-    if any(run.window_ns < 1 for run in found.runs):
+    if any(run.window_ns < 1 for run in diagnosis.runs):
         raise ValueError("window_ns is no time above zero")
-    if any(abs(term.ns) >= 1 << 63 for run in found.runs for term in run.terms):
+    if any(abs(term.ns) >= 1 << 63 for run in diagnosis.runs for term in run.terms):
         raise ValueError("ns of a term is no time")
-    if found.ranks and len(found.ranks.ranks) < 2:
+    if diagnosis.ranks and len(diagnosis.ranks.ranks) < 2:
         raise ValueError("ranks are not two or more")
-    if not all(run.bare_step_s is None or 0 < run.bare_step_s < 1e9 for run in found.runs):
+    if not all(run.bare_step_s is None or 0 < run.bare_step_s < 1e9 for run in diagnosis.runs):
         raise ValueError("bare_step_s is no time above zero")
-    if any(gain.step_ms <= 0 for run in found.runs for gain in run.gains):
+    if any(gain.step_ms <= 0 for run in diagnosis.runs for gain in run.gains):
         raise ValueError("step_ms of a gain is no time above zero")
-    if any(sum(term.ns for term in run.terms) != run.window_ns for run in found.runs):
+    if any(sum(term.ns for term in run.terms) != run.window_ns for run in diagnosis.runs):
         raise ValueError("terms do not add up to window_ns")
-    return found
+    return diagnosis
 
 
 # ---------------------------------------------------------------- the answer
 
 
-def _answer(found: Diagnosis) -> Iterator[Line]:
+def _answer(diagnosis: Diagnosis) -> Iterator[Line]:
     """The step and its bottleneck, what AMP gives, the first cause, and how far to trust it."""
-    *_, last = found.runs
-    yield Line("", _finding(found.runs))
-    yield from (Line("", said) for said in _low_precision(last))
-    if found.ranks:
-        yield Line("", _ranks_sentence(found.ranks))
+    *_, last = diagnosis.runs
+    yield Line("", _finding(diagnosis.runs))
+    yield from (Line("", text) for text in _low_precision(last))
+    if diagnosis.ranks:
+        yield Line("", _ranks_sentence(diagnosis.ranks))
     first = next(iter(last.findings), None)
-    residual = [*_residual(found.runs)]
-    if len(found.runs) == 2 and not residual:
-        yield Line("Why", _differs(*found.runs))
+    residual = [*_residual(diagnosis.runs)]
+    if len(diagnosis.runs) == 2 and not residual:
+        yield Line("Why", _differs(*diagnosis.runs))
     if first is None:
         yield Line("Why", "no cause was found that costs 3 % of a step or more")
     else:
@@ -107,21 +108,21 @@ def _answer(found: Diagnosis) -> Iterator[Line]:
         line.partition(". ")[0].rstrip(".") for line in last.missing if "Python stack" not in line
     )
     doubts = [*residual, *_trust(last), *missing]
-    yield from (Line("Doubt", said) for said in doubts[:MOST_DOUBTS])
+    yield from (Line("Doubt", text) for text in doubts[:MOST_DOUBTS])
 
 
 def _no_verdict(run: Traced, ruined: Sequence[str]) -> list[Line]:
     """Why nothing is concluded, what gained when it was tried beside the step, and what to do."""
     first, why, do = (*ruined, "", "")[:3]
-    said = first.removeprefix("Nothing is concluded: ")
+    reason = first.removeprefix("Nothing is concluded: ")
     step = f"{fmt.number(run.step_ms)} ms a step"
-    gains = [one for one in run.gains if one.cause not in (SAID_APART, *ASIDE)]
-    certain = sorted((one for one in gains if one.low_ms > 0), key=lambda one: -one.ms)
+    gains = [gain for gain in run.gains if gain.cause not in (SAID_APART, *ASIDE)]
+    certain = sorted((gain for gain in gains if gain.low_ms > 0), key=lambda gain: -gain.ms)
     none = f"{fmt.count(len(gains), 'change')}, and none gained for certain" if gains else ""
-    tried = [f"{one.change}, {_gain(one)}" for one in certain[:MOST_TRIED]] or [none]
-    lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {said}"),
+    tried = [f"{gain.change}, {_gain(gain)}" for gain in certain[:MOST_TRIED]] or [none]
+    lines = [Line("", f"No verdict on {run.name} ({run.device}, {step}): {reason}"),
              *(Line("", amp) for amp in _low_precision(run)),
-             *(Line("", f"Tried: {one}") for one in tried if one),
+             *(Line("", f"Tried: {gain}") for gain in tried if gain),
              Line("Why", why), Line("Do", do)]  # fmt: skip
     return [line for line in lines if line.text]
 
@@ -136,9 +137,9 @@ def _finding(runs: Sequence[Traced]) -> str:
     card = f", {100 * last.of_card:.0f} % of what the card allows" if last.of_card else ""
     unit = "step" if last.unit == "optimizer step" else last.unit
     step, than = f"{fmt.number(last.step_ms)} ms a {unit}{off}", ""
-    for one in base:
-        than = f" is {one.step_ms / last.step_ms:.2f} times as fast as {one.name}"
-        step += f", not {fmt.number(one.step_ms)}"
+    for baseline in base:
+        than = f" is {baseline.step_ms / last.step_ms:.2f} times as fast as {baseline.name}"
+        step += f", not {fmt.number(baseline.step_ms)}"
     busy = "" if last.on_cpu else f" (GPU busy {100 * last.busy:.0f} %{card})"
     return f"{last.name}{than} on {last.device}: {step}; bottleneck: {last.bottleneck}{busy}"
 
@@ -164,10 +165,10 @@ def _low_precision(run: Traced) -> Iterator[str]:
 
 def _differs(base: Traced, other: Traced) -> str:
     """The terms that change most, in ms: "convolutions -1.20 ms, casts +0.31"."""
-    terms = [one for one in changes(base, other) if one.term not in ("step", RESIDUAL)]
-    terms.sort(key=lambda one: -abs(one.ns))
-    said = [f"{_words(one.term)} {float(one.ns / NS_PER_MS):+.3g}" for one in terms[:3] if one.ns]
-    return f"changed most, in ms: {', '.join(said) or 'nothing'}"
+    terms = [row for row in changes(base, other) if row.term not in ("step", RESIDUAL)]
+    terms.sort(key=lambda row: -abs(row.ns))
+    most = [f"{_words(row.term)} {float(row.ns / NS_PER_MS):+.3g}" for row in terms[:3] if row.ns]
+    return f"changed most, in ms: {', '.join(most) or 'nothing'}"
 
 
 def _cost(cause: Cause, run: Traced) -> str:
@@ -209,7 +210,7 @@ def _residual(runs: Sequence[Traced]) -> Iterator[str]:
     if len(runs) != 2:
         return
     *terms, whole = changes(*runs)
-    rest_ns = sum(one.ns for one in terms if one.term == RESIDUAL)
+    rest_ns = sum(term.ns for term in terms if term.term == RESIDUAL)
     if abs(rest_ns) > MOST_RESIDUAL * abs(whole.ns):
         rest_ms, whole_ms = (float(ns / NS_PER_MS) for ns in (rest_ns, whole.ns))
         yield f"of a difference of {whole_ms:+.3g} ms {rest_ms:+.3g} are unexplained: trust no term"
@@ -286,12 +287,12 @@ def _two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
     """The terms of two steps, those that differ most first."""
     rows: list[Json] = [
         {
-            "words": _words(one.term), "term": one.term,
-            "base_ms": float(one.base_ns / NS_PER_MS), "other_ms": float(one.other_ns / NS_PER_MS),
-            "change_ms": float(one.ns / NS_PER_MS),
-            "size": max(abs(one.base_ns), abs(one.other_ns)),
+            "words": _words(row.term), "term": row.term,
+            "base_ms": float(row.base_ns / NS_PER_MS), "other_ms": float(row.other_ns / NS_PER_MS),
+            "change_ms": float(row.ns / NS_PER_MS),
+            "size": max(abs(row.base_ns), abs(row.other_ns)),
         }
-        for one in changes(base, other)
+        for row in changes(base, other)
     ]  # fmt: skip
     columns = [
         Column("ms a step", "words"),
@@ -304,37 +305,37 @@ def _two(base: Traced, other: Traced) -> tuple[Part, float, Raw]:
     return every, least_ns, (("term", "base_ms", "other_ms", "change_ms"), rows)
 
 
-def _causes_part(found: Diagnosis) -> Part:
+def _causes_part(diagnosis: Diagnosis) -> Part:
     """Every cause, what is not the cause, how far the card is used, and what is missing."""
-    run = found.runs[-1]
+    run = diagnosis.runs[-1]
     how = "likely; a trace proves no gain"
     if run.gains:
         how = "calls were replayed"
         if run.tried_steps:
             how = f"changes were tried in {run.tried_steps} more steps"
-    said: list[str] = []
-    for number, one in enumerate(run.findings, 1):
-        where = f" ({one.where})" if one.where else ""
-        tried = f" Not tried: {one.unproven}." if one.unproven else ""
-        if one.gain:
-            tried = f" Measured: {one.gain.change}, {_gain(one.gain)}."
-        said.append(
-            f"{number}. {one.status}: {one.title}: {_cost(one, run)}{where}. "
-            f"Try: {one.remedy}.{tried}"
+    sentences: list[str] = []
+    for number, cause in enumerate(run.findings, 1):
+        where = f" ({cause.where})" if cause.where else ""
+        tried = f" Not tried: {cause.unproven}." if cause.unproven else ""
+        if cause.gain:
+            tried = f" Measured: {cause.gain.change}, {_gain(cause.gain)}."
+        sentences.append(
+            f"{number}. {cause.status}: {cause.title}: {_cost(cause, run)}{where}. "
+            f"Try: {cause.remedy}.{tried}"
         )
     if run.not_the_cause:
-        split = [one.rsplit(" ", 2) for one in run.not_the_cause]  # "loader wait", "0.1", "%"
+        split = [share.rsplit(" ", 2) for share in run.not_the_cause]  # "loader wait", "0.1", "%"
         shares = (" ".join((_words(term), *share)) for term, *share in split)
-        said.append(f"Not the cause: {', '.join(shares)}.")
-    said += [
+        sentences.append(f"Not the cause: {', '.join(shares)}.")
+    sentences += [
         *_products_sentence(run),
         *(f"{line[:1].upper()}{line[1:]}." for line in _trust(run)),
         *run.missing,
     ]
-    if len(found.runs) == 2 and found.aligned:
-        said.append(_match_sentence(found.aligned))
+    if len(diagnosis.runs) == 2 and diagnosis.aligned:
+        sentences.append(_match_sentence(diagnosis.aligned))
     title = f"What costs time in {run.name}, at most ({how})"
-    return Part(title, below=said, level=VERBOSE, topic="causes")
+    return Part(title, below=sentences, level=VERBOSE, topic="causes")
 
 
 # ---------------------------------------------------------------- ranks
@@ -343,7 +344,7 @@ def _causes_part(found: Diagnosis) -> Part:
 def _ranks_sentence(ranks: Ranks) -> str:
     """Who is late, and what of the communication is transfer."""
     late = ranks.latest
-    waiting = sum(one.waiting_ms for one in ranks.ranks if one is not late)
+    waiting = sum(rank.waiting_ms for rank in ranks.ranks if rank is not late)
     bus = f" at {ranks.bus_byte_per_s / 1e9:.3g} GB/s on the bus" if ranks.bus_byte_per_s else ""
     return (
         f"Rank {late.rank} of {len(ranks.ranks)} arrives last at {100 * late.last:.0f} % of "
@@ -370,14 +371,14 @@ def _rank_parts(ranks: Ranks | None) -> list[Part]:
 # ---------------------------------------------------------------- layers
 
 
-def _layer_parts(found: Diagnosis) -> list[Part]:
+def _layer_parts(diagnosis: Diagnosis) -> list[Part]:
     """The table of layers; nothing where too little matches."""
-    aligned = found.aligned if len(found.runs) == 2 else None
+    aligned = diagnosis.aligned if len(diagnosis.runs) == 2 else None
     if aligned is None or not aligned.layers or aligned.share < MATCHED:
         return []
-    base, other = found.runs
-    times = [(one, one.base_ns / base.steps / 1e6, one.other_ns / other.steps / 1e6)
-             for one in aligned.layers]  # fmt: skip
+    base, other = diagnosis.runs
+    times = [(layer, layer.base_ns / base.steps / 1e6, layer.other_ns / other.steps / 1e6)
+             for layer in aligned.layers]  # fmt: skip
     rows = [Row({"layer": layer, "base_ms": a, "other_ms": b, "change_ms": b - a})
             for layer, a, b in times]  # fmt: skip
     columns = [
@@ -428,11 +429,11 @@ def _product_parts(run: Traced) -> Iterator[Part]:
         ]
         rows = [
             Row({
-                "product": one, "shapes": one.shapes + " (misaligned)" * one.misaligned,
-                "floor_s": None if one.floor_s is None else one.floor_s * one.count,
-                "tensor_cores": _tensor_cores(one),
+                "product": product, "shapes": product.shapes + " (misaligned)" * product.misaligned,
+                "floor_s": None if product.floor_s is None else product.floor_s * product.count,
+                "tensor_cores": _tensor_cores(product),
             })
-            for one in run.products
+            for product in run.products
         ]  # fmt: skip
         title = f"GEMMs, convolutions and attention in {run.name}, each a step"
         yield Part(title, columns, rows, level=VERBOSE)
@@ -450,14 +451,14 @@ def _product_parts(run: Traced) -> Iterator[Part]:
 
 def _products_sentence(run: Traced) -> Iterator[str]:
     """How far they use the card, where it is known."""
-    if found := reach(run.products):
-        known = all(one.floor_s is not None for one in run.products)
+    if reached := reach(run.products):
+        known = all(product.floor_s is not None for product in run.products)
         who = "they" if known else "those whose limit is known"
         by = f"the rates in {run.rates}" if run.rates else "the card's datasheet"
         yield (
             "GEMMs, convolutions and attention: Tensor Cores proved by rate for "
-            f"{100 * found.proved:.0f} % of their time; {who} reach "
-            f"{100 * found.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
+            f"{100 * reached.proved:.0f} % of their time; {who} reach "
+            f"{100 * reached.of_card:.0f} % of what {by} {'allow' if run.rates else 'allows'}."
         )
 
 

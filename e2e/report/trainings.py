@@ -262,7 +262,7 @@ def wall_gap(arm: Training) -> float:
 def _bf16_of(view: View, arm: Training) -> Training | None:
     """The arm in bfloat16 that an arm is like in all else."""
     case = replace(arm.case, recipe=BF16)
-    return next((one for one in view.arms if one.case == case), None)
+    return next((other for other in view.arms if other.case == case), None)
 
 
 def is_bf16_again(view: View, arm: Training) -> bool:
@@ -279,8 +279,8 @@ def _chosen(view: View, arm: Training) -> str:
     label = view.label(arm)
     if not arm.float8_layers:
         return f"{label}: no layer pays, so it is {BF16}"
-    saved_s = arm.case.accumulate * sum(one.saved_s(one.gain) for one in arm.fp8_gains)
-    words = (
+    saved_s = arm.case.accumulate * sum(part.saved_s(part.gain) for part in arm.fp8_gains)
+    text = (
         f"{label} converts {arm.float8_layers} of {arm.linear_layers} linear layers; predicted "
         f"{fmt.milliseconds(saved_s)} ms saved"
     )
@@ -288,35 +288,35 @@ def _chosen(view: View, arm: Training) -> str:
     base = plain.step_s if plain else None
     if base and arm.step_s:
         measured = f"{'-' * (arm.step_s > base)}{fmt.milliseconds(abs(base - arm.step_s))}"
-        words += f", measured {measured} of {fmt.milliseconds(base)}"
-    return words
+        text += f", measured {measured} of {fmt.milliseconds(base)}"
+    return text
 
 
 def gains_part(view: View) -> Part:
     """What FP8 gains in each shape of linear layer, of the arms that chose by it."""
     rows = [
         {
-            "label": view.named(arm), "layers": part.places * one.count, "one": one,
-            "bf16_ms": 1e3 * part.bf16_s, "fp8": "yes" if one.converted else "no",
-            "saved_ms": 1e3 * arm.case.accumulate * part.saved_s(one.gain),
+            "label": view.named(arm), "layers": part.places * layer.count, "layer": layer,
+            "bf16_ms": 1e3 * part.bf16_s, "fp8": "yes" if layer.converted else "no",
+            "saved_ms": 1e3 * arm.case.accumulate * part.saved_s(layer.gain),
         }
-        for arm in view.arms for part in arm.fp8_gains for one in part.layers
+        for arm in view.arms for part in arm.fp8_gains for layer in part.layers
     ]  # fmt: skip
     columns = [
         Column("", "label", once=True),
         Column("layers", "layers"),
-        Column("rows", "one.rows", drop=1),
-        Column("K", "one.k"),
-        Column("N", "one.n"),
+        Column("rows", "layer.rows", drop=1),
+        Column("K", "layer.k"),
+        Column("N", "layer.n"),
         Column("block in\nBF16 ms", "bf16_ms", "{:.3f}".format),
-        Column("with it in FP8\ntimes as fast", "one.gain", ratio),
+        Column("with it in FP8\ntimes as fast", "layer.gain", ratio),
         Column("saves\nms/step", "saved_ms", "{:+.2f}".format),
         Column("in FP8", "fp8"),
     ]
     below = [
         "each shape was timed in FP8 alone, in the block around it; in FP8 are those that gain, or "
         "all of a block, whichever is faster together",
-        *(words for arm in view.arms if (words := _chosen(view, arm))),
+        *(text for arm in view.arms if (text := _chosen(view, arm))),
     ]
     title = "Linear layers, and what FP8 gains in them"
     return Part(title, columns, [*map(Row, rows)], below if rows else (), VERBOSE, "ledger")

@@ -83,11 +83,11 @@ def _named(module: nn.Module) -> dict[str, nn.Module]:
 
 def _fitting(module: nn.Module) -> tuple[dict[str, nn.Linear], int]:
     """(The linear layers that FP8 takes, by name; how many there are of all.)"""
-    linear = {name: one for name, one in _named(module).items() if isinstance(one, nn.Linear)}
+    linear = {name: layer for name, layer in _named(module).items() if isinstance(layer, nn.Linear)}
     able = {
-        name: one for name, one in linear.items()
-        if type(one) is nn.Linear
-        and one.in_features % MULTIPLE == 0 and one.out_features % MULTIPLE == 0
+        name: layer for name, layer in linear.items()
+        if type(layer) is nn.Linear
+        and layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
     }  # fmt: skip
     if not able:
         raise NothingToConvert(
@@ -139,7 +139,7 @@ def part_gains(
     What is `known` by its name is not measured. `forward` calls the module on a batch.
     NothingToConvert where no layer could be converted.
     """
-    found: dict[str, PartGain] = {}
+    by_name: dict[str, PartGain] = {}
     chosen: set[str] = set()
     for part in _parts(module, forward, way):
         name = "/".join([
@@ -156,13 +156,13 @@ def part_gains(
                 if not way.captures:
                     raise
                 gains = _measured(part, replace(way, captures=False), timer)  # it may wait
-        found[name] = replace(gains, places=len(part.places))
-        for one in gains.layers:
-            layers = part.layers[one.k, one.n] if one.converted else []
+        by_name[name] = replace(gains, places=len(part.places))
+        for gain in gains.layers:
+            layers = part.layers[gain.k, gain.n] if gain.converted else []
             chosen |= {
                 ".".join(filter(None, (place, layer))) for place in part.places for layer in layers
             }
-    return found, frozenset(chosen)
+    return by_name, frozenset(chosen)
 
 
 def choice(
@@ -175,25 +175,25 @@ def choice(
     """
     whole = frozenset(range(len(alone)))
     some = frozenset(place for place in whole if alone[place].ratio > 1)
-    found = {whole: every}
+    gains = {whole: every}
     if some and some != whole:
-        found[some], found[whole] = both(some)
-    sure = [one for one, gain in found.items() if gain.ci95 and gain.ci95[0] > 1]
-    best = max(sure, key=lambda one: found[one].ratio, default=frozenset[int]())
-    return best, found.get(best)
+        gains[some], gains[whole] = both(some)
+    sure = [shapes for shapes, gain in gains.items() if gain.ci95 and gain.ci95[0] > 1]
+    best = max(sure, key=lambda shapes: gains[shapes].ratio, default=frozenset[int]())
+    return best, gains.get(best)
 
 
 def _parts(module: nn.Module, forward: Callable[[], object], way: Way) -> list[_Part]:
     """The parts with layers that FP8 takes, as a forward pass calls them."""
     able, _ = _fitting(module)
     modules = _named(module)
-    kinds = {name: _structure(one) for name, one in modules.items()}
+    kinds = {name: _structure(child) for name, child in modules.items()}
     count = Counter(kinds.values())
     inside: dict[str, list[str]] = {}
     for name in able:
         steps = name.split(".")
         around = [".".join(steps[:depth]) for depth in range(1, len(steps) + 1)]
-        place = next((one for one in around if count[kinds[one]] > 1), name)
+        place = next((path for path in around if count[kinds[path]] > 1), name)
         inside.setdefault(place, []).append(name)
     parts: dict[str, _Part] = {}
     rows: dict[str, int] = {}
@@ -211,7 +211,7 @@ def _parts(module: nn.Module, forward: Callable[[], object], way: Way) -> list[_
     handles = [
         *(modules[place].register_forward_pre_hook(partial(met, place), with_kwargs=True)
           for place in inside),
-        *(one.register_forward_pre_hook(partial(counted, name)) for name, one in able.items()),
+        *(layer.register_forward_pre_hook(partial(counted, name)) for name, layer in able.items()),
     ]  # fmt: skip
     try:
         with torch.set_grad_enabled(not way.evaluates):
@@ -231,7 +231,7 @@ def _parts(module: nn.Module, forward: Callable[[], object], way: Way) -> list[_
 
 def _structure(module: nn.Module) -> str:
     """What a module is made of and does: its layers with their settings, and their code."""
-    kinds = {type(one) for one in module.modules()}
+    kinds = {type(child) for child in module.modules()}
     codes = sorted(
         f"{kind.__module__}.{kind.__qualname__} {code.co_code.hex()}"
         for kind in kinds
@@ -271,8 +271,8 @@ def _measured(part: _Part, way: Way, timer: StepTimer) -> PartGain:
         ),
     )  # fmt: skip
     layers = tuple(
-        LayerGain(part.rows[shape], *shape, len(part.layers[shape]), one, place in converted)
-        for place, (shape, one) in enumerate(zip(shapes, alone, strict=True))
+        LayerGain(part.rows[shape], *shape, len(part.layers[shape]), ratio, place in converted)
+        for place, (shape, ratio) in enumerate(zip(shapes, alone, strict=True))
     )
     return PartGain(1, bf16_s, layers, gain)
 
@@ -299,9 +299,9 @@ def _timed(
             timer.run(steps[place], int(WARM_S / each_s[place]) + 1)
             count = int(BLOCK_S / each_s[place]) + 1
             blocks[place].append(timer.block(steps[place], count).times_s)
-    base, *others = (one[1:] for one in blocks)
-    return median([median(one) for one in base]), [
-        Ratio(*ratio_interval(base, one)) for one in others
+    base, *others = (block[1:] for block in blocks)
+    return median([median(times) for times in base]), [
+        Ratio(*ratio_interval(base, other)) for other in others
     ]
 
 
@@ -311,8 +311,8 @@ def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
     if layers:
         module, _ = convert(module, way.scaling, way.batch, layers)
     given, named = part.arguments
-    leaves = [one for one in tensors_in((given, named)) if one.requires_grad]
-    leaves += [one for one in module.parameters() if one.requires_grad]
+    leaves = [tensor for tensor in tensors_in((given, named)) if tensor.requires_grad]
+    leaves += [weight for weight in module.parameters() if weight.requires_grad]
     kind = next(module.parameters()).device.type
 
     def forward(given: Any, named: Any) -> Any:
@@ -330,9 +330,9 @@ def _step(part: _Part, layers: Sequence[str], way: Way) -> Launch:
     gradients: list[Tensor] = []  # made in a step: a capture must not wait for other streams
 
     def step() -> Sequence[Tensor]:
-        results = [one for one in tensors_in(run(given, named)) if one.requires_grad]
+        results = [tensor for tensor in tensors_in(run(given, named)) if tensor.requires_grad]
         if not gradients:
-            gradients.extend(torch.randn_like(one) for one in results)
+            gradients.extend(torch.randn_like(tensor) for tensor in results)
         return torch.autograd.grad(results, leaves, gradients, materialize_grads=True)
 
     return captured(step) if way.captures else step

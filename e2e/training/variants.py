@@ -190,8 +190,8 @@ class Variants:
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
-            found, chosen = self._gaining(case, feed, announce)
-            if found:
+            gains, chosen = self._gaining(case, feed, announce)
+            if gains:
                 self._free()  # the network that they were measured in
             held_bytes = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             reserved_bytes = self._reserved()
@@ -225,7 +225,7 @@ class Variants:
             model_bytes=size,
             float8_layers=float8,
             linear_layers=linear,
-            fp8_gains=found,
+            fp8_gains=gains,
             checkpoint_bytes=None
             if case.evaluation or size > MOST_SAVED
             else saved_bytes(trainer.checkpoint()),
@@ -258,15 +258,15 @@ class Variants:
                 self.task.network, plain, recipe_of(plain), self.device, seed=self.task.seed
             )
             inputs, _ = feed.to_device(next(feed), case.layout == "nhwc")
-            found, chosen = part_gains(
+            parts, chosen = part_gains(
                 trainer.module, lambda: trainer.forward(inputs), way, self._timer,
                 lambda name: gains.get(name) if gains else None,
                 lambda doing: announce(case.key, doing),
             )  # fmt: skip
-        found, chosen = self.ranks.from_rank0((found, chosen))
+        parts, chosen = self.ranks.from_rank0((parts, chosen))
         if gains and self.ranks.is_rank0:
-            gains.add({name: one for name, one in found.items() if gains.get(name) is None})
-        return tuple(found.values()), chosen
+            gains.add({name: part for name, part in parts.items() if gains.get(name) is None})
+        return tuple(parts.values()), chosen
 
     def _warmed(self, variant: Variant, announce: Announce) -> tuple[float, float]:
         """(seconds of the first step, seconds per later step); peak memory counts after warm-up.
