@@ -88,9 +88,9 @@ def throughput(per_s: float) -> str:
     return f"{per_s:,.0f}" if 999.5 <= per_s < _LONGEST else number(per_s)
 
 
-def gigabytes(size_bytes: float | None) -> str:
-    """Bytes as gigabytes (1e9), "21.4", without the unit; "" for None."""
-    return "" if size_bytes is None else number(size_bytes / 1e9)
+def gigabytes(size_bytes: float) -> str:
+    """Bytes as gigabytes (1e9), "21.4", without the unit."""
+    return number(size_bytes / 1e9)
 
 
 def bandwidth(byte_per_s: float) -> str:
@@ -108,20 +108,18 @@ def half_interval(median_s: float, ci95_s: Interval | None) -> str:
     return f"{pct:.1f}%" if pct < 9.95 else f"{min(pct, 999):.0f}%"
 
 
-def half_of(timed: Timed | None) -> str:
-    """As `half_interval`, of what was timed; "" for None."""
-    return half_interval(timed.median_s, timed.ci95_s) if timed else ""
+def half_of(timed: Timed) -> str:
+    """As `half_interval`, of what was timed."""
+    return half_interval(timed.median_s, timed.ci95_s)
 
 
-def whole(value: float | None) -> str:
-    """Without decimals, as "1755"; "" for None and 0."""
+def whole(value: float) -> str:
+    """Without decimals, as "1755"; "" for 0."""
     return f"{value:.0f}" if value else ""
 
 
-def per_cent(value: float | None) -> str:
-    """Per cent as "67%", "0.4%"; "" for None."""
-    if value is None:
-        return ""
+def per_cent(value: float) -> str:
+    """Per cent as "67%", "0.4%"."""
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.1f}%"
 
 
@@ -131,10 +129,8 @@ def signed_pct(value: float) -> str:
     return f"{signed} %"
 
 
-def error(value: float | None) -> str:
-    """A relative error as "2.1e-04", "exact" for 0, "" for None."""
-    if value is None:
-        return ""
+def error(value: float) -> str:
+    """A relative error as "2.1e-04", "exact" for 0."""
     return "exact" if value == 0 else f"{value:.1e}"
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from kernels.files import write_atomically
 from kernels.messages import first_line
 from microbench import fmt
 from microbench.errors import UserError
-from microbench.results.runfile import check_writable
+from microbench.results.runfile import check_writable, write_output
 from microbench.results.types import Json
 
 INK, FAINT, PALE, BASE = "#222222", "#6b6b6b", "#f3f3f3", "#e4e4e4"
@@ -126,16 +125,10 @@ def _colour(names: Sequence[str], colours: Mapping[str, str]) -> Any:
     return alt.Color("series:N", title=None, scale=scale, legend=legend)
 
 
-def _up(title: str, scale: Any, **axis: Any) -> Callable[[str], Any]:
-    """The upright axis, of any field of a row."""
-    alt = library()
-    return lambda name: alt.Y(f"{name}:Q", title=title, scale=scale, axis=alt.Axis(**axis))
-
-
-def _along(title: str, scale: Any, **axis: Any) -> Callable[[str], Any]:
-    """The axis along the foot, of any field of a row."""
-    alt = library()
-    return lambda name: alt.X(f"{name}:Q", title=title, scale=scale, axis=alt.Axis(**axis))
+def _axis(of: Any, title: str, scale: Any, **axis: Any) -> Callable[[str], Any]:
+    """An axis, altair's X or Y, for any field of a row."""
+    look = library().Axis(**axis)
+    return lambda name: of(f"{name}:Q", title=title, scale=scale, axis=look)
 
 
 # ---------------------------------------------------------------- four pictures
@@ -170,9 +163,9 @@ def lines(
     around: Json = {"zero": False} if band else {}
     scale = alt.Scale(type=scale_type, nice=False, padding=14, **around)
     ticks = {} if band else {"values": sizes, "format": "~d"}
-    along = _along(x, scale, grid=False, labelOverlap="greedy", **ticks)
+    along = _axis(alt.X, x, scale, grid=False, labelOverlap="greedy", **ticks)
     upright = alt.Scale(type="log", nice=False, padding=20) if log else alt.Scale(zero=from_zero)
-    up = _up(y, upright, **({"format": "~g"} if log else {}))
+    up = _axis(alt.Y, y, upright, **({"format": "~g"} if log else {}))
     told = ["series:N", "x:Q", "y:Q", "low:Q", "high:Q", "note:N"]
     drawn: list[Any] = []
     for title, of_panel in panels.items():
@@ -233,7 +226,8 @@ def bars(rows: Sequence[Json], *, x: str) -> Any:
             row.get(name) or 0.0 for row in of_panel for name in ("start", "value", "high", "base")
         ]
         low, high = min(0.0, *ends), max(ends)
-        along = _along(x, alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False))
+        scale = alt.Scale(domain=[low, low + ROOM * (high - low)], nice=False)
+        along = _axis(alt.X, x, scale)
         step = max(9, min(STEP, 800 // len(of_panel)))
         font = min(12, step - 1)
         names = alt.Axis(
@@ -271,7 +265,7 @@ def ratios(rows: Sequence[Json], *, x: str, y: str, colours: Mapping[str, str] =
     """Times as fast, with intervals: label, series, ratio, low, high; at 1 is a line."""
     rows = _cleaned(rows)
     alt, names = library(), _names(rows)
-    up = _up(y, alt.Scale(type="log", nice=False, padding=12), format="~g")
+    up = _axis(alt.Y, y, alt.Scale(type="log", nice=False, padding=12), format="~g")
     drawn: list[Any] = []
     for title, of_panel in _by_panel(rows).items():
         labels = alt.Axis(labelAngle=-30, labelLimit=200)
@@ -376,11 +370,7 @@ def check_chart_path(path: Path, *, overwrite: bool | None = None) -> None:
 
 def write_chart(chart: Any, path: Path) -> None:
     """Write an Altair chart, whole or not at all. UserError where the disk refuses."""
-    content = rendered(chart, _suffix(path).removeprefix("."))
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"--chart {path}: cannot write the file ({error.strerror})") from None
+    write_output("--chart", path, rendered(chart, _suffix(path).removeprefix(".")))
 
 
 def _suffix(path: Path) -> str:

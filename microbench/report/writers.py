@@ -16,11 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import parts
 from microbench.report.charts import rendered, template
+from microbench.results.runfile import write_output
 from microbench.streams import printable
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -203,7 +203,4 @@ def _drawn(report: parts.Report) -> tuple[str, list[str]]:
 
 def write_page(page: str, path: Path) -> None:
     """Write a page, whole or not at all. UserError where the disk refuses."""
-    try:
-        write_atomically(path, page.encode())
-    except OSError as error:
-        raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
+    write_output("--html", path, page.encode())

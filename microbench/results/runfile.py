@@ -161,6 +161,14 @@ def write_text(text: str, path: Path) -> None:
     write_atomically(path, text + "\n")
 
 
+def write_output(option: str, path: Path, content: bytes) -> None:
+    """Write the file that an option names, whole or not at all. UserError: the disk refuses."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot write the file ({error.strerror})") from None
+
+
 # ---------------------------------------------------------------- one command at a time
 
 # Of file systems without locks, as some of clusters are: a run is not refused there.
