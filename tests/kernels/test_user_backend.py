@@ -59,8 +59,9 @@ class Several:
 
     def candidates(self, case, operands, target):
         a, b, c = operands.a, operands.b, operands.c
-        return [Candidate("one", lambda: torch.mm(a, b, out=c)),
-                Candidate("two", lambda: c.copy_(2 * (a @ b)))]
+        return [Candidate("two", lambda: c.copy_(2 * (a @ b))),
+                Candidate("one", lambda: torch.mm(a, b, out=c)),
+                Candidate("none", lambda: c.zero_())]
 
 several = Several()
 three = 3
@@ -107,7 +108,8 @@ def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: 
     assert reasons["wider"] == "returned float64 [48, 48], not float32 [48, 48]"
     line = MINE.splitlines().index("def broken(a, b):") + 2
     assert reasons["broken"] == f"ValueError: first line (my_own.py:{line})"
-    assert all(by[f"my_own:{name}"].measurement is None for name in names[2:6])
+    lost = [by[f"my_own:{name}"] for name in names[2:6]]
+    assert {(result.status, result.measurement) for result in lost} == {("failed", None)}
     words = ("gemm", "--sizes", "47", "--backend", "my_own:several,my_own:broken")
     by = found(measured(folder, "odd", *words, code=1))
     assert by["my_own:several"].reason == "no odd sizes"

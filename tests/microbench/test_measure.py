@@ -131,19 +131,17 @@ def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
 # ---------------------------------------------------------------- wrong
 
 
-def one_element_off(operands: Operands) -> None:
-    torch.mm(operands.a, operands.b, out=operands.c)
-    operands.c[0, 0] += 5
-
-
-def twice(operands: Operands) -> None:
-    torch.mm(2 * operands.a, operands.b, out=operands.c)
-
-
-@pytest.mark.parametrize("kernel", [lambda _: None, one_element_off, twice])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda _: None,
+        lambda o: torch.mm(o.a, o.b, out=o.c)[0, 0].add_(5),
+        lambda o: torch.mm(2 * o.a, o.b, out=o.c),
+    ],
+)
 def test_a_wrong_kernel_fails_and_is_never_timed(
     measurer: Measurer, spy: Spy, fake_back_end: Callable[..., None],
-    kernel: Callable[[Operands], None],
+    kernel: Callable[[Operands], object],
 ) -> None:  # fmt: skip
     launches: list[Launch] = []
 
@@ -160,30 +158,6 @@ def test_a_wrong_kernel_fails_and_is_never_timed(
     assert not {id(launch) for launch in launches} & spy.timed
     assert found["fp32"].status == "ok"
     assert "bf16" not in found["fp32"].speedup
-
-
-def test_only_wrong_candidates_are_a_failure_and_beside_a_right_one_they_lose(
-    measurer: Measurer, fake_back_end: Callable[..., None]
-) -> None:
-    """Wrong numbers are a defect of the kernel; "skipped" says that it cannot run here."""
-    right: list[Candidate] = []
-
-    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
-        right[:] = [Candidate("right", lambda: torch.mm(o.a, o.b, out=o.c))] if right else []
-        return [
-            Candidate("twice", lambda: twice(o)),
-            *right,
-            Candidate("zeros", lambda: o.c.zero_()),
-        ]
-
-    fake_back_end("bf16", fake)
-    failed = measure(measurer, group_of("bf16"))["bf16"]
-    assert failed.status == "failed"
-    assert failed.reason
-    assert "relative error 1 against float64, tolerance 0.008" in failed.reason
-    right.append(Candidate("there is one", lambda: None))
-    found = measure(measurer, group_of("bf16"))["bf16"]
-    assert (found.status, found.variant) == ("ok", "right")
 
 
 # ---------------------------------------------------------------- raising
