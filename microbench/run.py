@@ -295,15 +295,14 @@ class Runner:
 
         One process measures what the schedule says; each of the others measures again what is
         `planned` and has been measured, with the same seconds for a case. The device's ceilings are
-        measured after the first group, so that its row is there early (they explain it all the
-        same), but where that waits for a compiler anyway.
+        measured after the first group, so that its row is there early; they explain it all the
+        same.
         """
         self._session = self.start_session()
         self._fewest = schedule.fewest
+        calibrated = False
         try:
-            calibrated = self._session.expect(schedule.cases)
-            if calibrated:
-                self._calibrate(schedule.cases)
+            self._session.expect(schedule.cases)
             while (following := schedule.next()) is not None:
                 group, share_s = following
                 share_s /= self.processes

@@ -115,9 +115,9 @@ class Tuner:
     _samples: dict[str, int] = field(default_factory=dict[str, int], init=False)
     _ahead: dict[str, Future[Broken]] = field(default_factory=dict[str, Future[Broken]], init=False)
 
-    def expect(self, cases: Sequence[Case]) -> bool:
+    def expect(self, cases: Sequence[Case]) -> None:
         """Begin to load our kernels, and to compile what these cases will time, in their order; it
-        ends with the process. Whether there is any to compile.
+        ends with the process.
         """
         tunes = self.search != NONE and self.target.kind == "cuda"
         ours = [case for case in cases if tunes and case.backend == TUNED]
@@ -128,7 +128,6 @@ class Tuner:
         todo, cores = iter(unknown), len(os.sched_getaffinity(0)) - MEASURING_CORES
         for _ in range(max(1, cores // LISTED) if ours else 0):  # cases at once
             Thread(target=self._compile_ahead, args=(ours[0], todo), daemon=True).start()
-        return bool(unknown)
 
     def _compile_ahead(self, first: Case, cases: Iterator[Case]) -> None:
         with suppress(Exception):  # a case meets it again, in its turn

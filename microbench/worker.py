@@ -191,11 +191,9 @@ class Worker(Child):
             self._send(("begin",))
         return super().greet()
 
-    def expect(self, cases: Sequence[Case]) -> bool:
-        """These cases are to be measured: load what they need meanwhile. Whether they wait for a
-        compiler. WorkerDied as in `ask`.
-        """
-        return self.ask(("expect", tuple(cases)), lambda _key, _stage: None, START_S)
+    def expect(self, cases: Sequence[Case]) -> None:
+        """These cases are to be measured: load what they need meanwhile. WorkerDied as in `ask`."""
+        self.ask(("expect", tuple(cases)), lambda _key, _stage: None, START_S)
 
     def calibrate(
         self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
@@ -366,7 +364,8 @@ def _measure_on_request(
         while True:
             kind, *rest = pipe.recv()
             if kind == "expect":
-                pipe.send(("ok", measurer.tuner.expect(rest[0])))
+                measurer.tuner.expect(rest[0])
+                pipe.send(("ok", None))
             elif kind == "calibrate":
                 precisions, large = rest
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))

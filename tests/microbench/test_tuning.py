@@ -177,7 +177,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
     monkeypatch.setattr(tuning, "SIGN_S", 0.01)
     labels = [config.label for config in backend.configurations(CASE, H200).tried(QUICK)]
     tuner, timer = tuner_of({label: 1e-5 + 1e-6 * i for i, label in enumerate(labels)})
-    assert tuner.expect([*cases, replace(CASE, backend="cublas")]), "at once"
+    tuner.expect([*cases, replace(CASE, backend="cublas")])  # returns at once
     said = list[tuple[str, str]]()
 
     def announce(*what: str) -> None:
@@ -193,7 +193,7 @@ def test_what_later_cases_time_is_compiled_while_earlier_ones_are_measured(
     timer.seconds |= {label: 1e-5 for label in other}
     tuner.choose(cases[1], prepared([candidate(label) for label in other]), announce)
     assert sorted(begun, key=cases.index) == cases, "each once"
-    assert not tuning.Tuner(H200, timer, NONE, lambda _: None).expect(cases)
+    tuning.Tuner(H200, timer, NONE, lambda _: None).expect(cases)
     assert len(begun) == len(cases), "where nothing is timed, nothing is compiled"
 
 
