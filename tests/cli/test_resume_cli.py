@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from samples.commands import ROOT
 
 import e2e.__main__ as training_line
 import microbench.__main__ as kernels_line
@@ -111,81 +106,6 @@ def test_a_file_of_an_older_version_needs_options_and_a_damaged_one_is_refused(
 
 
 # ---------------------------------------------------------------- schema
-
-
-# file -> class, and the field that it gets
-ADDED = {
-    "e2e/case.py": {"class TrainCase:": "    momentum: float = setting(0.9)\n"},
-    "e2e/options.py": {
-        "class TrainOptions:": '    momentum: float = choice(0.9, "Of SGD")\n'
-        '    jitter: float = choice(0.0, "Of gradients", kept=True)\n',
-    },
-    "microbench/requests.py": {
-        "class Conditions:": '    rest: float = choice(0.0, "Before a case", kept=True)\n',
-    },
-}
-FOUND = """
-import json
-
-from e2e.halfway import main
-
-assert [main([command, "--help-all"]) for command in ("train", "layers")] == [0, 0]
-
-from e2e.case import label_of
-from e2e.networks.table import facts_of
-from e2e.options import TrainOptions
-from e2e.plan import plan
-from e2e.report.run_report import raw
-from e2e.results.codec import from_json, to_json
-from e2e.results.types import Training
-from microbench.command_line import kept
-from microbench.requests import GemmRequest, request_of as kernels_asked
-from microbench.results.types import Run
-
-def asked(**words):
-    return TrainOptions.of("cnn-cifar", words)
-
-def cases(**words):
-    (found,) = plan(asked(**words), facts_of("cnn-cifar"), "cpu", None)
-    return found
-
-usual, other = cases()[0], cases(momentum=0.5)[0]
-assert (usual.momentum, other.momentum) == (0.9, 0.5)
-assert "momentum=0.5" in other.group and other.key != usual.key
-assert [label_of(case, "momentum") for case in (usual, other)] == ["", "momentum 0.5"]
-written = json.loads(json.dumps(to_json(Training(other, "ok"))))
-assert written["case"]["momentum"] == 0.5 and from_json(written, "x").case == other
-del written["case"]["momentum"]
-assert from_json(written, "an older file").case.momentum == 0.9
-(columns, (row,)), _ = raw(Run(("e2e",), "now", {}, {}).with_other(Training(other, "ok")))
-assert "momentum" in columns and str(row["momentum"]) == "0.5"
-
-assert kept(asked(jitter=1.0))["jitter"] == 1.0, "what --resume compares"
-conditions = kernels_asked(GemmRequest, {"seed": 1, "rest": 1.0}).conditions
-assert (kept(conditions)["rest"], kept(conditions)["l2"]) == (1.0, "cold")
-"""
-
-
-def test_a_field_is_an_option_and_in_cases_files_reports_and_what_resume_asks_for(
-    tmp_path: Path,
-) -> None:
-    for package in ("kernels", "microbench", "e2e"):
-        shutil.copytree(ROOT / package, tmp_path / package)
-    for name, added in ADDED.items():
-        text = (tmp_path / name).read_text()
-        for of, line in added.items():
-            before, start, rest = text.partition(of)
-            last = "\n\n    outputs: Outputs" if "Options" in of else "\n\n\n"
-            body, end, after = rest.partition("\n\n    @property" if "Case" in of else last)
-            text = before + start + body + "\n" + line + end + after
-        (tmp_path / name).write_text(text)
-    ran = subprocess.run(
-        [sys.executable, "-c", FOUND], cwd=tmp_path, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    for words in ("--momentum FLOAT", "--jitter FLOAT", "--rest FLOAT"):
-        assert words in ran.stdout
 
 
 def test_every_option_has_a_command_and_is_declared_once() -> None:

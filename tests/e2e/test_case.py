@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.case import FULL, SHORT, TrainCase
+from e2e.case import FULL, SHORT, VARIED, TrainCase, label_of
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.options import OF_LEARNING, TrainOptions, parse_shape
 from e2e.plan import SMALL_CARD_BYTES, check_device, notes, plan, rungs_of
+from e2e.report.run_report import raw
+from e2e.results.types import Training
 from e2e.schedule import KINDS, parse_schedule
 from microbench.errors import UserError
+from microbench.results.types import Run
 
 BIG = 141 * 10**9
 RUNGS = ["fp32", "tf32", "channels_last", "AMP", "fused optimizer", "compile", "CUDA graph"]
@@ -111,6 +114,20 @@ def test_tokens_have_no_layout(kind: str) -> None:
     rungs = climbed(kind, "gpt-tiny")
     assert [rung for rung, _ in rungs] == [r for r in RUNGS if r != "channels_last"]
     assert {case.layout for _, case in rungs} == {""}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainCase)])
+def test_a_field_of_a_case_is_in_its_key_a_column_and_what_reports_call_it(name: str) -> None:
+    usual = TrainCase("cnn", "fp32", 8, "3x8x8")
+    value = getattr(usual, name)
+    new = SHORT if name == "search" else f"{value}7" if isinstance(value, str) else 7
+    other = replace(usual, **{name: new if not isinstance(value, bool) else not value})
+    assert usual.key != other.key
+    assert (usual.group == other.group) == (name in VARIED)
+    assert label_of(usual, name) != label_of(other, name)
+    (columns, (row,)), _ = raw(Run(("e2e",), "now", {}, {}, others=(Training(other, "ok"),)))
+    assert name in columns
+    assert row[name] == getattr(other, name)
 
 
 # ---------------------------------------------------------------- batches
