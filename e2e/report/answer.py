@@ -60,7 +60,7 @@ WHERE = ("network", "batch", "gpus", "evaluation", "compile", "graph")
 
 def answer(run: Run, view: View) -> list[Line]:
     """The finding first; at most MOST_ROWS rows on a screen."""
-    device = str(run.device.get("name") or "unknown device")
+    device = run.device_name
     on_gpu = run.device.get("kind") == "cuda"
     ruined = [group for group in view.groups if group.ruined_pct]
     sound = view.only(

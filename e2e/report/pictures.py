@@ -103,7 +103,7 @@ def training_chart(run: Run) -> Any:
 def heading(run: Run, reading: Sequence[str]) -> tuple[str, list[str]]:
     """The title: what was trained, on what; with which data, and how to read the chart."""
     title, *conditions = what_was_trained(run)[1:]
-    device = run.device.get("name") or "unknown device"
+    device = run.device_name
     torch = run.software.get("torch", "")
     ran = any(arm.steps for arm in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {run.started_at[:10]}"
@@ -270,7 +270,7 @@ def loading_chart(run: Run) -> Any:
         colours = {name: recipe_colour(name) for sweep in sweeps for name in sweep.recipes}
         colours = {**colours, LOADER_LINE: LOADER_COLOUR}
         reading = "lines: predicted from recipe and loader alone; points: measured together"
-    device = run.device.get("name") or "unknown device"
+    device = run.device_name
     names = {loading.case.data for loading in run.of(Loading)}
     data = fmt.listed(sorted(DATA_WORDS.get(name, name) for name in names))
     what = "training fed by loaders" if run.of(Training) else "loaders"

@@ -83,7 +83,7 @@ def report(run: Run) -> Report:
     """Trainings; or recipes fed by loaders, and loaders alone; or what was predicted."""
     if loader_sweeps(run) or not run.of(Training):
         return _of_loaders(run)
-    view, device = view_of(run), str(run.device.get("name") or "unknown device")
+    view, device = view_of(run), run.device_name
     predicts = run.kind in ("predict", "") and any(map(of_operations, view.arms))
     return Report(
         answer=predicted_answer(run, view, device) if predicts else answer(run, view),
@@ -115,7 +115,7 @@ def _parts(run: Run, *, predicts: bool) -> list[Part]:
 
 def _of_loaders(run: Run) -> Report:
     """Recipes by number of workers, or loaders alone; other trainings with --verbose."""
-    sweeps, device = loader_sweeps(run), str(run.device.get("name") or "unknown device")
+    sweeps, device = loader_sweeps(run), run.device_name
     if not sweeps:
         return Report(
             answer=loaders_answer(run, device), parts=loaders_parts(run, DEFAULT), raw=raw(run),

@@ -559,5 +559,5 @@ def title_of(run: Run) -> str:
     others = [name for name in reversed(compared.baselines) if name not in compared.asked]
     against = f" against {fmt.joined(others)}" if others else ""
     ops = fmt.joined(list(dict.fromkeys(result.case.op for result in run.results)))
-    device = run.device.get("name") or "unknown device"
+    device = run.device_name
     return f"{ops} on {device}: {fmt.listed(list(compared.asked), most=4)}{against}"

@@ -98,7 +98,7 @@ def _context(run: Run, shown: Sequence[Result]) -> str:
     what = f"{'attention' if 'attention' in ops else 'GEMM'} {of}"
     what = f"convolutions of {of} channels" if "conv" in ops else what
     libraries = dict.fromkeys(r.case.backend for r in measured if is_library(r.case))
-    device = str(run.device.get("name") or "unknown device")
+    device = run.device_name
     return ", ".join([device, *([what] if libraries else []), *libraries])
 
 
@@ -419,11 +419,11 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
     others = [] if own else _others(run)
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
 
-    def place(result: Result) -> tuple[Any, ...]:
+    def block(result: Result) -> tuple[Any, ...]:
         precision = precisions.index(result.case.precision_name)
         return result.case.backend * bool(own), precision, subject_of(result, run)
 
-    rows = sorted(results, key=lambda r: (*place(r), r.case.problem.flops))
+    rows = sorted(results, key=lambda r: (*block(r), r.case.problem.flops))
     named = [
         Column("back end", "case.backend", once=True),
         Column("precision", "case.precision_name", once=True),
@@ -433,7 +433,7 @@ def _sizes(run: Run, results: Sequence[Result]) -> Part:
     unit, same_size = rate_unit(results), len({fmt.size(result.case) for result in rows}) == 1
     short = fmt.ratio if len(others) == 1 and same_size else fmt.short_ratio
     columns = [
-        *(column for i, column in enumerate(named) if len({place(r)[i] for r in rows}) > 1),
+        *(column for i, column in enumerate(named) if len({block(r)[i] for r in rows}) > 1),
         *([] if others and same_size else sized),
         *([Column("call", "variant")] if others else []),
         Column("time", "median_s", fmt.duration),
@@ -527,5 +527,5 @@ def _chart(run: Run) -> Any:
     if not rows:
         return rate_chart(run)
     drawn = charts.ratios(rows, x="", y="times as fast as the library")
-    title = f"own kernels on {run.device.get('name') or 'unknown device'}"
+    title = f"own kernels on {run.device_name}"
     return charts.titled(drawn, title, [", ".join(conditions(run)), "bars: 95 % interval"])

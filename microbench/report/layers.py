@@ -213,7 +213,7 @@ def _answer(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> l
         if known:
             said.append(f"{name}: {what} of a step take {took}: {', '.join(known)}")
     if said:
-        device = run.device.get("name") or "unknown device"
+        device = run.device_name
         said[0] += f" ({network.name}, batch {network.batch}, {device})"
     lines = _lines(run, said, why, unclear)
     lines += [Line("Do", "halfway train measures the rest of a step")] if said else []
@@ -363,7 +363,7 @@ def _answer_of_decode(
         f"{fmt.count(tokens, 'token')} take {fmt.as_ms(1e3 * first['s'])} ms"
         f"{step.label.removeprefix('total')}: {fmt.bandwidth(first['rate'])}{share}"
         f"{'; bottleneck: ' * bool(bounds)}{', '.join(bounds)} "
-        f"({network.name}, {run.device.get('name') or 'unknown device'})"
+        f"({network.name}, {run.device_name})"
     ]
     doubts = ["attention over the KV cache is not measured"]
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]

@@ -58,14 +58,14 @@ def maps_of(run: Run) -> dict[Map, list[Payoff]]:
             subject = subject_of(payoff.rows[0].result, run, without=_op(run).across)
             maps.setdefault((subject, name, payoff.baseline), []).append(payoff)
     ordered = sorted(maps, key=lambda key: key[2], reverse=True)
-    return {key: sorted(maps[key], key=_place) for key in ordered}
+    return {key: sorted(maps[key], key=_across) for key in ordered}
 
 
 def _op(run: Run) -> Op:
     return OPS[run.results[0].case.op]
 
 
-def _place(payoff: Payoff) -> tuple[int, ...]:
+def _across(payoff: Payoff) -> tuple[int, ...]:
     """Its image and batch size, or what the op has across a map."""
     setting = payoff.case.problem.setting
     return tuple(int(setting[name].split("x")[0]) for name in OPS[payoff.case.op].across)
@@ -104,7 +104,7 @@ def _answer(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     lines = [Line("", "; ".join(texts)) for texts in sentences.values()]
     if sentences:
         sizes = f"{' and '.join(op.across)} sizes"
-        device = run.device.get("name") or "unknown device"
+        device = run.device_name
         lines[0] = Line("", f"{lines[0].text} ({device}, {sizes})")
         hardest = [payoff for key, cells in maps.items() if key[2] == first for payoff in cells]
         lines += why(run, [row.result for payoff in hardest for row in payoff.rows])
@@ -142,9 +142,9 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
     pays, gains = dict[str, list[str]](), dict[str, list[str]]()
     unclear: dict[str, float] = {}
     every = [payoff for some in maps.values() for payoff in some]
-    most = max(every, key=lambda payoff: (len(payoff.rows) > 1, _place(payoff)))
+    most = max(every, key=lambda payoff: (len(payoff.rows) > 1, _across(payoff)))
     for key, payoff in ((key, payoff) for key, some in maps.items() for payoff in some):
-        if _place(payoff) != _place(most):
+        if _across(payoff) != _across(most):
             continue
         if payoff.uncertain:
             unclear[_title(key)] = max(payoff.uncertain.values())
@@ -164,8 +164,8 @@ def _of_layers(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> list[Line]:
             texts.append(f"is {', '.join(gains[name])} times as fast as {most.baseline}")
         lines.append(Line("", f"{name} {'; it '.join(texts)}"))
     if lines:
-        device, fewer = run.device.get("name") or "unknown device", len({*map(_place, every)}) > 1
-        tokens = f"{_place(most)[0]} tokens{', others below' * fewer}"
+        device, fewer = run.device_name, len({*map(_across, every)}) > 1
+        tokens = f"{_across(most)[0]} tokens{', others below' * fewer}"
         at = "" if len(most.rows) > 1 else f"{fmt.size(most.case)} features, "
         lines[0] = Line("", f"{lines[0].text} ({device}, {at}{tokens})")
         cast, alone = (
@@ -199,7 +199,7 @@ def _layers(maps: Mapping[Map, Sequence[Payoff]]) -> list[Part]:
     ends: dict[str, dict[int, list[str]]] = {}
     for (subject, name, _), some in maps.items():
         for one in some:
-            (tokens,) = _place(one)
+            (tokens,) = _across(one)
             even = _break_even(one).replace("-", "not seen")
             ends.setdefault(name, {}).setdefault(tokens, []).append(f"{subject} {even}".strip())
             for result, ratio, _ in one.rows:
@@ -285,10 +285,10 @@ def _map(key: Map, of_map: Sequence[Payoff]) -> Part:
             cause = CAUSES.get(result.bound or "", "")
             text = f"{sign}{ratio.ratio:.2g}{mark}{f'/{cause}' if cause else ''}"
             cells[fmt.size(result.case)] = text
-        rows.append(Row({"place": _place(payoff), "cells": cells, "even": _break_even(payoff)}))
+        rows.append(Row({"across": _across(payoff), "cells": cells, "even": _break_even(payoff)}))
     op = OPS[of_map[0].case.op]
     columns = [
-        *(Column(name, f"place.{i}") for i, name in enumerate(op.across)),
+        *(Column(name, f"across.{i}") for i, name in enumerate(op.across)),
         Column("break-even", "even"),
         *(Column(width, f"cells.{width}", drop=1) for width in _widths(of_map)),
     ]
@@ -324,13 +324,13 @@ def _chart(run: Run, maps: Mapping[Map, Sequence[Payoff]]) -> Any:
         for width in reversed(_widths(some)):
             for one in some:
                 rows += [{
-                    "panel": _title(key), "x": "/".join(map(str, _place(one))), "y": width,
+                    "panel": _title(key), "x": "/".join(map(str, _across(one))), "y": width,
                     "text": fmt.short_ratio(ratio), "small": result.bound or "",
                     "ratio": 1.0 if ratio.no_difference or ratio.ruined_pct else ratio.ratio,
                     "low": ratio.ci95 and ratio.ci95[0], "high": ratio.ci95 and ratio.ci95[1],
                     "note": result.why or "",
                 } for result, ratio, _ in one.rows if fmt.size(result.case) == width]  # fmt: skip
-    places = sorted({_place(one) for some in maps.values() for one in some})
+    places = sorted({_across(one) for some in maps.values() for one in some})
     across = ["/".join(map(str, place)) for place in places]
     op = _op(run)
     drawn = charts.cells(rows, x=", ".join(op.across.values()), across=across, y=op.axis_name)

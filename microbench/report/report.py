@@ -87,7 +87,7 @@ def _title(run: Run) -> str:
     """ "gemm on NVIDIA H200", "resnet50 on NVIDIA H200": the command's first words."""
     words = run.command[3:] if "-m" in run.command else run.command[1:]
     named = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    return f"{named or 'A run'} on {run.device.get('name') or 'unknown device'}"
+    return f"{named or 'A run'} on {run.device_name}"
 
 
 def _about(run: Run, conditions: Sequence[str]) -> list[str]:
@@ -99,7 +99,7 @@ def _about(run: Run, conditions: Sequence[str]) -> list[str]:
     ]
     driver, limit = run.device.get("driver"), run.device.get("power_limit_w")
     machine = [
-        str(run.device.get("name", "unknown device")),
+        run.device_name,
         *([f"driver {driver}"] if driver else []),
         *software,
         *([f"power limit {limit:.0f} W"] if isinstance(limit, int | float) else []),

@@ -483,6 +483,11 @@ class Run:
         return next((entry for entry in self.of(kind) if entry.case.key == key), None)
 
     @property
+    def device_name(self) -> str:
+        """Of the device that was measured."""
+        return str(self.device.get("name") or "unknown device")
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """All results, kernels first."""
         return (*self.results, *self.others)
