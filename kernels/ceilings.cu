@@ -28,11 +28,11 @@ product(const uint4* a, const uint4* b, ACC* out, int passes) {
     for (int pass = 0; pass < passes; ++pass) {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < 4; ++step)
             asm volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0; " INSTRUCTION " }"
-                : KEPT : "l"(at_a + 2 * (step & 3)), "l"(at_b + 2 * (step & 3)));
+                : KEPT : "l"(at_a + 2 * step), "l"(at_b + 2 * step));
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned " IN_FLIGHT ";" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     if (out && blockIdx.x == 0) {

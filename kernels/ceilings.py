@@ -46,8 +46,8 @@ ACCUMULATORS = {
 class PeakKernel:
     """A kernel and how it is launched. In a pass a block does `flops_per_pass` operations.
 
-    It multiplies A [rows[0], k] by B [rows[1], k] transposed, `repeats` times in a pass. Which
-    variant is fastest differs between devices, so all are tried and the best counts.
+    It multiplies A [rows[0], k] by B [rows[1], k] transposed, `repeats` times in a pass. Where the
+    fastest differs between devices, several are tried and the best counts.
     """
 
     instruction: str
@@ -91,14 +91,15 @@ def peak_kernels(name: str, target: Target) -> list[PeakKernel]:
     if target.capability not in KNOWN or target.capability < since:
         return []
     if name == "fp32":
-        return [_ffma(threads, blocks) for threads, blocks in ((512, 2), (1024, 1))]
+        shapes = ((512, 2),) if hopper else ((512, 2), (1024, 1))
+        return [_ffma(threads, blocks) for threads, blocks in shapes]
     if hopper and name != "fp64":
-        return [_wgmma(factors, steps, in_flight) for steps, in_flight in ((16, 0), (4, 1))]
+        return [_wgmma(factors)]
     return [_mma_sync(factors, blocks, hopper) for blocks in (2, 1)]
 
 
-def _wgmma(factors: Precision, steps: int, in_flight: int) -> PeakKernel:
-    """`steps` instructions are committed together; `in_flight` earlier groups may still run."""
+def _wgmma(factors: Precision) -> PeakKernel:
+    """Four instructions are committed together, while those before them may still run."""
     accumulator, c_type, letter, per = ACCUMULATORS[factors.accumulate]
     a, b = PTX_TYPES[factors.storage], PTX_TYPES[factors.storage_b or factors.storage]
     k, registers = ROW_BYTES // factors.bytes_per_element, 128 // per
@@ -106,16 +107,15 @@ def _wgmma(factors: Precision, steps: int, in_flight: int) -> PeakKernel:
     # scale-a, scale-b; 16-bit types may also be transposed, here they are not.
     scales = {"s8": "", "f16": ", 1, 1, 0, 0", "bf16": ", 1, 1, 0, 0"}.get(a, ", 1, 1")
     defines = {
-        "WGMMA": 1, "ACC": c_type, "PER": per, "REGISTERS": registers, "STEPS": steps,
-        "IN_FLIGHT": f'"{in_flight}"',
+        "WGMMA": 1, "ACC": c_type, "PER": per, "REGISTERS": registers,
         "KEPT": ", ".join(f'"+{letter}"(d[{i}])' for i in range(registers)),
         "INSTRUCTION": f'"wgmma.mma_async.sync.aligned.m64n256k{k}.{accumulator}.{a}.{b} '
         f'{{{listed}}}, %{registers}, %{registers + 1}, p{scales};"',
     }  # fmt: skip
     return PeakKernel(
-        "wgmma", f"m64n256k{k}, 2 warpgroups, {steps} a commit, {in_flight} in flight", defines,
-        threads=256, blocks_per_sm=1, flops_per_pass=2 * 128 * 256 * k * steps, rows=(128, 256),
-        k=4 * k, repeats=steps // 4, shared_bytes=(128 + 256) * 128 + 1024,
+        "wgmma", f"m64n256k{k}, 2 warpgroups, 4 a commit, 1 in flight", defines,
+        threads=256, blocks_per_sm=1, flops_per_pass=2 * 128 * 256 * k * 4, rows=(128, 256),
+        k=4 * k, shared_bytes=(128 + 256) * 128 + 1024,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ FLOPS = 10**9
 
 def measured(
     monkeypatch: pytest.MonkeyPatch, *takes: tuple[float, float | None] | str,
-    names: tuple[str, ...] = ("fp16",), errors: tuple[float, ...] = (), target: Target = H200,
+    names: tuple[str, ...] = ("fp64",), errors: tuple[float, ...] = (), target: Target = H200,
 ) -> list[Ceiling]:  # fmt: skip
     """With variants that take (seconds, MHz) in turn; a text in place of these is an error."""
     left, wrong = list(takes), list(errors)
