@@ -323,30 +323,25 @@ def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
 def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
     """Warnings about other programs, from a run's settings; see `microbench.device.host`."""
     load = settings.get(host.LOAD)
-    if not isinstance(load, dict):
-        return []
-    facts = cast("dict[str, Any]", load)
-    share, average, processes = (
-        facts.get(name) or 0 for name in (host.SHARE, host.AT_START, host.PROCESSES)
-    )
-    warnings: list[Warning] = []
-    if share > host.LOADED:
-        symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
-        warnings.append(Warning(symptom, *_BUSY_CPU))
-    elif average > host.LOADED:
-        symptom = f"the load average was {average:.2f} per core before the run"
-        warnings.append(Warning(symptom, *_BUSY_CPU))
-    if processes:
-        held = (facts.get(host.HELD) or 0) / 1e9
-        symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
-        warnings.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
-    if busy_pct := facts.get(host.COMPUTING):
-        symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
-        warnings.append(Warning(symptom, *_BUSY_GPU))
-    if later := facts.get(host.LATER):
-        came = fmt.count(later, "other process was", "other processes were")
-        warnings.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
-    return warnings
+    facts = cast("dict[str, Any]", load) if isinstance(load, dict) else {}
+    share, average, processes, held_bytes, busy_pct, later = (
+        facts.get(name) or 0 for name in (
+            host.SHARE, host.AT_START, host.PROCESSES, host.HELD, host.COMPUTING, host.LATER)
+    )  # fmt: skip
+    others = fmt.count(processes, "other process", "other processes")
+    came = fmt.count(later, "other process was", "other processes were")
+    symptoms = (
+        (share > host.LOADED, f"other programs used {100 * share:.0f} % of the CPU during the run",
+         _BUSY_CPU),
+        (share <= host.LOADED < average,
+         f"the load average was {average:.2f} per core before the run", _BUSY_CPU),
+        (processes, f"{others} held {held_bytes / 1e9:.1f} GB on the GPU before the run",
+         _BUSY_GPU),
+        (busy_pct, "another program computed on the GPU before the run "
+         f"({busy_pct} % of the time)", _BUSY_GPU),
+        (later, f"{came} on the GPU at the end of the run", _BUSY_GPU),
+    )  # fmt: skip
+    return [Warning(symptom, *cause) for holds, symptom, cause in symptoms if holds]
 
 
 _BUSY_CPU = (
