@@ -65,6 +65,10 @@ from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ratio, Run
 
 REPORTS = Path(__file__).parents[1] / "samples" / "reports"
+RESULTS = Path(__file__).parents[2] / "results"
+PUBLISHED = ("train-fp8-1024", "timm/ours-compiled", "ranks-strong", "ladder-resnet50",
+             "stalls-resnet50", "studies/vgg16-batch/runs/table",
+             "studies/resnet-static256/runs/fed", "predict-gpu-time")  # fmt: skip
 WIDTHS = (40, 60, 100)
 EVIL = "x\x1b[2J\n|\r"
 
@@ -82,6 +86,10 @@ def changed(run: Run, place: int, **changes: Any) -> Run:
     found = list(run.of(Training))
     found[place] = replace(found[place], **changes)
     return replace(run, others=tuple(found))
+
+
+def searched_briefly(run: Run) -> Run:
+    return run_of(*(replace(t, case=replace(t.case, search="short")) for t in run.of(Training)))
 
 
 def steps_of(first: float, last: float | None = None, /, **terms: float) -> Training:
@@ -197,14 +205,19 @@ def said() -> Iterator[tuple[str, Run]]:
         [("--compile", None, 3.0)], [("keep it in fp32", None, None)], [("--graph", 50.0, -2.0)],
     ):  # fmt: skip
         yield f"fixes {fixes}", run_of(with_fixes(*fixes))
+    for searched in (ledger_run(), ladder):
+        yield "float32 is searched briefly", searched_briefly(searched)
+    for name in PUBLISHED:
+        yield name, read_run(RESULTS / "nvidia-h200" / f"{name}.json")
 
 
 def odd() -> Iterator[tuple[str, Run]]:
     """Runs whose tables have something that others lack."""
     amp, tokens = amp_run(), tokens_run().of(Training)
     yield "nothing", run_of()
-    brief = (replace(t, case=replace(t.case, search="short")) for t in amp.of(Training))
+    brief = searched_briefly(amp).of(Training)
     yield "unfinished, with float32 searched briefly", run_of(*brief, finished_at=None)
+    yield "a ledger over float32 searched briefly", searched_briefly(ledger_run())
     options = ({"layout": "nchw"}, {"compile": True, "loss_scale": 256.0})
     yield "options that differ", run_of(*(arm("amp", 4_000, case=one) for one in options))
     reason = "the module's forward failed: " + "x " * 60
@@ -417,29 +430,13 @@ def test_nothing_is_explained_that_was_not_measured(
     assert bool(fall_rows(view_of(run))) == (not said)
 
 
-def test_the_ratio_over_tf32_is_first_and_a_brief_search_is_named_with_each_over_fp32() -> None:
-    brief = [replace(t, case=replace(t.case, search="short")) for t in ledger_run().of(Training)]
-    run = run_of(*brief)
-    (sentence, *_) = answer(run)
-    assert sentence.index("as fast as tf32") < sentence.index("as fast as fp32 by a short search")
-    *_, bar = bar_rows(view_of(run))
-    assert bar["text"].endswith("x tf32)")
-    for text in (shown(run), to_markdown(run)):
-        assert text.index("x tf32") < text.index("x fp32¹")
-        assert "x fp32 " not in text
-        assert "¹ by a short search" in text
-    over_fp32 = [line for line in in_short(run) if "fp32" in line]
-    assert len(over_fp32) > 2
-    assert all("fp32 by a short search" in line for line in over_fp32)
-    rungs = [replace(t, case=replace(t.case, search="short")) for t in ladder_run().of(Training)]
-    ladder = run_of(*rungs)
-    assert "From fp32 by a short search to" in answer(ladder)[0]
-    assert "as the rung before, fp32 by a short search" in answer(ladder)[1]
-    fp32, _, amp = brief
+def test_a_chart_names_a_brief_search_with_each_ratio_over_fp32() -> None:
+    fp32, _, amp = brief = searched_briefly(ledger_run()).of(Training)
+    assert bar_rows(view_of(run_of(*brief)))[-1]["text"].endswith("x tf32)")
     alone = run_of(fp32, replace(amp, speedup={"fp32": amp.speedup["fp32"]}))
     assert bar_rows(view_of(alone))[1]["text"].endswith("x fp32¹)")
     assert "¹ by a short search" in str(training_chart(alone).to_dict())
-    assert "short search" not in shown(ledger_run()) + str(training_chart(ledger_run()).to_dict())
+    assert "short search" not in str(training_chart(ledger_run()).to_dict())
 
 
 def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> None:
@@ -461,8 +458,6 @@ def test_an_evaluation_is_a_forward_pass_in_every_word_and_fits_a_screen() -> No
 
 
 # ---------------------------------------------------------------- what stands in results/
-
-RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_no_answer_claims_more_than_its_table() -> None:
@@ -490,26 +485,6 @@ def test_no_answer_claims_more_than_its_table() -> None:
                     cells = [cell for name, cell in row.item.items() if name.startswith("x ")]
                     assert all(marked == ruined for _, marked in cells)
     assert count > 200
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "train-fp8-1024",
-            "fp8 is slower: it trains 0.92 ±0.01 times as fast as amp-bf16, in 0.80",
-        ),
-        ("timm/ours-compiled", "amp trains 7,064 img/s (resnet50, batch 256, +compile,"),
-        ("ranks-strong", "(strong scaling, resnet50, global batch 512)"),
-        ("ladder-resnet50", "use all up to compile: 0.50 of the memory"),
-        ("stalls-resnet50", "as fast as fp32, measured; with 8 it cannot be told"),
-        ("studies/vgg16-batch/runs/table", "No recipe clearly learned (batch 128)"),
-        ("studies/resnet-static256/runs/fed", "No recipe learned, so no speed is a gain: accuracy"),
-        ("predict-gpu-time", "A measured step is clearly faster than tf32 in 2 of 12"),
-    ],
-)
-def test_a_sentence_is_what_the_data_carry(name: str, said: str) -> None:
-    assert said in " ".join(answer(read_run(RESULTS / "nvidia-h200" / f"{name}.json")))
 
 
 @pytest.mark.parametrize("layers", [0, 24])
