@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 from kernels import is_library
 from kernels.attention import PASSES as OF_ATTENTION
 from kernels.attention import Attention
 from kernels.conv import Conv
-from kernels.gemm.triton.config import SPLIT_K
 from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from microbench import fmt
@@ -171,53 +170,53 @@ def total_of(
 def report(run: Run, network: NetworkUse) -> Report:
     """The report of a network's layers."""
     layers = layers_of(run, network)
-    if DECODE in run.options:
-        answer, tables, chart = _decode(run, network, layers)
-    else:
-        answer, tables = _answer(run, network, layers), _tables(run, layers)
-        chart = partial(_chart, run, network, layers)
     others = replace(library_table(by_pass(run, network), "pass"), level=VERBOSE)
-    return kernel_report(run, answer, [*tables, others], chart)
-
-
-def _lines(
-    run: Run, texts: Sequence[str], why: Sequence[str], unclear: dict[str, float]
-) -> list[Line]:
-    """What was found, the user's own kernels first, why, and what has no verdict."""
-    own = library_sentences([one for one in summaries(run) if OWN in one.backend], unclear)
-    lines = [Line("", text) for text in (*own, *texts)]
-    lines += [Line("Why", JOIN.join(why))] if why else []
-    return [*lines, *no_verdict(unclear, alone=not lines)]
-
-
-def _answer(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]) -> list[Line]:
+    if DECODE in run.options:
+        return _decode(run, network, layers, others)
     ops = {result.case.op for result in run.results}
     what = "convolutions, GEMMs and attention" if "attention" in ops else "convolutions and GEMMs"
-    said: list[str] = []
-    why: list[str] = []
-    unclear: dict[str, float] = {}
-    for name in precisions_of(run).asked:
+    compared = precisions_of(run)
+    names = {name: [base for base in reversed(compared.baselines) if base != name]
+             for name in compared.asked}  # fmt: skip
+    where = f"{network.name}, batch {network.batch}"
+    answer = _answer(run, layers, f"{what} of a step", names, where)
+    if answer and answer[-1].label != "Do":
+        answer.append(Line("Do", "halfway train measures the rest of a step"))
+    answer += [Line("Doubt", text) for text in _not_measured(run, network)]
+    return kernel_report(run, answer, [*_tables(run, layers), others],
+                         partial(_chart, run, network, layers))  # fmt: skip
+
+
+def _answer(
+    run: Run, layers: Sequence[MeasuredLayer], what: str, compared: Mapping[str, Sequence[str]],
+    where: str, first: Sequence[str] = (),
+) -> list[Line]:  # fmt: skip
+    """How long each precision takes and how many times as fast it is as its baselines, and why."""
+    texts, why, unclear = [*first], list[str](), dict[str, float]()
+    for name, baselines in compared.items():
         known: list[str] = []
         took = ""
-        for baseline in reversed(precisions_of(run).baselines):
+        for baseline in baselines:
             every = total_of(layers, lambda layer, n=name, b=baseline: layer.ratio(n, b))
             ratio, total = every.ratio(name, baseline), every.seconds(name)
-            if name == baseline or ratio is None or not total:
+            if ratio is None or not total:
                 continue
             if ratio.ruined_pct:
                 unclear[f"{name} against {baseline}"] = ratio.ruined_pct
                 continue
             took = f"{fmt.as_ms(1e3 * total)} ms{every.label.removeprefix('total')}"
-            why += [] if known else [f"against {baseline} {_gainers(layers, name, baseline)}"]
+            if not known:
+                of = f"{name} " * (len(compared) > 1)
+                why.append(f"{of}against {baseline} {_gainers(layers, name, baseline)}")
             known.append(f"{fmt.ratio(ratio)} {'as' if known else 'times as fast as'} {baseline}")
         if known:
-            said.append(f"{name}: {what} of a step take {took}: {', '.join(known)}")
-    if said:
-        device = run.device_name
-        said[0] += f" ({network.name}, batch {network.batch}, {device})"
-    lines = _lines(run, said, why, unclear)
-    lines += [Line("Do", "halfway train measures the rest of a step")] if said else []
-    return [*lines, *(Line("Doubt", text) for text in _not_measured(run, network))]
+            texts.append(f"{name}: {what} take {took}: {', '.join(known)}")
+    if texts:
+        texts[0] += f" ({where}, {run.device_name})"
+    own = library_sentences([one for one in summaries(run) if OWN in one.backend], unclear)
+    lines = [Line("", text) for text in (*own, *texts)]
+    lines += [Line("Why", JOIN.join(why))] if why else []
+    return [*lines, *no_verdict(unclear, alone=not lines)]
 
 
 def _gainers(layers: Sequence[MeasuredLayer], name: str, baseline: str) -> str:
@@ -305,10 +304,8 @@ def _tables(run: Run, layers: Sequence[MeasuredLayer]) -> list[Part]:
 # ---------------------------------------------------------------- decode
 
 
-def _decode(
-    run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer]
-) -> tuple[list[Line], list[Part], Callable[[], Any]]:
-    """The answer, the tables and the chart of linear layers by tokens."""
+def _decode(run: Run, network: NetworkUse, layers: Sequence[MeasuredLayer], rivals: Part) -> Report:
+    """The report of linear layers by tokens: what they reach of the memory bandwidth."""
     base, *others = dict.fromkeys(r.case.precision_name for r in run.results) or [""]
     by_tokens: dict[int, list[MeasuredLayer]] = {}
     for layer in layers:
@@ -318,16 +315,16 @@ def _decode(
     peak = memory and memory.byte_per_s
     steps = {n: total_of(some, lambda layer: layer.seconds(base)) for n, some in by_tokens.items()}
     most = max((step.count for step in steps.values()), default=0)  # of a run that was cut
-    rows: list[Json] = [
-        {
-            "tokens": tokens, "step": step, "s": step.seconds(base), "bound": step.bound(base),
-            "rate": step.rate(base, lambda r: r.min_bytes),
-            "share": 100 * (step.rate(base, lambda r: r.min_bytes) or 0.0) / peak if peak else None,
-            "flops": step.rate(base, lambda r: r.flops),
-            "ratios": {name: step.ratio(name, base) for name in others},
-        }
-        for tokens, step in sorted(steps.items()) if step.count == most
-    ]  # fmt: skip
+    rows: list[Json] = []
+    for tokens, step in sorted(steps.items()):
+        rate = step.rate(base, lambda r: r.min_bytes)
+        if rate and step.count == most:
+            rows.append({
+                "tokens": tokens, "step": step, "s": step.seconds(base), "bound": step.bound(base),
+                "rate": rate, "share": 100 * rate / peak if peak else None,
+                "flops": step.rate(base, lambda r: r.flops),
+                "ratios": {name: step.ratio(name, base) for name in others},
+            })  # fmt: skip
     shows = [fmt.ratio, *[fmt.short_ratio] * len(others)]
     columns = [
         Column("tokens", "tokens"), Column(f"{base}\nms", "s", fmt.milliseconds),
@@ -338,94 +335,69 @@ def _decode(
           for name, show in zip(others, shows, strict=False)),
         Column("bottleneck", "bound", drop=6),
     ]  # fmt: skip
-    tables = [
-        Part("All linear layers of a step", columns, list(map(Row, rows))),
-        _split_k(run, layers, base),
-    ]
+    whole = Part("All linear layers of a step", columns, list(map(Row, rows)))
     answer = _answer_of_decode(run, network, base, rows, by_tokens) if rows else []
-    return answer, tables, partial(_decode_chart, run, network, rows, peak)
+    return kernel_report(run, answer, [whole, _by_layer(run, layers, base), rivals],
+                         partial(_decode_chart, run, network, rows, peak))  # fmt: skip
 
 
 def _answer_of_decode(
     run: Run, network: NetworkUse, base: str, rows: Sequence[Json],
     by_tokens: Mapping[int, Sequence[MeasuredLayer]],
 ) -> list[Line]:  # fmt: skip
-    first, unclear, why = rows[0], dict[str, float](), list[str]()
-    step, tokens = first["step"], first["tokens"]
+    """Of the fewest tokens; the table has the others."""
+    first = rows[0]
+    step, tokens, base_s = first["step"], first["tokens"], first["s"]
     source = "datasheet" if run.ceiling("memory", "datasheet") else "a copy"
     share = f", {first['share']:.0f} % of the bandwidth ({source})" if first["share"] else ""
-    bounds = [
-        f"{bound} at {_spans([row['tokens'] for row in rows if row['bound'] == bound], by_tokens)}"
-        for bound in dict.fromkeys(row["bound"] for row in rows) if bound
-    ]  # fmt: skip
-    texts = [
-        f"{base} ({_backends(step, base)}): the linear layers of a step of "
-        f"{fmt.count(tokens, 'token')} take {fmt.as_ms(1e3 * first['s'])} ms"
-        f"{step.label.removeprefix('total')}: {fmt.bandwidth(first['rate'])}{share}"
-        f"{'; bottleneck: ' * bool(bounds)}{', '.join(bounds)} "
-        f"({network.name}, {run.device_name})"
-    ]
+    text = f"{base}: the linear layers of a step of {fmt.count(tokens, 'token')} take "
+    text += f"{fmt.as_ms(1e3 * base_s)} ms{step.label.removeprefix('total')}"
+    text += f": {fmt.bandwidth(first['rate'])}{share}"
+    for i, bound in enumerate(dict.fromkeys(row["bound"] for row in rows if row["bound"])):
+        at = _spans([row["tokens"] for row in rows if row["bound"] == bound], by_tokens)
+        text += f"{', ' if i else '; bottleneck: '}{bound} at {at}"
     doubts = ["attention over the KV cache is not measured"]
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     for name in first["ratios"]:
-        ratios = {row["tokens"]: ratio for row in rows if (ratio := row["ratios"][name])}
-        known = {n: ratio for n, ratio in ratios.items() if not ratio.ruined_pct}
-        if len(known) < len(ratios):
-            unclear[name] = max(ratio.ruined_pct for ratio in ratios.values())
-        if not known:
-            continue
-        start, end = min(known), max(known)
-        text = f"{fmt.ratio(known[start])} times as fast as {base} at {start}"
-        text += f", {fmt.ratio(known[end])} at {end}" * (end > start)
-        faster = _spans([n for n, one in known.items() if gain(None, one) == "faster"], by_tokens)
-        text += f"; faster at {faster}" * bool(faster)
-        texts.append(f"{name} ({_backends(step, name)}): {text}")
-        why.append(f"{name} at {tokens}: {_gainers(by_tokens[tokens], name, base)}")
+        results = [result for _, _, result in step.timed(name)]
+        if results and not any(is_library(result.case) for result in results):
+            doubts.append(f"{name} is our kernel: the library has none")
         if PRECISIONS[name].is_float8:
             doubts.append(f"{name}'s inputs are cast before the time begins")
-            if floors and tokens in known:
-                s = first["s"] / known[tokens].ratio + min(floors) * step.count
-                gains = f"{fmt.times(first['s'] / s)} times as fast at {tokens}"
-                doubts[-1] += f" (with a launch more a layer it would be {gains})"
+            if floors and (own_s := step.seconds(name)):
+                gains = fmt.times(base_s / (own_s + min(floors) * step.count))
+                doubts[-1] += f" (with a launch more a layer {gains} times as fast as {base})"
     if run.device.get("kind") == "cpu":
         doubts.append("a CPU says nothing of decode on a GPU")
-    return [*_lines(run, texts, why, unclear), Line("Doubt", JOIN.join(doubts))]
+    compared = {name: [base] for name in first["ratios"]}
+    lines = _answer(run, by_tokens[tokens], "they", compared, network.name, [text])
+    return [*lines, Line("Doubt", JOIN.join(doubts))]
 
 
-def _backends(layer: MeasuredLayer, precision: str) -> str:
-    return fmt.joined(
-        list(dict.fromkeys(r.case.backend for (_, p), r in layer.results.items() if p == precision))
-    )
-
-
-def _split_k(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
-    """Where our split-K gains over the library, where that splits K, and where memory limits it."""
-    ours = {r.case.group: r for r in run.results if r.case.precision_name == base
-            and (r.variant or "").startswith(SPLIT_K) and "/k" in (r.variant or "")}  # fmt: skip
+def _by_layer(run: Run, layers: Sequence[MeasuredLayer], base: str) -> Part:
+    """Where memory limits a layer, where the library splits K, and where our kernel is faster."""
+    gains = {
+        result.case.group for result in run.results if result.case.precision_name == base
+        and (rival := beside_library(result)) and gain(None, rival.ratio) == "faster"
+    }  # fmt: skip
     rows: list[Row] = []
     for label in dict.fromkeys(layer.label for layer in layers):
-        memory, splits, gains, tokens = list[int](), list[int](), dict[int, float](), list[int]()
         some = [layer for layer in layers if layer.label == label]
-        for _, _, result in (timed for layer in some for timed in layer.timed(base)):
-            tokens.append(result.case.problem.mnk[0])
-            rival = ours.get(result.case.group)
-            found = beside_library(rival) if rival else None
-            if found and gain(None, found.ratio) == "faster":
-                gains[tokens[-1]] = found.ratio.ratio
-            splits += tokens[-1:] * any("splitk" in name.lower() for name in result.kernels)
-            memory += tokens[-1:] * (result.bound == "memory")
-        rows.append(Row({
-            "layer": label, "uses": some[0].count, "memory": _spans(memory, tokens),
-            "split": _spans(gains, tokens), "most": max(gains.values(), default=None),
-            "library": _spans(splits, tokens),
-        }))  # fmt: skip
+        results = [result for layer in some for _, _, result in layer.timed(base)]
+        marks = {
+            "memory": [result.bound == "memory" for result in results],
+            "library": [any("splitk" in n.lower() for n in result.kernels) for result in results],
+            "ours": [result.case.group in gains for result in results],
+        }
+        tokens = [result.case.problem.mnk[0] for result in results]
+        spans = {name: _spans([*compress(tokens, of)], tokens) for name, of in marks.items()}
+        rows.append(Row({"layer": label, "uses": some[0].count, **spans}))
     columns = [
         Column("layer", "layer"),
         Column("uses", "uses"),
         Column("memory-bound\nat tokens", "memory"),
-        Column("our split-K\nis faster at", "split"),
-        Column("at most\ntimes", "most", fmt.times),
         Column("the library\nsplits K at", "library"),
+        Column("our kernel\nis faster at", "ours"),
     ]
     return Part(f"Each layer in {base}", columns, rows)
 
