@@ -72,7 +72,7 @@ def step_times(draw: st.DrawFn) -> StepTimes:
     several = some(times, sum(blocks), sum(blocks))
     return draw(any_of(
         StepTimes, times_s=several, wall_times_s=several, blocks=st.just(blocks), median_s=times,
-        ci95_s=st.none() | intervals, processes=st.just(()),
+        ci95_s=st.none() | intervals, wall_s=st.just(0.0) | times, processes=st.just(()),
     ))  # fmt: skip
 
 
